@@ -1,0 +1,101 @@
+"""What the engine hands to the model runner for one step, and what it gets back.
+
+Columns of numpy, one step at a time. This file knows nothing of slots, grants, pages' owners or text: the engine has already
+decided who runs, over which positions and on which pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int32 = NDArray[np.int32]
+Int64 = NDArray[np.int64]
+UInt32 = NDArray[np.uint32]
+UInt64 = NDArray[np.uint64]
+Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
+
+
+@dataclass(slots=True)
+class StepBatch:
+    """One step: S sequences that run R rows (tokens) in all. The runner reads it and changes nothing.
+
+    A row's absolute position is its sequence's `position` plus its index within the sequence. Its K and V are written to
+    `page_table[s, p // page_size]` at `p % page_size`, and it attends to positions 0..p of the same table, so pages before
+    `position` must be ready. Pages are of KV group 0 (full attention). The new token's absolute index, `position + count`,
+    is the random position, so a draw survives preemption and migration.
+    """
+
+    token: Int64
+    """[R] token ids, sequence after sequence."""
+    count: Int32
+    """[S] rows of each sequence, at least 1 each; they add up to R."""
+    position: Int32
+    """[S] absolute position of each sequence's first row."""
+    page_table: Int32
+    """[S, P] page indices; P covers the longest sequence of the step; unused entries are 0, the dummy page."""
+    sample: Bool
+    """[S] whether the sequence's last row yields a token. False for a prefill chunk that is not the prompt's last."""
+    temperature: Float32
+    """[S] 0 is greedy."""
+    top_k: Int32
+    """[S] 0 or less: all."""
+    top_p: Float32
+    """[S] 1: all."""
+    min_p: Float32
+    """[S] 0: all."""
+    seed: UInt64
+    """[S] low and high halves are the random key."""
+    sample_index: UInt32
+    """[S] index of a sibling among n."""
+    logprobs: Int32
+    """[S] number of alternatives to report for the sampled token; -1: none; 0: the chosen token only."""
+    blocked: Mapping[int, Int32] = field(default_factory=dict)
+    """Sequence index -> token ids that may not be drawn at this step (stop ids before min_tokens is reached). Logprobs,
+    which are of the raw logits, do not see it."""
+
+
+@dataclass(slots=True)
+class LogprobColumns:
+    """Logprobs (natural, of the raw logits, before temperature) of the sampled tokens whose sequences asked.
+
+    The names and meanings are those of `quire.v1.LogprobColumns`.
+    """
+
+    token_index: Int32
+    """[L] index into `StepOutput.token`."""
+    logprob: Float32
+    """[L] of the chosen token."""
+    rank: Int32
+    """[L] of the chosen token, from 1: 1 + the number of tokens with a larger logit."""
+    top_count: Int32
+    """[L] number of alternatives of each entry."""
+    top_id: Int32
+    """[sum of top_count] most likely first; among equals the lower id first."""
+    top_logprob: Float32
+    """[sum of top_count]."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepTiming:
+    """Where a step's time went, in microseconds."""
+
+    prepare_us: int
+    forward_us: int
+    sample_us: int
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """What one step produced."""
+
+    token: Int32
+    """[number of sequences with `sample`], in their order. -1 where the row's logits hold a NaN (damaged weights or KV): that
+    sequence must end with an error; the others are unharmed."""
+    logprobs: LogprobColumns | None
+    """None when no sampled sequence asked."""
+    timing: StepTiming
