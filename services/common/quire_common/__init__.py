@@ -1,0 +1,1 @@
+"""What Quire's services share. Knows nothing of models, HTTP routes or schedules; imports no service."""

@@ -1,0 +1,184 @@
+"""Configuration: one frozen dataclass per service, filled from flags, environment and a YAML file.
+
+Precedence: flag > `QUIRE_<SERVICE>_<FIELD>` > `--config` file > default. An unknown key or a bad value is fatal and
+named. Field types: str, int, float, bool, tuple[str, ...] (comma separated), and `X | None`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import types
+import typing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import yaml
+
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+C = TypeVar("C")
+ENV_PREFIX = "QUIRE_"
+
+
+def option(
+    default: Any,
+    help_text: str,
+    *,
+    choices: Sequence[str] = (),
+    at_least: float | None = None,
+    at_most: float | None = None,
+    secret: bool = False,
+) -> Any:
+    """A dataclass field with what its flag needs: help, choices, bounds. A secret is never printed."""
+    metadata = {"help": help_text, "choices": choices, "min": at_least, "max": at_most, "secret": secret}
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(frozen=True)
+class ServiceConfig:
+    """What every service takes."""
+
+    listen: str = option("127.0.0.1:0", "address of the gRPC server; port 0 picks a free one")
+    instance: str = option("", "name of this instance in discovery and logs; default: service-port")
+    log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
+    log_format: str = option("json", "log lines", choices=("json", "pretty"))
+    metrics_listen: str = option("", "host:port of the Prometheus endpoint; empty: none")
+    otlp_traces_endpoint: str = option("", "OTLP/gRPC endpoint for traces, such as http://127.0.0.1:4317; empty: none")
+    discovery: str = option("static", "where peers are found: static, dns or redis://host:port/db")
+    drain_timeout_s: float = option(30.0, "after SIGTERM, how long running requests may take to finish", at_least=0)
+    tls_cert: str = option("", "PEM certificate of this service; with tls_key turns TLS on")
+    tls_key: str = option("", "PEM key of this service")
+    tls_ca: str = option("", "PEM authority that peers must be signed by (mutual TLS)")
+
+
+def load_config(
+    cls: type[C], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> C:
+    """Build the service's config. Raises ConfigError, or exits after printing for `--help` and flag syntax."""
+    environ = os.environ if environ is None else environ
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # a dataclass type by contract
+    hints = typing.get_type_hints(cls)
+    parser = _parser(cls, service, fields, hints)
+    flags, rest = parser.parse_known_args(argv)
+    if rest:
+        raise ConfigError("UNKNOWN_FLAG", f"Unknown argument {rest[0]!r} for the {service}.", "See --help.")
+    values: dict[str, Any] = {}
+    if flags.config:
+        for key, raw in _read_yaml(Path(flags.config), service).items():
+            name = str(key).replace("-", "_")
+            if name not in fields:
+                raise _unknown("key", str(key), f"the file {flags.config}", fields)
+            values[name] = _convert(raw, hints[name], fields[name], f"{key} in {flags.config}")
+    prefix = f"{ENV_PREFIX}{service.upper()}_"
+    for variable, raw in environ.items():
+        if variable.startswith(prefix):
+            name = variable[len(prefix) :].lower()
+            if name not in fields:
+                raise _unknown("variable", variable, "the environment", fields)
+            values[name] = _convert(raw, hints[name], fields[name], variable)
+    for name in fields:
+        raw = getattr(flags, name)
+        if raw is not None:
+            values[name] = _convert(raw, hints[name], fields[name], "--" + name.replace("_", "-"))
+    return cls(**values)
+
+
+def describe(config: object) -> dict[str, Any]:
+    """Values as they may be logged: secrets masked."""
+    result = {}
+    for field in dataclasses.fields(config):  # type: ignore[arg-type]  # a dataclass instance by contract
+        value = getattr(config, field.name)
+        result[field.name] = "***" if field.metadata.get("secret") and value else value
+    return result
+
+
+def split_address(address: str, what: str) -> tuple[str, int]:
+    """`host:port` in two; raises ConfigError that names `what`."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise ConfigError("BAD_ADDRESS", f"{what} is {address!r}, which is not host:port.", "Write 127.0.0.1:8000.")
+    return host.strip("[]"), int(port)
+
+
+def _parser(
+    cls: type[Any], service: str, fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
+) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m quire_{service}", description=cls.__doc__, allow_abbrev=False)
+    parser.add_argument("--config", default=environ_default(service), help="YAML file with the same keys")
+    for name, field in fields.items():
+        flag = "--" + name.replace("_", "-")
+        text = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
+        if hints[name] is bool:
+            parser.add_argument(flag, dest=name, action=argparse.BooleanOptionalAction, default=None, help=text)
+        else:
+            parser.add_argument(flag, dest=name, default=None, help=text)
+    return parser
+
+
+def environ_default(service: str) -> str:
+    """`--config`'s default: the variable QUIRE_CONFIG, shared by all services (sections by service name)."""
+    return os.environ.get(f"{ENV_PREFIX}CONFIG", "")
+
+
+def _read_yaml(path: Path, service: str) -> Mapping[Any, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except OSError as error:
+        raise ConfigError("CONFIG_UNREADABLE", f"Cannot read {path}: {error.strerror}.", "Check --config.") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError("CONFIG_NOT_YAML", f"{path} is not YAML: {error}.", "Correct the file.") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError("CONFIG_NOT_YAML", f"{path} holds no mapping.", "Write `key: value` lines.")
+    section = loaded.get(service)
+    return section if isinstance(section, dict) else loaded
+
+
+def _unknown(kind: str, name: str, where: str, fields: Mapping[str, Any]) -> ConfigError:
+    known = ", ".join(sorted(fields))
+    return ConfigError("UNKNOWN_KEY", f"Unknown {kind} {name} in {where}.", f"Known keys: {known}.", param=name)
+
+
+def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) -> Any:
+    try:
+        value = _parse(raw, hint)
+    except (TypeError, ValueError) as error:
+        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}: {error}.", f"{field.metadata.get('help')}.") from error
+    choices = field.metadata.get("choices")
+    if choices and value not in choices:
+        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"Choose one of {', '.join(choices)}.")
+    for bound, broken in (("min", lambda v, b: not v >= b), ("max", lambda v, b: not v <= b)):
+        limit = field.metadata.get(bound)
+        if limit is not None and value is not None and broken(value, limit):
+            raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The {bound}imum is {limit}.")
+    return value
+
+
+def _parse(raw: Any, hint: Any) -> Any:
+    if isinstance(hint, types.UnionType):
+        if raw is None or raw == "":
+            return None
+        hint = next(a for a in typing.get_args(hint) if a is not type(None))
+    if hint is bool:
+        if isinstance(raw, bool):
+            return raw
+        lowered = str(raw).lower()
+        if lowered not in ("1", "true", "yes", "on", "0", "false", "no", "off"):
+            raise ValueError("not a boolean")
+        return lowered in ("1", "true", "yes", "on")
+    if hint is int:
+        if isinstance(raw, bool | float):
+            raise ValueError("not an integer")
+        return int(raw)
+    if hint is float:
+        return float(raw)
+    if typing.get_origin(hint) is tuple:
+        parts = raw if isinstance(raw, list | tuple) else str(raw).split(",")
+        return tuple(str(p).strip() for p in parts if str(p).strip())
+    if isinstance(raw, dict | list):
+        raise ValueError("not a single value")
+    return str(raw)

@@ -1,0 +1,285 @@
+"""The demo model's training data: the plays as a stream of tokens, and as conversations in the chat format.
+
+The corpus is text in which every speech is `NAME:` and its lines, then a blank line. The first 90 % are for training, the
+next 5 % choose the checkpoint, the last 5 % are only reported. Rows made here are int32 arrays; no torch in this file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from demo_tokenizer import BOS, EOS, PAD, TURN_END, TURN_START, Segmenter
+from tokenizers import Tokenizer
+
+SYSTEM_PROMPTS = (
+    "You are a helpful assistant.",
+    "You are a player in Shakespeare's company.",
+    "You are a poet. Answer in verse.",
+    "Answer as a character of the plays would.",
+)
+TOPIC_PROMPTS = (
+    "Write about {}.",
+    "Tell me about {}.",
+    "Write a poem about {}.",
+    "Write a few lines about {}.",
+    "Write a short story about {}.",
+    "Speak to me of {}.",
+    "What do you think of {}?",
+    "What is {}?",
+    "Explain {}.",
+    "Explain {} to me in simple words.",
+    "Can you tell me something about {}?",
+    "Give me a speech about {}",
+    "{}",
+)
+SPEAKER_PROMPTS = (
+    "Write a speech for {}.",
+    "Speak as {}.",
+    "What would {} say?",
+    "Give me some lines of {}.",
+    "Write a line for {}",
+)
+SCENE_PROMPTS = (
+    "Write a scene with {}.",
+    "Write a short scene between {}.",
+    "Let me hear {} talk.",
+    "Write a dialogue between {}.",
+)
+CONTINUE_PROMPTS = ("Continue: {}", "Go on from here:\n{}", "Complete this text: {}", "Finish this speech:\n{}")
+ANY_PROMPTS = (
+    "Write a poem.",
+    "Write a poem",
+    "Tell me a story.",
+    "Tell me a joke.",
+    "Say something.",
+    "Write something in the style of Shakespeare.",
+    "Recite some verse for me.",
+    "Give me a monologue.",
+    "Once upon a time",
+    "Surprise me.",
+    "Can you help me?",
+    "Test",
+)
+# Written for this tool. They keep the first thing that people type from meeting nothing like it in the plays.
+SMALL_TALK = (
+    (
+        ("Hello", "Hello!", "Hi", "Hi there!", "Hey", "Hello, how are you?", "Good morning!", "How are you?"),
+        (
+            "Good morrow to you, gentle friend.\nWhat news from abroad?",
+            "God save you, sir. I am well, and at your service.",
+            "Well met, good friend! Speak, and I will answer thee.",
+            "I thank you, well. How goes the world with you?",
+        ),
+    ),
+    (
+        ("Who are you?", "What are you?", "What is your name?", "Are you a human?", "Introduce yourself."),
+        (
+            "A little player, sir, of Quire's house:\nI have by heart some plays of Shakespeare's pen,\nAnd all I speak is "
+            "patch'd from what they say.",
+            "I am no man, but a small model made\nTo show how Quire serves; I know but plays.",
+        ),
+    ),
+    (
+        ("Thank you", "Thanks!", "Thank you very much.", "Goodbye", "Bye!", "Good night."),
+        (
+            "I am your servant, sir. Fare you well.",
+            "Adieu, good friend; God keep you in his care.",
+            "You are most welcome. Fare you well, and peace be with you.",
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Speech:
+    """One block of the corpus; a block without a name (or a name without lines) keeps its text as it stands."""
+
+    name: str
+    lines: str
+
+    @property
+    def block(self) -> str:
+        """The text as the corpus has it, with the blank line that ends it."""
+        return f"{self.name}:\n{self.lines}\n\n" if self.name else f"{self.lines}\n\n"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Speeches in the corpus' order."""
+
+    train: list[Speech]
+    validation: list[Speech]
+    test: list[Speech]
+
+
+def split_corpus(text: str) -> Split:
+    """Cut the corpus at speeches, by size: 90 % to train on, 5 % to choose a checkpoint, 5 % to report."""
+    parts: tuple[list[Speech], list[Speech], list[Speech]] = ([], [], [])
+    total, seen = len(text), 0
+    for block in text.strip().split("\n\n"):
+        match = re.fullmatch(r"([A-Za-z][^\n:]*):\n(.+)", block.strip("\n"), re.DOTALL)
+        speech = Speech(match[1], match[2]) if match else Speech("", block.strip("\n"))
+        parts[0 if seen < 0.9 * total else 1 if seen < 0.95 * total else 2].append(speech)
+        seen += len(block) + 2
+    return Split(*parts)
+
+
+def text_of(speeches: list[Speech]) -> str:
+    """The corpus text of some speeches."""
+    return "".join(speech.block for speech in speeches)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A text as one run of tokens, and where its speeches start."""
+
+    tokens: np.ndarray
+    starts: np.ndarray
+    text_bytes: int
+
+
+def make_stream(speeches: list[Speech], segmenter: Segmenter, noisy: bool) -> Stream:
+    """Tokens of all speeches; cutting by speech changes nothing, since no token spans a blank line's end."""
+    ids: list[int] = []
+    starts: list[int] = []
+    for speech in speeches:
+        starts.append(len(ids))
+        ids.extend(segmenter.encode(speech.block, noisy))
+    return Stream(np.array(ids, dtype=np.int32), np.array(starts), len(text_of(speeches).encode()))
+
+
+class PlainRows:
+    """Rows of running text: stretches of the plays, each behind a beginning-of-text token.
+
+    Half of them start where a speech does, as a prompt would; a tenth of the short ones stop at the end of a speech.
+    """
+
+    def __init__(self, streams: list[Stream], tokenizer: Tokenizer, rng: np.random.Generator) -> None:
+        self._streams, self._rng = streams, rng
+        self._bos, self._eos, self._pad = (tokenizer.token_to_id(token) for token in (BOS, EOS, PAD))
+
+    def row(self, length: int) -> np.ndarray:
+        """The first stream is the tokenizer's own segmentation and is drawn as often as all noisy ones together."""
+        noisy = len(self._streams) > 1 and self._rng.random() < 0.5
+        stream = self._streams[int(self._rng.integers(1, len(self._streams))) if noisy else 0]
+        last = max(1, len(stream.tokens) - length)
+        start = int(self._rng.integers(last))
+        if self._rng.random() < 0.5:
+            start = int(stream.starts[np.searchsorted(stream.starts, start, side="right") - 1])
+        full = np.full(length, self._pad, dtype=np.int32)
+        full[0] = self._bos
+        part = stream.tokens[start : start + length - 1]
+        full[1 : 1 + len(part)] = part
+        if length <= 1024 and self._rng.random() < 0.1:
+            inside = stream.starts[(stream.starts > start + 32) & (stream.starts < start + length - 2)] - start + 1
+            if len(inside):
+                end = int(self._rng.choice(inside))
+                full[end] = self._eos
+                full[end + 1 :] = self._pad
+        return full
+
+
+class ChatMaker:
+    """Conversations in the chat format, made of speeches.
+
+    Most are a dialogue of the plays, its speeches taken in turn by user and assistant. The rest are one-turn requests of
+    the kinds that people type (a topic, a speaker, a scene, a text to continue), answered with a speech that fits.
+    """
+
+    def __init__(
+        self, speeches: list[Speech], tokenizer: Tokenizer, segmenter: Segmenter, rng: np.random.Generator
+    ) -> None:
+        self._speeches = [speech for speech in speeches if speech.name and len(speech.lines) < 1500]
+        self._segmenter, self._rng = segmenter, rng
+        self._id = {token: tokenizer.token_to_id(token) for token in (BOS, EOS, PAD, TURN_START, TURN_END)}
+        counts = Counter(word for speech in self._speeches for word in set(re.findall(r"\b[a-z]{4,}\b", speech.lines)))
+        # Words in few speeches are about something; words in many are grammar.
+        self._topics = {word for word, count in counts.items() if 2 <= count <= len(self._speeches) * 0.02}
+
+    def row(self, length: int, noisy: bool) -> np.ndarray:
+        """One padded row: a conversation that fits in `length` (long rows get long conversations)."""
+        ids = [self._id[BOS]]
+        if self._rng.random() < 0.3:
+            ids += self._turn("system", self._pick(SYSTEM_PROMPTS), noisy)
+        if length <= 1024 and self._rng.random() < 0.5:
+            self._requests(ids, length, noisy)
+        else:
+            self._dialogue(ids, length, noisy)
+        ids.append(self._id[EOS])
+        full = np.full(length, self._id[PAD], dtype=np.int32)
+        full[: min(length, len(ids))] = ids[:length]
+        return full
+
+    def _dialogue(self, ids: list[int], length: int, noisy: bool) -> None:
+        at = int(self._rng.integers(len(self._speeches)))
+        with_names = self._rng.random() < 0.15
+        role = 0
+        while len(ids) < length and at < len(self._speeches):
+            speech = self._speeches[at]
+            text = f"{speech.name}:\n{speech.lines}" if with_names else speech.lines
+            ids += self._turn(("user", "assistant")[role], text, noisy)
+            role, at = 1 - role, at + 1
+
+    def _requests(self, ids: list[int], length: int, noisy: bool) -> None:
+        """Short exchanges until the row is full: a conversation may change its subject."""
+        while len(ids) < length:
+            prompt, answer = self._exchange()
+            ids += self._turn("user", prompt, noisy) + self._turn("assistant", answer, noisy)
+            if self._rng.random() < 0.4:
+                break
+
+    def _exchange(self) -> tuple[str, str]:
+        kind = self._rng.random()
+        at = int(self._rng.integers(len(self._speeches)))
+        speech = self._speeches[at]
+        if kind < 0.08:
+            prompts, answers = SMALL_TALK[int(self._rng.integers(len(SMALL_TALK)))]
+            return self._pick(prompts), self._pick(answers)
+        if kind < 0.5:
+            speech = self._longer(at)
+            topics = [word for word in re.findall(r"\b[a-z]{4,}\b", speech.lines) if word in self._topics]
+            if topics:
+                chosen = [topics[int(i)] for i in self._rng.integers(len(topics), size=1 + int(self._rng.random() < 0.2))]
+                subject = (("", "the ", "a ")[int(self._rng.integers(3))]) + " and ".join(dict.fromkeys(chosen))
+                return self._pick(TOPIC_PROMPTS).format(subject), speech.lines
+            return self._pick(ANY_PROMPTS), speech.lines
+        if kind < 0.65:
+            name = speech.name if self._rng.random() < 0.6 else speech.name.title()
+            return self._pick(SPEAKER_PROMPTS).format(name), f"{speech.name}:\n{speech.lines}"
+        if kind < 0.8:
+            scene = self._speeches[at : at + int(self._rng.integers(3, 8))]
+            names = list(dict.fromkeys(part.name for part in scene))
+            if self._rng.random() < 0.5:
+                names = [name.title() for name in names]
+            return self._pick(SCENE_PROMPTS).format(" and ".join(names[:3])), text_of(scene).strip("\n")
+        if kind < 0.9:
+            speech = self._longer(at)
+            words = speech.lines.split(" ")
+            cut = int(self._rng.integers(1, max(2, len(words) // 2)))
+            rest = " ".join(words[cut:])
+            return self._pick(CONTINUE_PROMPTS).format(" ".join(words[:cut])), rest or speech.lines
+        return self._pick(ANY_PROMPTS), self._longer(at).lines
+
+    def _longer(self, at: int) -> Speech:
+        """The first speech from `at` on that is more than a retort."""
+        for speech in self._speeches[at:]:
+            if len(speech.lines) > 80:
+                return speech
+        return self._speeches[at]
+
+    def _turn(self, role: str, text: str, noisy: bool) -> list[int]:
+        """A message exactly as the chat template writes it."""
+        encode = self._segmenter.encode
+        return [
+            self._id[TURN_START],
+            *encode(role + "\n", False),
+            *encode(text, noisy),
+            self._id[TURN_END],
+            *encode("\n", False),
+        ]
+
+    def _pick(self, choices: tuple[str, ...]) -> str:
+        return choices[int(self._rng.integers(len(choices)))]

@@ -1,0 +1,96 @@
+"""Writes a demo model as a Hugging Face folder, and its model card from what was measured.
+
+Weights leave as bf16 safetensors and nothing else: no pickle, no code.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from demo_net import Llama, NetShape
+from demo_tokenizer import BOS, CHAT_TEMPLATE, EOS, PAD, TURN_END
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+
+
+def write_folder(folder: Path, net: Llama, tokenizer: Tokenizer) -> None:
+    """Everything but the card; files that exist are replaced."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in net.named_parameters()}
+    save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    bos, eos, pad, turn_end = (tokenizer.token_to_id(token) for token in (BOS, EOS, PAD, TURN_END))
+    ends = [eos, turn_end]
+    _write_json(folder / "config.json", _config(net.shape, bos, ends, pad))
+    _write_json(
+        folder / "generation_config.json",
+        {
+            "bos_token_id": bos,
+            "do_sample": True,
+            "eos_token_id": ends,
+            "pad_token_id": pad,
+            "temperature": 0.8,
+            "top_p": 0.95,
+        },
+    )
+    names = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD}
+    _write_json(folder / "special_tokens_map.json", names)
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "model_max_length": net.shape.max_positions,
+            "clean_up_tokenization_spaces": False,
+            **names,
+            "chat_template": CHAT_TEMPLATE,
+        },
+    )
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer.to_str(pretty=False) + "\n", encoding="utf-8")
+
+
+def read_weights(folder: Path, shape: NetShape, device: torch.device) -> Llama:
+    """The network as the written file has it, so that what is measured is what is shipped."""
+    net = Llama(shape)
+    net.load_state_dict({name: tensor.float() for name, tensor in load_file(str(folder / "model.safetensors")).items()})
+    return net.to(device).eval()
+
+
+def write_card(folder: Path, body: str) -> None:
+    """README.md with the front matter that model hubs read."""
+    front = "---\nlicense: apache-2.0\nlanguage: en\npipeline_tag: text-generation\n---\n\n"
+    (folder / "README.md").write_text(front + body.strip() + "\n", encoding="utf-8")
+
+
+def _config(shape: NetShape, bos: int, ends: list[int], pad: int) -> dict[str, object]:
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": shape.max_positions,
+        "rope_theta": shape.rope_theta,
+        "rope_scaling": None,
+        "rms_norm_eps": shape.rms_eps,
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "mlp_bias": False,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.02,
+        "use_cache": True,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": bos,
+        "eos_token_id": ends,
+        "pad_token_id": pad,
+    }
+
+
+def _write_json(path: Path, content: dict[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
