@@ -1,0 +1,86 @@
+"""Packed little-endian columns: how repeated numbers travel. One `bytes` field per column, never rows of packed fields."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+I32 = np.dtype("<i4")
+I64 = np.dtype("<i8")
+F32 = np.dtype("<f4")
+U8 = np.dtype("u1")
+
+
+def unpack(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
+    """A read-only view of a column; raises InvalidArgument if its length is no multiple of the element size."""
+    if len(column) % dtype.itemsize:
+        raise InvalidArgument(
+            "BAD_COLUMN",
+            f"Column {name} has {len(column)} bytes, no multiple of {dtype.itemsize}.",
+            "Send packed little-endian values.",
+            param=name,
+        )
+    return np.frombuffer(column, dtype)
+
+
+def pack(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: np.dtype[Any]) -> bytes:
+    """The inverse of `unpack`; values that do not fit the type raise OverflowError."""
+    return np.asarray(values, dtype=dtype).tobytes()
+
+
+def i32(column: bytes, name: str = "column") -> NDArray[np.int32]:
+    """An int32 column as an array."""
+    return unpack(column, I32, name)
+
+
+def i64(column: bytes, name: str = "column") -> NDArray[np.int64]:
+    """An int64 column as an array."""
+    return unpack(column, I64, name)
+
+
+def f32(column: bytes, name: str = "column") -> NDArray[np.float32]:
+    """A float32 column as an array."""
+    return unpack(column, F32, name)
+
+
+def u8(column: bytes, name: str = "column") -> NDArray[np.uint8]:
+    """A uint8 column as an array."""
+    return unpack(column, U8, name)
+
+
+def pack_i32(values: Sequence[int] | NDArray[Any]) -> bytes:
+    """Ints as an int32 column."""
+    return pack(values, I32)
+
+
+def pack_i64(values: Sequence[int] | NDArray[Any]) -> bytes:
+    """Ints as an int64 column."""
+    return pack(values, I64)
+
+
+def pack_f32(values: Sequence[float] | NDArray[Any]) -> bytes:
+    """Floats as a float32 column."""
+    return pack(values, F32)
+
+
+def pack_u8(values: Sequence[int] | NDArray[Any]) -> bytes:
+    """Small ints as a uint8 column."""
+    return pack(values, U8)
+
+
+def equal_lengths(group: str, **columns: NDArray[Any]) -> int:
+    """The common length of a group's columns; raises InvalidArgument where they differ."""
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise InvalidArgument(
+            "UNEQUAL_COLUMNS", f"Columns of {group} differ in length: {lengths}.", "Send columns of equal lengths."
+        )
+    return next(iter(lengths.values()), 0)
