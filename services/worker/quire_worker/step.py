@@ -1,7 +1,7 @@
 """What the engine hands to the model runner for one step, and what it gets back.
 
-Columns of numpy, one step at a time. This file knows nothing of slots, grants, pages' owners or text: the engine has already
-decided who runs, over which positions and on which pages.
+Columns of numpy, one step at a time. This file knows nothing of slots, grants, owners of pages or text: the engine has
+already decided who runs, over which positions and on which pages.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ Bool = NDArray[np.bool_]
 class StepBatch:
     """One step: S sequences that run R rows (tokens) in all. The runner reads it and changes nothing.
 
-    A row's absolute position is its sequence's `position` plus its index within the sequence. Its K and V are written to
-    `page_table[s, p // page_size]` at `p % page_size`, and it attends to positions 0..p of the same table, so pages before
-    `position` must be ready. Pages are of KV group 0 (full attention). The new token's absolute index, `position + count`,
-    is the random position, so a draw survives preemption and migration.
+    A row's absolute position p is its sequence's `position` plus its index within the sequence. Its K and V are written
+    to `page_table[s, p // page_size]` at `p % page_size`, and it attends to positions 0..p of the same table, so pages
+    before `position` must be ready. Pages are of KV group 0 (full attention). The new token's absolute index,
+    `position + count`, is the random position, so a draw survives preemption and migration.
     """
 
     token: Int64
@@ -94,8 +94,8 @@ class StepOutput:
     """What one step produced."""
 
     token: Int32
-    """[number of sequences with `sample`], in their order. -1 where the row's logits hold a NaN (damaged weights or KV): that
-    sequence must end with an error; the others are unharmed."""
+    """[number of sequences with `sample`], in their order. -1 where the row's logits hold a NaN (damaged weights or
+    KV): that sequence must end with an error; the others are unharmed."""
     logprobs: LogprobColumns | None
     """None when no sampled sequence asked."""
     timing: StepTiming
