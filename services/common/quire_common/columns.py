@@ -1,4 +1,4 @@
-"""Packed little-endian columns: how repeated numbers travel. One `bytes` field per column, never rows of packed fields."""
+"""Packed little-endian columns, one `bytes` field each: how repeated numbers travel. Never rows of packed fields."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def pack_u8(values: Sequence[int] | NDArray[Any]) -> bytes:
     return pack(values, U8)
 
 
-def equal_lengths(group: str, **columns: NDArray[Any]) -> int:
+def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:
     """The common length of a group's columns; raises InvalidArgument where they differ."""
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise InvalidArgument(
-            "UNEQUAL_COLUMNS", f"Columns of {group} differ in length: {lengths}.", "Send columns of equal lengths."
+            "UNEQUAL_COLUMNS", f"Columns of {what} differ in length: {lengths}.", "Send columns of equal lengths."
         )
     return next(iter(lengths.values()), 0)

@@ -109,7 +109,7 @@ def _parser(
     cls: type[Any], service: str, fields: Mapping[str, dataclasses.Field[Any]], hints: Mapping[str, Any]
 ) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog=f"python -m quire_{service}", description=cls.__doc__, allow_abbrev=False)
-    parser.add_argument("--config", default=environ_default(service), help="YAML file with the same keys")
+    parser.add_argument("--config", default=_config_file(), help="YAML file with the same keys")
     for name, field in fields.items():
         flag = "--" + name.replace("_", "-")
         text = f"{field.metadata.get('help', '')} (default: {field.default!r})".replace("%", "%%")
@@ -120,7 +120,7 @@ def _parser(
     return parser
 
 
-def environ_default(service: str) -> str:
+def _config_file() -> str:
     """`--config`'s default: the variable QUIRE_CONFIG, shared by all services (sections by service name)."""
     return os.environ.get(f"{ENV_PREFIX}CONFIG", "")
 
@@ -151,10 +151,11 @@ def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) ->
     choices = field.metadata.get("choices")
     if choices and value not in choices:
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"Choose one of {', '.join(choices)}.")
-    for bound, broken in (("min", lambda v, b: not v >= b), ("max", lambda v, b: not v <= b)):
-        limit = field.metadata.get(bound)
-        if limit is not None and value is not None and broken(value, limit):
-            raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The {bound}imum is {limit}.")
+    low, high = field.metadata.get("min"), field.metadata.get("max")
+    if value is not None and low is not None and not value >= low:  # not >=: NaN is refused too
+        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The least value is {low}.")
+    if value is not None and high is not None and not value <= high:
+        raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The greatest value is {high}.")
     return value
 
 

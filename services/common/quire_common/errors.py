@@ -21,11 +21,12 @@ other exceptions reach them as INTERNAL, with their text in the logs only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import grpc
 from google.protobuf import any_pb2
 from google.rpc import error_details_pb2, status_pb2
+
 from quire.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def from_rpc_error(error: grpc.RpcError) -> QuireError:
     """Decode a peer's failure; a status without our ErrorInfo becomes the class of its code, with a generic fix."""
     code = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
     details = (error.details() if hasattr(error, "details") else None) or "no details"
-    metadata = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
     for key, value in metadata or ():
         if key == "grpc-status-details-bin" and isinstance(value, bytes):
             return from_status(status_pb2.Status.FromString(value))

@@ -1,0 +1,31 @@
+"""The credit protocol's one codec: Grants and Reports as dataclasses of numpy columns, and their way onto the wire.
+
+Shared by the scheduler, the worker, the paced worker and tests. A decoder ignores columns that it does not know and
+refuses unequal lengths. Holds no policy: what to grant is the scheduler's, what to run the worker's.
+"""
+
+from quire_common.credit.grant import Budget, Grant, MoveKind, PageMove, Start, decode_grant, encode_grant
+from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, KvGroup, ModelInfo, PageGeometry, WorkerHello
+from quire_common.credit.report import Finish, Logprobs, Report, StepTiming, decode_report, encode_report
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Budget",
+    "Epoch",
+    "Finish",
+    "Grant",
+    "KvGroup",
+    "Logprobs",
+    "ModelInfo",
+    "MoveKind",
+    "PageGeometry",
+    "PageMove",
+    "Report",
+    "Start",
+    "StepTiming",
+    "WorkerHello",
+    "decode_grant",
+    "decode_report",
+    "encode_grant",
+    "encode_report",
+]

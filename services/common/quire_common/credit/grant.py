@@ -1,0 +1,217 @@
+"""A Grant: what the scheduler lets the worker do. Applied in field order at a step boundary."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.v1 import worker_pb2
+from quire_common.columns import equal_lengths, i32, pack_i32
+from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
+from quire_common.errors import InvalidArgument
+from quire_common.sequence import (
+    RequestContext,
+    Sequence,
+    context_from_pb,
+    context_to_pb,
+    sequence_from_pb,
+    sequence_to_pb,
+    unsupported,
+)
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def empty() -> NDArray[np.int32]:
+    """A column without rows."""
+    return np.empty(0, np.int32)
+
+
+class MoveKind(enum.IntEnum):
+    """Where pages go; values of the contract."""
+
+    STORE = 1
+    LOAD = 2
+    PULL = 3
+    COPY = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of one step. step_limit: steps that one Grant allows, 0 without limit, 1 lockstep."""
+
+    tokens_per_step: int
+    prefill_tokens_beside_decoders: int
+    chunk_cap: int
+    partial_prefills: int
+    step_limit: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A sequence takes a slot. `pages` is one int32 table per KV group; `limit` an absolute position."""
+
+    slot: int
+    order_key: int
+    sequence: Sequence
+    cached_len: int
+    pages: tuple[NDArray[np.int32], ...]
+    limit: int
+    context: RequestContext
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class PageMove:
+    """Pages to store, load, pull or copy; hashes are 32 bytes each, one per device page."""
+
+    id: int
+    kind: MoveKind
+    group: int
+    device_page: NDArray[np.int32]
+    hashes: tuple[bytes, ...] = ()
+    lease: bytes = b""
+    ticket: bytes = b""
+    source_page: NDArray[np.int32] = field(default_factory=empty)
+    context: RequestContext = field(default_factory=lambda: RequestContext(""))
+
+
+@dataclass(slots=True)
+class Grant:
+    """Columns of one group have equal lengths. order_slot is None where the order did not change."""
+
+    epoch: Epoch
+    seq: int
+    stop_slot: NDArray[np.int32] = field(default_factory=empty)
+    stop_keep_pages: NDArray[np.int32] = field(default_factory=empty)
+    start: list[Start] = field(default_factory=list)
+    limit_slot: NDArray[np.int32] = field(default_factory=empty)
+    limit_position: NDArray[np.int32] = field(default_factory=empty)
+    grow_slot: NDArray[np.int32] = field(default_factory=empty)
+    grow_group: NDArray[np.int32] = field(default_factory=empty)
+    grow_page: NDArray[np.int32] = field(default_factory=empty)
+    order_slot: NDArray[np.int32] = field(default_factory=empty)
+    move: list[PageMove] = field(default_factory=list)
+    budget: Budget | None = None
+
+
+def encode_grant(grant: Grant) -> worker_pb2.Grant:
+    """Domain to wire."""
+    message = worker_pb2.Grant(
+        epoch=epoch_to_pb(grant.epoch),
+        seq=grant.seq,
+        stop_slot=pack_i32(grant.stop_slot),
+        stop_keep_pages=pack_i32(grant.stop_keep_pages),
+        start=[_start_to_pb(start) for start in grant.start],
+        limit_slot=pack_i32(grant.limit_slot),
+        limit_position=pack_i32(grant.limit_position),
+        grow_slot=pack_i32(grant.grow_slot),
+        grow_group=pack_i32(grant.grow_group),
+        grow_page=pack_i32(grant.grow_page),
+        order_slot=pack_i32(grant.order_slot),
+        move=[_move_to_pb(move) for move in grant.move],
+    )
+    if grant.budget is not None:
+        b = grant.budget
+        message.budget.tokens_per_step = b.tokens_per_step
+        message.budget.prefill_tokens_beside_decoders = b.prefill_tokens_beside_decoders
+        message.budget.chunk_cap = b.chunk_cap
+        message.budget.partial_prefills = b.partial_prefills
+        message.budget.step_limit = b.step_limit
+    return message
+
+
+def decode_grant(message: worker_pb2.Grant) -> Grant:
+    """Wire to domain; raises InvalidArgument for unequal columns, Unsupported for what no worker does yet."""
+    if message.adapter_move:
+        raise unsupported("adapter_move")
+    if message.control:
+        raise unsupported("control")
+    grant = Grant(
+        epoch=epoch_from_pb(message.epoch),
+        seq=message.seq,
+        stop_slot=i32(message.stop_slot, "stop_slot"),
+        stop_keep_pages=i32(message.stop_keep_pages, "stop_keep_pages"),
+        start=[_start_from_pb(start) for start in message.start],
+        limit_slot=i32(message.limit_slot, "limit_slot"),
+        limit_position=i32(message.limit_position, "limit_position"),
+        grow_slot=i32(message.grow_slot, "grow_slot"),
+        grow_group=i32(message.grow_group, "grow_group"),
+        grow_page=i32(message.grow_page, "grow_page"),
+        order_slot=i32(message.order_slot, "order_slot"),
+        move=[_move_from_pb(move) for move in message.move],
+    )
+    equal_lengths("stop", slot=grant.stop_slot, keep_pages=grant.stop_keep_pages)
+    equal_lengths("limit", slot=grant.limit_slot, position=grant.limit_position)
+    equal_lengths("grow", slot=grant.grow_slot, group=grant.grow_group, page=grant.grow_page)
+    if message.HasField("budget"):
+        b = message.budget
+        grant.budget = Budget(
+            b.tokens_per_step, b.prefill_tokens_beside_decoders, b.chunk_cap, b.partial_prefills, b.step_limit
+        )
+    return grant
+
+
+def _start_to_pb(start: Start) -> worker_pb2.Start:
+    return worker_pb2.Start(
+        slot=start.slot,
+        order_key=start.order_key,
+        sequence=sequence_to_pb(start.sequence),
+        cached_len=start.cached_len,
+        pages=[worker_pb2.PageTable(group=g, pages=pack_i32(table)) for g, table in enumerate(start.pages)],
+        limit=start.limit,
+        context=context_to_pb(start.context),
+        max_model_len=start.max_model_len,
+    )
+
+
+def _start_from_pb(message: worker_pb2.Start) -> Start:
+    tables = sorted(message.pages, key=lambda table: table.group)
+    if [table.group for table in tables] != list(range(len(tables))):
+        raise InvalidArgument("BAD_PAGE_TABLES", "Page tables do not name groups 0, 1, ...", "Send one per group.")
+    return Start(
+        slot=message.slot,
+        order_key=message.order_key,
+        sequence=sequence_from_pb(message.sequence),
+        cached_len=message.cached_len,
+        pages=tuple(i32(table.pages, "pages") for table in tables),
+        limit=message.limit,
+        context=context_from_pb(message.context),
+        max_model_len=message.max_model_len,
+    )
+
+
+def _move_to_pb(move: PageMove) -> worker_pb2.PageMove:
+    return worker_pb2.PageMove(
+        id=move.id,
+        kind=worker_pb2.PageMove.Kind.Name(move.kind.value),
+        group=move.group,
+        device_page=pack_i32(move.device_page),
+        hashes=move.hashes,
+        lease=move.lease,
+        ticket=move.ticket,
+        source_page=pack_i32(move.source_page),
+        context=context_to_pb(move.context),
+    )
+
+
+def _move_from_pb(message: worker_pb2.PageMove) -> PageMove:
+    try:
+        kind = MoveKind(message.kind)
+    except ValueError as error:
+        raise unsupported(f"move kind {message.kind}") from error
+    return PageMove(
+        id=message.id,
+        kind=kind,
+        group=message.group,
+        device_page=i32(message.device_page, "device_page"),
+        hashes=tuple(message.hashes),
+        lease=message.lease,
+        ticket=message.ticket,
+        source_page=i32(message.source_page, "source_page"),
+        context=context_from_pb(message.context),
+    )

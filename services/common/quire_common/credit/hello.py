@@ -1,0 +1,182 @@
+"""The first frames of a Run stream: who the worker is, what it holds, and which life of it this is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.v1 import common_pb2, worker_pb2
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import FailedPrecondition
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Epoch:
+    """A life of the worker (boot id) and a run within it (one per scheduler that attached)."""
+
+    boot_id: int
+    run: int
+
+
+@dataclass(frozen=True, slots=True)
+class KvGroup:
+    """One kind of per-token state. page_bytes covers all layers and ranks."""
+
+    name: str
+    page_bytes: int
+    layout: str
+    dtype: str
+    layers: int
+    kv_heads: int
+    head_dim: int
+    window: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PageGeometry:
+    """Tokens per page, the groups, and the namespace that opens every page key."""
+
+    page_size: int
+    groups: tuple[KvGroup, ...]
+    namespace: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What routers and clients may know of a model."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    digest: bytes
+    pages: PageGeometry
+    parameters: int = 0
+    weights_version: str = ""
+    capabilities: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHello:
+    """The worker's side of the first frame. num_pages is per group and counts page 0, which is never granted."""
+
+    epoch: Epoch
+    num_slots: int
+    max_num_seqs: int
+    num_pages: tuple[int, ...]
+    model: ModelInfo
+    capabilities: tuple[str, ...] = ()
+
+
+def epoch_to_pb(epoch: Epoch) -> common_pb2.Epoch:
+    """Domain to wire."""
+    return common_pb2.Epoch(boot_id=epoch.boot_id, run=epoch.run)
+
+
+def epoch_from_pb(message: common_pb2.Epoch) -> Epoch:
+    """Wire to domain."""
+    return Epoch(message.boot_id, message.run)
+
+
+def scheduler_hello(capabilities: tuple[str, ...] = ()) -> worker_pb2.Grant:
+    """The scheduler's first frame."""
+    return worker_pb2.Grant(hello=worker_pb2.Hello(protocol_version=PROTOCOL_VERSION, capabilities=capabilities))
+
+
+def check_hello(message: worker_pb2.Hello) -> None:
+    """Raise FailedPrecondition where the peer speaks another version."""
+    if message.protocol_version != PROTOCOL_VERSION:
+        raise FailedPrecondition(
+            "PROTOCOL_VERSION",
+            f"The peer speaks version {message.protocol_version} of the credit protocol, this side {PROTOCOL_VERSION}.",
+            "Deploy the scheduler and its worker from one release.",
+        )
+
+
+def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
+    """Domain to wire."""
+    return worker_pb2.Hello(
+        protocol_version=PROTOCOL_VERSION,
+        capabilities=hello.capabilities,
+        epoch=epoch_to_pb(hello.epoch),
+        pages=geometry_to_pb(hello.model.pages),
+        num_slots=hello.num_slots,
+        max_num_seqs=hello.max_num_seqs,
+        num_pages=hello.num_pages,
+        model=model_to_pb(hello.model),
+    )
+
+
+def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
+    """Wire to domain; raises FailedPrecondition for another protocol version."""
+    check_hello(message)
+    return WorkerHello(
+        epoch=epoch_from_pb(message.epoch),
+        num_slots=message.num_slots,
+        max_num_seqs=message.max_num_seqs,
+        num_pages=tuple(message.num_pages),
+        model=model_from_pb(message.model),
+        capabilities=tuple(message.capabilities),
+    )
+
+
+def geometry_to_pb(pages: PageGeometry) -> common_pb2.PageGeometry:
+    """Domain to wire."""
+    groups = [
+        common_pb2.KvGroup(
+            name=g.name,
+            retention=(common_pb2.KvGroup.RETENTION_SLIDING_WINDOW if g.window else common_pb2.KvGroup.RETENTION_FULL),
+            page_bytes=g.page_bytes,
+            layout=g.layout,
+            dtype=g.dtype,
+            layers=g.layers,
+            kv_heads=g.kv_heads,
+            head_dim=g.head_dim,
+            window=g.window,
+        )
+        for g in pages.groups
+    ]
+    return common_pb2.PageGeometry(page_size=pages.page_size, groups=groups, namespace=pages.namespace)
+
+
+def geometry_from_pb(message: common_pb2.PageGeometry) -> PageGeometry:
+    """Wire to domain."""
+    groups = tuple(
+        KvGroup(g.name, g.page_bytes, g.layout, g.dtype, g.layers, g.kv_heads, g.head_dim, g.window)
+        for g in message.groups
+    )
+    return PageGeometry(message.page_size, groups, message.namespace)
+
+
+def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:
+    """Domain to wire."""
+    return common_pb2.ModelInfo(
+        name=model.name,
+        architecture=model.architecture,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=pack_i32(model.eos_token_ids),
+        digest=model.digest,
+        pages=geometry_to_pb(model.pages),
+        parameters=model.parameters,
+        weights_version=model.weights_version,
+        capabilities=model.capabilities,
+    )
+
+
+def model_from_pb(message: common_pb2.ModelInfo) -> ModelInfo:
+    """Wire to domain."""
+    return ModelInfo(
+        name=message.name,
+        architecture=message.architecture,
+        max_model_len=message.max_model_len,
+        vocab_size=message.vocab_size,
+        eos_token_ids=tuple(i32(message.eos_token_ids, "eos_token_ids").tolist()),
+        digest=message.digest,
+        pages=geometry_from_pb(message.pages),
+        parameters=message.parameters,
+        weights_version=message.weights_version,
+        capabilities=tuple(message.capabilities),
+    )

@@ -1,0 +1,219 @@
+"""A Report: what the worker did. Rows are grouped by step; each step names the Grant that was applied at its launch."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from quire.v1 import common_pb2, worker_pb2
+from quire_common.columns import (
+    equal_lengths,
+    f32,
+    i32,
+    i64,
+    pack_f32,
+    pack_i32,
+    pack_i64,
+    pack_u8,
+    u8,
+)
+from quire_common.credit.grant import empty
+from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
+from quire_common.errors import InvalidArgument, QuireError, from_message, to_message
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Finish(enum.IntEnum):
+    """Why a slot ended, as the worker sees it."""
+
+    NONE = 0
+    # End of sequence, or a stop token id.
+    STOP = 1
+    # max_tokens or the context.
+    LENGTH = 2
+    # The slot's final limit: a prefill-only sequence.
+    LIMIT = 3
+    ERROR = 4
+
+
+class StepTiming(NamedTuple):
+    """Microseconds of one step."""
+
+    wait: int
+    prepare: int
+    forward: int
+    sample: int
+    copy: int
+
+
+def _empty_f32() -> NDArray[np.float32]:
+    return np.empty(0, np.float32)
+
+
+def _empty_i64() -> NDArray[np.int64]:
+    return np.empty(0, np.int64)
+
+
+def _empty_u8() -> NDArray[np.uint8]:
+    return np.empty(0, np.uint8)
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Logprobs of the tokens that asked. token_index points into the message's token column; tops are concatenated."""
+
+    token_index: NDArray[np.int32] = field(default_factory=empty)
+    logprob: NDArray[np.float32] = field(default_factory=_empty_f32)
+    rank: NDArray[np.int32] = field(default_factory=empty)
+    top_count: NDArray[np.int32] = field(default_factory=empty)
+    top_id: NDArray[np.int32] = field(default_factory=empty)
+    top_logprob: NDArray[np.float32] = field(default_factory=_empty_f32)
+
+
+@dataclass(slots=True)
+class Report:
+    """Columns of one group have equal lengths; `token` holds sum(count) entries, rows sum(step_rows)."""
+
+    epoch: Epoch
+    first_step: int = 0
+    retired: int = 0
+    in_flight: int = 0
+    step_applied: NDArray[np.int64] = field(default_factory=_empty_i64)
+    step_rows: NDArray[np.int32] = field(default_factory=empty)
+    step_prefill_tokens: NDArray[np.int32] = field(default_factory=empty)
+    slot: NDArray[np.int32] = field(default_factory=empty)
+    count: NDArray[np.int32] = field(default_factory=empty)
+    token: NDArray[np.int32] = field(default_factory=empty)
+    finish: NDArray[np.uint8] = field(default_factory=_empty_u8)
+    logprobs: Logprobs | None = None
+    prefill_slot: NDArray[np.int32] = field(default_factory=empty)
+    prefill_position: NDArray[np.int32] = field(default_factory=empty)
+    moved_id: NDArray[np.int64] = field(default_factory=_empty_i64)
+    moved_status: NDArray[np.uint8] = field(default_factory=_empty_u8)
+    moved_pages: NDArray[np.int32] = field(default_factory=empty)
+    moved_us: NDArray[np.int32] = field(default_factory=empty)
+    running: int = 0
+    spare: int = 0
+    stalled_slot: NDArray[np.int32] = field(default_factory=empty)
+    error: list[tuple[int, QuireError]] = field(default_factory=list)
+    timing: list[StepTiming] = field(default_factory=list)
+    grant_arrival_us: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Number of steps that it tells of."""
+        return len(self.step_applied)
+
+
+def encode_report(report: Report) -> worker_pb2.Report:
+    """Domain to wire."""
+    return worker_pb2.Report(
+        epoch=epoch_to_pb(report.epoch),
+        first_step=report.first_step,
+        retired=report.retired,
+        in_flight=report.in_flight,
+        step_applied=pack_i64(report.step_applied),
+        step_rows=pack_i32(report.step_rows),
+        step_prefill_tokens=pack_i32(report.step_prefill_tokens),
+        slot=pack_i32(report.slot),
+        count=pack_i32(report.count),
+        token=pack_i32(report.token),
+        finish=pack_u8(report.finish),
+        logprobs=None if report.logprobs is None else logprobs_to_pb(report.logprobs),
+        prefill_slot=pack_i32(report.prefill_slot),
+        prefill_position=pack_i32(report.prefill_position),
+        moved_id=pack_i64(report.moved_id),
+        moved_status=pack_u8(report.moved_status),
+        moved_pages=pack_i32(report.moved_pages),
+        moved_us=pack_i32(report.moved_us),
+        running=report.running,
+        spare=report.spare,
+        stalled_slot=pack_i32(report.stalled_slot),
+        error=[worker_pb2.SlotError(slot=slot, error=to_message(error)) for slot, error in report.error],
+        timing=[worker_pb2.StepTiming(**timing._asdict()) for timing in report.timing],
+        grant_arrival_us=report.grant_arrival_us,
+    )
+
+
+def decode_report(message: worker_pb2.Report) -> Report:
+    """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
+    report = Report(
+        epoch=epoch_from_pb(message.epoch),
+        first_step=message.first_step,
+        retired=message.retired,
+        in_flight=message.in_flight,
+        step_applied=i64(message.step_applied, "step_applied"),
+        step_rows=i32(message.step_rows, "step_rows"),
+        step_prefill_tokens=i32(message.step_prefill_tokens, "step_prefill_tokens"),
+        slot=i32(message.slot, "slot"),
+        count=i32(message.count, "count"),
+        token=i32(message.token, "token"),
+        finish=u8(message.finish, "finish"),
+        logprobs=logprobs_from_pb(message.logprobs) if message.HasField("logprobs") else None,
+        prefill_slot=i32(message.prefill_slot, "prefill_slot"),
+        prefill_position=i32(message.prefill_position, "prefill_position"),
+        moved_id=i64(message.moved_id, "moved_id"),
+        moved_status=u8(message.moved_status, "moved_status"),
+        moved_pages=i32(message.moved_pages, "moved_pages"),
+        moved_us=i32(message.moved_us, "moved_us"),
+        running=message.running,
+        spare=message.spare,
+        stalled_slot=i32(message.stalled_slot, "stalled_slot"),
+        error=[(e.slot, from_message(e.error)) for e in message.error],
+        timing=[StepTiming(t.wait, t.prepare, t.forward, t.sample, t.copy) for t in message.timing],
+        grant_arrival_us=message.grant_arrival_us,
+    )
+    equal_lengths("step", applied=report.step_applied, rows=report.step_rows)
+    rows = equal_lengths("row", slot=report.slot, count=report.count, finish=report.finish)
+    equal_lengths("prefill", slot=report.prefill_slot, position=report.prefill_position)
+    equal_lengths("moved", id=report.moved_id, status=report.moved_status, pages=report.moved_pages)
+    check_sum("step_rows", report.step_rows, rows)
+    check_sum("count", report.count, len(report.token))
+    return report
+
+
+def check_sum(name: str, counts: NDArray[Any], total: int) -> None:
+    """Raise InvalidArgument unless the counts are non-negative and add up to the rows that follow."""
+    if (len(counts) and int(counts.min()) < 0) or int(counts.sum()) != total:
+        raise InvalidArgument(
+            "BAD_COUNTS", f"Column {name} adds up to {int(counts.sum())}, {total} follow.", "Send counts that add up."
+        )
+
+
+def logprobs_to_pb(logprobs: Logprobs) -> common_pb2.LogprobColumns:
+    """Domain to wire."""
+    return common_pb2.LogprobColumns(
+        token_index=pack_i32(logprobs.token_index),
+        logprob=pack_f32(logprobs.logprob),
+        rank=pack_i32(logprobs.rank),
+        top_count=pack_i32(logprobs.top_count),
+        top_id=pack_i32(logprobs.top_id),
+        top_logprob=pack_f32(logprobs.top_logprob),
+    )
+
+
+def logprobs_from_pb(message: common_pb2.LogprobColumns) -> Logprobs:
+    """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
+    result = Logprobs(
+        token_index=i32(message.token_index, "token_index"),
+        logprob=f32(message.logprob, "logprob"),
+        rank=i32(message.rank, "rank"),
+        top_count=i32(message.top_count, "top_count"),
+        top_id=i32(message.top_id, "top_id"),
+        top_logprob=f32(message.top_logprob, "top_logprob"),
+    )
+    equal_lengths(
+        "logprobs",
+        token_index=result.token_index,
+        logprob=result.logprob,
+        rank=result.rank,
+        top_count=result.top_count,
+    )
+    equal_lengths("tops", id=result.top_id, logprob=result.top_logprob)
+    check_sum("top_count", result.top_count, len(result.top_id))
+    return result

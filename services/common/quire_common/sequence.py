@@ -1,0 +1,204 @@
+"""What is asked of an engine for one sequence, as dataclasses: the domain form of quire.v1.SequenceSpec.
+
+Router, scheduler and worker share it, so that a request means the same on every hop. Knows nothing of slots or pages.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.v1 import common_pb2 as pb
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import InvalidArgument, Unsupported
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_EMPTY: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Travels with a request over every hop; see the proto."""
+
+    request_id: str
+    attempt: int = 0
+    tenant: str = ""
+    deadline_unix_ms: int = 0
+    priority: int = 0
+    traceparent: str = ""
+    tracestate: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. temperature 0 is greedy; logprobs -1 is none, 0 the chosen token alone."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sample: int = 0
+    logprobs: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When a sequence ends by what its tokens are; max_tokens counts from the first output token ever emitted."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One sequence: int32 prompt ids, and the output ids that were emitted before a migration or preemption."""
+
+    prompt_ids: NDArray[np.int32]
+    stop: Stop
+    sampling: Sampling = Sampling()
+    output_ids: NDArray[np.int32] = field(default_factory=lambda: _EMPTY)
+    cache_salt: str = ""
+    skip_cache_read: bool = False
+
+    @property
+    def known_len(self) -> int:
+        """Prompt and emitted tokens."""
+        return len(self.prompt_ids) + len(self.output_ids)
+
+
+def context_to_pb(context: RequestContext) -> pb.RequestContext:
+    """Domain to wire."""
+    return pb.RequestContext(
+        request_id=context.request_id,
+        attempt=context.attempt,
+        tenant=context.tenant,
+        deadline_unix_ms=context.deadline_unix_ms,
+        priority=context.priority,
+        traceparent=context.traceparent,
+        tracestate=context.tracestate,
+    )
+
+
+def context_from_pb(message: pb.RequestContext) -> RequestContext:
+    """Wire to domain."""
+    return RequestContext(
+        message.request_id,
+        message.attempt,
+        message.tenant,
+        message.deadline_unix_ms,
+        message.priority,
+        message.traceparent,
+        message.tracestate,
+    )
+
+
+def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
+    """Domain to wire."""
+    s, stop = sequence.sampling, sequence.stop
+    sampling = pb.SamplingParams(
+        temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p, seed=s.seed, sample=s.sample
+    )
+    if s.logprobs >= 0:
+        sampling.logprobs = s.logprobs
+    return pb.SequenceSpec(
+        kind=pb.REQUEST_KIND_GENERATE,
+        inputs=[pb.InputSegment(token_ids=pack_i32(sequence.prompt_ids))],
+        output_ids=pack_i32(sequence.output_ids),
+        sampling=sampling,
+        stop=pb.StopConditions(
+            max_tokens=stop.max_tokens,
+            min_tokens=stop.min_tokens,
+            stop_token_ids=pack_i32(stop.stop_token_ids),
+            ignore_eos=stop.ignore_eos,
+        ),
+        cache_salt=sequence.cache_salt,
+        skip_cache_read=sequence.skip_cache_read,
+    )
+
+
+def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
+    """Wire to domain; raises Unsupported for what the contract has room for but no engine does yet."""
+    _refuse_unsupported(message)
+    ids = [i32(segment.token_ids, "inputs.token_ids") for segment in message.inputs]
+    stop = message.stop
+    return Sequence(
+        prompt_ids=ids[0] if len(ids) == 1 else np.concatenate([*ids, _EMPTY]),
+        output_ids=i32(message.output_ids, "output_ids"),
+        sampling=sampling_from_pb(message.sampling),
+        stop=Stop(
+            max_tokens=stop.max_tokens,
+            min_tokens=stop.min_tokens,
+            stop_token_ids=tuple(i32(stop.stop_token_ids, "stop_token_ids").tolist()),
+            ignore_eos=stop.ignore_eos,
+        ),
+        cache_salt=message.cache_salt,
+        skip_cache_read=message.skip_cache_read,
+    )
+
+
+def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
+    """Wire to domain; raises Unsupported or InvalidArgument naming the parameter."""
+    for name, off in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
+        if getattr(message, name) != off and (name != "repetition_penalty" or message.HasField("repetition_penalty")):
+            raise unsupported(name)
+    for name in ("logit_bias", "allowed_token_ids", "bad_words_ids", "logits_processors"):
+        if getattr(message, name):
+            raise unsupported(name)
+    if message.HasField("prompt_logprobs"):
+        raise unsupported("prompt_logprobs")
+    sampling = Sampling(
+        temperature=message.temperature,
+        top_k=max(message.top_k, 0),
+        top_p=message.top_p if message.HasField("top_p") else 1.0,
+        min_p=message.min_p,
+        seed=message.seed,
+        sample=message.sample,
+        logprobs=message.logprobs if message.HasField("logprobs") else -1,
+    )
+    check_sampling(sampling)
+    return sampling
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise InvalidArgument for a value outside its range; NaN is outside every range."""
+    checks = (
+        ("temperature", 0.0 <= sampling.temperature <= 100.0, "between 0 and 100"),
+        ("top_p", 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1"),
+        ("min_p", 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),
+        ("top_k", 0 <= sampling.top_k < 2**31, "0 or -1 (all), or positive"),
+        ("seed", 0 <= sampling.seed < 2**64, "an unsigned 64-bit integer"),
+    )
+    for name, good, range_text in checks:
+        if not good:
+            value = getattr(sampling, name)
+            raise InvalidArgument(
+                "BAD_SAMPLING_PARAMETER", f"{name} is {value}.", f"Choose a value {range_text}.", param=name
+            )
+
+
+def unsupported(name: str) -> Unsupported:
+    """The error for a known parameter that no engine of this version implements."""
+    return Unsupported(
+        "PARAMETER_UNSUPPORTED", f"{name} is not supported by this version of Quire.", f"Leave {name} out.", param=name
+    )
+
+
+def _refuse_unsupported(message: pb.SequenceSpec) -> None:
+    if message.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
+        raise unsupported("kind")
+    for name in ("constraint", "adapter"):
+        if message.HasField(name):
+            raise unsupported(name)
+    if message.forced:
+        raise unsupported("forced")
+    if message.stop.HasField("repetition_detection"):
+        raise unsupported("repetition_detection")
+    if any(segment.WhichOneof("segment") != "token_ids" for segment in message.inputs):
+        raise unsupported("media")
