@@ -8,7 +8,7 @@ from pathlib import Path
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 except ImportError:  # run as a script, without hatchling
-    BuildHookInterface = object  # type: ignore[assignment,misc]
+    BuildHookInterface = object  # type: ignore[assignment,misc]  # a stand-in, never instantiated
 
 ROOT = Path(__file__).resolve().parent
 

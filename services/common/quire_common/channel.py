@@ -1,0 +1,28 @@
+"""Channels to peers: one place for options, TLS and client interceptors."""
+
+from __future__ import annotations
+
+import grpc
+
+from quire_common.config import ServiceConfig
+from quire_common.telemetry.interceptors import aio_client_interceptors, sync_client_interceptors
+from quire_common.transport import CHANNEL_OPTIONS, channel_credentials
+
+
+def aio_channel(address: str, config: ServiceConfig) -> grpc.aio.Channel:
+    """A channel for asyncio code; `address` is host:port or dns:///name:port (then calls are spread round robin)."""
+    options = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin")]
+    credentials = channel_credentials(config)
+    if credentials is None:
+        return grpc.aio.insecure_channel(address, options, interceptors=aio_client_interceptors())
+    return grpc.aio.secure_channel(address, credentials, options, interceptors=aio_client_interceptors())
+
+
+def sync_channel(address: str, config: ServiceConfig) -> grpc.Channel:
+    """A channel for threads."""
+    credentials = channel_credentials(config)
+    if credentials is None:
+        channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
+    else:
+        channel = grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
+    return grpc.intercept_channel(channel, *sync_client_interceptors())

@@ -1,0 +1,40 @@
+"""`python -m quire_common.healthcheck HOST:PORT`: exit 0 if the server there says SERVING. For containers and probes.
+
+With mutual TLS, QUIRE_HEALTHCHECK_TLS_CA, _TLS_CERT and _TLS_KEY name the PEM files.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire_common.config import ServiceConfig, load_config
+from quire_common.transport import channel_credentials
+
+_TIMEOUT_S = 2.0
+
+
+def check(address: str, config: ServiceConfig) -> bool:
+    """Whether grpc.health.v1 at `address` (host:port) reports SERVING within two seconds."""
+    credentials = channel_credentials(config)
+    make = grpc.insecure_channel if credentials is None else lambda a: grpc.secure_channel(a, credentials)
+    with make(address) as channel:
+        try:
+            answer = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=_TIMEOUT_S)
+        except grpc.RpcError:
+            return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def main() -> int:
+    """Exit code of a probe."""
+    if len(sys.argv) != 2:
+        sys.stderr.write("usage: python -m quire_common.healthcheck HOST:PORT\n")
+        return 2
+    return 0 if check(sys.argv[1], load_config(ServiceConfig, "healthcheck", [])) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

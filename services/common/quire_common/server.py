@@ -1,0 +1,273 @@
+"""The life of a service process: bind, start, serve, drain, stop. Every service has the same.
+
+The port opens at once and health says NOT_SERVING until `start` returns. SIGTERM or SIGINT: NOT_SERVING, drain, stop.
+A start that fails logs one line with the root cause, its code and its fix, and the process exits with 2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import threading
+from concurrent import futures
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import grpc
+import uvloop
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from quire_common.config import ServiceConfig, load_config, split_address
+from quire_common.errors import ConfigError, QuireError, as_quire_error
+from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
+from quire_common.telemetry.logs import get_logger, setup_logging
+from quire_common.telemetry.metrics import serve_metrics
+from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
+from quire_common.transport import SERVER_OPTIONS, server_credentials
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+C = TypeVar("C", bound=ServiceConfig)
+EXIT_START_FAILED = 2
+_GRACE_S = 1.0
+log = get_logger(__name__)
+
+
+@dataclass
+class BoundServer:
+    """What a service may know of the process around it."""
+
+    address: str
+    instance: str
+    _fail: Callable[[QuireError], None] = field(repr=False)
+
+    def fail(self, error: QuireError) -> None:
+        """End the process with the error as its headline; callable from any thread."""
+        self._fail(error)
+
+
+class AioService(Protocol):
+    """A service on asyncio. All methods run in the one loop."""
+
+    name: str
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Add servicers; return their full gRPC names, for health and reflection."""
+
+    async def start(self) -> None:
+        """Become ready. The port is open already. A QuireError ends the process."""
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new work, let the admitted finish; return when done or after the timeout."""
+
+    async def close(self) -> None:
+        """Release everything. Called once, also after a failed start."""
+
+
+class SyncService(Protocol):
+    """A service on threads. Methods run in the main thread."""
+
+    name: str
+
+    def register(self, server: grpc.Server) -> Sequence[str]:
+        """Add servicers; return their full gRPC names, for health and reflection."""
+
+    def start(self) -> None:
+        """Become ready. The port is open already. A QuireError ends the process."""
+
+    def drain(self, timeout_s: float) -> None:
+        """Refuse new work, let the admitted finish; return when done or after the timeout."""
+
+    def close(self) -> None:
+        """Release everything. Called once, also after a failed start."""
+
+
+def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequence[str] | None = None) -> int:
+    """The body of every `__main__`: flags to config, then run; a bad flag is a typed error on one line."""
+    try:
+        config = load_config(cls, service, argv)
+    except QuireError as error:
+        setup_logging(service, "info", os.environ.get("QUIRE_LOG_FORMAT", "json"))
+        _log_start_failure(error)
+        return EXIT_START_FAILED
+    return run(config)
+
+
+def run_aio(config: C, make_service: Callable[[BoundServer], AioService]) -> int:
+    """Run an asyncio service until a signal; returns the exit code."""
+    return uvloop.run(_serve_aio(config, make_service))
+
+
+async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer], AioService]) -> int:
+    name = _service_name(config)
+    setup_logging(name, config.log_level, config.log_format)
+    loop, stopped, failures = asyncio.get_running_loop(), asyncio.Event(), list[QuireError]()
+
+    def fail(error: QuireError) -> None:
+        failures.append(error)
+        loop.call_soon_threadsafe(stopped.set)
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, stopped.set)
+    service: AioService | None = None
+    server = grpc.aio.server(interceptors=aio_server_interceptors(name), options=SERVER_OPTIONS)
+    try:
+        bound = _bind(server, config, name, fail)
+        setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
+        service = make_service(bound)
+        checker = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checker, server)
+        names = [*service.register(server), ""]
+        reflection.enable_server_reflection([*names[:-1], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        for service_name in names:
+            await checker.set(service_name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await server.start()
+        _serve_metrics(config)
+        log.info("listening", address=bound.address)
+        starting, stopping = asyncio.ensure_future(service.start()), asyncio.ensure_future(stopped.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()  # raises what start raised
+            for service_name in names:
+                await checker.set(service_name, health_pb2.HealthCheckResponse.SERVING)
+            log.info("ready", address=bound.address)
+        else:
+            starting.cancel()
+        await stopping
+        log.info("stopping")
+        await checker.enter_graceful_shutdown()
+        if not failures:
+            await service.drain(config.drain_timeout_s)
+    except QuireError as error:
+        failures.append(error)
+    except Exception as error:
+        log.exception("start failed")
+        failures.append(as_quire_error(error))
+    finally:
+        await server.stop(_GRACE_S)
+        if service is not None:
+            await service.close()
+        shutdown_tracing()
+    return _exit_code(failures)
+
+
+def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_workers: int = 32) -> int:
+    """Run a threaded service until a signal; returns the exit code."""
+    name = _service_name(config)
+    setup_logging(name, config.log_level, config.log_format)
+    stopped, failures = threading.Event(), list[QuireError]()
+
+    def fail(error: QuireError) -> None:
+        failures.append(error)
+        stopped.set()
+
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signal_number, lambda *_: stopped.set())
+    service: SyncService | None = None
+    pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
+    server = grpc.server(pool, interceptors=sync_server_interceptors(name), options=SERVER_OPTIONS)
+    try:
+        bound = _bind(server, config, name, fail)
+        setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
+        service = make_service(bound)
+        checker = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(checker, server)
+        names = [*service.register(server), ""]
+        reflection.enable_server_reflection([*names[:-1], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        for service_name in names:
+            checker.set(service_name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        server.start()
+        _serve_metrics(config)
+        log.info("listening", address=bound.address)
+        starting = threading.Thread(target=_start_sync, args=(service, fail, stopped, checker, names), name="start")
+        starting.daemon = True
+        starting.start()
+        # wait() without a timeout would keep the main thread from running signal handlers on some platforms.
+        while not stopped.wait(0.5):
+            pass
+        log.info("stopping")
+        checker.enter_graceful_shutdown()
+        if not failures:
+            service.drain(config.drain_timeout_s)
+    except QuireError as error:
+        failures.append(error)
+    except Exception as error:
+        log.exception("start failed")
+        failures.append(as_quire_error(error))
+    finally:
+        server.stop(_GRACE_S).wait()
+        if service is not None:
+            service.close()
+        pool.shutdown(wait=False, cancel_futures=True)
+        shutdown_tracing()
+    return _exit_code(failures)
+
+
+def _start_sync(
+    service: SyncService,
+    fail: Callable[[QuireError], None],
+    stopped: threading.Event,
+    checker: health.HealthServicer,
+    names: Sequence[str],
+) -> None:
+    try:
+        service.start()
+    except Exception as error:
+        if not isinstance(error, QuireError):
+            log.exception("start failed")
+        fail(as_quire_error(error))
+        return
+    if not stopped.is_set():
+        for name in names:
+            checker.set(name, health_pb2.HealthCheckResponse.SERVING)
+        log.info("ready")
+
+
+def _bind(
+    server: grpc.aio.Server | grpc.Server, config: ServiceConfig, name: str, fail: Callable[[QuireError], None]
+) -> BoundServer:
+    host, port = split_address(config.listen, "--listen")
+    credentials = server_credentials(config)
+    try:
+        if credentials is None:
+            bound_port = server.add_insecure_port(config.listen)
+        else:
+            bound_port = server.add_secure_port(config.listen, credentials)
+    except RuntimeError:
+        bound_port = 0
+    if bound_port == 0:
+        raise ConfigError(
+            "PORT_IN_USE",
+            f"The {name} cannot listen on {config.listen}: the port is taken or the address is not this host's.",
+            "Stop the process that holds the port, or choose another with --listen (port 0 picks a free one).",
+            param="listen",
+        )
+    address = f"{host}:{bound_port}"
+    return BoundServer(address, config.instance or f"{name}-{bound_port}", fail)
+
+
+def _serve_metrics(config: ServiceConfig) -> None:
+    if config.metrics_listen:
+        serve_metrics(config.metrics_listen)
+
+
+def _service_name(config: ServiceConfig) -> str:
+    """RouterConfig is the router's."""
+    return type(config).__name__.removesuffix("Config").lower()
+
+
+def _exit_code(failures: Sequence[QuireError]) -> int:
+    if not failures:
+        log.info("stopped")
+        return 0
+    _log_start_failure(failures[0])
+    return EXIT_START_FAILED
+
+
+def _log_start_failure(error: QuireError) -> None:
+    log.error("failed", code=error.code, error=error.message, fix=error.fix)
+    sys.stderr.flush()

@@ -1,0 +1,70 @@
+"""gRPC options and credentials that servers and channels must agree on. Measured reasons stand beside each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from quire_common.config import ServiceConfig
+from quire_common.errors import ConfigError
+
+MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+
+_COMMON: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+    # Hung is dead: keepalive alone never notices a stopped process, the ping timeout does.
+    ("grpc.keepalive_time_ms", 1000),
+    ("grpc.keepalive_timeout_ms", 2000),
+    ("grpc.http2.ping_timeout_ms", 2000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+
+SERVER_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON,
+    # Otherwise a second server binds the same port silently and takes half of the calls.
+    ("grpc.so_reuseport", 0),
+    # Clients ping every second; the default strikes them off.
+    ("grpc.http2.min_ping_interval_without_data_ms", 500),
+    ("grpc.http2.max_ping_strikes", 0),
+]
+
+CHANNEL_OPTIONS: list[tuple[str, int]] = [
+    *_COMMON,
+    # Channels to the same address do not share a connection: a stream's flow control is its own.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+    # Peers are found by discovery, never through a proxy of the environment.
+    ("grpc.enable_http_proxy", 0),
+]
+
+
+def server_credentials(config: ServiceConfig) -> grpc.ServerCredentials | None:
+    """TLS if the config has a certificate (mutual if it has an authority too), else None."""
+    if not config.tls_cert and not config.tls_key:
+        return None
+    pair = (_read(config.tls_key, "tls_key"), _read(config.tls_cert, "tls_cert"))
+    authority = _read(config.tls_ca, "tls_ca") if config.tls_ca else None
+    return grpc.ssl_server_credentials([pair], authority, require_client_auth=authority is not None)
+
+
+def channel_credentials(config: ServiceConfig) -> grpc.ChannelCredentials | None:
+    """TLS towards peers if the config names an authority, with our certificate where there is one, else None."""
+    if not config.tls_ca:
+        return None
+    key = _read(config.tls_key, "tls_key") if config.tls_key else None
+    certificate = _read(config.tls_cert, "tls_cert") if config.tls_cert else None
+    return grpc.ssl_channel_credentials(_read(config.tls_ca, "tls_ca"), key, certificate)
+
+
+def _read(path: str, what: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            "TLS_FILE", f"Cannot read {what} {path!r}: {error.strerror}.", "Give tls_cert and tls_key as PEM files."
+        ) from error

@@ -1,0 +1,120 @@
+"""The house rules of docs/architecture.md, checked over the source tree."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVICES = ("router", "tokenizer", "scheduler", "worker", "kvstore")
+SKELETON = ("__main__.py", "config.py", "server.py", "servicer.py")
+MAX_LINES = 400
+GENERATED = ROOT / "quire" / "v1"
+
+
+def sources(*folders: str) -> list[Path]:
+    found = [p for folder in folders for p in sorted((ROOT / folder).rglob("*.py"))]
+    return [p for p in found if GENERATED not in p.parents and "__pycache__" not in p.parts]
+
+
+def ours() -> list[Path]:
+    return sources("quire", "services", "bench", "tools", "tests") + [ROOT / "hatch_build.py"]
+
+
+def imports(path: Path) -> set[str]:
+    """Top-level names of everything that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            names.add(node.module)
+    return names
+
+
+def top(names: set[str]) -> set[str]:
+    return {name.split(".")[0] for name in names}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_a_service_imports_no_other_service(service: str) -> None:
+    others = {f"quire_{s}" for s in SERVICES if s != service}
+    for path in sources(f"services/{service}"):
+        names = imports(path)
+        assert not top(names) & others, f"{path} imports another service"
+        public = {n for n in names if n.split(".")[0] == "quire" and not n.startswith("quire.v1")}
+        assert not public, f"{path} imports {public}: of the public package a service may use quire.v1 alone"
+
+
+def test_common_imports_no_service() -> None:
+    for path in sources("services/common"):
+        assert not top(imports(path)) & {f"quire_{s}" for s in SERVICES}, path
+
+
+def test_the_public_package_is_light() -> None:
+    for path in sources("quire"):
+        heavy = top(imports(path)) & {"quire_common", "torch", "numpy", *(f"quire_{s}" for s in SERVICES)}
+        assert not heavy, f"{path} imports {heavy}"
+
+
+def test_only_the_worker_imports_torch() -> None:
+    for path in sources("quire", *(f"services/{s}" for s in (*SERVICES, "common") if s != "worker")):
+        assert not top(imports(path)) & {"torch", "triton", "transformers"}, path
+
+
+@pytest.mark.parametrize("service", ("common", "router", "tokenizer", "scheduler", "kvstore"))
+def test_torch_free_distributions_declare_no_torch(service: str) -> None:
+    project = tomllib.loads((ROOT / "services" / service / "pyproject.toml").read_text())["project"]
+    assert not any(re.match(r"(torch|triton|transformers)\b", d) for d in project["dependencies"])
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_service_has_the_skeleton(service: str) -> None:
+    folder = ROOT / "services" / service
+    for name in SKELETON:
+        assert (folder / f"quire_{service}" / name).is_file(), f"{service} lacks {name}"
+    for name in ("pyproject.toml", "README.md", "Dockerfile"):
+        assert (folder / name).is_file(), f"{service} lacks {name}"
+
+
+def test_nothing_loads_code_from_data() -> None:
+    """Pickles, torch.load and remote model code execute what they read. Names are spelled apart so as not to match."""
+    banned_modules = {"pickle", "cPickle", "_pickle", "marshal", "cloudpickle", "dill", "shelve", "joblib"}
+    banned_calls = re.compile(
+        r"\btorch\.(load|save)\(|trust_" + r"remote_code\s*=\s*True|allow_" + r"pickle\s*=\s*True"
+    )
+    for path in ours():
+        assert not top(imports(path)) & banned_modules, path
+        if path != Path(__file__).resolve():
+            assert not banned_calls.search(path.read_text()), path
+
+
+def test_protobuf_stops_at_the_boundary() -> None:
+    """Outside servicers, links and codecs, services handle dataclasses and arrays."""
+    boundary = re.compile(
+        r"(servicer|server|link|client|codec|session|wire|backend|stream|watch|__main__)", re.IGNORECASE
+    )
+    for service in SERVICES:
+        for path in sources(f"services/{service}"):
+            if any(n.startswith("quire.v1") for n in imports(path)):
+                assert boundary.search(path.stem), f"{path} imports protobuf but is no boundary by its name"
+
+
+def test_files_stay_small() -> None:
+    long = {str(p.relative_to(ROOT)): n for p in ours() if (n := len(p.read_text().splitlines())) > MAX_LINES}
+    assert not long, f"split by concern: {long}"
+
+
+def test_every_ignore_says_why() -> None:
+    silent = []
+    for path in ours():
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if re.search(r"#\s*(noqa|type:\s*ignore)", line) and not re.search(
+                r"#\s*(noqa(:\s*[A-Z0-9, ]+)?|type:\s*ignore(\[[a-z0-9, -]+\])?)\s+(#|-|—)\s*\S{3}", line
+            ):
+                silent.append(f"{path.relative_to(ROOT)}:{number}")
+    assert not silent, silent
