@@ -1,0 +1,49 @@
+"""What a call tells its server: the request id and the trace. Shared by the aio and the thread-based interceptors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from quire_common.telemetry import tracing
+from quire_common.telemetry.interceptors.server_call import REQUEST_ID_KEY
+from quire_common.telemetry.logs import request_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def with_context(
+    metadata: Iterable[tuple[str, Any]] | None, parent: tracing.Span | None = None
+) -> list[tuple[str, Any]]:
+    """The call's metadata and ours; what the caller set itself stays."""
+    pairs = list(metadata or ())
+    given = {key for key, _ in pairs}
+    ours = tracing.inject_headers(parent)
+    if request := request_id.get():
+        ours[REQUEST_ID_KEY] = request
+    return pairs + [(key, value) for key, value in ours.items() if key not in given]
+
+
+def start_client_span(method: str | bytes, target: str) -> tracing.Span | None:
+    """The span of a unary call, or None without tracing."""
+    if not tracing.enabled():
+        return None
+    name = (method.decode() if isinstance(method, bytes) else method).lstrip("/")
+    attributes: dict[str, str | bool | int | float] = {"rpc.system.name": "grpc", "rpc.method": name}
+    host, separator, port = target.rpartition(":")
+    if separator and port.isdigit():
+        attributes |= {"server.address": host, "server.port": int(port)}
+    elif target:
+        attributes["server.address"] = target
+    return tracing.start_span(name, attributes=attributes, kind=tracing.SpanKind.CLIENT)
+
+
+def end_client_span(span: tracing.Span, code: grpc.StatusCode | None) -> None:
+    """End it with the call's status; every status but OK is an error to the client."""
+    name = code.name if code is not None else "UNKNOWN"
+    span.set_attribute("rpc.response.status_code", name)
+    if code is not grpc.StatusCode.OK:
+        tracing.mark_error(span, name)
+    span.end()

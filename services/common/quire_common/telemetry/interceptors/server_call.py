@@ -1,0 +1,112 @@
+"""One call on its way through a server: its request id, span, count, latency, and how its failure is told.
+
+Shared by the aio and the thread-based interceptor; knows nothing of either's handler kinds.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+from opentelemetry import context as otel_context
+
+from quire_common.errors import Internal, QuireError, as_quire_error
+from quire_common.telemetry import metrics, tracing
+from quire_common.telemetry.logs import bind_request_id, get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+log = get_logger(__name__)
+
+REQUEST_ID_KEY = "x-request-id"
+# Streams that live as long as their peers carry many requests: a span of such a stream says nothing and never ends.
+# The services record spans per request instead. Health checks would drown what matters.
+UNTRACED = frozenset(
+    {
+        "quire.v1.Scheduler/Session",
+        "quire.v1.Scheduler/WatchLoad",
+        "quire.v1.Scheduler/WatchPages",
+        "quire.v1.Worker/Run",
+        "quire.v1.Tokenizer/Detokenize",
+        "quire.v1.KvStore/Watch",
+        "grpc.health.v1.Health/Check",
+        "grpc.health.v1.Health/List",
+        "grpc.health.v1.Health/Watch",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+        "grpc.reflection.v1.ServerReflection/ServerReflectionInfo",
+    }
+)
+# Of the gRPC codes, those that mean that the server is at fault (OpenTelemetry's conventions for gRPC).
+_SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"})
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+_handled = metrics.counter("quire_grpc_server_handled_total", "Calls that ended.", ("service", "method", "code"))
+_latency = metrics.histogram("quire_grpc_server_latency_seconds", "Duration of calls.", ("service", "method"))
+
+
+class ServerMethod:
+    """What is the same for all calls of a method."""
+
+    def __init__(self, path: str, untraced: Collection[str]) -> None:
+        self.name = path.lstrip("/")
+        self.service, _, self.method = self.name.rpartition("/")
+        self.traced = self.name not in untraced
+
+
+class ServerCall:
+    """Begun when a handler is entered, ended exactly once."""
+
+    __slots__ = ("_method", "_span", "_started", "ended")
+
+    def __init__(self, method: ServerMethod, metadata: Iterable[tuple[str, str | bytes]] | None) -> None:
+        self._method = method
+        self._started = time.perf_counter()
+        self.ended = False
+        headers = dict(metadata or ())
+        # Never reset: grpc gives each call a context of its own (a task, or Context.run), which ends with it.
+        bind_request_id(headers.get(REQUEST_ID_KEY))
+        self._span: tracing.Span | None = None
+        if method.traced and tracing.enabled():
+            self._span = tracing.start_span(
+                method.name,
+                parent=tracing.extract_headers({k: v for k, v in headers.items() if isinstance(v, str)}),
+                attributes={"rpc.system.name": "grpc", "rpc.method": method.name},
+                kind=tracing.SpanKind.SERVER,
+            )
+            otel_context.attach(tracing.context_of(self._span))
+
+    def failed(self, error: BaseException) -> QuireError:
+        """Log what clients must not see, and return what they may."""
+        typed = as_quire_error(error)
+        if typed is not error and not isinstance(error, grpc.RpcError):
+            log.exception("the handler raised", method=self._method.name)
+        elif isinstance(typed, Internal):
+            log.exception("internal error", method=self._method.name, code=typed.code)
+        else:
+            log.debug("the call was refused", method=self._method.name, code=typed.code, reason=typed.message)
+        return typed
+
+    def end(self, code: grpc.StatusCode, error_code: str = "") -> None:
+        """Count the call and end its span; safe to repeat, and from any thread."""
+        if self.ended:
+            return
+        self.ended = True
+        _handled.labels(self._method.service, self._method.method, code.name).inc()
+        if self._method.traced:
+            _latency.labels(self._method.service, self._method.method).observe(time.perf_counter() - self._started)
+        if self._span is not None:
+            self._span.set_attribute("rpc.response.status_code", code.name)
+            if code.name in _SERVER_FAULTS:
+                tracing.mark_error(self._span, error_code or code.name)
+            elif code is not grpc.StatusCode.OK:
+                self._span.set_attribute("error.type", error_code or code.name)
+            self._span.end()
+
+
+def status_code(code: object) -> grpc.StatusCode:
+    """A context's code as an enum: it may be absent (OK), a number or an enum."""
+    if isinstance(code, grpc.StatusCode):
+        return code
+    return _CODES.get(code, grpc.StatusCode.UNKNOWN) if isinstance(code, int) else grpc.StatusCode.OK

@@ -1,0 +1,96 @@
+"""The interceptor of thread-based servers. Handlers return a response or an iterator; both may raise QuireError."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from quire_common.errors import trailing_metadata
+from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
+
+
+class SyncServerInterceptor(grpc.ServerInterceptor):
+    """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s."""
+
+    def __init__(self, untraced: Collection[str] = UNTRACED) -> None:
+        self._untraced = frozenset(name.lstrip("/") for name in untraced)
+        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+
+    def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Handler | None],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Handler | None:
+        """Wrap the handler, once per method: only registered methods have one, so the table is bounded."""
+        handler = continuation(handler_call_details)
+        if handler is None:
+            return None
+        path = handler_call_details.method
+        cached = self._wrapped.get(path)
+        if cached is None or cached[0] is not handler:
+            cached = self._wrapped[path] = (handler, _wrap(handler, ServerMethod(path, self._untraced)))
+        return cached[1]
+
+
+def _wrap(handler: Handler, method: ServerMethod) -> Handler:
+    serializers = {
+        "request_deserializer": handler.request_deserializer,
+        "response_serializer": handler.response_serializer,
+    }
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **serializers)
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method), **serializers)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **serializers)
+    return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **serializers)
+
+
+def _unary(behaviour: Any, method: ServerMethod) -> Any:
+    def unary(request: Any, context: grpc.ServicerContext) -> Any:
+        with _guard(method, context):
+            return behaviour(request, context)
+
+    return unary
+
+
+def _streaming(behaviour: Any, method: ServerMethod) -> Any:
+    def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+        with _guard(method, context):
+            responses = behaviour(request, context)
+            try:
+                yield from responses
+            finally:
+                close = getattr(responses, "close", None)
+                if close is not None:
+                    close()
+
+    return stream
+
+
+@contextlib.contextmanager
+def _guard(method: ServerMethod, context: Any) -> Iterator[None]:
+    call = ServerCall(method, context.invocation_metadata())
+    try:
+        yield
+        call.end(status_code(context.code()))
+    except Exception as error:
+        if type(error) is Exception and not error.args and context.code() is not None:
+            call.end(status_code(context.code()))  # context.abort raises a bare Exception
+            raise
+        if not context.is_active():
+            call.end(grpc.StatusCode.CANCELLED)  # nobody is left to tell; what broke is most likely the departure
+            raise
+        typed = call.failed(error)
+        call.end(typed.grpc_code, typed.code)
+        context.set_trailing_metadata(tuple(trailing_metadata(typed)))
+        context.abort(typed.grpc_code, typed.message)
+    finally:
+        call.end(grpc.StatusCode.CANCELLED)

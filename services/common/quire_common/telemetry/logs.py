@@ -1,0 +1,181 @@
+"""Log lines: one JSON object or one readable line per event, on stderr, with request and trace ids.
+
+Fields are keyword arguments: `log.info("page stored", pages=3)`. Prompts and keys are never logged: fields of such
+names are masked here as a last resort, callers do not pass them. Knows nothing of where the lines go afterwards.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TextIO
+
+from opentelemetry import trace
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+request_id: contextvars.ContextVar[str] = contextvars.ContextVar("quire_request_id", default="")
+
+SECRET_FIELDS = frozenset(
+    {
+        "api_key",
+        "authorization",
+        "cache_salt",
+        "key",
+        "lease",
+        "lease_key",
+        "messages",
+        "output",
+        "password",
+        "prompt",
+        "prompts",
+        "salt",
+        "secret",
+        "text",
+        "token",
+        "token_ids",
+        "tokens",
+        "tls_key",
+    }
+)
+_MASK = "[masked]"
+_MAX_ID = 128
+_MAX_VALUE = 2000
+_COLOURS = {"DEBUG": "\x1b[2m", "INFO": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m", "CRITICAL": "\x1b[31m"}
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160))}
+_identity = {"service": "", "instance": ""}
+
+
+class Log:
+    """A named logger whose keyword arguments become fields."""
+
+    __slots__ = ("_logger",)
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, message: str, **fields: Any) -> None:
+        """What only a developer wants to see."""
+        self._log(logging.DEBUG, message, fields)
+
+    def info(self, message: str, **fields: Any) -> None:
+        """What an operator wants to see."""
+        self._log(logging.INFO, message, fields)
+
+    def warning(self, message: str, **fields: Any) -> None:
+        """What went wrong and was made good."""
+        self._log(logging.WARNING, message, fields)
+
+    def error(self, message: str, **fields: Any) -> None:
+        """What went wrong."""
+        self._log(logging.ERROR, message, fields)
+
+    def exception(self, message: str, **fields: Any) -> None:
+        """What went wrong, with the traceback of the exception being handled."""
+        self._log(logging.ERROR, message, fields, exc_info=True)
+
+    def enabled(self, level: str) -> bool:
+        """Whether lines of the level are written: for fields that are costly to compute."""
+        return self._logger.isEnabledFor(logging.getLevelNamesMapping()[level.upper()])
+
+    def _log(self, level: int, message: str, fields: dict[str, Any], exc_info: bool = False) -> None:
+        if self._logger.isEnabledFor(level):
+            self._logger.log(level, "%s", message, extra={"fields": fields}, exc_info=exc_info)
+
+
+def get_logger(name: str) -> Log:
+    """The logger of a module: `log = get_logger(__name__)`."""
+    return Log(logging.getLogger(name))
+
+
+def setup_logging(service: str, level: str, fmt: str, *, instance: str = "", stream: TextIO | None = None) -> None:
+    """Send all log lines of the process to `stream` (stderr). `fmt` is json or pretty."""
+    set_identity(service, instance)
+    target = sys.stderr if stream is None else stream
+    handler = logging.StreamHandler(target)
+    handler.setFormatter(JsonFormatter() if fmt == "json" else PrettyFormatter(colour=target.isatty()))
+    root = logging.getLogger()
+    for old in list(root.handlers):
+        if isinstance(old.formatter, JsonFormatter | PrettyFormatter):
+            root.removeHandler(old)
+    root.addHandler(handler)
+    root.setLevel(level.upper())
+    logging.captureWarnings(True)
+
+
+def set_identity(service: str, instance: str) -> None:
+    """Name the process in every later line; the instance is known only once the port is."""
+    _identity.update(service=service, instance=instance)
+
+
+def bind_request_id(value: str | bytes | None) -> contextvars.Token[str]:
+    """Set the request id of this context, bounded and printable, since it comes from a peer."""
+    text = value.decode("ascii", "replace") if isinstance(value, bytes) else value or ""
+    return request_id.set("".join(c for c in text[:_MAX_ID] if c.isascii() and c.isprintable()))
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Time, level and identity first, then ids, then the event's own fields."""
+        line: dict[str, Any] = {
+            "time": _timestamp(record.created),
+            "level": record.levelname.lower(),
+            **_identity,
+            "logger": record.name,
+            "message": record.getMessage()[:_MAX_VALUE],
+            **_ids(),
+        }
+        for name, value in _fields(record).items():
+            line[f"{name}_" if name in line else name] = value
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=_plain, ensure_ascii=True)
+
+
+class PrettyFormatter(logging.Formatter):
+    """One line for people; colours on a terminal only. Control characters are escaped, so a line cannot be forged."""
+
+    def __init__(self, *, colour: bool) -> None:
+        super().__init__()
+        self._colour = colour
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Clock, level, service, message, fields."""
+        start, end = (_COLOURS.get(record.levelname, ""), "\x1b[0m") if self._colour else ("", "")
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        head = f"{clock}.{int(record.msecs):03d} {start}{record.levelname[:5]:<5}{end} {_identity['service']}"
+        parts = [f"{name}={_readable(value)}" for name, value in {**_fields(record), **_ids()}.items()]
+        line = " ".join([head, record.getMessage()[:_MAX_VALUE].translate(_CONTROL), *parts])
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    fields: Mapping[str, Any] = getattr(record, "fields", {})
+    return {name: _MASK if name.lower() in SECRET_FIELDS else value for name, value in fields.items()}
+
+
+def _ids() -> dict[str, str]:
+    ids = {"request_id": request} if (request := request_id.get()) else {}
+    span = trace.get_current_span().get_span_context()
+    if span.is_valid:
+        ids |= {"trace_id": f"{span.trace_id:032x}", "span_id": f"{span.span_id:016x}"}
+    return ids
+
+
+def _timestamp(created: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(created)) + f".{int(created % 1 * 1e6):06d}Z"
+
+
+def _plain(value: object) -> str:
+    return value.hex()[:64] if isinstance(value, bytes) else str(value)[:_MAX_VALUE]
+
+
+def _readable(value: object) -> str:
+    text = _plain(value).translate(_CONTROL)
+    return json.dumps(text, ensure_ascii=False) if " " in text or '"' in text or not text else text

@@ -1,0 +1,94 @@
+"""Metrics: a thin layer on prometheus_client with one registry per process and names that start with `quire_`.
+
+Asking twice for a metric gives the same one. Labels must have few values: never request ids, addresses of clients or
+anything that a request can choose. Knows nothing of authentication: the endpoint has a port of its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, TypeVar
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, start_http_server
+
+from quire_common.config import split_address
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from wsgiref.simple_server import WSGIServer
+
+    from prometheus_client.metrics import MetricWrapperBase
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+M = TypeVar("M", bound="MetricWrapperBase")
+
+registry = CollectorRegistry()
+ProcessCollector(registry=registry)
+_metrics: dict[str, MetricWrapperBase] = {}
+_lock = threading.Lock()
+
+
+def counter(name: str, help_text: str, labels: Sequence[str] = ()) -> Counter:
+    """A count that only grows; its name ends in `_total`."""
+    return _metric(Counter, name, labels, lambda: Counter(name, help_text, labels, registry=registry))
+
+
+def gauge(name: str, help_text: str, labels: Sequence[str] = ()) -> Gauge:
+    """A value that goes up and down."""
+    return _metric(Gauge, name, labels, lambda: Gauge(name, help_text, labels, registry=registry))
+
+
+def histogram(
+    name: str, help_text: str, labels: Sequence[str] = (), buckets: Sequence[float] = LATENCY_BUCKETS_S
+) -> Histogram:
+    """A distribution; the unit is in the name."""
+    return _metric(
+        Histogram, name, labels, lambda: Histogram(name, help_text, labels, buckets=buckets, registry=registry)
+    )
+
+
+def render() -> bytes:
+    """All metrics in Prometheus' text format (CONTENT_TYPE)."""
+    return generate_latest(registry)
+
+
+class MetricsServer:
+    """The endpoint of `serve_metrics`."""
+
+    def __init__(self, server: WSGIServer, thread: threading.Thread) -> None:
+        self._server = server
+        self._thread = thread
+        self.address = f"{server.server_address[0]!s}:{server.server_port}"
+
+    def close(self) -> None:
+        """Stop serving and free the port."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def serve_metrics(address: str) -> MetricsServer:
+    """Serve `/metrics` on `host:port` (0: a free port). Raises ConfigError PORT_IN_USE."""
+    host, port = split_address(address, "metrics_listen")
+    try:
+        server, thread = start_http_server(port, host, registry)
+    except OSError as error:
+        raise ConfigError(
+            "PORT_IN_USE", f"Cannot serve metrics on {address}: {error.strerror}.", "Choose another metrics_listen."
+        ) from error
+    return MetricsServer(server, thread)
+
+
+def _metric(kind: type[M], name: str, labels: Sequence[str], make: Callable[[], M]) -> M:
+    if not name.startswith("quire_"):
+        raise ValueError(f"metric {name!r} does not start with quire_")
+    with _lock:
+        metric = _metrics.get(name)
+        if metric is None:
+            metric = _metrics[name] = make()
+        if not isinstance(metric, kind) or tuple(metric._labelnames) != tuple(labels):
+            raise ValueError(f"metric {name!r} exists already with another type or other labels")
+        return metric

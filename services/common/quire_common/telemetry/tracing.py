@@ -1,0 +1,195 @@
+"""Traces: OpenTelemetry spans with W3C context, sent by OTLP over gRPC.
+
+Without an endpoint every call here is a cheap no-op, and neither the SDK nor the exporter is imported. The provider is
+our own and not OpenTelemetry's global one, so a process can be set up and shut down more than once (tests do).
+Knows nothing of gRPC interception: see interceptors/.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from opentelemetry import context as otel_context
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
+
+    from quire.v1 import common_pb2
+
+__all__ = [
+    "Context",
+    "Span",
+    "SpanKind",
+    "context_of",
+    "enabled",
+    "extract",
+    "extract_headers",
+    "inject",
+    "inject_headers",
+    "mark_error",
+    "record_span",
+    "setup_tracing",
+    "shutdown_tracing",
+    "span",
+    "start_span",
+    "tracer",
+]
+
+SCHEDULE_DELAY_MS = 200
+MAX_QUEUE = 8192
+MAX_BATCH = 512
+EXPORT_TIMEOUT_S = 2.0
+_PROPAGATOR = TraceContextTextMapPropagator()
+_NO_OP_TRACER = trace.NoOpTracer()
+_provider: TracerProvider | None = None
+_tracer: Tracer = _NO_OP_TRACER
+
+
+def setup_tracing(service: str, instance: str, endpoint: str, *, processor: SpanProcessor | None = None) -> None:
+    """Start sending spans as `quire-<service>` to `endpoint`, or to `processor` (tests). Empty endpoint: nothing."""
+    global _provider, _tracer  # tracing is a property of the process
+    if not endpoint and processor is None:
+        return
+    shutdown_tracing()
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+
+    resource = Resource.create({"service.name": f"quire-{service}", "service.instance.id": instance or service})
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+    provider.add_span_processor(_otlp_processor(endpoint) if processor is None else processor)
+    _provider, _tracer = provider, provider.get_tracer("quire")
+
+
+def shutdown_tracing(timeout_s: float = 3.0) -> None:
+    """Flush and stop; waits at most `timeout_s`, since a dead collector must not hold up the service's end."""
+    global _provider, _tracer  # tracing is a property of the process
+    provider, _provider, _tracer = _provider, None, _NO_OP_TRACER
+    if provider is not None:
+        flusher = threading.Thread(target=provider.shutdown, name="tracing-shutdown", daemon=True)
+        flusher.start()
+        flusher.join(timeout_s)
+
+
+def enabled() -> bool:
+    """Whether spans are recorded at all."""
+    return _provider is not None
+
+
+def tracer() -> Tracer:
+    """The process's tracer; a no-op one without an endpoint."""
+    return _tracer
+
+
+def start_span(
+    name: str,
+    *,
+    parent: Context | None = None,
+    attributes: Mapping[str, str | bool | int | float] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> Span:
+    """A span that the caller ends, without making it the current one. `parent` None: the current span."""
+    if _provider is None:
+        return trace.INVALID_SPAN
+    return _tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
+
+
+@contextlib.contextmanager
+def span(
+    name: str,
+    *,
+    parent: Context | None = None,
+    attributes: Mapping[str, str | bool | int | float] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+) -> Iterator[Span]:
+    """The current span for the block's duration; an exception marks it and passes through."""
+    if _provider is None:
+        yield trace.INVALID_SPAN
+        return
+    current = _tracer.start_span(name, context=parent, kind=kind, attributes=attributes)
+    token = otel_context.attach(trace.set_span_in_context(current))
+    try:
+        yield current
+    except BaseException as error:
+        mark_error(current, type(error).__name__)
+        raise
+    finally:
+        otel_context.detach(token)
+        current.end()
+
+
+def record_span(
+    name: str,
+    parent: Context | None,
+    start_ns: int,
+    end_ns: int,
+    attributes: Mapping[str, str | bool | int | float] | None = None,
+    kind: SpanKind = SpanKind.INTERNAL,
+    *,
+    error_type: str = "",
+) -> None:
+    """Write down work of a multiplexed stream that has ended. Times are `time.time_ns()`."""
+    if _provider is None:
+        return
+    ended = _tracer.start_span(name, context=parent, kind=kind, attributes=attributes, start_time=start_ns)
+    if error_type:
+        mark_error(ended, error_type)
+    ended.end(end_ns)
+
+
+def mark_error(failed: Span, error_type: str) -> None:
+    """Give a span the error status. `error_type` is a code or a class name, never an exception's text."""
+    failed.set_attribute("error.type", error_type)
+    failed.set_status(Status(StatusCode.ERROR))
+
+
+def context_of(parent: Span) -> Context:
+    """A context whose current span is the given one: for `parent=` and `record_span`."""
+    return trace.set_span_in_context(parent)
+
+
+def inject(context: common_pb2.RequestContext, parent: Span | None = None) -> None:
+    """Write the current span (or `parent`) into a request; without tracing, what is there passes through."""
+    headers = inject_headers(parent)
+    if headers:
+        context.traceparent = headers["traceparent"]
+        context.tracestate = headers.get("tracestate", "")
+
+
+def extract(context: common_pb2.RequestContext) -> Context:
+    """The parent that a request names; the current context where it names none."""
+    if _provider is None or not context.traceparent:
+        return otel_context.get_current()
+    return extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
+
+
+def inject_headers(parent: Span | None = None) -> dict[str, str]:
+    """The W3C headers of the current span (or `parent`); empty without tracing."""
+    headers: dict[str, str] = {}
+    if _provider is not None:
+        _PROPAGATOR.inject(headers, None if parent is None else context_of(parent))
+    return headers
+
+
+def extract_headers(headers: Mapping[str, str]) -> Context:
+    """The parent of W3C headers; malformed ones leave the current context."""
+    if _provider is None:
+        return otel_context.get_current()
+    return _PROPAGATOR.extract(headers)
+
+
+def _otlp_processor(endpoint: str) -> SpanProcessor:
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    return BatchSpanProcessor(
+        exporter, max_queue_size=MAX_QUEUE, schedule_delay_millis=SCHEDULE_DELAY_MS, max_export_batch_size=MAX_BATCH
+    )
