@@ -22,7 +22,7 @@ def sources(*folders: str) -> list[Path]:
 
 
 def ours() -> list[Path]:
-    return sources("quire", "services", "bench", "tools", "tests") + [ROOT / "hatch_build.py"]
+    return [*sources("quire", "services", "bench", "tools", "tests"), ROOT / "hatch_build.py"]
 
 
 def imports(path: Path) -> set[str]:
