@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
 
 
+def aio_server_interceptors(untraced: Collection[str] = UNTRACED) -> list[grpc.aio.ServerInterceptor]:
+    """For `grpc.aio.server(interceptors=...)`."""
+    return [AioServerInterceptor(untraced)]
+
+
 class AioServerInterceptor(grpc.aio.ServerInterceptor):
     """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s."""
 

@@ -16,6 +16,11 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
 
 
+def sync_server_interceptors(untraced: Collection[str] = UNTRACED) -> list[grpc.ServerInterceptor]:
+    """For `grpc.server(interceptors=...)`."""
+    return [SyncServerInterceptor(untraced)]
+
+
 class SyncServerInterceptor(grpc.ServerInterceptor):
     """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s."""
 
