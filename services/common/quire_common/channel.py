@@ -14,8 +14,8 @@ def aio_channel(address: str, config: ServiceConfig) -> grpc.aio.Channel:
     options = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin")]
     credentials = channel_credentials(config)
     if credentials is None:
-        return grpc.aio.insecure_channel(address, options, interceptors=aio_client_interceptors())
-    return grpc.aio.secure_channel(address, credentials, options, interceptors=aio_client_interceptors())
+        return grpc.aio.insecure_channel(address, options, interceptors=aio_client_interceptors(address))
+    return grpc.aio.secure_channel(address, credentials, options, interceptors=aio_client_interceptors(address))
 
 
 def sync_channel(address: str, config: ServiceConfig) -> grpc.Channel:
@@ -25,4 +25,4 @@ def sync_channel(address: str, config: ServiceConfig) -> grpc.Channel:
         channel = grpc.insecure_channel(address, CHANNEL_OPTIONS)
     else:
         channel = grpc.secure_channel(address, credentials, CHANNEL_OPTIONS)
-    return grpc.intercept_channel(channel, *sync_client_interceptors())
+    return grpc.intercept_channel(channel, *sync_client_interceptors(address))

@@ -23,7 +23,7 @@ from grpc_reflection.v1alpha import reflection
 from quire_common.config import ServiceConfig, load_config, split_address
 from quire_common.errors import ConfigError, QuireError, as_quire_error
 from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
-from quire_common.telemetry.logs import get_logger, setup_logging
+from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
 from quire_common.transport import SERVER_OPTIONS, server_credentials
@@ -114,9 +114,10 @@ async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer]
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopped.set)
     service: AioService | None = None
-    server = grpc.aio.server(interceptors=aio_server_interceptors(name), options=SERVER_OPTIONS)
+    server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
     try:
         bound = _bind(server, config, name, fail)
+        set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
         service = make_service(bound)
         checker = health.aio.HealthServicer()
@@ -169,9 +170,10 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         signal.signal(signal_number, lambda *_: stopped.set())
     service: SyncService | None = None
     pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-    server = grpc.server(pool, interceptors=sync_server_interceptors(name), options=SERVER_OPTIONS)
+    server = grpc.server(pool, interceptors=sync_server_interceptors(), options=SERVER_OPTIONS)
     try:
         bound = _bind(server, config, name, fail)
+        set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
         service = make_service(bound)
         checker = health.HealthServicer()
@@ -230,7 +232,7 @@ def _start_sync(
 def _bind(
     server: grpc.aio.Server | grpc.Server, config: ServiceConfig, name: str, fail: Callable[[QuireError], None]
 ) -> BoundServer:
-    host, port = split_address(config.listen, "--listen")
+    host, _ = split_address(config.listen, "--listen")
     credentials = server_credentials(config)
     try:
         if credentials is None:
