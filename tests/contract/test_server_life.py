@@ -1,0 +1,134 @@
+"""The life of a service process: port opens at once, health, reflection, typed start errors, drain on SIGTERM."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+SERVICE = textwrap.dedent(
+    """
+    import {asyncio_or_time} as clock, os, sys
+    from quire.v1 import kvstore_pb2_grpc
+    from quire_common.config import ServiceConfig
+    from quire_common.errors import ConfigError
+    from quire_common.server import {run}, service_main
+    from dataclasses import dataclass
+
+    @dataclass(frozen=True)
+    class DemoConfig(ServiceConfig):
+        "A service for tests."
+
+    class Demo:
+        name = "demo"
+        def __init__(self, bound): self.bound = bound
+        def register(self, server):
+            kvstore_pb2_grpc.add_KvStoreServicer_to_server(kvstore_pb2_grpc.KvStoreServicer(), server)
+            return ["quire.v1.KvStore"]
+        {a}def start(self):
+            {w}clock.sleep(float(os.environ.get("SLOW", "0")))
+            if os.environ.get("FAIL"): raise ConfigError("NO_MODEL", "There is no model.", "Name one.")
+        {a}def drain(self, timeout_s): print("drained", flush=True)
+        {a}def close(self): print("closed", flush=True)
+
+    sys.exit(service_main("demo", DemoConfig, lambda config: {run}(config, Demo)))
+    """
+)
+KINDS = {
+    "aio": SERVICE.format(asyncio_or_time="asyncio", run="run_aio", a="async ", w="await "),
+    "sync": SERVICE.format(asyncio_or_time="time", run="run_sync", a="", w=""),
+}
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def start(tmp_path: Path, kind: str, *flags: str, **env: str) -> subprocess.Popen[str]:
+    script = tmp_path / "demo.py"
+    script.write_text(KINDS[kind])
+    return subprocess.Popen(
+        [sys.executable, str(script), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **env},
+    )
+
+
+def health(address: str) -> int:
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        request = health_pb2.HealthCheckRequest(service="quire.v1.KvStore")
+        return int(stub.Check(request, timeout=10, wait_for_ready=True).status)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    process = start(tmp_path, kind, "--listen", address, SLOW="1.5")
+    try:
+        assert health(address) == health_pb2.HealthCheckResponse.NOT_SERVING
+        deadline = time.monotonic() + 20
+        while health(address) != health_pb2.HealthCheckResponse.SERVING:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        with grpc.insecure_channel(address) as channel:
+            names = set(ProtoReflectionDescriptorDatabase(channel).get_services())
+            assert {"quire.v1.KvStore", "grpc.health.v1.Health"} <= names
+    finally:
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 0, err
+    assert out.split() == ["drained", "closed"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
+    process = start(tmp_path, kind, FAIL="1")
+    _, err = process.communicate(timeout=20)
+    last = json.loads(err.strip().splitlines()[-1])
+    assert process.returncode == 2
+    assert (last["code"], last["error"], last["fix"]) == ("NO_MODEL", "There is no model.", "Name one.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("flags", "code"),
+    [
+        (("--listen", "nonsense"), "BAD_ADDRESS"),
+        (("--frobnicate", "1"), "UNKNOWN_FLAG"),
+        (("--log-level", "loud"), "BAD_VALUE"),
+        (("--drain-timeout-s", "nan"), "BAD_VALUE"),
+        (("--config", "absent.yaml"), "CONFIG_UNREADABLE"),
+    ],
+)
+def test_bad_flags_are_fatal_and_named(tmp_path: Path, kind: str, flags: tuple[str, ...], code: str) -> None:
+    process = start(tmp_path, kind, *flags)
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert json.loads(err.strip().splitlines()[-1])["code"] == code
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_port_in_use(tmp_path: Path, kind: str) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start(tmp_path, kind, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert json.loads(err.strip().splitlines()[-1])["code"] == "PORT_IN_USE"
