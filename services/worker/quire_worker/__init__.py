@@ -1,0 +1,1 @@
+"""The muscle of one engine replica: weights, page pool, kernels, sampling, KV movement. Knows nothing of text."""

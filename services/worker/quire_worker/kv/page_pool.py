@@ -1,0 +1,85 @@
+"""All KV pages of one group in one tensor, and byte views of single pages for those who move them.
+
+It knows nothing of keys, owners or reference counts: the scheduler allocates.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_common.errors import ConfigError, InvalidArgument
+from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.step import Int32
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DUMMY_PAGE = 0
+
+
+class PagePool:
+    """[pages, kv_head, layer, 2, token, dim]; page 0 is the dummy page, never granted and always zero on the CPU.
+
+    Every number in the pool is finite unless a sequence's own computation was not: the pool starts as zeros, and a page
+    is zeroed when a sequence enters it. So what lies behind a mask can never spoil another request (0 x NaN is NaN).
+    """
+
+    def __init__(self, group: KvGroup, num_pages: int) -> None:
+        if num_pages < 2:
+            raise ConfigError(
+                "KV_CACHE_TOO_SMALL",
+                f"The KV cache holds {max(0, num_pages)} pages of {group.page_bytes} bytes; at least 2 are needed.",
+                "Raise --kv-cache-memory-bytes or lower --block-size.",
+            )
+        self.group = group
+        self.num_pages = num_pages
+        self.page_bytes = group.page_bytes
+        self.tensor: Tensor = torch.zeros((num_pages, *group.page_shape), dtype=_DTYPES[group.dtype])
+        # The same memory as bytes; a view, so moves copy once.
+        self._bytes = self.tensor.view(-1).view(torch.uint8).numpy().data
+
+    @classmethod
+    def of_bytes(cls, group: KvGroup, capacity_bytes: int) -> PagePool:
+        """As many pages as fit into `capacity_bytes`, the dummy page included."""
+        return cls(group, capacity_bytes // group.page_bytes)
+
+    def read_page(self, page: int) -> memoryview:
+        """A read-only view of a page's bytes, of the live page, not a copy."""
+        return self._view(page).toreadonly()
+
+    def write_page(self, page: int, data: bytes | bytearray | memoryview) -> None:
+        """Overwrite a page; `data` must have exactly page_bytes. The dummy page is refused."""
+        source = memoryview(data).cast("B")
+        if source.nbytes != self.page_bytes or page == DUMMY_PAGE:
+            raise InvalidArgument(
+                "BAD_PAGE",
+                f"Page {page} cannot take {source.nbytes} bytes: pages have {self.page_bytes}, page 0 is read-only.",
+                "Compare page geometries before moving pages.",
+            )
+        self._view(page)[:] = source
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page over another."""
+        self.write_page(target, self._view(source))
+
+    def zero_pages(self, pages: Int32) -> None:
+        """Zero the given pages."""
+        for page in pages:
+            self.tensor[int(page)].zero_()
+
+    def _view(self, page: int) -> memoryview:
+        if not 0 <= page < self.num_pages:
+            raise InvalidArgument(
+                "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."
+            )
+        return self._bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
+
+
+def pages_to_zero(position: Int32, count: Int32, page_table: Int32, page_size: int) -> Int32:
+    """Pages that a step enters but does not fill: to be zeroed, so that nothing stale lies behind their tokens."""
+    end = position + count
+    last = (end - 1) // page_size
+    entered = (last * page_size >= position) & (end % page_size != 0)
+    rows = np.flatnonzero(entered)
+    pages: Int32 = page_table[rows, last[rows]]
+    return pages

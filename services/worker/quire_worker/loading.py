@@ -1,0 +1,169 @@
+"""From a model folder to something that runs: the one entrance to models for the rest of the worker.
+
+It knows the order of things (config, spec, weights, pages); each step's knowledge lives elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import xxhash
+
+from quire_common.errors import ConfigError, Unsupported
+from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
+from quire_worker.kv.page_pool import PagePool
+from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.architectures import find_family
+from quire_worker.model.config_file import ConfigFile, read_json
+from quire_worker.model.decoder import Decoder
+from quire_worker.model.parameters import parameter_specs
+from quire_worker.ops.torch_reference import TorchOps
+from quire_worker.runner import ModelRunner
+from quire_worker.weights.checkpoint import Checkpoint
+from quire_worker.weights.loader import load_checkpoint, load_dummy
+from quire_worker.weights.parameter_store import ParameterStore
+
+LoadFormat = Literal["auto", "safetensors", "dummy"]
+CAPABILITIES = ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens")
+_KV_DTYPE = "float32"
+# Fields of config.json that say nothing about what the model computes.
+_VOLATILE = ("_name_or_path", "transformers_version")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """What may be chosen about a model."""
+
+    load_format: LoadFormat = "auto"
+    seed: int = 0
+    """Of dummy weights."""
+    page_size: int = 16
+    kv_cache_bytes: int = 256 << 20
+    max_model_len: int = 0
+    """0: the model's own context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What others want to know of a loaded model; the domain form of quire.v1.ModelInfo."""
+
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    digest: bytes
+    """Of weights and config."""
+    parameters: int
+    capabilities: tuple[str, ...] = CAPABILITIES
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model that is ready to run."""
+
+    runner: ModelRunner
+    spec: ArchSpec
+    facts: ModelFacts
+    geometry: PageGeometry
+    num_pages: int
+    """Of group 0, the dummy page included."""
+
+
+Progress = Callable[[str, int, int], None]
+"""(phase: config, weights, pages; done_bytes; total_bytes), called from the loading thread."""
+
+
+def load_model(
+    folder: str | Path, options: LoadOptions | None = None, progress: Progress = lambda *_: None
+) -> LoadedModel:
+    """Load a Hugging Face folder; ConfigError or Unsupported say what is wrong with it and what to do.
+
+    The number of torch threads must be set before, and must not change after.
+    """
+    options = options or LoadOptions()
+    path = Path(folder)
+    progress("config", 0, 0)
+    config = _read_config(path)
+    architecture, family = find_family(config)
+    spec = family.build_spec(architecture, config)
+    max_model_len = _max_model_len(spec, options)
+    specs = parameter_specs(spec)
+    store = ParameterStore(specs)
+
+    def weights_progress(done: int, total: int) -> None:
+        progress("weights", done, total)
+
+    with torch.inference_mode():
+        if options.load_format == "dummy":
+            weights = load_dummy(specs, store, options.seed, weights_progress)
+        else:
+            with Checkpoint(path) as checkpoint:
+                weights = load_checkpoint(checkpoint, specs, family.names, store, weights_progress)
+    digest = _model_digest(config, weights)
+    (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
+    progress("pages", 0, options.kv_cache_bytes)
+    with torch.inference_mode():
+        pool = PagePool.of_bytes(group, options.kv_cache_bytes)
+        ops = TorchOps(spec.group_size, options.page_size)
+        runner = ModelRunner(Decoder(spec, store, ops, max_model_len), pool)
+    progress("pages", options.kv_cache_bytes, options.kv_cache_bytes)
+    facts = ModelFacts(
+        architecture=architecture,
+        max_model_len=max_model_len,
+        vocab_size=spec.vocab_size,
+        eos_token_ids=_eos_token_ids(path, config),
+        digest=digest,
+        parameters=sum(prod(each.shape) for each in specs),
+    )
+    return LoadedModel(runner, spec, facts, page_geometry(spec, options.page_size, _KV_DTYPE, digest), pool.num_pages)
+
+
+def _read_config(path: Path) -> ConfigFile:
+    if not path.is_dir():
+        raise ConfigError(
+            "MODEL_NOT_FOUND", f"There is no model folder {path}.", "Give the path of a Hugging Face folder."
+        )
+    file = path / "config.json"
+    if not file.is_file():
+        raise ConfigError("MISSING_CONFIG", f"{path} has no config.json.", "Download the whole model folder.")
+    config = ConfigFile(read_json(file), str(file))
+    if config.has("quantization_config"):
+        raise Unsupported(
+            "UNSUPPORTED_QUANTIZATION",
+            f"{file} describes quantised weights, which are not supported.",
+            "Serve the unquantised checkpoint.",
+        )
+    return config
+
+
+def _max_model_len(spec: ArchSpec, options: LoadOptions) -> int:
+    wanted = options.max_model_len or spec.max_positions
+    if wanted > spec.max_positions:
+        raise ConfigError(
+            "MAX_MODEL_LEN_TOO_LARGE",
+            f"--max-model-len {wanted} exceeds the model's context of {spec.max_positions}.",
+            f"Use at most {spec.max_positions}.",
+        )
+    return wanted
+
+
+def _eos_token_ids(path: Path, config: ConfigFile) -> tuple[int, ...]:
+    """Of config.json and, where it is there, of generation_config.json."""
+    found = set(config.token_ids("eos_token_id"))
+    file = path / "generation_config.json"
+    if file.is_file():
+        found |= set(ConfigFile(read_json(file), str(file)).token_ids("eos_token_id"))
+    return tuple(sorted(found))
+
+
+def _model_digest(config: ConfigFile, weights: bytes) -> bytes:
+    """xxh3 over the weights' digest and the canonical config."""
+    kept: dict[str, Any] = {name: value for name, value in config.fields.items() if name not in _VOLATILE}
+    canonical = json.dumps(kept, sort_keys=True, separators=(",", ":")).encode()
+    return xxhash.xxh3_128(weights + canonical).digest()

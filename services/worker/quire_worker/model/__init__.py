@@ -1,0 +1,1 @@
+"""Models as data (specs, families) and the one decoder that runs them."""

@@ -1,0 +1,142 @@
+"""What the config.json files of several families have in common, and their usual tensor names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final, cast
+
+from quire_common.errors import ConfigError, Unsupported
+from quire_worker.model.arch_spec import Activation, RopeKind, RopeSpec
+from quire_worker.model.config_file import ConfigFile
+from quire_worker.model.rope import SUPPORTED_ROPE_KINDS
+
+_ACTIVATIONS: Final[dict[str, Activation]] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+}
+
+# Role of a parameter -> name in the checkpoint; {layer} is the layer's index.
+USUAL_NAMES: Final = MappingProxyType(
+    {
+        "embed.weight": "model.embed_tokens.weight",
+        "final_norm.weight": "model.norm.weight",
+        "head.weight": "lm_head.weight",
+        "attention_norm.weight": "model.layers.{layer}.input_layernorm.weight",
+        "mlp_norm.weight": "model.layers.{layer}.post_attention_layernorm.weight",
+        "q_norm.weight": "model.layers.{layer}.self_attn.q_norm.weight",
+        "k_norm.weight": "model.layers.{layer}.self_attn.k_norm.weight",
+    }
+    | {
+        f"{part}.{kind}": f"model.layers.{{layer}}.{block}.{part}_proj.{kind}"
+        for block, parts in (("self_attn", "qkvo"), ("mlp", ("gate", "up", "down")))
+        for part in parts
+        for kind in ("weight", "bias")
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes that every family's config.json gives under the same names."""
+
+    vocab_size: int
+    hidden_size: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    max_positions: int
+    norm_eps: float
+
+
+def read_sizes(config: ConfigFile, *, default_head_dim: int = 0) -> Sizes:
+    """Read and cross-check the sizes. `default_head_dim` 0 stands for hidden_size / heads."""
+    hidden, heads = config.integer("hidden_size"), config.integer("num_attention_heads")
+    kv_heads = config.integer("num_key_value_heads", heads)
+    head_dim = config.integer("head_dim", default_head_dim or max(1, hidden // heads))
+    if heads % kv_heads:
+        raise config.bad("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    if head_dim % 2:
+        raise config.bad("head_dim", "an even integer")
+    if not config.has("head_dim") and not default_head_dim and hidden % heads:
+        raise config.bad("hidden_size", f"a multiple of num_attention_heads ({heads})")
+    return Sizes(
+        vocab_size=config.integer("vocab_size"),
+        hidden_size=hidden,
+        layers=config.integer("num_hidden_layers"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=config.integer("intermediate_size"),
+        max_positions=config.integer("max_position_embeddings"),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+    )
+
+
+def read_activation(config: ConfigFile) -> Activation:
+    """The MLP's activation."""
+    name = config.text("hidden_act", "silu")
+    if name not in _ACTIVATIONS:
+        raise Unsupported(
+            "UNSUPPORTED_ACTIVATION",
+            f"Activation {name!r} is not supported; supported are {', '.join(_ACTIVATIONS)}.",
+            "Serve a model with a supported activation.",
+        )
+    return _ACTIVATIONS[name]
+
+
+def read_rope(config: ConfigFile) -> RopeSpec:
+    """RoPE from `rope_parameters` (new) or from `rope_theta` and `rope_scaling` (old)."""
+    section = config.section("rope_parameters") or config.section("rope_scaling") or ConfigFile({}, config.source)
+    kind = section.text("rope_type", section.text("type", "default"))
+    if kind not in SUPPORTED_ROPE_KINDS:
+        raise Unsupported(
+            "UNSUPPORTED_ROPE",
+            f"RoPE variant {kind!r} is not supported; supported are {', '.join(SUPPORTED_ROPE_KINDS)}.",
+            "Serve a model with a supported variant.",
+        )
+    if section.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0)) != 1.0:
+        raise Unsupported(
+            "UNSUPPORTED_ROPE",
+            "A partial rotary embedding is not supported.",
+            "Serve a model that rotates whole heads.",
+        )
+    theta = section.number("rope_theta", config.number("rope_theta", 10000.0))
+    if kind == "default":
+        return RopeSpec(theta=theta)
+    if kind == "linear":
+        return RopeSpec("linear", theta, section.number("factor"))
+    low, high = section.number("low_freq_factor"), section.number("high_freq_factor")
+    if high <= low:
+        raise ConfigError(
+            "BAD_CONFIG",
+            f"{section.source}: high_freq_factor ({high}) is not above low_freq_factor ({low}).",
+            "Use the config.json of the model's own revision.",
+        )
+    original = section.integer("original_max_position_embeddings", config.integer("max_position_embeddings"))
+    return RopeSpec(cast(RopeKind, kind), theta, section.number("factor"), low, high, original)
+
+
+def read_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
+    """Sliding windows per layer, from `layer_types`, or from `max_window_layers` where that is absent."""
+    if not config.flag("use_sliding_window", False) or not config.has("sliding_window"):
+        return ()
+    window = config.integer("sliding_window")
+    types = config.texts("layer_types")
+    if not types:
+        first = config.integer("max_window_layers", layers, minimum=0)
+        types = tuple("sliding_attention" if layer >= first else "full_attention" for layer in range(layers))
+    if len(types) != layers:
+        raise config.bad("layer_types", f"a list of {layers} kinds")
+    unknown = set(types) - {"sliding_attention", "full_attention"}
+    if unknown:
+        raise Unsupported(
+            "UNSUPPORTED_LAYER_TYPE",
+            f"Layer types {', '.join(sorted(unknown))} are not supported; full and sliding attention are.",
+            "Serve a model with supported layers.",
+        )
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)

@@ -1,0 +1,122 @@
+"""Reads the JSON files of a model folder, with typed errors for what is absent or of the wrong kind.
+
+It knows JSON and names of fields; it knows nothing of what a field means to a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire_common.errors import ConfigError
+
+MAX_CONFIG_BYTES = 16 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file of bounded size."""
+    try:
+        size = path.stat().st_size
+        raw = path.read_bytes() if size <= MAX_CONFIG_BYTES else b""
+    except OSError as error:
+        raise ConfigError(
+            "UNREADABLE_FILE", f"{path} cannot be read: {error.strerror}.", "Check the path and its permissions."
+        ) from error
+    if size > MAX_CONFIG_BYTES:
+        raise ConfigError(
+            "BAD_CONFIG", f"{path} has {size} bytes; the most is {MAX_CONFIG_BYTES}.", "Use a real model folder."
+        )
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError("BAD_CONFIG", f"{path} is not JSON: {error}.", "Download the file again.") from error
+    if not isinstance(value, dict):
+        raise ConfigError("BAD_CONFIG", f"{path} holds no JSON object.", "Download the file again.")
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFile:
+    """The fields of one config.json. A field that is null counts as absent."""
+
+    fields: Mapping[str, Any]
+    source: str = "config.json"
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there and not null."""
+        return self.fields.get(name) is not None
+
+    def integer(self, name: str, default: int | None = None, *, minimum: int = 1) -> int:
+        """An integer of at least `minimum`."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise self.bad(name, f"an integer of at least {minimum}")
+        return value
+
+    def number(self, name: str, default: float | None = None) -> float:
+        """A finite number above 0."""
+        value = self._value(name, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
+            raise self.bad(name, "a number above 0")
+        return float(value)
+
+    def flag(self, name: str, default: bool) -> bool:
+        """True or false."""
+        value = self._value(name, default)
+        if not isinstance(value, bool):
+            raise self.bad(name, "true or false")
+        return value
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string."""
+        value = self._value(name, default)
+        if not isinstance(value, str):
+            raise self.bad(name, "a string")
+        return value
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """A list of strings; empty where absent."""
+        value = self._value(name, [])
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise self.bad(name, "a list of strings")
+        return tuple(value)
+
+    def token_ids(self, name: str) -> tuple[int, ...]:
+        """A token id or a list of them; empty where absent."""
+        value = self._value(name, [])
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in items):
+            raise self.bad(name, "a token id or a list of token ids")
+        return tuple(items)
+
+    def section(self, name: str) -> ConfigFile | None:
+        """A nested object, or None where absent."""
+        value = self.fields.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise self.bad(name, "an object")
+        return ConfigFile(value, f"{self.source}: {name}")
+
+    def bad(self, name: str, wanted: str) -> ConfigError:
+        """The error for a field that is absent or not what is wanted."""
+        if not self.has(name):
+            return ConfigError(
+                "BAD_CONFIG",
+                f"{self.source} lacks `{name}` ({wanted}).",
+                "Use the config.json of the model's own revision.",
+            )
+        shown = repr(self.fields[name])[:80]
+        return ConfigError(
+            "BAD_CONFIG",
+            f"{self.source}: `{name}` is {shown}, not {wanted}.",
+            "Use the config.json of the model's own revision.",
+        )
+
+    def _value(self, name: str, default: object) -> object:
+        value = self.fields.get(name)
+        return default if value is None else value

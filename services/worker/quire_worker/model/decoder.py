@@ -1,0 +1,115 @@
+"""The one decoder: runs any `ArchSpec` by calling `Ops`. It knows nothing of devices, kernels, files or families."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Generic
+
+import torch
+from torch import Tensor
+
+from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.model.parameters import MODEL_WIDE
+from quire_worker.model.rope import rope_tables
+from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
+from quire_worker.ops.weight import DenseWeight, Weight
+from quire_worker.weights.parameter_store import ParameterStore
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """What one layer computes with; None where the spec has no such part."""
+
+    attention_norm: Tensor | None
+    qkv: Weight
+    qk_gains: QkGains | None
+    o: Weight
+    attention_post_norm: Tensor | None
+    mlp_norm: Tensor | None
+    gate_up: Weight
+    down: Weight
+    mlp_post_norm: Tensor | None
+
+
+class Decoder(Generic[P]):
+    """Token rows in, hidden rows and logits out; keys and values go to the pages that the plan names."""
+
+    def __init__(self, spec: ArchSpec, store: ParameterStore, ops: Ops[P], max_positions: int) -> None:
+        self.spec = spec
+        self.ops = ops
+        self.head_shape = HeadShape(spec.heads, spec.kv_heads, spec.head_dim, spec.score_scale, spec.attention_softcap)
+        self.rope = RopeTables(*rope_tables(spec.rope, spec.head_dim, max_positions))
+        self.embedding = store.require("embed.weight", MODEL_WIDE)
+        self.final_norm = _gain(spec, store, "final_norm.weight", MODEL_WIDE)
+        self.head: Weight = DenseWeight(self.embedding) if spec.tied_embeddings else _linear(store, "head", MODEL_WIDE)
+        self.layers = [_layer_weights(spec, store, layer) for layer in range(spec.layers)]
+
+    def forward(self, token: Tensor, pages: Tensor, plan: P) -> Tensor:
+        """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`."""
+        spec, ops = self.spec, self.ops
+        residual = ops.embedding(token, self.embedding, spec.embedding_scale)
+        delta: Tensor | None = None
+        for index, layer in enumerate(self.layers):
+            x = self._enter(delta, residual, layer.attention_norm)
+            query = ops.qk_norm_rope_write(
+                ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_gains
+            )
+            attended = ops.paged_attention(query, pages, index, plan, self.head_shape, spec.window(index))
+            delta = self._leave(ops.linear(attended, layer.o), layer.attention_post_norm)
+            x = self._enter(delta, residual, layer.mlp_norm)
+            delta = self._leave(self._mlp(x, layer), layer.mlp_post_norm)
+        return residual if delta is None else residual.add_(delta)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
+        x = self.ops.rms_norm(hidden, self.final_norm, self.spec.norm_eps)
+        return self.ops.lm_head(x, self.head, self.spec.logit_softcap)
+
+    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        inner = self.ops.linear(x, layer.gate_up)
+        combine = self.ops.gated_activation if self.spec.gated_mlp else self.ops.activation
+        return self.ops.linear(combine(inner, self.spec.activation), layer.down)
+
+    def _enter(self, delta: Tensor | None, residual: Tensor, gain: Tensor | None) -> Tensor:
+        """Add what the block before left, then normalise for the next one."""
+        if gain is None:
+            return residual.clone() if delta is None else residual.add_(delta)
+        if delta is None:
+            return self.ops.rms_norm(residual, gain, self.spec.norm_eps)
+        return self.ops.add_rms_norm(delta, residual, gain, self.spec.norm_eps)
+
+    def _leave(self, x: Tensor, gain: Tensor | None) -> Tensor:
+        return x if gain is None else self.ops.rms_norm(x, gain, self.spec.norm_eps)
+
+
+def _layer_weights(spec: ArchSpec, store: ParameterStore, layer: int) -> LayerWeights:
+    gains = {
+        role: _optional_gain(spec, store, f"{role}.weight", layer)
+        for role in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
+    }
+    qk_gains = None
+    if spec.qk_norm == "head":
+        qk_gains = QkGains(
+            _gain(spec, store, "q_norm.weight", layer), _gain(spec, store, "k_norm.weight", layer), spec.norm_eps
+        )
+    return LayerWeights(
+        qkv=_linear(store, "qkv", layer),
+        qk_gains=qk_gains,
+        o=_linear(store, "o", layer),
+        gate_up=_linear(store, "gate_up", layer),
+        down=_linear(store, "down", layer),
+        **gains,
+    )
+
+
+def _linear(store: ParameterStore, role: str, layer: int) -> Weight:
+    return DenseWeight(store.require(f"{role}.weight", layer), store.get(f"{role}.bias", layer))
+
+
+def _gain(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor:
+    gain = store.require(role, layer)
+    return torch.add(gain, spec.norm_gain_offset) if spec.norm_gain_offset else gain
+
+
+def _optional_gain(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor | None:
+    return _gain(spec, store, role, layer) if store.get(role, layer) is not None else None

@@ -1,0 +1,121 @@
+"""The one interface between the decoder and whatever computes: a torch reference, Triton kernels.
+
+The contract is the docstrings of `Ops`. Shapes are in brackets: R rows (tokens) of a step, padding included, H hidden
+size, Q query heads, K KV heads, D head size, V vocabulary. Floating-point tensors are of the implementation's compute
+type. All calls come from one thread. Nothing is mutated but what a docstring names; results may be scratch memory of
+the implementation, valid until the same operation is called again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from quire_worker.model.arch_spec import Activation
+from quire_worker.ops.weight import Weight
+from quire_worker.sampling.columns import SamplingColumns
+from quire_worker.step import Int32, LogprobColumns
+
+P = TypeVar("P")
+"""An implementation's own plan of a step's attention."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShape:
+    """Sizes and scales that attention needs, the same in all layers."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    score_scale: float
+    softcap: float = 0.0
+    """0: none."""
+
+
+@dataclass(frozen=True, slots=True)
+class RopeTables:
+    """Cosines and sines by absolute position, each [positions, D / 2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class QkGains:
+    """Gains of the norms over query and key heads, each [D], and their epsilon."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+class Ops(Protocol[P]):
+    """What a decoder is made of. A row's results never depend on other rows of the step where the implementation is
+    batch-invariant (the torch reference is), and never on padding rows anywhere."""
+
+    @property
+    def row_multiple(self) -> int:
+        """Steps must be padded to a multiple of this many rows."""
+        ...
+
+    def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
+        """Prepare a step's attention, once for all layers.
+
+        `pages` is the pool [pages, K, layers, 2 (key, value), page_size, D]; position, count [S] and page_table [S, P]
+        are as in StepBatch; rows beyond sum(count) are padding: it attends to nothing and is written nowhere, or to
+        page 0.
+        """
+        ...
+
+    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
+        """token [R] int64, weight [V, H] -> [R, H], times `scale`."""
+        ...
+
+    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """[R, H] -> x / sqrt(mean(x^2) + eps) * gain."""
+        ...
+
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """Mutates residual [R, H] += delta, then returns its rms_norm."""
+        ...
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """[R, inputs] -> [R, outputs] = x @ weight.T + bias."""
+        ...
+
+    def qk_norm_rope_write(
+        self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
+    ) -> Tensor:
+        """From the fused projection qkv [R, (Q + 2 K) * D]: norm query and key heads where `norm` is given, rotate both
+        (halves: x1 cos - x2 sin, x2 cos + x1 sin), write keys and values of real rows to `pages` (mutated) of `layer`,
+        and return queries [R, Q * D], not scaled. May mutate qkv."""
+        ...
+
+    def paged_attention(
+        self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, window: int
+    ) -> Tensor:
+        """query [R, Q * D] -> [R, Q * D]. A row at position p sees positions max(0, p - window + 1)..p of its sequence
+        (all up to p where window is 0); scores = softcap(query . key * score_scale). Padding rows are zero."""
+        ...
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """[R, 2 * I] -> [R, I] = activation(first half) * second half."""
+        ...
+
+    def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """[R, I] -> [R, I]."""
+        ...
+
+    def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
+        """[R, H] -> logits [R, V] float32, soft-capped where softcap is not 0."""
+        ...
+
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
+        """logits [N, V] -> token ids [N], -1 where a row holds a NaN. See sampling.sampler for the exact definition."""
+        ...
+
+    def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
+        """Of raw logits [N, V]: columns of the rows whose `wanted` [N] is not -1; None where there are none."""
+        ...

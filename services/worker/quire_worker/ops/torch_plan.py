@@ -1,0 +1,173 @@
+"""A step's attention, planned once for all layers: which sequences go together, over which key tiles, how masked.
+
+Keys are cut into tiles at fixed absolute positions. Sequences that compute equally many rows form a group, sorted by
+length, so that each tile works on a prefix of the group. A tile that a row may not see changes nothing of that row, bit
+for bit; so a row's result depends neither on its group nor on how its prompt was cut into chunks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_worker.step import Int32, Int64
+
+MASKED = -1e30
+"""Added to scores: far below any score, and finite, so that a row with nothing to see yields no NaN."""
+_CHUNK_MULTIPLE = 16
+
+
+@dataclass(slots=True)
+class Tile:
+    """One run of keys, and the prefix of its group that reaches it."""
+
+    sequences: int
+    first_row: int
+    """Query rows before it lie before the tile's first key in every sequence: nothing to do."""
+    index: Tensor
+    """[2 (key, value) * sequences * K * pages per tile] int64: page parts of layer 0 in the flat pool."""
+    begin: int
+    """Position of the first key."""
+
+
+@dataclass(slots=True)
+class Group:
+    """Sequences with equally many query rows, longest first."""
+
+    tokens: int
+    """Query tokens of each sequence, padded."""
+    rows: int
+    """Query rows per KV head: tokens * query heads per KV head, padded to the row tile."""
+    source: Tensor
+    """[sequences * tokens] int64: row of the step for each query token; padding repeats a sequence's last."""
+    real: Tensor | None
+    """Indices into `source` that are not padding; None where all are real."""
+    position: Int64
+    """[sequences, tokens] absolute positions; padding repeats the last."""
+    tiles: list[Tile]
+    masks: dict[int, list[tuple[int, Tensor] | None]] = field(default_factory=dict)
+    """Window -> for each tile: None, or the first sequence that needs a mask and [sequences - first, 1, rows, T]."""
+
+
+@dataclass(slots=True)
+class TorchPlan:
+    """What the torch reference needs of a step."""
+
+    rows: int
+    real_rows: int
+    position: Tensor
+    """[rows] int64; padding 0."""
+    write_index: Tensor
+    """[real rows, K] int64: token vectors of layer 0's keys in the flat pool."""
+    groups: list[Group]
+    tile: int
+    page_size: int
+    rotation: tuple[Tensor, Tensor] | None = None
+    """Cosines and sines of the rows, filled by the first layer."""
+
+
+def plan_step(
+    pages: Tensor,
+    rows: int,
+    position: Int32,
+    count: Int32,
+    page_table: Int32,
+    *,
+    heads_per_kv: int,
+    tile: int,
+    row_tile: int,
+) -> TorchPlan:
+    """See `Ops.plan`; `tile` keys per tile (a multiple of the page size), query rows padded to `row_tile`."""
+    _, kv_heads, layers, _, page_size, _ = pages.shape
+    real_rows = int(count.sum())
+    first_row = np.cumsum(count) - count
+    sequence = np.repeat(np.arange(count.size), count)
+    row_position = np.zeros(rows, np.int64)
+    row_position[:real_rows] = position[sequence] + (np.arange(real_rows) - first_row[sequence])
+    real = row_position[:real_rows]
+    page = page_table[sequence, real // page_size].astype(np.int64)
+    head = np.arange(kv_heads)
+    write = ((page[:, None] * kv_heads + head) * (layers * 2)) * page_size + (real % page_size)[:, None]
+    planner = _Planner(
+        position, count, page_table, first_row, kv_heads, layers, page_size, heads_per_kv, tile, row_tile
+    )
+    return TorchPlan(
+        rows, real_rows, torch.from_numpy(row_position), torch.from_numpy(write), planner.groups(), tile, page_size
+    )
+
+
+@dataclass(slots=True)
+class _Planner:
+    position: Int32
+    count: Int32
+    page_table: Int32
+    first_row: Int64
+    kv_heads: int
+    layers: int
+    page_size: int
+    heads_per_kv: int
+    tile: int
+    row_tile: int
+
+    def groups(self) -> list[Group]:
+        padded = np.where(self.count == 1, 1, -(-self.count // _CHUNK_MULTIPLE) * _CHUNK_MULTIPLE)
+        return [self._group(int(tokens), np.flatnonzero(padded == tokens)) for tokens in np.unique(padded)]
+
+    def _group(self, tokens: int, members: Int64) -> Group:
+        end = self.position[members] + self.count[members]
+        order = np.argsort(-end, kind="stable")
+        members, end = members[order], end[order]
+        offset = np.minimum(np.arange(tokens)[None, :], self.count[members][:, None] - 1)
+        source = (self.first_row[members][:, None] + offset).reshape(-1)
+        is_real = np.arange(tokens)[None, :] < self.count[members][:, None]
+        real = None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real))
+        position = self.position[members][:, None].astype(np.int64) + offset
+        rows = -(-tokens * self.heads_per_kv // self.row_tile) * self.row_tile
+        return Group(tokens, rows, torch.from_numpy(source), real, position, self._tiles(members, end, position[:, 0]))
+
+    def _tiles(self, members: Int64, end: Int32, first: Int64) -> list[Tile]:
+        pages_per_tile = self.tile // self.page_size
+        wanted = np.arange(-(-int(end[0]) // self.tile) * pages_per_tile)
+        width = min(wanted.size, self.page_table.shape[1])
+        table = np.zeros((members.size, wanted.size), np.int64)
+        table[:, :width] = self.page_table[members, :width]
+        # Pages behind a sequence's last token are granted but may be stale: read the dummy page instead.
+        table[wanted[None, :] * self.page_size >= end[:, None]] = 0
+        parts = (table[:, None, :] * self.kv_heads + np.arange(self.kv_heads)[None, :, None]) * (self.layers * 2)
+        tiles = []
+        for begin in range(0, int(end[0]), self.tile):
+            reached = int(np.count_nonzero(end > begin))
+            at = begin // self.page_size
+            key = parts[:reached, :, at : at + pages_per_tile].reshape(-1)
+            skipped = int(np.maximum(0, begin - first[:reached]).min()) * self.heads_per_kv
+            index = torch.from_numpy(np.concatenate((key, key + 1)))
+            tiles.append(Tile(reached, skipped // self.row_tile * self.row_tile, index, begin))
+        return tiles
+
+
+def group_masks(group: Group, window: int, tile: int, heads_per_kv: int) -> list[tuple[int, Tensor] | None]:
+    """Masks of a group's tiles under a window (0: none); computed once per step and window."""
+    if window not in group.masks:
+        group.masks[window] = [_mask(group, each, window, tile, heads_per_kv) for each in group.tiles]
+    return group.masks[window]
+
+
+def _mask(group: Group, tile: Tile, window: int, size: int, heads_per_kv: int) -> tuple[int, Tensor] | None:
+    position = group.position[: tile.sequences, tile.first_row // heads_per_kv :]
+    needs = position[:, 0] < tile.begin + size - 1
+    if window:
+        needs |= position[:, -1] - window >= tile.begin
+    if not needs.any():
+        return None
+    first = int(needs.argmax())
+    query = np.repeat(position[first:], heads_per_kv, axis=1)[:, :, None]
+    # first_row is a multiple of the row tile, not of the heads: drop the heads of its token that lie before it.
+    query = query[:, tile.first_row % heads_per_kv :]
+    key = tile.begin + np.arange(size)
+    hidden = key > query
+    if window:
+        hidden |= key <= query - window
+    return first, torch.from_numpy(np.where(hidden, np.float32(MASKED), np.float32(0.0)))[:, None]

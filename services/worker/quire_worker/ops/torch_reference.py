@@ -1,0 +1,137 @@
+"""The torch reference of `Ops`: float32, on the CPU, batch-invariant to the bit.
+
+Activations are spelled out in operations that give every element the same bits wherever it lies in a tensor: torch's
+own silu and sigmoid compute the ends of a buffer with a different exp than its middle.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from quire_worker.model.arch_spec import Activation
+from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.scratch import Scratch
+from quire_worker.ops.torch_attention import paged_attention
+from quire_worker.ops.torch_plan import TorchPlan, plan_step
+from quire_worker.ops.weight import DenseWeight, Weight
+from quire_worker.sampling.columns import SamplingColumns
+from quire_worker.sampling.logprobs import logprob_columns
+from quire_worker.sampling.sampler import sample
+from quire_worker.step import Int32, LogprobColumns
+
+ROW_MULTIPLE: Final = 16
+_KEYS_PER_TILE: Final = 64
+_GELU_SCALE: Final = math.sqrt(2.0 / math.pi)
+
+
+class TorchOps:
+    """See `Ops`. One object per model; its scratch memory makes it a single thread's."""
+
+    row_multiple = ROW_MULTIPLE
+
+    def __init__(self, heads_per_kv: int, page_size: int) -> None:
+        self._heads_per_kv = heads_per_kv
+        self._tile = page_size * max(1, _KEYS_PER_TILE // page_size)
+        # Products split their rows over threads, and a part of fewer than 4 rows would round differently.
+        self._row_tile = 4 if torch.get_num_threads() == 1 else ROW_MULTIPLE
+        self._scratch = Scratch()
+
+    def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
+        """See `Ops.plan`."""
+        return plan_step(
+            pages,
+            rows,
+            position,
+            count,
+            page_table,
+            heads_per_kv=self._heads_per_kv,
+            tile=self._tile,
+            row_tile=self._row_tile,
+        )
+
+    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
+        """See `Ops.embedding`."""
+        rows = weight.index_select(0, token)
+        return rows if scale == 1.0 else rows.mul_(scale)
+
+    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """See `Ops.rms_norm`."""
+        variance = x.square().mean(dim=-1, keepdim=True)
+        return torch.mul(x, variance.add_(eps).rsqrt_()).mul_(gain)
+
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """See `Ops.add_rms_norm`."""
+        residual.add_(delta)
+        return self.rms_norm(residual, gain, eps)
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """See `Ops.linear`."""
+        if isinstance(weight, DenseWeight):
+            return functional.linear(x, weight.data, weight.bias)
+        product = functional.linear(x, weight.data.to(torch.float32)).mul_(weight.scale)
+        return product if weight.bias is None else product.add_(weight.bias)
+
+    def qk_norm_rope_write(
+        self,
+        qkv: Tensor,
+        pages: Tensor,
+        layer: int,
+        plan: TorchPlan,
+        shape: HeadShape,
+        rope: RopeTables,
+        norm: QkGains | None,
+    ) -> Tensor:
+        """See `Ops.qk_norm_rope_write`."""
+        heads, rotated_heads, half = shape.heads, shape.heads + shape.kv_heads, shape.head_dim // 2
+        parts = qkv.view(plan.rows, rotated_heads + shape.kv_heads, shape.head_dim)
+        if norm is not None:
+            parts[:, :heads] = self.rms_norm(parts[:, :heads], norm.query, norm.eps)
+            parts[:, heads:rotated_heads] = self.rms_norm(parts[:, heads:rotated_heads], norm.key, norm.eps)
+        if plan.rotation is None:
+            plan.rotation = (rope.cos[plan.position][:, None], rope.sin[plan.position][:, None])
+        cos, sin = plan.rotation
+        first, second = parts[:, :rotated_heads, :half], parts[:, :rotated_heads, half:]
+        rotated = torch.empty(plan.rows, rotated_heads, shape.head_dim)
+        torch.mul(first, cos, out=rotated[:, :, :half]).sub_(second * sin)
+        torch.mul(second, cos, out=rotated[:, :, half:]).add_(first * sin)
+        vectors = pages.view(-1, shape.head_dim)
+        begin = 2 * layer * plan.page_size
+        for kind, source in ((0, rotated[:, heads:]), (1, parts[:, rotated_heads:])):
+            vectors[begin + kind * plan.page_size :][plan.write_index] = source[: plan.real_rows]
+        return rotated[:, :heads].reshape(plan.rows, heads * shape.head_dim)
+
+    def paged_attention(
+        self, query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, window: int
+    ) -> Tensor:
+        """See `Ops.paged_attention`."""
+        return paged_attention(query, pages, layer, plan, shape, window, self._scratch)
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See `Ops.gated_activation`."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return self.activation(gate, activation).mul_(up)
+
+    def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """See `Ops.activation`."""
+        if activation == "silu":
+            return torch.div(x, x.neg().exp_().add_(1.0))
+        inner = x.pow(3).mul_(0.044715).add_(x).mul_(_GELU_SCALE)
+        return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
+
+    def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
+        """See `Ops.lm_head`."""
+        logits = self.linear(x, weight)
+        return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
+
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
+        """See `Ops.sample`."""
+        return sample(logits, columns)
+
+    def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
+        """See `Ops.logprobs`."""
+        return logprob_columns(logits, token, wanted)

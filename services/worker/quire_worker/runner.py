@@ -1,0 +1,90 @@
+"""Runs one step: pads and plans the batch, calls the decoder, samples. Called once per step, from one thread.
+
+It knows nothing of slots, grants or stop conditions; see `step` for what goes in and out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_worker.kv.page_pool import PagePool, pages_to_zero
+from quire_worker.model.decoder import Decoder
+from quire_worker.sampling.columns import SamplingColumns
+from quire_worker.step import Int64, StepBatch, StepOutput, StepTiming
+
+
+class ModelRunner:
+    """A decoder and its page pool."""
+
+    def __init__(self, decoder: Decoder[Any], pool: PagePool) -> None:
+        # Any: the plan's type is the ops' own affair and goes from ops to ops only.
+        self.decoder = decoder
+        self.pool = pool
+
+    @torch.inference_mode()
+    def run(self, batch: StepBatch) -> StepOutput:
+        """Compute all rows, write their keys and values, and draw a token for each sequence with `sample`."""
+        begin = time.perf_counter_ns()
+        hidden, prepared = self._forward(batch)
+        sampled = np.flatnonzero(batch.sample)
+        if sampled.size == 0:
+            token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
+        else:
+            last_row = (np.cumsum(batch.count, dtype=np.int64) - 1)[sampled]
+            logits = self._logits(hidden, last_row)
+            forwarded = time.perf_counter_ns()
+            token = self.decoder.ops.sample(logits, _columns(batch, sampled))
+            logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[sampled])
+        timing = StepTiming(
+            prepare_us=(prepared - begin) // 1000,
+            forward_us=(forwarded - prepared) // 1000,
+            sample_us=(time.perf_counter_ns() - forwarded) // 1000,
+        )
+        return StepOutput(token, logprobs, timing)
+
+    @torch.inference_mode()
+    def all_logits(self, batch: StepBatch) -> Tensor:
+        """Run a step and return the logits [R, V] of every row: for tests and prompt scoring."""
+        hidden, _ = self._forward(batch)
+        return self._logits(hidden, np.arange(batch.token.size))
+
+    def _forward(self, batch: StepBatch) -> tuple[Tensor, int]:
+        """Hidden rows, and when preparation ended."""
+        ops = self.decoder.ops
+        rows = _padded(batch.token.size, ops.row_multiple)
+        token = torch.zeros(rows, dtype=torch.int64)
+        token[: batch.token.size] = torch.from_numpy(batch.token)
+        self.pool.zero_pages(pages_to_zero(batch.position, batch.count, batch.page_table, self.pool.group.page_size))
+        plan = ops.plan(self.pool.tensor, rows, batch.position, batch.count, batch.page_table)
+        prepared = time.perf_counter_ns()
+        return self.decoder.forward(token, self.pool.tensor, plan), prepared
+
+    def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:
+        """Logits of the given rows; the product sees a padded number of rows, repeats of the first."""
+        index = np.zeros(_padded(rows.size, self.decoder.ops.row_multiple), np.int64) + rows[0]
+        index[: rows.size] = rows
+        return self.decoder.logits(hidden.index_select(0, torch.from_numpy(index)))[: rows.size]
+
+
+def _padded(count: int, multiple: int) -> int:
+    return -(-count // multiple) * multiple
+
+
+def _columns(batch: StepBatch, sampled: Int64) -> SamplingColumns:
+    """Sampling columns of the sequences that yield a token."""
+    place = {int(sequence): row for row, sequence in enumerate(sampled)} if batch.blocked else {}
+    return SamplingColumns(
+        temperature=batch.temperature[sampled],
+        top_k=batch.top_k[sampled],
+        top_p=batch.top_p[sampled],
+        min_p=batch.min_p[sampled],
+        seed=batch.seed[sampled],
+        sample_index=batch.sample_index[sampled],
+        position=(batch.position[sampled] + batch.count[sampled]).astype(np.int64),
+        blocked={place[sequence]: ids for sequence, ids in batch.blocked.items() if sequence in place},
+    )

@@ -1,0 +1,107 @@
+"""The weight files of a model folder: finds single or sharded safetensors and opens them together.
+
+It knows how folders are laid out; it knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+
+from quire_common.errors import ConfigError
+from quire_worker.model.config_file import read_json
+from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack")
+
+
+class Checkpoint:
+    """All tensors of a folder, by name; a context manager. ConfigError for every flaw, before any tensor is read."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = ExitStack()
+        self._where: dict[str, tuple[SafetensorsFile, TensorEntry]] = {}
+        try:
+            self._open_all()
+        except BaseException:
+            self._files.close()
+            raise
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Unmap all files; views must have been dropped."""
+        self._where.clear()
+        self._files.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors, in the order in which they lie in the files."""
+        return tuple(self._where)
+
+    def find(self, name: str) -> tuple[SafetensorsFile, TensorEntry] | None:
+        """The file and entry of a tensor."""
+        return self._where.get(name)
+
+    def _open_all(self) -> None:
+        index = self.folder / INDEX_NAME
+        promised = self._read_index(index) if index.is_file() else {}
+        paths = sorted(set(promised.values())) if promised else [self._single()]
+        missing = [path.name for path in paths if not path.is_file()]
+        if missing:
+            shown = ", ".join(missing[:8]) + (", ..." if len(missing) > 8 else "")
+            raise ConfigError(
+                "MISSING_SHARD",
+                f"{self.folder} lacks {len(missing)} of its {len(paths)} weight files: {shown}.",
+                "Download the missing files of the same revision.",
+            )
+        for path in paths:
+            file = self._files.enter_context(SafetensorsFile(path))
+            for entry in sorted(file.entries.values(), key=lambda found: found.begin):
+                if entry.name in self._where:
+                    raise ConfigError(
+                        "CORRUPT_SAFETENSORS",
+                        f"Tensor {entry.name} is in {self._where[entry.name][0].path.name} and in {path.name}.",
+                        "Keep the files of one revision only.",
+                    )
+                self._where[entry.name] = (file, entry)
+        for name, path in promised.items():
+            if name not in self._where or self._where[name][0].path != path:
+                raise ConfigError(
+                    "MISSING_TENSOR",
+                    f"{INDEX_NAME} places tensor {name} in {path.name}, which does not hold it.",
+                    "Download all files of one revision.",
+                )
+
+    def _single(self) -> Path:
+        path = self.folder / SINGLE_NAME
+        if path.is_file():
+            return path
+        if any(next(self.folder.glob(pattern), None) for pattern in _OTHER_FORMATS):
+            raise ConfigError(
+                "UNSUPPORTED_WEIGHT_FORMAT",
+                f"{self.folder} holds weights in a format other than safetensors.",
+                "Convert them to safetensors; other formats are not read because they can execute code.",
+            )
+        raise ConfigError(
+            "MISSING_WEIGHTS",
+            f"{self.folder} holds neither {SINGLE_NAME} nor {INDEX_NAME}.",
+            "Download the weights, or use --load-format dummy for random ones.",
+        )
+
+    def _read_index(self, index: Path) -> dict[str, Path]:
+        weight_map = read_json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise ConfigError("BAD_INDEX", f"{index} has no weight_map.", "Download the file again.")
+        for name, file in weight_map.items():
+            # A name with a folder in it would read outside of the model.
+            if not isinstance(file, str) or Path(file).name != file:
+                raise ConfigError("BAD_INDEX", f"{index} places tensor {name} in {file!r}.", "Download the file again.")
+        return {name: self.folder / file for name, file in weight_map.items()}

@@ -1,0 +1,124 @@
+"""Fills a ParameterStore from a checkpoint, hashing what it reads, or with seeded random numbers.
+
+It knows names and shapes; it knows nothing of how the model computes.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import xxhash
+
+from quire_common.errors import ConfigError
+from quire_worker.model.parameters import ParameterSpec
+from quire_worker.weights.checkpoint import Checkpoint
+from quire_worker.weights.parameter_store import ParameterStore
+from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
+
+Progress = Callable[[int, int], None]
+"""(done_bytes, total_bytes), called from the loading thread after each tensor."""
+
+# Tensors of old checkpoints that hold what the spec already says.
+_IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
+_DUMMY_DEVIATION = 0.02
+
+
+def load_checkpoint(
+    checkpoint: Checkpoint,
+    specs: Sequence[ParameterSpec],
+    names: Mapping[str, str],
+    store: ParameterStore,
+    progress: Progress,
+) -> bytes:
+    """Fill the store; returns a digest of the weights that does not depend on how they are sharded.
+
+    Raises ConfigError for tensors that are missing, left over or of the wrong shape, before any data is read.
+    """
+    found = _match(checkpoint, specs, names)
+    total = sum(entry.num_bytes for _, _, entry in found)
+    done, digests = 0, {}
+    progress(0, total)
+    # In the order of the files, so that a cold disk is read forwards.
+    for spec, file, entry in sorted(found, key=lambda item: (item[1].path, item[2].begin)):
+        digests[entry.name] = _tensor_digest(file, entry)
+        store.destination(spec).copy_(file.tensor(entry))
+        done += entry.num_bytes
+        progress(done, total)
+    combined = xxhash.xxh3_128()
+    for name in sorted(digests):
+        combined.update(digests[name])
+    return combined.digest()
+
+
+def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int, progress: Progress) -> bytes:
+    """Random weights, never zeros: gains near 1, everything else of standard deviation 0.02.
+
+    A parameter's values depend on the seed and on its own name and shape alone.
+    """
+    total = sum(store.destination(spec).nbytes for spec in specs)
+    done = 0
+    progress(0, total)
+    for spec in specs:
+        target = store.destination(spec)
+        own = zlib.crc32(f"{spec.role}/{spec.layer}/{spec.shape}".encode())
+        generator = torch.Generator().manual_seed((seed << 32 | own) & (1 << 63) - 1)
+        target.normal_(1.0 if "norm" in spec.role else 0.0, _DUMMY_DEVIATION, generator=generator)
+        # As if read from a bf16 checkpoint.
+        target.copy_(target.to(torch.bfloat16))
+        done += target.nbytes
+        progress(done, total)
+    shapes = "".join(f"{spec.role}/{spec.layer}/{spec.shape};" for spec in specs)
+    return xxhash.xxh3_128(f"dummy/{seed}/{shapes}".encode()).digest()
+
+
+def _match(
+    checkpoint: Checkpoint, specs: Sequence[ParameterSpec], names: Mapping[str, str]
+) -> list[tuple[ParameterSpec, SafetensorsFile, TensorEntry]]:
+    wanted = {names[spec.role].format(layer=spec.layer): spec for spec in specs}
+    missing = [name for name in wanted if checkpoint.find(name) is None]
+    if missing:
+        raise ConfigError(
+            "MISSING_TENSOR",
+            f"{checkpoint.folder} lacks {len(missing)} tensors that its config.json implies: {_few(missing)}.",
+            "Use config.json and weights of the same revision.",
+        )
+    tied = not any(spec.role == "head.weight" for spec in specs)
+    head = names["head.weight"]
+    extra = [
+        name
+        for name in checkpoint.names
+        if name not in wanted and not name.endswith(_IGNORED_SUFFIXES) and not (tied and name == head)
+    ]
+    if extra:
+        raise ConfigError(
+            "UNEXPECTED_TENSOR",
+            f"{checkpoint.folder} holds {len(extra)} tensors that its config.json does not imply: {_few(extra)}.",
+            "Use config.json and weights of the same revision.",
+        )
+    found = []
+    for name, spec in wanted.items():
+        place = checkpoint.find(name)
+        if place is None:
+            continue  # reported above
+        file, entry = place
+        if entry.shape != spec.shape:
+            raise ConfigError(
+                "SHAPE_MISMATCH",
+                f"Tensor {name} has shape {list(entry.shape)}; config.json implies {list(spec.shape)}.",
+                "Use config.json and weights of the same revision.",
+            )
+        file.tensor(entry)  # raises for kinds of numbers that are not supported
+        found.append((spec, file, entry))
+    return found
+
+
+def _tensor_digest(file: SafetensorsFile, entry: TensorEntry) -> bytes:
+    digest = xxhash.xxh3_128(f"{entry.name}/{entry.dtype}/{entry.shape}/".encode())
+    digest.update(file.raw(entry).data)
+    return digest.digest()
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
