@@ -1,0 +1,149 @@
+"""A conversation to the text of a prompt, with every special token in it accounted for.
+
+Brings together the checked conversation, the model's (or the request's) template, the rendering processes and the
+provenance of special tokens. Knows nothing of protobuf, or of how text becomes tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from jinja2 import TemplateSyntaxError
+
+from quire_common.errors import ConfigError, FailedPrecondition, InvalidArgument, PermissionDenied, TooLarge
+from quire_tokenizer.chat_template import ChatTemplate
+from quire_tokenizer.conversation import Conversation, parse_conversation
+from quire_tokenizer.model_folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
+from quire_tokenizer.provenance import CONTINUATION_MARK, Provenance, Rendering
+
+if TYPE_CHECKING:
+    from quire_tokenizer.render_pool import RenderPool
+    from quire_tokenizer.vocabulary import Vocabulary
+
+_MAX_TEMPLATE_CHARS = 1 << 20
+_CACHED_PROVENANCES = 16
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What RenderChat is asked for; JSON as the client sent it."""
+
+    messages_json: str
+    tools_json: str = ""
+    kwargs_json: str = ""
+    add_generation_prompt: bool = False
+    continue_final_message: bool = False
+    template: str = ""
+
+
+class ChatRenderer:
+    """Used from one event loop. Compiles the model's templates on construction, to fail early."""
+
+    def __init__(
+        self, vocabulary: Vocabulary, pool: RenderPool, *, max_bytes: int, allow_request_template: bool
+    ) -> None:
+        self._vocabulary = vocabulary
+        self._pool = pool
+        self._max_bytes = max_bytes
+        self._allow_request_template = allow_request_template
+        self._provenance = lru_cache(maxsize=_CACHED_PROVENANCES)(self._make_provenance)
+        for name, source in vocabulary.templates.items():
+            _compile(name, source)
+            self._provenance(source)
+
+    async def render(self, request: ChatRequest) -> Rendering:
+        """The prompt's text and its special tokens. Raises typed errors of this request alone."""
+        self._check(request)
+        conversation = parse_conversation(request.messages_json, request.tools_json, request.kwargs_json)
+        source = self._source(request, conversation)
+        if request.continue_final_message:
+            conversation = conversation.marked_for_continuation()
+        provenance, values = self._provenance(source), conversation.values
+        plain = await self._pool.render(source, self._variables(request, values))
+        disguise = provenance.disguise_for(values)
+        if disguise is None:
+            rendering = provenance.undisguised(plain)
+        else:
+            disguised = await self._pool.render(source, self._variables(request, disguise.put_on(values)))
+            rendering = provenance.reconcile(plain, disguised, disguise, values)
+        return _cut(rendering) if conversation.continued else rendering
+
+    def _check(self, request: ChatRequest) -> None:
+        if request.add_generation_prompt and request.continue_final_message:
+            raise InvalidArgument(
+                "CONFLICTING_PROMPT_END",
+                "add_generation_prompt and continue_final_message exclude each other.",
+                "Leave one out.",
+                param="continue_final_message",
+            )
+        if request.template and not self._allow_request_template:
+            raise PermissionDenied(
+                "REQUEST_TEMPLATE_FORBIDDEN",
+                "This service takes no chat templates from requests.",
+                "Leave chat_template out, or start the tokenizer with --allow-request-chat-template.",
+                param="chat_template",
+            )
+        fields = (request.messages_json, request.tools_json, request.kwargs_json, request.template)
+        total = sum(len(field.encode(errors="surrogatepass")) for field in fields)
+        if total > self._max_bytes or len(request.template) > _MAX_TEMPLATE_CHARS:
+            raise TooLarge(
+                "TEXT_TOO_LARGE",
+                f"The conversation has {total} bytes; at most {self._max_bytes} are taken.",
+                "Send a shorter conversation.",
+                param="messages",
+            )
+
+    def _source(self, request: ChatRequest, conversation: Conversation) -> str:
+        templates = self._vocabulary.templates
+        source = request.template
+        if not source and conversation.tools:
+            source = templates.get(TOOL_TEMPLATE, "")
+        source = source or templates.get(DEFAULT_TEMPLATE, "")
+        if not source:
+            raise FailedPrecondition(
+                "NO_CHAT_TEMPLATE",
+                f"The model {self._vocabulary.model} has no chat template.",
+                "Use a chat model, give --chat-template, or use completions instead of chat.",
+            )
+        return source
+
+    def _variables(self, request: ChatRequest, values: dict[str, Any]) -> dict[str, Any]:
+        ours = {
+            "add_generation_prompt": request.add_generation_prompt,
+            "continue_final_message": request.continue_final_message,
+        }
+        return {"documents": None, **values, **self._vocabulary.token_variables, **ours}
+
+    def _make_provenance(self, source: str) -> Provenance:
+        variables = "\n".join(self._vocabulary.token_variables.values())
+        return Provenance(self._vocabulary.specials.values(), f"{source}\n{variables}")
+
+
+def _compile(name: str, source: str) -> None:
+    try:
+        ChatTemplate(source)
+    except TemplateSyntaxError as error:
+        raise ConfigError(
+            "BAD_CHAT_TEMPLATE",
+            f"The model's chat template {name!r} is no valid template: line {error.lineno}: {error.message}.",
+            "Correct it, or give another with --chat-template.",
+            param="chat_template",
+        ) from error
+
+
+def _cut(rendering: Rendering) -> Rendering:
+    """End the text where the last message's text ended, as if the model had written it so far."""
+    end = rendering.text.rfind(CONTINUATION_MARK)
+    if end < 0:
+        raise InvalidArgument(
+            "NOTHING_TO_CONTINUE",
+            "The chat template does not show the last message's text, so it cannot be continued.",
+            "Leave continue_final_message out.",
+            param="continue_final_message",
+        )
+    trims = rendering.text[end + 1 : end + 2] != " "
+    text = rendering.text[:end]
+    text = text.rstrip() if trims else text
+    return Rendering(text, tuple(span for span in rendering.specials if span[1] <= len(text)))

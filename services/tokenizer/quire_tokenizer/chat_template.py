@@ -1,0 +1,118 @@
+"""One chat template, compiled in an immutable sandbox with Hugging Face's conventions.
+
+Used in rendering processes (and, to compile the model's template once, at start). Puts no bounds on time or memory:
+its process does. Knows nothing of tokens.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from jinja2 import TemplateError, nodes
+from jinja2.ext import Extension, loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+if TYPE_CHECKING:
+    from jinja2.parser import Parser
+
+_PROBE = "q7u1r3probe"
+# All but ASCII and the last plane of private characters, where text may be in disguise (see provenance.py).
+_ESCAPABLE = re.compile("[\x80-\U000fffff]")
+
+
+class TemplateRefused(TemplateError):
+    """The template itself refused the conversation, by `raise_exception`."""
+
+
+class OutputTooLarge(Exception):
+    """The rendered text is longer than allowed."""
+
+
+class ChatTemplate:
+    """Compiles on construction; raises jinja2.TemplateSyntaxError."""
+
+    def __init__(self, source: str) -> None:
+        self._template = _environment().from_string(source)
+        self._takes_parts: bool | None = None
+
+    def render(self, variables: dict[str, Any], max_chars: int) -> str:
+        """The text; raises what the template raises, and OutputTooLarge."""
+        variables = variables | {"messages": [self._adapted(message) for message in variables["messages"]]}
+        return self._generate(variables, max_chars)
+
+    def _adapted(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Content in the form that the template reads: most want a string, some a list of parts."""
+        content = message.get("content")
+        if isinstance(content, list) and not self.takes_parts:
+            return message | {"content": "\n".join(part["text"] for part in content)}
+        if isinstance(content, str) and self.takes_parts:
+            return message | {"content": [{"type": "text", "text": content}]}
+        return message
+
+    @property
+    def takes_parts(self) -> bool:
+        """Whether the template drops content that is a string, but not a list of parts: found by trying."""
+        if self._takes_parts is None:
+            as_string = self._shows_probe(_PROBE)
+            self._takes_parts = not as_string and self._shows_probe([{"type": "text", "text": _PROBE}])
+        return self._takes_parts
+
+    def _shows_probe(self, content: str | list[dict[str, str]]) -> bool:
+        variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
+        try:
+            return _PROBE in self._generate(variables, max_chars=1 << 20)
+        except Exception:  # the template may raise anything for a form that it does not know
+            return False
+
+    def _generate(self, variables: dict[str, Any], max_chars: int) -> str:
+        pieces, chars = [], 0
+        for piece in self._template.generate(variables):
+            chars += len(piece)
+            if chars > max_chars:
+                raise OutputTooLarge
+            pieces.append(piece)
+        return "".join(pieces)
+
+
+class _GenerationTag(Extension):
+    """`{% generation %}` marks what the model is to learn in training; here its body is simply rendered."""
+
+    tags = {"generation"}  # noqa: RUF012 - jinja2 declares it as an instance's set
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Not jinja2's own, which escapes HTML."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys)
+    return _ESCAPABLE.sub(lambda m: json.dumps(m[0])[1:-1], text) if ensure_ascii else text
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise TemplateRefused(str(message))
+
+
+def _strftime_now(form: str) -> str:
+    return datetime.datetime.now().strftime(form)

@@ -1,0 +1,165 @@
+"""OpenAI's `messages`, `tools` and template arguments, checked and brought into the form that chat templates read.
+
+Content parts other than text are refused by name. Roles come from a fixed list: a template may build special tokens
+from them. Knows nothing of templates' sources or tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from quire_common.errors import InvalidArgument, Unsupported
+from quire_tokenizer.encoder import invalid_unicode
+from quire_tokenizer.model_folder import TOKEN_VARIABLES
+from quire_tokenizer.provenance import CONTINUATION_MARK, strings_of
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+# Levels of lists and objects in messages, tools and arguments.
+MAX_DEPTH = 100
+# What the service itself hands to templates.
+RESERVED = frozenset(TOKEN_VARIABLES) | {
+    *("messages", "tools", "add_generation_prompt", "continue_final_message"),
+    *("chat_template", "raise_exception", "strftime_now"),
+}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a user gave to be rendered; all of it is data, none of it is trusted."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None
+    kwargs: dict[str, Any]
+    continued: bool = False
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The template's variables that come from the user."""
+        return {"messages": self.messages, "tools": self.tools, **self.kwargs}
+
+    def marked_for_continuation(self) -> Conversation:
+        """The same with a mark (and a space, which shows whether the template trims) after the last message's text."""
+        *before, last = self.messages
+        mark, content = CONTINUATION_MARK + " ", last.get("content")
+        if isinstance(content, list) and content:
+            content = [*content[:-1], content[-1] | {"text": content[-1]["text"] + mark}]
+        elif isinstance(content, str):
+            content = content + mark
+        else:
+            raise InvalidArgument(
+                "NOTHING_TO_CONTINUE",
+                "continue_final_message needs a last message with text.",
+                "Give the last message content, or leave continue_final_message out.",
+                param="messages",
+            )
+        return Conversation([*before, last | {"content": content}], self.tools, self.kwargs, continued=True)
+
+
+def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) -> Conversation:
+    """Raises InvalidArgument or Unsupported that says which message is wrong, and why."""
+    messages = _load(messages_json, "messages", list)
+    tools = _load(tools_json, "tools", list) if tools_json else None
+    kwargs = _load(kwargs_json, "chat_template_kwargs", dict) if kwargs_json else {}
+    if not messages:
+        raise _bad("NO_MESSAGES", "The conversation has no messages.", "Send at least one.")
+    for key in sorted(RESERVED & kwargs.keys()):
+        raise _bad("RESERVED_TEMPLATE_ARGUMENT", f"{key} is no template argument.", "Use the field of that name.", key)
+    for index, tool in enumerate(tools or []):
+        if not isinstance(tool, dict):
+            raise _bad("BAD_TOOL", f"tools[{index}] is no object.", 'Send {"type": "function", ...}.', "tools")
+    conversation = Conversation([_message(m, f"messages[{i}]") for i, m in enumerate(messages)], tools or None, kwargs)
+    _check_depth(conversation.values, MAX_DEPTH)
+    try:
+        for text in strings_of(conversation.values):
+            text.encode()
+    except UnicodeEncodeError as error:
+        raise invalid_unicode() from error
+    if any(CONTINUATION_MARK in text for text in strings_of(conversation.values)):
+        raise _bad("RESERVED_CHARACTER", "The conversation holds U+10FFFD, which is reserved.", "Remove it.")
+    return conversation
+
+
+def _load(text: str, param: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except RecursionError as error:
+        raise _too_deep(param) from error
+    except ValueError as error:
+        raise _bad("INVALID_JSON", f"{param} is no valid JSON.", "Send JSON.", param) from error
+    if not isinstance(value, kind):
+        expected = "a list" if kind is list else "an object"
+        raise _bad("INVALID_JSON", f"{param} is not {expected}.", f"Send {expected}.", param)
+    return value
+
+
+def _message(message: Any, where: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise _bad("BAD_MESSAGE", f"{where} is no object.", 'Send {"role": ..., "content": ...}.')
+    role = message.get("role")
+    if role not in ROLES:
+        raise _bad("BAD_ROLE", f"{where} has the role {str(role)[:50]!r}.", f"Use one of {', '.join(ROLES)}.")
+    result = dict(message)
+    content = message.get("content")
+    if isinstance(content, list):
+        result["content"] = [_part(part, f"{where}.content[{i}]") for i, part in enumerate(content)]
+    elif content is None:
+        if role != "assistant" or not (message.get("tool_calls") or message.get("function_call")):
+            raise _bad("NO_CONTENT", f"{where} has no content.", "Only an assistant's tool calls need none.")
+    elif not isinstance(content, str):
+        raise _bad("BAD_CONTENT", f"{where}.content is neither text nor a list of parts.", "Send a string.")
+    if message.get("tool_calls") is not None:
+        result["tool_calls"] = _tool_calls(message["tool_calls"], f"{where}.tool_calls")
+    return result
+
+
+def _part(part: Any, where: str) -> dict[str, Any]:
+    if not isinstance(part, dict):
+        raise _bad("BAD_CONTENT", f"{where} is no object.", 'Send {"type": "text", "text": ...}.')
+    kind = part.get("type")
+    if kind != "text":
+        raise Unsupported(
+            "UNSUPPORTED_CONTENT_PART",
+            f"{where} has the type {str(kind)[:50]!r}; only 'text' is supported.",
+            "Send text parts only.",
+            param="messages",
+        )
+    if not isinstance(part.get("text"), str):
+        raise _bad("BAD_CONTENT", f"{where}.text is no string.", "Send a string.")
+    return {"type": "text", "text": part["text"]}
+
+
+def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
+    """OpenAI writes arguments as JSON in a string; templates expect the object."""
+    if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
+        raise _bad("BAD_TOOL_CALLS", f"{where} is no list of objects.", "Send OpenAI's tool_calls.")
+    results = []
+    for index, call in enumerate(calls):
+        function = call.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise _bad("BAD_TOOL_CALLS", f"{where}[{index}].function has no name.", "Name the function called.")
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            arguments = _load(arguments, f"{where}[{index}].function.arguments", dict) if arguments.strip() else {}
+        results.append(call | {"function": function | {"arguments": arguments if arguments is not None else {}}})
+    return results
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if not left:
+        raise _too_deep("messages")
+    if isinstance(value, list):
+        for item in value:
+            _check_depth(item, left - 1)
+    elif isinstance(value, dict):
+        for item in value.values():
+            _check_depth(item, left - 1)
+
+
+def _bad(code: str, message: str, fix: str, param: str = "messages") -> InvalidArgument:
+    return InvalidArgument(code, message, fix, param=param)
+
+
+def _too_deep(param: str) -> InvalidArgument:
+    return _bad("JSON_TOO_DEEP", f"{param} is nested too deeply.", "Flatten it.", param)

@@ -1,0 +1,203 @@
+"""The requests of one Detokenize stream, by handle: opened, advanced step by step, finished, forgotten.
+
+A request's fault is that request's: it is told in the answer, and the stream goes on. Rows of handles that are not
+(or no longer) open are passed over, since an engine runs ahead of what the tokenizer finds. Knows nothing of protobuf.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge
+from quire_tokenizer.stop_matcher import compile_stops
+from quire_tokenizer.text_stream import StopRules, TextStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from quire_tokenizer.vocabulary import Vocabulary
+
+    Ints = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StreamLimits:
+    """Bounds of one stream and of what each request may ask."""
+
+    max_handles: int
+    max_stop_strings: int
+    max_stop_chars: int
+    max_stop_token_ids: int
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """A request's options; `trace` is handed back when it ends."""
+
+    handle: int
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    prior_ids: tuple[int, ...] = ()
+    chars_sent: int = 0
+    min_tokens: int = 0
+    want_offsets: bool = False
+    stop_token_ids: frozenset[int] = frozenset()
+    trace: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepRows:
+    """One engine step: columns of equal length, but for `token`, which has the rows' tokens one after another."""
+
+    handle: Ints
+    count: Ints
+    token: Ints
+    finish: NDArray[np.uint8]
+
+
+@dataclass(slots=True)
+class StepText:
+    """The answer: columns of equal length, but for the offsets of the rows that asked."""
+
+    handle: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    stop_index: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+    errors: list[tuple[int, QuireError]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class EndedRequest:
+    """What is known of a request once it is over, for traces and statistics."""
+
+    trace: Any
+    start_ns: int
+    end_ns: int
+    tokens: int
+    chars: int
+    stopped_by_string: bool
+
+
+@dataclass(slots=True)
+class _Open:
+    stream: TextStream
+    trace: Any
+    start_ns: int
+
+
+class Detokenizer:
+    """One stream's requests. `on_end` hears of every request that ends by a finish or a match."""
+
+    def __init__(self, vocabulary: Vocabulary, limits: StreamLimits, on_end: Callable[[EndedRequest], None]) -> None:
+        self._vocabulary = vocabulary
+        self._limits = limits
+        self._on_end = on_end
+        self._open: dict[int, _Open] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def open(self, request: OpenRequest) -> None:
+        """Start a request, or take it up from its prior tokens. Raises typed errors of this request alone."""
+        self._check(request)
+        stream = TextStream(
+            self._vocabulary.decoder(
+                skip_special_tokens=request.skip_special_tokens,
+                spaces_between_special_tokens=request.spaces_between_special_tokens,
+            ),
+            StopRules(
+                compile_stops(request.stop) if request.stop else None,
+                request.stop_token_ids | self._vocabulary.eos_ids,
+                request.include_stop,
+                request.min_tokens,
+            ),
+            want_offsets=request.want_offsets,
+        )
+        start_ns = time.time_ns()
+        if request.prior_ids or request.chars_sent:
+            stream.resume(request.prior_ids, request.chars_sent)
+        self._open[request.handle] = _Open(stream, request.trace, start_ns)
+
+    def step(self, rows: StepRows, answer: StepText) -> None:
+        """Advance the requests of these rows, adding to `answer`. Raises BAD_COLUMN for columns that do not fit."""
+        counts, tokens = rows.count.tolist(), rows.token.tolist()
+        if sum(counts) != len(tokens) or (counts and min(counts) < 0):
+            raise InvalidArgument(
+                "BAD_COLUMN",
+                f"The rows count {sum(counts)} tokens, but {len(tokens)} came.",
+                "Send columns that agree.",
+            )
+        suspicious = bool(tokens) and min(tokens) < 0
+        position, opened = 0, self._open
+        for handle, count, finish in zip(rows.handle.tolist(), counts, rows.finish.tolist(), strict=True):
+            ids = tokens[position : position + count]
+            position += count
+            request = opened.get(handle)
+            if request is None:
+                continue
+            if suspicious and min(ids, default=0) < 0:
+                del opened[handle]
+                answer.errors.append((handle, _bad_token(min(ids))))
+                continue
+            stream = request.stream
+            text, stop_index, used = stream.advance(ids, finish)
+            answer.handle.append(handle)
+            answer.text.append(text)
+            answer.stop_index.append(stop_index)
+            answer.used.append(used)
+            if stream.offsets is not None:
+                answer.offsets += stream.offsets
+            if finish or stop_index >= 0:
+                del opened[handle]
+                self._ended(request, stopped_by_string=stop_index >= 0)
+
+    def close(self, handles: Sequence[int]) -> None:
+        """Forget these, if they are open."""
+        for handle in handles:
+            self._open.pop(handle, None)
+
+    def _ended(self, request: _Open, *, stopped_by_string: bool) -> None:
+        stream = request.stream
+        self._on_end(
+            EndedRequest(
+                request.trace, request.start_ns, time.time_ns(), stream.used_tokens, stream.chars, stopped_by_string
+            )
+        )
+
+    def _check(self, request: OpenRequest) -> None:
+        limits = self._limits
+        if request.handle in self._open:
+            raise InvalidArgument("HANDLE_IN_USE", f"Handle {request.handle} is open.", "Use another, or close it.")
+        if len(self._open) >= limits.max_handles:
+            raise Overloaded(
+                "TOO_MANY_HANDLES",
+                f"{len(self._open)} requests are open on this stream.",
+                "Open another stream, or retry when some are done.",
+                retry_after_s=1.0,
+            )
+        if len(request.stop) > limits.max_stop_strings:
+            message = f"{len(request.stop)} stop strings; at most {limits.max_stop_strings} are taken."
+            raise TooLarge("TOO_MANY_STOP_STRINGS", message, "Send fewer.", param="stop")
+        if any(len(stop) > limits.max_stop_chars for stop in request.stop):
+            message = f"A stop string has more than {limits.max_stop_chars} characters."
+            raise TooLarge("STOP_STRING_TOO_LONG", message, "Send a shorter one.", param="stop")
+        if not all(request.stop):
+            raise InvalidArgument("EMPTY_STOP_STRING", "A stop string is empty.", "Leave it out.", param="stop")
+        if len(request.stop_token_ids) > limits.max_stop_token_ids:
+            message = f"{len(request.stop_token_ids)} stop token ids; at most {limits.max_stop_token_ids} are taken."
+            raise TooLarge("TOO_MANY_STOP_TOKENS", message, "Send fewer.", param="stop_token_ids")
+        if request.prior_ids and min(request.prior_ids) < 0:
+            raise _bad_token(min(request.prior_ids))
+
+
+def _bad_token(token_id: int) -> InvalidArgument:
+    return InvalidArgument("BAD_TOKEN_ID", f"{token_id} is no token id.", "Send ids from 0 up.", param="token_ids")

@@ -1,0 +1,156 @@
+"""Tokens in, whole characters out, one token at a time: the text so far is always a prefix of the whole text.
+
+`TableDecoder` looks pieces up and joins characters that span tokens. `WindowDecoder` decodes a short window with the
+library, for tokenizers whose decoder looks further than one token. Neither knows of stop strings or requests.
+"""
+
+from __future__ import annotations
+
+import codecs
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tokenizers import Tokenizer
+
+    from quire_tokenizer.token_pieces import TokenPieces
+
+REPLACEMENT = "\ufffd"
+_EACH_BYTE = "quire.replace_each_byte"
+_NO_TOKENS: frozenset[int] = frozenset()
+# A character spans a handful of tokens; this many that end in U+FFFD are no beginning of one. Keeps the window short.
+_MAX_UNREAD = 64
+
+
+def _replace_each_byte(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeDecodeError):
+        raise error
+    return REPLACEMENT * (error.end - error.start), error.end
+
+
+codecs.register_error(_EACH_BYTE, _replace_each_byte)
+
+
+class TextDecoder(Protocol):
+    """One sequence's way from tokens to text. Not safe for use by two threads at once.
+
+    The joined results of `feed` and a last `flush` are the text. Ids are not negative; those beyond the vocabulary add
+    nothing, and neither do skipped special tokens.
+    """
+
+    def feed(self, token_id: int) -> str:
+        """The characters that this token completed; may be empty."""
+
+    def flush(self) -> str:
+        """What is left at the end: U+FFFD for bytes that became no character."""
+
+
+class TableDecoder:
+    """Pieces from a table, incomplete UTF-8 kept until it completes."""
+
+    __slots__ = ("_errors", "_first", "_last", "_pending", "_pieces", "_skip", "_started", "_strip", "_strip_start")
+
+    def __init__(self, table: TokenPieces, skip: frozenset[int] = _NO_TOKENS) -> None:
+        self._pieces = table.pieces
+        self._last = len(table.pieces) - 1
+        self._first = table.first_pieces
+        self._skip = skip
+        self._strip = table.strip_start
+        self._errors = _EACH_BYTE if table.replace_each_byte else "replace"
+        self._pending = b""
+        # False while the next token is the text's first.
+        self._started = not table.first_pieces and not table.strip_start
+
+    def feed(self, token_id: int) -> str:
+        """See TextDecoder."""
+        if token_id in self._skip:
+            return ""
+        if token_id > self._last:
+            token_id = self._last
+        if not self._started:
+            return self._feed_start(token_id)
+        piece = self._pieces[token_id]
+        if not self._pending:
+            return piece if isinstance(piece, str) else self._join(piece)
+        return self._join(piece.encode() if isinstance(piece, str) else piece)
+
+    def flush(self) -> str:
+        """See TextDecoder."""
+        pending, self._pending = self._pending, b""
+        return self._stripped(codecs.utf_8_decode(pending, self._errors, True)[0])
+
+    def _feed_start(self, token_id: int) -> str:
+        if token_id == self._last:
+            return ""
+        piece = self._first.get(token_id, self._pieces[token_id])
+        if self._first:
+            self._started = True
+        return self._stripped(self._join(piece.encode() if isinstance(piece, str) else piece))
+
+    def _join(self, raw: bytes) -> str:
+        raw = self._pending + raw
+        text, consumed = codecs.utf_8_decode(raw, self._errors, False)
+        self._pending = raw[consumed:]
+        return text
+
+    def _stripped(self, text: str) -> str:
+        """Takes away up to `strip_start` spaces, which may come from several tokens."""
+        while self._strip and text.startswith(" "):
+            text = text[1:]
+            self._strip -= 1
+        if text or not self._strip:
+            self._strip = 0
+            self._started = True
+        return text
+
+
+class WindowDecoder:
+    """Decodes the tokens since the last break twice, with and without the new ones; the difference is new text.
+
+    The window starts one break back, so that the decoder sees what precedes the new tokens.
+    """
+
+    __slots__ = ("_last_special", "_read", "_skip", "_spaces", "_specials", "_tokenizer", "_window")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        skip: frozenset[int] = _NO_TOKENS,
+        specials: Mapping[int, str] | None = None,
+        spaces_between_specials: bool = True,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skip = skip
+        self._specials = specials or {}
+        self._spaces = spaces_between_specials
+        self._window: list[int] = []
+        self._read = 0
+        self._last_special = False
+
+    def feed(self, token_id: int) -> str:
+        """See TextDecoder."""
+        if token_id in self._skip:
+            return ""
+        self._window.append(token_id)
+        text = self._advance(final=False)
+        if not self._spaces:
+            special = token_id in self._specials
+            if special and self._last_special and text:
+                text = self._specials[token_id]
+            self._last_special = special
+        return text
+
+    def flush(self) -> str:
+        """See TextDecoder."""
+        return self._advance(final=True)
+
+    def _advance(self, *, final: bool) -> str:
+        before = self._tokenizer.decode(self._window[: self._read], skip_special_tokens=False) if self._read else ""
+        after = self._tokenizer.decode(self._window, skip_special_tokens=False)
+        final = final or len(self._window) - self._read >= _MAX_UNREAD
+        if len(after) <= len(before) or (after.endswith(REPLACEMENT) and not final):
+            return ""
+        del self._window[: self._read]
+        self._read = len(self._window)
+        return after[len(before) :]

@@ -1,0 +1,134 @@
+"""The files of a model folder that concern text, read and checked: who they say is bos, eos, and the chat templates.
+
+Knows JSON and where Hugging Face keeps things; knows nothing of how a tokenizer works. Every fault is a ConfigError
+that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_TEMPLATE = "default"
+TOOL_TEMPLATE = "tool_use"
+# Names under which chat templates find the model's special tokens.
+TOKEN_VARIABLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """What the files say. `eos` holds ids and token texts as found; the vocabulary resolves them."""
+
+    name: str
+    tokenizer_json: bytes = field(repr=False)
+    token_variables: Mapping[str, str]
+    eos: tuple[int | str, ...]
+    templates: Mapping[str, str] = field(repr=False)
+
+
+def read_model_folder(model: str, tokenizer: str = "", chat_template: str = "") -> ModelFolder:
+    """Read the folder(s); `chat_template` is a file that replaces the model's own templates."""
+    if not model and not tokenizer:
+        raise ConfigError("MODEL_REQUIRED", "No model folder was given.", "Pass --model FOLDER.", param="model")
+    folder, text_folder = Path(model or tokenizer), Path(tokenizer or model)
+    for path in (folder, text_folder):
+        if not path.is_dir():
+            raise ConfigError("MODEL_NOT_FOUND", f"{path} is no folder.", "Give the model's folder.", param="model")
+    settings = _read_json(text_folder / "tokenizer_config.json")
+    variables = _token_variables(settings, _read_json(text_folder / "special_tokens_map.json"))
+    eos: list[int | str] = [
+        *_ids(_read_json(folder / "generation_config.json")),
+        *_ids(_read_json(folder / "config.json")),
+    ]
+    if "eos_token" in variables:
+        eos.append(variables["eos_token"])
+    templates = (
+        {DEFAULT_TEMPLATE: _read_text(Path(chat_template))} if chat_template else _templates(text_folder, settings)
+    )
+    return ModelFolder(
+        name=folder.resolve().name,
+        tokenizer_json=_read_tokenizer(text_folder / "tokenizer.json"),
+        token_variables=variables,
+        eos=tuple(dict.fromkeys(eos)),
+        templates=templates,
+    )
+
+
+def _read_tokenizer(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            "TOKENIZER_MISSING",
+            f"Cannot read {path}: {error.strerror}.",
+            "Quire needs tokenizer.json: convert an older model with transformers, or give another folder with --tokenizer.",
+            param="model",
+        ) from error
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    """The file's object; empty where there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        loaded = json.loads(_read_text(path))
+    except ValueError as error:
+        raise ConfigError("BAD_MODEL_FILE", f"{path} is no valid JSON: {error}.", "Fetch the file again.") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError("BAD_MODEL_FILE", f"{path} holds no JSON object.", "Fetch the file again.")
+    return loaded
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError("FILE_UNREADABLE", f"Cannot read {path}: {error.strerror}.", "Check the path.") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError("BAD_MODEL_FILE", f"{path} is not UTF-8.", "Fetch the file again.") from error
+
+
+def _token_variables(settings: Mapping[str, Any], special_map: Mapping[str, Any]) -> dict[str, str]:
+    variables = {}
+    for name in TOKEN_VARIABLES:
+        text = _token_text(settings.get(name)) or _token_text(special_map.get(name))
+        if text:
+            variables[name] = text
+    return variables
+
+
+def _token_text(value: object) -> str:
+    """Tokens are written as their text, or as an object with `content`."""
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else ""
+
+
+def _ids(settings: Mapping[str, Any]) -> list[int]:
+    """`eos_token_id` is an id or a list of ids."""
+    value = settings.get("eos_token_id")
+    values = value if isinstance(value, list) else [value]
+    return [v for v in values if isinstance(v, int) and not isinstance(v, bool)]
+
+
+def _templates(folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+    """By name. The file chat_template.jinja wins over the same template within the JSON files."""
+    found = settings.get("chat_template") or _read_json(folder / "chat_template.json").get("chat_template")
+    templates: dict[str, str] = {}
+    if isinstance(found, str):
+        templates[DEFAULT_TEMPLATE] = found
+    elif isinstance(found, list):
+        for entry in found:
+            if isinstance(entry, dict) and isinstance(entry.get("template"), str):
+                templates[str(entry.get("name", DEFAULT_TEMPLATE))] = entry["template"]
+    if (folder / "chat_template.jinja").is_file():
+        templates[DEFAULT_TEMPLATE] = _read_text(folder / "chat_template.jinja")
+    for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        templates[path.stem] = _read_text(path)
+    return templates

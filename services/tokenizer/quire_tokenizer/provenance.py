@@ -1,0 +1,149 @@
+"""Which special tokens in a rendered conversation are the template's own, and which are text that a user wrote.
+
+Every special token has some punctuation in it, such as the bar of <|im_end|>. Before rendering, such characters in the
+user's strings are disguised as private characters that occur nowhere else; what then reads as a special token in the
+result owes those characters to the template. Nothing the template does (joining parts, cutting, replacing) can turn
+disguised text into a special token. The disguise is one character for one, so taking it off leaves positions in place.
+
+A template may look at the disguised characters and render something else than it would have. That shows when both
+renderings are compared. Knows nothing of processes, tokenizers or messages.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+Span = tuple[int, int]
+# Where special tokens leave a choice, take what chat templates are least likely to look for in a message.
+_PREFERRED = "|｜▁[]<>"
+# Part of names in templates' data, such as tool_calls, or of JSON.
+_AVOIDED = frozenset("_-.:,;\"'{}")
+# The last plane of private characters, in blocks of as many characters as could be disguised.
+_PLANE_START, _PLANE_END, _BLOCK = 0x100000, 0x10FF00, 64
+# Put at the end of a message that is to be continued; no block reaches it.
+CONTINUATION_MARK = chr(0x10FFFD)
+
+
+@dataclass(frozen=True)
+class Rendering:
+    """A conversation as text, and where the template's special tokens are in it, in order."""
+
+    text: str
+    specials: tuple[Span, ...]
+
+
+@dataclass(frozen=True)
+class Disguise:
+    """One request's substitution of characters."""
+
+    to_private: dict[int, int]
+    to_plain: dict[int, int]
+
+    def put_on(self, value: Any) -> Any:
+        """JSON-like data with all its strings disguised."""
+        if isinstance(value, str):
+            return value.translate(self.to_private)
+        if isinstance(value, list):
+            return [self.put_on(item) for item in value]
+        if isinstance(value, dict):
+            return {self.put_on(key): self.put_on(item) for key, item in value.items()}
+        return value
+
+
+class Provenance:
+    """Made once for a vocabulary's special tokens and a template's source."""
+
+    def __init__(self, specials: Collection[str], template: str) -> None:
+        guarded = frozenset(s for s in specials if _punctuation(s))
+        # Without punctuation there is nothing to disguise; such a token is special only where the template names it.
+        named = frozenset(s for s in specials if s and s not in guarded and s in template)
+        self._special = _any_of(guarded | named)
+        self._characters = _choose_characters(guarded)
+
+    def disguise_for(self, values: Any) -> Disguise | None:
+        """How to disguise the user's data; None where nothing in it could become a special token."""
+        text = "\0".join(strings_of(values))
+        present = [c for c in self._characters if c in text]
+        if not present:
+            return None
+        for start in range(_PLANE_START, _PLANE_END, _BLOCK):
+            block = range(start, start + len(present))
+            if not any(chr(c) in text for c in block):
+                to_private = {ord(c): private for c, private in zip(present, block, strict=True)}
+                return Disguise(to_private, {private: plain for plain, private in to_private.items()})
+        raise InvalidArgument(
+            "TOO_MANY_PRIVATE_CHARACTERS",
+            "The conversation uses every block of the last private plane of Unicode.",
+            "Remove private-use characters.",
+            param="messages",
+        )
+
+    def undisguised(self, text: str) -> Rendering:
+        """A rendering whose user data held nothing to disguise: all special tokens are the template's."""
+        return Rendering(text, self._spans(text))
+
+    def reconcile(self, plain: str, disguised: str, disguise: Disguise, values: Any) -> Rendering:
+        """The rendering, given the texts that the template made of the user's data as it is and in disguise."""
+        spans = self._spans(disguised)
+        revealed = disguised.translate(disguise.to_plain)
+        if revealed == plain:
+            return Rendering(plain, spans)
+        # The template looked at disguised characters. Its true text is right if it holds the same special tokens and
+        # the user wrote none; otherwise who wrote what is unsure there, and the disguised rendering is the safe one.
+        user_wrote_one = any(self._special.search(s) for s in strings_of(values))
+        plain_spans = self._spans(plain)
+        if not user_wrote_one and _texts(plain, plain_spans) == _texts(disguised, spans):
+            return Rendering(plain, plain_spans)
+        return Rendering(revealed, spans)
+
+    def _spans(self, text: str) -> tuple[Span, ...]:
+        return tuple(match.span() for match in self._special.finditer(text))
+
+
+def strings_of(value: Any) -> Iterator[str]:
+    """All strings within JSON-like data, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from strings_of(item)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield from strings_of(item)
+
+
+def _choose_characters(specials: Collection[str]) -> tuple[str, ...]:
+    """Few characters, of which every special token has at least one."""
+    left, chosen = set(specials), list[str]()
+    while left:
+        candidates = sorted({c for s in left for c in _punctuation(s)})
+        best = max(
+            candidates, key=lambda c: (sum(c in s for s in left), -_PREFERRED.find(c) if c in _PREFERRED else -99)
+        )
+        chosen.append(best)
+        left = {s for s in left if best not in s}
+    return tuple(chosen)
+
+
+def _punctuation(special: str) -> set[str]:
+    return {c for c in special if not c.isalnum() and not c.isspace() and c not in _AVOIDED}
+
+
+@lru_cache(maxsize=8)
+def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
+    """Leftmost, then longest, as the tokenizers library matches."""
+    ordered = sorted(texts, key=lambda t: (-len(t), t))
+    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+
+
+def _texts(text: str, spans: tuple[Span, ...]) -> list[str]:
+    return [text[start:end] for start, end in spans]

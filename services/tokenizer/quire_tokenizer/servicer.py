@@ -1,0 +1,108 @@
+"""The Tokenizer contract, method by method: protobuf in, the domain's work, protobuf out."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from quire.v1 import tokenizer_pb2 as pb
+from quire.v1 import tokenizer_pb2_grpc
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import QuireError
+from quire_tokenizer import codec, statistics
+from quire_tokenizer.detokenizer import Detokenizer, StepText
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import grpc
+
+    from quire_tokenizer.text_service import TextService
+
+
+class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
+    """Used from one event loop. `texts` becomes ready after the port opens; until then calls are UNAVAILABLE."""
+
+    def __init__(self, texts: TextService) -> None:
+        self._texts = texts
+
+    async def Encode(
+        self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
+    ) -> pb.EncodeResponse:
+        started = time.perf_counter_ns()
+        ids = await self._texts.tools.encoder.encode(
+            list(request.texts),
+            add_special_tokens=request.add_special_tokens,
+            allow_special_tokens=request.allow_special_tokens,
+            max_tokens=request.max_tokens,
+        )
+        statistics.encoded(sum(map(len, ids)))
+        return pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=_since_us(started))
+
+    async def RenderChat(
+        self,
+        request: pb.RenderChatRequest,
+        context: grpc.aio.ServicerContext[pb.RenderChatRequest, pb.RenderChatResponse],
+    ) -> pb.RenderChatResponse:
+        started = time.perf_counter_ns()
+        tools = self._texts.tools
+        with statistics.rendering():
+            rendering = await tools.renderer.render(codec.decode_chat(request))
+        if request.text_only:
+            return pb.RenderChatResponse(text=rendering.text, elapsed_us=_since_us(started))
+        ids = await tools.encoder.encode_marked(rendering.text, rendering.specials, max_tokens=request.max_tokens)
+        statistics.encoded(len(ids))
+        return pb.RenderChatResponse(text=rendering.text, token_ids=pack_i32(ids), elapsed_us=_since_us(started))
+
+    async def Detokenize(
+        self,
+        request_iterator: AsyncIterator[pb.DetokenizeRequest],
+        context: grpc.aio.ServicerContext[pb.DetokenizeRequest, pb.DetokenizeResponse],
+    ) -> AsyncIterator[pb.DetokenizeResponse]:
+        with self._texts.detokenizing() as detokenizer:
+            async for request in request_iterator:
+                yield _step(detokenizer, request)
+
+    async def Decode(
+        self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[pb.DecodeRequest, pb.DecodeResponse]
+    ) -> pb.DecodeResponse:
+        columns = [i32(column, "token_ids") for column in request.token_ids]
+        texts = await self._texts.tools.whole_decoder.decode(columns, skip_special_tokens=request.skip_special_tokens)
+        return pb.DecodeResponse(texts=texts)
+
+    async def GetTokenBytes(
+        self,
+        request: pb.GetTokenBytesRequest,
+        context: grpc.aio.ServicerContext[pb.GetTokenBytesRequest, pb.GetTokenBytesResponse],
+    ) -> pb.GetTokenBytesResponse:
+        vocabulary = self._texts.tools.vocabulary
+        ids = i32(request.token_ids, "token_ids").tolist()
+        return pb.GetTokenBytesResponse(token_bytes=[vocabulary.token_bytes(i) for i in ids])
+
+    async def GetTokenizerInfo(
+        self,
+        request: pb.GetTokenizerInfoRequest,
+        context: grpc.aio.ServicerContext[pb.GetTokenizerInfoRequest, pb.GetTokenizerInfoResponse],
+    ) -> pb.GetTokenizerInfoResponse:
+        return codec.encode_info(self._texts.tools.vocabulary)
+
+
+def _step(detokenizer: Detokenizer, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
+    """One engine step: open, rows, close. There is one answer to every message."""
+    started = time.perf_counter_ns()
+    answer = StepText()
+    for message in request.open:
+        try:
+            detokenizer.open(codec.decode_open(message))
+        except QuireError as error:
+            answer.errors.append((message.handle, error))
+    if request.handle:
+        detokenizer.step(codec.decode_rows(request), answer)
+    if request.close:
+        detokenizer.close(i32(request.close, "close").tolist())
+    statistics.stepped(answer)
+    return codec.encode_step(answer, _since_us(started))
+
+
+def _since_us(started: int) -> int:
+    return (time.perf_counter_ns() - started) // 1000

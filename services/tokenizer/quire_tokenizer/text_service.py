@@ -1,0 +1,107 @@
+"""What the process holds: the vocabulary and the tools around it, and the count of streams.
+
+It is made empty, so that the port can open at once, and becomes ready when the model's files are read. Knows nothing of
+gRPC.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Overloaded, Unavailable
+from quire_tokenizer import statistics
+from quire_tokenizer.chat_renderer import ChatRenderer
+from quire_tokenizer.detokenizer import Detokenizer, StreamLimits
+from quire_tokenizer.encoder import Encoder
+from quire_tokenizer.model_folder import read_model_folder
+from quire_tokenizer.render_pool import RenderLimits, RenderPool
+from quire_tokenizer.vocabulary import Vocabulary
+from quire_tokenizer.whole_decoder import WholeDecoder
+from quire_tokenizer.work_pool import WorkPool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quire_tokenizer.config import TokenizerConfig
+
+
+@dataclass(frozen=True)
+class TextTools:
+    """What is there once the model is loaded."""
+
+    vocabulary: Vocabulary
+    encoder: Encoder
+    renderer: ChatRenderer
+    whole_decoder: WholeDecoder
+
+
+class TextService:
+    """Used from one event loop."""
+
+    def __init__(self, config: TokenizerConfig) -> None:
+        self._config = config
+        self._work = WorkPool(config.encode_threads, config.max_waiting)
+        limits = RenderLimits(config.render_timeout_s, config.render_memory_mb << 20, config.max_text_bytes)
+        self._renders = RenderPool(config.render_processes, config.max_waiting, limits)
+        self._limits = StreamLimits(
+            config.max_handles, config.max_stop_strings, config.max_stop_chars, config.max_stop_token_ids
+        )
+        self._tools: TextTools | None = None
+        self._streams = 0
+
+    @property
+    def tools(self) -> TextTools:
+        """Raises UNAVAILABLE while the model is being loaded."""
+        if self._tools is None:
+            raise Unavailable(
+                "TOKENIZER_LOADING", "The tokenizer is being loaded.", "Retry in a moment.", retry_after_s=1.0
+            )
+        return self._tools
+
+    async def load(self) -> None:
+        """Read the model's files, off the loop. Raises ConfigError."""
+        self._tools = await self._work.run(self._load)
+
+    @contextlib.contextmanager
+    def detokenizing(self) -> Iterator[Detokenizer]:
+        """A stream's state, for as long as the stream lives."""
+        vocabulary = self.tools.vocabulary
+        if self._streams >= self._config.max_streams:
+            raise Overloaded(
+                "TOO_MANY_STREAMS",
+                f"{self._streams} Detokenize streams are open.",
+                "Use one stream for many requests, or run more tokenizers.",
+                retry_after_s=1.0,
+            )
+        self._streams += 1
+        try:
+            with statistics.streaming():
+                yield Detokenizer(vocabulary, self._limits, statistics.ended)
+        finally:
+            self._streams -= 1
+
+    @property
+    def streams(self) -> int:
+        """Detokenize streams that are open."""
+        return self._streams
+
+    async def close(self) -> None:
+        """Release threads and processes."""
+        self._work.close()
+        await self._renders.close()
+
+    def _load(self) -> TextTools:
+        config = self._config
+        vocabulary = Vocabulary(read_model_folder(config.model, config.tokenizer, config.chat_template))
+        encoder = Encoder(vocabulary, self._work, max_texts=config.max_texts, max_text_bytes=config.max_text_bytes)
+        renderer = ChatRenderer(
+            vocabulary,
+            self._renders,
+            max_bytes=config.max_text_bytes,
+            allow_request_template=config.allow_request_chat_template,
+        )
+        return TextTools(
+            vocabulary, encoder, renderer, WholeDecoder(vocabulary, self._work, max_texts=config.max_texts)
+        )

@@ -1,0 +1,170 @@
+"""One request's output on its way from tokens to text: decoded, held back, cut at stop strings, counted.
+
+The text, the cut and the count do not depend on how tokens were grouped into rows. Knows nothing of streams, handles
+or protobuf.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import InvalidArgument
+from quire_tokenizer.stop_matcher import StopMatcher
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_tokenizer.incremental_decoder import TextDecoder
+    from quire_tokenizer.stop_matcher import StopAutomaton
+
+FINISH_NONE, FINISH_STOP = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class StopRules:
+    """When and how a text is cut."""
+
+    automaton: StopAutomaton | None = None
+    # A last token of these, where the engine says that it stopped, is not shown.
+    hidden_ids: frozenset[int] = frozenset()
+    include_stop: bool = False
+    # Stop strings that complete within this many tokens do not count.
+    min_tokens: int = 0
+
+
+class TextStream:
+    """The state of one request; `advance` is the only way forward. After a finish or a match it must be forgotten."""
+
+    __slots__ = (
+        "_backlog",
+        "_count",
+        "_decoder",
+        "_held",
+        "_matched",
+        "_matcher",
+        "_rules",
+        "_seen",
+        "_sent",
+        "offsets",
+        "used_tokens",
+    )
+
+    def __init__(self, decoder: TextDecoder, rules: StopRules, *, want_offsets: bool = False) -> None:
+        self._decoder = decoder
+        self._rules = rules
+        self._matcher = StopMatcher(rules.automaton) if rules.automaton is not None else None
+        self._held = ""
+        self._backlog = ""
+        self._count = 0  # tokens fed
+        self._seen = 0  # characters decoded
+        self._sent = 0  # characters given out, but for the backlog
+        self._matched = False
+        self.used_tokens = 0
+        # Characters of output after each used token of the last row; None where nobody asked.
+        self.offsets: list[int] | None = [] if want_offsets else None
+
+    def resume(self, prior_ids: Sequence[int], chars_sent: int) -> None:
+        """Take up a text whose tokens were seen elsewhere. What was not sent comes with the first row."""
+        text, _, _ = self.advance(prior_ids, FINISH_NONE)
+        if chars_sent > len(text):
+            raise InvalidArgument(
+                "RESUME_MISMATCH",
+                f"{chars_sent} characters were sent, but the prior tokens make only {len(text)}.",
+                "Send all prior ids, with the options that the request had from its start.",
+                param="chars_sent",
+            )
+        self._backlog = text[chars_sent:]
+        if self.offsets is not None:
+            self.offsets = []
+
+    def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
+        """(text to send, index of the stop string that matched or -1, tokens of `ids` that count)."""
+        if self._matched:  # within the prior tokens
+            return self._take_backlog(""), self._stop_index, 0
+        hidden = finish == FINISH_STOP and len(ids) > 0 and self._hides(ids[-1])
+        shown = ids[:-1] if hidden else ids
+        ends: list[int] | None = [] if self.offsets is not None else None
+        if len(shown) == 1 and self._matcher is None and ends is None:
+            self._count += 1
+            text = self._decoder.feed(shown[0])
+            self._seen += len(text)
+            used = 1
+        else:
+            text, used = self._feed_all(shown, ends)
+        if not self._matched:
+            if hidden:
+                used += 1
+                self._count += 1
+            if finish:
+                text += self._finish()
+            if hidden and ends is not None:
+                ends.append(self._seen)
+            elif finish and ends:
+                ends[-1] = self._seen
+        self._sent += len(text)
+        self.used_tokens += used
+        if ends is not None:
+            limit = self._sent if self._matched else self._seen
+            self.offsets = [min(end, limit) for end in ends]
+        if self._backlog:
+            text = self._take_backlog(text)
+        return text, self._stop_index, used
+
+    @property
+    def chars(self) -> int:
+        """Characters given out so far, those before a resumption included."""
+        return self._sent
+
+    @property
+    def _stop_index(self) -> int:
+        return self._matcher.stop_index if self._matched and self._matcher is not None else -1
+
+    def _feed_all(self, ids: Sequence[int], ends: list[int] | None) -> tuple[str, int]:
+        texts = []
+        for used, token_id in enumerate(ids, 1):
+            self._count += 1
+            text = self._decoder.feed(token_id)
+            if text:
+                self._seen += len(text)
+                texts.append(self._release(text) if self._matcher is not None else text)
+            if ends is not None:
+                ends.append(self._seen)
+            if self._matched:
+                return "".join(texts), used
+        return "".join(texts), len(ids)
+
+    def _release(self, text: str) -> str:
+        """What may be sent now that `text` has come: up to the match, or all but the beginning of a possible one."""
+        matcher = self._matcher
+        if matcher is None:
+            return text
+        end = matcher.feed(text, self._count > self._rules.min_tokens)
+        whole = self._held + text
+        if end >= 0:
+            end += len(self._held)
+            self._matched, self._held = True, ""
+            return whole[: end if self._rules.include_stop else end - matcher.stop_length]
+        hold = matcher.hold
+        if not hold:
+            self._held = ""
+            return whole
+        self._held = whole[-hold:]
+        return whole[:-hold]
+
+    def _finish(self) -> str:
+        """Everything that was kept: an incomplete character, and what might have become a stop string."""
+        text = self._decoder.flush()
+        self._seen += len(text)
+        if self._matcher is None:
+            return text
+        text = self._release(text) if text else ""
+        held, self._held = self._held, ""
+        return text + held
+
+    def _hides(self, token_id: int) -> bool:
+        return token_id in self._rules.hidden_ids and not self._rules.include_stop
+
+    def _take_backlog(self, text: str) -> str:
+        backlog, self._backlog = self._backlog, ""
+        return backlog + text

@@ -1,0 +1,124 @@
+"""What every token adds to a text, worked out once: the table that makes streaming cheap.
+
+Most decoders look at one token at a time, but for two things: characters whose UTF-8 bytes come from several tokens,
+and spaces at the very start. For these decoders a table of each token's text (or bytes, where they are no whole
+characters) says all. `build_pieces` knows which decoders these are; for others it returns None, and texts are decoded
+by the library. Knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tokenizers import Tokenizer
+
+Piece = str | bytes
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+@dataclass(frozen=True)
+class TokenPieces:
+    """The table, indexed by token id, with one empty piece more for ids beyond the vocabulary."""
+
+    pieces: Sequence[Piece]
+    # Bytes that are no UTF-8: one U+FFFD for each (byte fallback), or one for each broken character (byte level)?
+    replace_each_byte: bool
+    # Where the text's first token has another piece than elsewhere.
+    first_pieces: Mapping[int, Piece]
+    # Spaces to take away at the text's very start.
+    strip_start: int
+
+
+def build_pieces(tokenizer: Tokenizer, tokens: Mapping[int, str]) -> TokenPieces | None:
+    """The table for this tokenizer; None if its decoder looks further than one token."""
+    if tokenizer.decoder is None:
+        return None
+    shape = json.loads(tokenizer.decoder.__getstate__())
+    steps = _steps(shape)
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return _table(tokens, byte_level_bytes, replace_each_byte=False)
+    if kinds == ["Metaspace"]:
+        return _metaspace(tokens, steps[0])
+    return _byte_fallback(tokens, steps)
+
+
+def byte_level_bytes(token: str) -> bytes:
+    """Byte-level tokens spell bytes as visible characters; a token that does not is taken as it stands."""
+    try:
+        return bytes(_BYTE_OF[c] for c in token)
+    except KeyError:
+        return token.encode()
+
+
+def _steps(shape: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A decoder as a flat list."""
+    if shape["type"] == "Sequence":
+        return [step for inner in shape["decoders"] for step in _steps(inner)]
+    return [dict(shape)]
+
+
+def _metaspace(tokens: Mapping[int, str], step: Mapping[str, Any]) -> TokenPieces:
+    mark = step["replacement"]
+    first: dict[int, Piece] = {}
+    if step.get("prepend_scheme", "always") != "never":
+        first = {i: token.replace(mark, "") for i, token in tokens.items() if mark in token}
+    return _table(tokens, lambda t: t.replace(mark, " ").encode(), replace_each_byte=False, first=first)
+
+
+def _byte_fallback(tokens: Mapping[int, str], steps: list[dict[str, Any]]) -> TokenPieces | None:
+    """The SentencePiece way: Replace..., ByteFallback, Fuse, and perhaps one Strip at the start of the whole."""
+    steps = list(steps)
+    replacements = []
+    while steps and steps[0]["type"] == "Replace" and "String" in steps[0]["pattern"]:
+        step = steps.pop(0)
+        replacements.append((step["pattern"]["String"], step["content"]))
+    kinds = [step["type"] for step in steps]
+    if kinds not in (["ByteFallback", "Fuse"], ["ByteFallback", "Fuse", "Strip"]):
+        return None
+    strip: Mapping[str, Any] = steps[2] if len(steps) == 3 else {"content": " ", "start": 0, "stop": 0}
+    if strip["stop"] != 0 or strip["content"] != " ":
+        return None
+
+    def token_bytes(token: str) -> bytes:
+        for pattern, content in replacements:
+            token = token.replace(pattern, content)
+        match = _BYTE_TOKEN.fullmatch(token)
+        return bytes([int(match[1], 16)]) if match else token.encode()
+
+    return _table(tokens, token_bytes, replace_each_byte=True, strip_start=strip["start"])
+
+
+def _table(
+    tokens: Mapping[int, str],
+    token_bytes: Callable[[str], bytes],
+    *,
+    replace_each_byte: bool,
+    first: Mapping[int, Piece] | None = None,
+    strip_start: int = 0,
+) -> TokenPieces:
+    pieces: list[Piece] = [""] * (max(tokens, default=-1) + 2)
+    for i, token in tokens.items():
+        raw = token_bytes(token)
+        try:
+            pieces[i] = raw.decode()
+        except UnicodeDecodeError:
+            pieces[i] = raw
+    return TokenPieces(pieces, replace_each_byte, first or {}, strip_start)
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's alphabet: printable bytes stand for themselves, the others for the characters from U+0100 on."""
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    hidden = [b for b in range(256) if b not in visible]
+    return {chr(b): b for b in visible} | {chr(256 + n): b for n, b in enumerate(hidden)}
+
+
+_BYTE_OF = _byte_alphabet()
+BYTE_ALPHABET = frozenset(_BYTE_OF)

@@ -1,0 +1,124 @@
+"""The model's tokenizer and everything known of it from the start: ids, special tokens, pieces, digest.
+
+Loaded once, immutable, shared by threads. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from quire_common.errors import ConfigError
+from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
+from quire_tokenizer.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
+from quire_tokenizer.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from tokenizers import AddedToken
+    from tokenizers.normalizers import Normalizer
+    from tokenizers.pre_tokenizers import PreTokenizer
+
+    from quire_tokenizer.model_folder import ModelFolder
+
+_NO_TOKENS: frozenset[int] = frozenset()
+# Composing characters shortens UTF-8 to a third at most (three Hangul letters to one syllable).
+_NFC_SHRINKS = 3
+
+
+class Vocabulary:
+    """What the services may ask of a model's tokens."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self.model = folder.name
+        self.tokenizer = _load(folder)
+        self._tokens = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
+        added = self.tokenizer.get_added_tokens_decoder()
+        self._tokens.update({i: token.content for i, token in added.items()})
+        if not self._tokens:
+            raise ConfigError("BAD_TOKENIZER", "The tokenizer has no tokens.", "Fetch tokenizer.json again.")
+        self.size = max(self._tokens) + 1
+        self.specials = {i: token.content for i, token in added.items() if token.special}
+        self._special_ids = frozenset(self.specials)
+        self.guarded = GuardedTokenizer(self.tokenizer, self._tokens, added)
+        self.token_variables = dict(folder.token_variables)
+        self.templates = dict(folder.templates)
+        self.bos_id = self._id(self.token_variables.get("bos_token", ""))
+        eos = (self._id(e) if isinstance(e, str) else e for e in folder.eos)
+        self.eos_ids = frozenset(i for i in eos if i is not None)
+        self._table = build_pieces(self.tokenizer, self._tokens)
+        self.max_bytes_per_token = _max_bytes_per_token(self.tokenizer, self._tokens, added.values())
+        self.digest = _digest(folder)
+
+    def decoder(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> TextDecoder:
+        """A decoder for one sequence."""
+        skip = self._special_ids if skip_special_tokens else _NO_TOKENS
+        if self._table is not None:
+            return TableDecoder(self._table, skip)
+        return WindowDecoder(self.tokenizer, skip, self.specials, spaces_between_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What this token adds to a text that goes on, as bytes; none for ids beyond the vocabulary."""
+        if not 0 <= token_id < self.size:
+            return b""
+        if self._table is None:
+            return self.tokenizer.decode([token_id], skip_special_tokens=False).encode()
+        piece = self._table.pieces[token_id]
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def _id(self, text: str) -> int | None:
+        return self.tokenizer.token_to_id(text) if text else None
+
+
+def _load(folder: ModelFolder) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer.from_buffer(folder.tokenizer_json)
+    except Exception as error:  # the library raises bare Exception, with the parser's message
+        raise ConfigError(
+            "BAD_TOKENIZER", f"tokenizer.json of {folder.name} is unusable: {error}.", "Fetch the file again."
+        ) from error
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def _max_bytes_per_token(tokenizer: Tokenizer, tokens: Mapping[int, str], added: Iterable[AddedToken]) -> int:
+    """UTF-8 bytes of a text that one token can stand for, or 0 where there may be no bound.
+
+    There is one for byte-level tokenizers that drop nothing: all bytes known, no text removed before the model sees it.
+    """
+    texts = {*tokens.values()}
+    cutters = _flat(tokenizer.pre_tokenizer)
+    if not any(c["type"] == "ByteLevel" for c in cutters) or not texts >= BYTE_ALPHABET:
+        return 0
+    if any(token.lstrip or token.rstrip for token in added):
+        return 0
+    if any(c["type"] not in ("ByteLevel", "Split", "Digits") or c.get("behavior") == "Removed" for c in cutters):
+        return 0
+    normalizers = [n["type"] for n in _flat(tokenizer.normalizer)]
+    if not set(normalizers) <= {"NFC"}:
+        return 0
+    longest = max(len(byte_level_bytes(text)) for text in texts)
+    return longest * (_NFC_SHRINKS if normalizers else 1)
+
+
+def _flat(part: PreTokenizer | Normalizer | None) -> list[dict[str, Any]]:
+    """A part of the tokenizer as a list of steps, each with its `type`."""
+
+    def steps(shape: dict[str, Any]) -> list[dict[str, Any]]:
+        inner = shape.get("pretokenizers") or shape.get("normalizers")
+        return [s for i in inner for s in steps(i)] if inner else [shape]
+
+    return steps(json.loads(part.__getstate__())) if part is not None else []
+
+
+def _digest(folder: ModelFolder) -> bytes:
+    """Length-framed, so that no two sets of files look alike."""
+    digest = hashlib.sha256()
+    for part in (folder.tokenizer_json, *(p.encode() for item in sorted(folder.templates.items()) for p in item)):
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.digest()
