@@ -1,0 +1,84 @@
+"""The batch rule: who runs in the next step, and over how many positions. Pure, deterministic, written once.
+
+Every decodable slot gets one token, lowest order key first, up to `max_num_seqs`; then prefill chunks in the
+scheduler's order, under the Grant's budget. A slot without credit takes nothing from the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quire_common.credit import Budget
+    from quire_worker.step import Bool, Int32, Int64
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """The columns that the rule reads, by slot."""
+
+    runnable: Bool
+    """Holds a sequence whose cached range is ready."""
+    computed: Int32
+    prefill_len: Int32
+    """A slot prefills up to here; past it, it has one token to compute, sampled in its step before."""
+    ceiling: Int32
+    """Positions that it may compute by its limit and its pages."""
+    order_key: Int64
+    prefill_rank: Int32
+    """Place in the scheduler's prefill order; ties go to the lowest order key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The step: slots and their counts, `decodes` decode rows first, then prefill chunks in order."""
+
+    slot: Int32
+    count: Int32
+    decodes: int
+
+
+def choose_batch(view: SlotView, budget: Budget, max_num_seqs: int) -> Choice:
+    """Form the batch of one step. Empty where nobody is able to run."""
+    able = view.runnable & (view.computed < view.ceiling)
+    prefills = view.computed < view.prefill_len
+    decode = np.flatnonzero(able & ~prefills)
+    decode = decode[np.argsort(view.order_key[decode], kind="stable")]
+    decode = decode[: min(max_num_seqs, budget.tokens_per_step)]
+    left = budget.tokens_per_step - len(decode)
+    if len(decode):
+        left = min(left, budget.prefill_tokens_beside_decoders)
+    slots, counts = _prefill_chunks(view, np.flatnonzero(able & prefills), budget, left)
+    return Choice(
+        slot=np.concatenate([decode, slots]).astype(np.int32),
+        count=np.concatenate([np.ones(len(decode), np.int32), counts]),
+        decodes=len(decode),
+    )
+
+
+def stalled_slots(view: SlotView) -> Int32:
+    """Slots that could run but for credit or pages."""
+    return np.flatnonzero(view.runnable & (view.computed >= view.ceiling)).astype(np.int32)
+
+
+def _prefill_chunks(
+    view: SlotView, candidates: np.ndarray[tuple[int], np.dtype[np.intp]], budget: Budget, left: int
+) -> tuple[Int32, Int32]:
+    order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
+    slots, counts, partial = [], [], 0
+    for slot in candidates[order].tolist():
+        if left <= 0:
+            break
+        computed, whole = int(view.computed[slot]), int(view.prefill_len[slot])
+        chunk = min(whole - computed, int(view.ceiling[slot]) - computed, budget.chunk_cap, left)
+        if computed + chunk < whole:
+            if partial == budget.partial_prefills:
+                continue  # a prompt that fits whole may still go
+            partial += 1
+        slots.append(slot)
+        counts.append(chunk)
+        left -= chunk
+    return np.array(slots, np.int32), np.array(counts, np.int32)

@@ -1,0 +1,117 @@
+"""GrantRules: what each part of a Grant does to slots and pages, in the contract's order.
+
+A part that does not fit is the error of its slot; only a Grant that does not follow the last, or whose budget allows
+nothing, is refused whole (check_follows). Idle slots' stops, limits and grows are ignored: their sequence ended before
+the scheduler could know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.credit import Finish
+from quire_common.errors import FailedPrecondition, InvalidArgument, QuireError
+from quire_worker.engine.slots import NOT_ORDERED, SlotState
+
+if TYPE_CHECKING:
+    from quire_common.credit import Budget, Epoch, Grant, Start
+    from quire_worker.engine.move_desk import MoveDesk
+    from quire_worker.engine.report_draft import ReportDraft
+    from quire_worker.engine.residents import Residents
+    from quire_worker.step import Int32
+
+
+class GrantRules:
+    """Belongs to the model thread."""
+
+    def __init__(self, residents: Residents, moves: MoveDesk, draft: ReportDraft) -> None:
+        self._residents = residents
+        self._moves = moves
+        self._draft = draft
+
+    def apply(self, grant: Grant) -> None:
+        """Everything but the budget, which is the engine's."""
+        for slot in grant.stop_slot.tolist():
+            if self._residents.holds(slot):
+                self._residents.end(slot, None)
+        for start in grant.start:
+            self._start(start)
+        self._set_limits(grant.limit_slot, grant.limit_position)
+        for slot, group, page in zip(
+            grant.grow_slot.tolist(), grant.grow_group.tolist(), grant.grow_page.tolist(), strict=True
+        ):
+            self._grow(slot, group, page)
+        self._set_order(grant.order_slot)
+        for move in grant.move:
+            self._moves.submit(move)
+
+    def _start(self, start: Start) -> None:
+        slot, num_slots = start.slot, self._residents.spec.num_slots
+        try:
+            if not 0 <= slot < num_slots:
+                raise InvalidArgument("BAD_SLOT", f"There is no slot {slot}.", f"Use 0..{num_slots - 1}.")
+            if self._residents.holds(slot):
+                # Its holder ends too: its later tokens would be taken for the newcomer's.
+                self._residents.end(slot, Finish.ERROR)
+                raise FailedPrecondition(
+                    "SLOT_BUSY", f"Slot {slot} still held a sequence; both were ended.", "Stop a slot before its start."
+                )
+            self._residents.start(start)
+        except QuireError as error:
+            self._draft.errors.append((slot, error))
+
+    def _set_limits(self, slots: Int32, positions: Int32) -> None:
+        table = self._residents.table
+        real = (slots >= 0) & (slots < self._residents.spec.num_slots)
+        slots, positions = slots[real], positions[real]
+        held = table.state[slots] != SlotState.IDLE
+        table.limit[slots[held]] = positions[held]
+
+    def _grow(self, slot: int, group: int, page: int) -> None:
+        if not self._residents.holds(slot):
+            return
+        try:
+            if group != 0:
+                raise InvalidArgument("BAD_KV_GROUP", f"There is no KV group {group}.", "Use the groups of the hello.")
+            self._residents.grow(slot, page)
+        except QuireError as error:
+            self._draft.errors.append((slot, error))
+            self._residents.end(slot, Finish.ERROR)
+
+    def _set_order(self, slots: Int32) -> None:
+        """An empty column means that the order did not change."""
+        if not len(slots):
+            return
+        rank = self._residents.table.prefill_rank
+        rank.fill(NOT_ORDERED)
+        for place, slot in enumerate(slots.tolist()):
+            if self._residents.holds(slot):
+                rank[slot] = place
+
+
+def check_follows(grant: Grant, epoch: Epoch, applied: int) -> None:
+    """Raise FailedPrecondition for a Grant of another epoch or out of order, InvalidArgument for an empty budget."""
+    if grant.epoch != epoch:
+        raise FailedPrecondition(
+            "EPOCH_MISMATCH",
+            f"The Grant is of run {grant.epoch.run} of another boot or run; this is run {epoch.run}.",
+            "Attach again and use the epoch of the worker's hello.",
+        )
+    if grant.seq != applied + 1:
+        raise FailedPrecondition(
+            "GRANT_OUT_OF_ORDER",
+            f"Grant {grant.seq} came after Grant {applied}.",
+            "Number the Grants of a run 1, 2, 3 and so on.",
+        )
+    if grant.budget is not None:
+        _check_budget(grant.budget)
+
+
+def _check_budget(budget: Budget) -> None:
+    if min(budget.tokens_per_step, budget.chunk_cap, budget.partial_prefills) < 1:
+        raise InvalidArgument(
+            "BAD_BUDGET",
+            "The budget allows no prefill.",
+            "Send tokens_per_step, chunk_cap and partial_prefills of at least 1.",
+            param="budget",
+        )

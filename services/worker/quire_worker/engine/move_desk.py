@@ -1,0 +1,73 @@
+"""MoveDesk: hands page moves to the mover, and keeps the readiness of their pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import MoveKind
+from quire_common.errors import Internal
+from quire_worker.engine.moves import Mover, MoveResult
+
+if TYPE_CHECKING:
+    from quire_common.credit import PageMove
+    from quire_worker.engine.ports import Observer
+    from quire_worker.engine.report_draft import ReportDraft
+    from quire_worker.engine.residents import Residents
+
+
+class MoveDesk:
+    """Belongs to the model thread. Every move is reported exactly once, also one that was refused at once."""
+
+    def __init__(self, residents: Residents, mover: Mover, draft: ReportDraft, observer: Observer) -> None:
+        self._residents = residents
+        self._mover = mover
+        self._draft = draft
+        self._observer = observer
+        self._open: dict[int, PageMove] = {}
+
+    def submit(self, move: PageMove) -> None:
+        """Begin a move, or report it as failed: what a load should have brought is then recomputed."""
+        possible = self._is_possible(move)
+        if possible and move.kind == MoveKind.LOAD:
+            self._residents.states.expect(move.device_page)
+        if possible and self._mover.submit(move):
+            self._open[move.id] = move
+            return
+        if possible and move.kind == MoveKind.LOAD:
+            self._residents.states.arrived(move.device_page, 0)
+        self._note(MoveResult(move.id, ok=False, pages=0, us=0))
+
+    def collect(self) -> None:
+        """Take in what the mover has finished."""
+        for result in self._mover.finished():
+            move = self._open.pop(result.id, None)
+            if move is None:
+                continue
+            if move.kind == MoveKind.LOAD:
+                self._residents.states.arrived(move.device_page, result.pages)
+            self._note(result)
+
+    def cancel(self) -> None:
+        """Forget all moves; no page is touched on their behalf afterwards."""
+        self._mover.cancel()
+        self._mover.finished()
+        self._open.clear()
+
+    def check_integrity(self) -> None:
+        """Raise Internal where awaited pages and open loads differ."""
+        awaited = {int(page) for m in self._open.values() if m.kind == MoveKind.LOAD for page in m.device_page}
+        if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
+            raise Internal("INTEGRITY", "Awaited pages and open loads differ.", "Report it with the worker's log.")
+
+    def _is_possible(self, move: PageMove) -> bool:
+        if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
+            return False
+        if move.kind == MoveKind.LOAD:
+            return self._residents.can_load(move.device_page)
+        return move.kind == MoveKind.STORE and self._residents.can_store(move.device_page)
+
+    def _note(self, result: MoveResult) -> None:
+        self._draft.moves.append(result)
+        self._observer.moved(result.pages, result.ok)

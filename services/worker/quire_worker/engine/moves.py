@@ -1,0 +1,57 @@
+"""The engine's side of page moves: what it asks a mover for, and what it hears back.
+
+The engine only submits and polls; bytes travel elsewhere. A move that cannot be done is a failed move, never an error:
+what did not arrive is recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from quire_common.credit import PageMove
+
+
+@dataclass(frozen=True, slots=True)
+class MoveResult:
+    """A move that has ended. `pages`: how many, from its first, are whole at their destination."""
+
+    id: int
+    ok: bool
+    pages: int
+    us: int
+
+
+class Mover(Protocol):
+    """Carries pages. `submit`, `finished` and `cancel` are called from the model thread and return at once."""
+
+    def submit(self, move: PageMove) -> bool:
+        """Take a move on; False where it is refused (queue full, kind unknown), which counts as failed."""
+
+    def finished(self) -> list[MoveResult]:
+        """Moves that ended since the last call, each once."""
+
+    def cancel(self) -> None:
+        """Forget all moves. When this returns, no page will be read or written on their behalf."""
+
+    def close(self) -> None:
+        """Cancel, and release everything."""
+
+
+class NoMover:
+    """For an engine without a store: refuses every move."""
+
+    def submit(self, move: PageMove) -> bool:
+        """Refused."""
+        return False
+
+    def finished(self) -> list[MoveResult]:
+        """None."""
+        return []
+
+    def cancel(self) -> None:
+        """Nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing to release."""

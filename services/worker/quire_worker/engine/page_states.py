@@ -1,0 +1,74 @@
+"""PageStates: how much of each page of the pool is filled, by whom it will be, and how many slots hold it.
+
+The ready watermark is what lets a sequence start on pages that another slot or a move is still filling. Knows nothing
+of what the pages hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quire_worker.step import Int32
+
+NOBODY = -1
+
+
+class PageStates:
+    """Columns by page."""
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.ready = np.zeros(num_pages, np.int32)
+        """Positions of the page, from its first, whose KV is there."""
+        self.writer = np.full(num_pages, NOBODY, np.int32)
+        """The slot that fills it, or NOBODY."""
+        self.pending = np.zeros(num_pages, np.bool_)
+        """A move will fill it."""
+        self.failed = np.zeros(num_pages, np.bool_)
+        """A move should have filled it and did not."""
+        self.refs = np.zeros(num_pages, np.int32)
+        """Slots whose tables hold it."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages of the pool, the dummy page 0 included."""
+        return len(self.ready)
+
+    def claim(self, pages: Int32, slot: int) -> None:
+        """The slot will fill these from their first position on."""
+        self.ready[pages] = 0
+        self.failed[pages] = False
+        self.writer[pages] = slot
+
+    def release(self, pages: Int32, slot: int) -> None:
+        """The slot leaves; what it filled stays, what it did not fill nobody will."""
+        self.refs[pages] -= 1
+        mine = pages[self.writer[pages] == slot]
+        self.writer[mine] = NOBODY
+
+    def fill(self, pages: Int32, filled: Int32) -> None:
+        """Raise watermarks; a watermark never falls, since what is there stays there."""
+        self.ready[pages] = np.maximum(self.ready[pages], filled)
+
+    def expect(self, pages: Int32) -> None:
+        """A move will fill these."""
+        self.ready[pages] = 0
+        self.failed[pages] = False
+        self.pending[pages] = True
+
+    def arrived(self, pages: Int32, count: int) -> None:
+        """The move has ended: the first `count` pages are whole, the others lost."""
+        self.pending[pages] = False
+        self.ready[pages[:count]] = self.page_size
+        self.failed[pages[count:]] = True
+
+    def clear(self) -> None:
+        """Forget everything: another scheduler starts from nothing."""
+        self.ready.fill(0)
+        self.writer.fill(NOBODY)
+        self.pending.fill(False)
+        self.failed.fill(False)
+        self.refs.fill(0)

@@ -1,0 +1,216 @@
+"""Residents: sequences come into slots, wait until their cached range is ready, grow, and leave.
+
+Keeps SlotTable and PageStates in agreement, and alone changes both. Knows nothing of Grants' order or of steps.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import Finish
+from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavailable
+from quire_worker.engine.admission import bad_pages, check_start, grantable, stop_ids_of, table_full
+from quire_worker.engine.page_states import NOBODY, PageStates
+from quire_worker.engine.ports import SlotTrace
+from quire_worker.engine.slots import SlotState, SlotTable
+
+if TYPE_CHECKING:
+    from quire_common.credit import Start
+    from quire_worker.engine.ports import Observer
+    from quire_worker.engine.spec import EngineSpec
+    from quire_worker.step import Int32
+
+
+class Residents:
+    """All methods belong to the model thread."""
+
+    def __init__(self, spec: EngineSpec, observer: Observer) -> None:
+        self.spec = spec
+        self.table = SlotTable(spec)
+        self.states = PageStates(spec.num_pages, spec.page_size)
+        self._observer = observer
+        self._waiting: set[int] = set()
+
+    def holds(self, slot: int) -> bool:
+        """Whether the slot exists and is not idle."""
+        return 0 <= slot < self.spec.num_slots and self.table.state[slot] != SlotState.IDLE
+
+    def start(self, start: Start) -> None:
+        """Take a sequence in, or raise the QuireError that is this slot's alone; the slot is idle then."""
+        check_start(start, self.spec)
+        table = start.pages[0]
+        cached = min(start.cached_len, start.sequence.known_len - 1)
+        own = table[cached // self.spec.page_size :]
+        fresh = table[-(-cached // self.spec.page_size) :]
+        self._check_free(own, fresh)
+        self.table.fill(start, stop_ids_of(start, self.spec), time.time_ns())
+        self.states.refs[table] += 1
+        # The page in which the cached range ends is filled by its move first and by the slot then.
+        self.states.writer[own] = start.slot
+        self.states.claim(fresh, start.slot)
+        self._waiting.add(start.slot)
+
+    def grow(self, slot: int, page: int) -> None:
+        """Append a page to a held slot's table; raises the slot's QuireError."""
+        pages = np.array([page], np.int32)
+        if not grantable(pages, self.spec) or page in self.table.pages(slot):
+            raise bad_pages(pages)
+        self._check_free(pages, pages)
+        count = int(self.table.num_pages[slot])
+        if count == self.spec.table_width:
+            raise table_full(self.spec)
+        self.table.page_table[slot, count] = page
+        self.table.num_pages[slot] = count + 1
+        self.states.refs[page] += 1
+        self.states.claim(pages, slot)
+
+    def end(self, slot: int, finish: Finish | None) -> None:
+        """Clear a held slot; None: the scheduler's wish. Who waits for pages that it was to fill finds them lost."""
+        table = self.table
+        trace = SlotTrace(
+            context=table.context[slot],
+            started_ns=int(table.started_ns[slot]),
+            first_token_ns=int(table.first_token_ns[slot]),
+            ended_ns=time.time_ns(),
+            prompt_tokens=int(table.prompt_len[slot]),
+            cached_tokens=int(table.cached_len[slot]),
+            output_tokens=int(table.known_len[slot] - table.prompt_len[slot]),
+            finish=finish,
+        )
+        self.states.release(table.pages(slot), slot)
+        table.clear(slot)
+        self._waiting.discard(slot)
+        self._observer.slot_ended(trace)
+
+    def admit_ready(self) -> list[tuple[int, QuireError]]:
+        """Let waiting slots run whose cached range has become ready; returns those that wait for what will not come.
+
+        Where a move failed, a slot that alone holds the pages fills them itself. The highest order key is judged first,
+        so that of several holders the oldest is left to do it.
+        """
+        lost: list[tuple[int, QuireError]] = []
+        for slot in sorted(self._waiting, key=lambda s: (-int(self.table.order_key[s]), -s)):
+            error = self._admit(slot)
+            if error is not None:
+                lost.append((slot, error))
+                self.end(slot, Finish.ERROR)
+        return lost
+
+    def computed_to(self, slots: Int32, first: Int32, end: Int32, decodes: int) -> None:
+        """Raise the watermarks of pages that a step has filled: positions first..end of each slot."""
+        size, table = self.spec.page_size, self.table
+        last = (end - 1) // size
+        self.states.fill(table.page_table[slots, last], end - last * size)
+        for row in range(decodes, len(slots)):
+            whole = table.page_table[slots[row], first[row] // size : last[row]]
+            self.states.fill(whole, np.full(len(whole), size, np.int32))
+
+    def can_load(self, pages: Int32) -> bool:
+        """Whether a move may write these pages: nobody else does, and no running slot reads them."""
+        states, table = self.states, self.table
+        if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages):
+            return False
+        if states.pending[pages].any() or self._in_use(pages):
+            return False
+        for page in pages[states.writer[pages] != NOBODY].tolist():
+            slot = int(states.writer[page])
+            cached_pages = -(-int(table.computed[slot]) // self.spec.page_size)
+            if page not in table.pages(slot)[:cached_pages]:
+                return False
+        return True
+
+    def can_store(self, pages: Int32) -> bool:
+        """Whether the pages are whole."""
+        return grantable(pages, self.spec) and bool((self.states.ready[pages] == self.spec.page_size).all())
+
+    def clear(self) -> None:
+        """End all sequences and forget all pages."""
+        for slot in np.flatnonzero(self.table.state).tolist():
+            self.end(slot, None)
+        self.states.clear()
+
+    def check_integrity(self) -> None:
+        """Raise Internal where table and pages disagree."""
+        table, states = self.table, self.states
+        held = np.flatnonzero(table.state).tolist()
+        refs = np.zeros_like(states.refs)
+        for slot in held:
+            pages = table.pages(slot)
+            refs[pages] += 1
+            _require(len(np.unique(pages)) == len(pages), f"slot {slot} holds a page twice")
+            _require(table.computed[slot] < table.known_len[slot], f"slot {slot} computed what it does not know")
+            _require(table.cached_len[slot] <= table.computed[slot], f"slot {slot} lost computed positions")
+            _require(table.known_len[slot] <= table.token.shape[1], f"slot {slot} outgrew its row")
+            _require(not table.page_table[slot, len(pages) :].any(), f"slot {slot} has pages past its table")
+        _require(bool((refs == states.refs).all()), "page references do not add up")
+        for page in np.flatnonzero(states.writer != NOBODY).tolist():
+            writer = int(states.writer[page])
+            _require(self.holds(writer) and page in table.pages(writer), f"page {page} has a writer that is gone")
+        _require(bool(((states.ready >= 0) & (states.ready <= states.page_size)).all()), "a watermark is off its page")
+        _require(states.refs[0] == 0 and states.ready[0] == 0, "the dummy page was granted")
+        _require(not (states.pending & (states.ready > 0)).any(), "a page is ready and still awaited")
+        waiting = set(np.flatnonzero(table.state == SlotState.WAITING).tolist())
+        _require(waiting == self._waiting, "the waiting set differs from the states")
+        idle = table.state == SlotState.IDLE
+        _require(not (table.known_len[idle].any() or table.num_pages[idle].any()), "an idle slot was not cleared")
+
+    def _check_free(self, own: Int32, fresh: Int32) -> None:
+        """Raise PAGE_TAKEN where a slot may not write its pages; what it waits for may still be awaited."""
+        states = self.states
+        taken = (states.writer[own] != NOBODY).any() or states.pending[fresh].any()
+        if taken or (states.refs[own].any() and self._in_use(own)):
+            raise _page_taken()
+
+    def _in_use(self, pages: Int32) -> bool:
+        """Whether a running slot holds one of the pages."""
+        running = np.flatnonzero(self.table.state == SlotState.RUNNING)
+        return any(bool(np.isin(pages, self.table.pages(slot)).any()) for slot in running.tolist())
+
+    def _admit(self, slot: int) -> QuireError | None:
+        """Move a waiting slot on, if possible; an error where it waits in vain."""
+        table, states, size = self.table, self.states, self.spec.page_size
+        cached = int(table.computed[slot])
+        pages = table.pages(slot)[: -(-cached // size)]
+        needed = np.minimum(cached - np.arange(len(pages)) * size, size)
+        short = states.ready[pages] < needed
+        if short.any():
+            writer = states.writer[pages]
+            awaited = states.pending[pages] | ((writer != NOBODY) & (writer != slot))
+            lost = np.flatnonzero(short & ~awaited)
+            if not len(lost):
+                return None
+            tail = slice(int(lost[0]), None)
+            if states.pending[pages[tail]].any():
+                return None  # what to do is judged when the last move of the range has ended
+            if not states.failed[pages[lost]].all() or (states.refs[pages[tail]] > 1).any():
+                return _pages_lost()
+            states.claim(pages[tail], slot)
+            shortened = tail.start * size
+            table.cached_len[slot] = table.computed[slot] = shortened
+        table.state[slot] = SlotState.RUNNING
+        self._waiting.discard(slot)
+        return None
+
+
+def _require(condition: bool, what: str) -> None:
+    if not condition:
+        raise Internal("INTEGRITY", f"The engine's state is inconsistent: {what}.", "Report it with the worker's log.")
+
+
+def _page_taken() -> QuireError:
+    return FailedPrecondition(
+        "PAGE_TAKEN",
+        "The slot was granted a page that another slot or a move is still filling.",
+        "Grant a page for writing only when nobody else fills it.",
+    )
+
+
+def _pages_lost() -> QuireError:
+    return Unavailable(
+        "PAGES_LOST",
+        "The slot waited for pages that another sequence or a move was filling, and that ended before it did.",
+        "Start the sequence again.",
+    )

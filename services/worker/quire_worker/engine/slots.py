@@ -1,0 +1,134 @@
+"""SlotTable: the state of every sequence that the worker holds, as columns by slot.
+
+Holds numbers, decides nothing: who may start is admission.py's, who runs is batch_rule.py's. A slot that ends is
+cleared at once, so that nothing of one request can be read under the next.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.sequence import RequestContext
+
+if TYPE_CHECKING:
+    from quire_common.credit import Start
+    from quire_worker.engine.spec import EngineSpec
+    from quire_worker.step import Int32
+
+NO_CONTEXT = RequestContext("")
+NOT_ORDERED = np.iinfo(np.int32).max
+NO_LIMIT = np.iinfo(np.int32).max
+
+
+class SlotState(enum.IntEnum):
+    """IDLE -> WAITING (for its cached range) -> RUNNING -> IDLE."""
+
+    IDLE = 0
+    WAITING = 1
+    RUNNING = 2
+
+
+class SlotTable:
+    """Columns by slot. Positions and lengths count tokens from the sequence's first."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        n = spec.num_slots
+        self.page_size = spec.page_size
+        self.state = np.zeros(n, np.int8)
+        self.token = np.zeros((n, spec.max_model_len), np.int32)
+        self.known_len = np.zeros(n, np.int32)
+        """Tokens in `token`: prompt, output of before, and what was sampled here."""
+        self.computed = np.zeros(n, np.int32)
+        """Positions whose KV is in the pages, or will be before the slot runs."""
+        self.prompt_len = np.zeros(n, np.int32)
+        self.prefill_len = np.zeros(n, np.int32)
+        """known_len at the start: positions before it are prefill."""
+        self.cached_len = np.zeros(n, np.int32)
+        self.limit = np.zeros(n, np.int32)
+        self.final_len = np.zeros(n, np.int32)
+        """known_len at which the sequence ends by length."""
+        self.min_len = np.zeros(n, np.int32)
+        """known_len before which no stop id may be drawn."""
+        self.prefill_only = np.zeros(n, np.bool_)
+        self.num_pages = np.zeros(n, np.int32)
+        self.page_table = np.zeros((n, spec.table_width), np.int32)
+        self.order_key = np.zeros(n, np.int64)
+        self.prefill_rank = np.full(n, NOT_ORDERED, np.int32)
+        self.stop_id = np.full((n, spec.max_stop_ids + len(spec.eos_token_ids)), -1, np.int32)
+        self.num_stop = np.zeros(n, np.int32)
+        self.temperature = np.zeros(n, np.float32)
+        self.top_k = np.zeros(n, np.int32)
+        self.top_p = np.zeros(n, np.float32)
+        self.min_p = np.zeros(n, np.float32)
+        self.seed = np.zeros(n, np.uint64)
+        self.sample_index = np.zeros(n, np.uint32)
+        self.logprobs = np.zeros(n, np.int32)
+        self.started_ns = np.zeros(n, np.int64)
+        self.first_token_ns = np.zeros(n, np.int64)
+        self.context = [NO_CONTEXT] * n
+        self._scalars = [
+            column
+            for name, column in vars(self).items()
+            if isinstance(column, np.ndarray) and column.ndim == 1 and name != "prefill_rank"
+        ]
+
+    @property
+    def num_slots(self) -> int:
+        """Rows of the table."""
+        return len(self.state)
+
+    def ceiling(self) -> Int32:
+        """Positions that each slot may compute: its limit, and never past its pages."""
+        return np.minimum(self.limit, self.num_pages * self.page_size)
+
+    def pages(self, slot: int) -> Int32:
+        """The slot's page table, as a view."""
+        return self.page_table[slot, : self.num_pages[slot]]
+
+    def started(self) -> int:
+        """Slots that hold a sequence."""
+        return int(np.count_nonzero(self.state))
+
+    def fill(self, start: Start, stop_ids: tuple[int, ...], now_ns: int) -> None:
+        """Put a checked Start into its idle slot, WAITING."""
+        slot, sequence = start.slot, start.sequence
+        prompt, known = len(sequence.prompt_ids), sequence.known_len
+        stop, sampling = sequence.stop, sequence.sampling
+        self.token[slot, :prompt] = sequence.prompt_ids
+        self.token[slot, prompt:known] = sequence.output_ids
+        self.prompt_len[slot] = prompt
+        self.known_len[slot] = self.prefill_len[slot] = known
+        self.cached_len[slot] = self.computed[slot] = min(start.cached_len, known - 1)
+        self.limit[slot] = min(start.limit, NO_LIMIT)
+        self.final_len[slot] = min(prompt + stop.max_tokens, start.max_model_len)
+        self.min_len[slot] = min(prompt + stop.min_tokens, NO_LIMIT)
+        self.prefill_only[slot] = stop.max_tokens == 0
+        table = start.pages[0]
+        self.num_pages[slot] = len(table)
+        self.page_table[slot, : len(table)] = table
+        self.order_key[slot] = start.order_key
+        self.stop_id[slot, : len(stop_ids)] = stop_ids
+        self.num_stop[slot] = len(stop_ids)
+        self.temperature[slot] = sampling.temperature
+        self.top_k[slot] = sampling.top_k
+        self.top_p[slot] = sampling.top_p
+        self.min_p[slot] = sampling.min_p
+        self.seed[slot] = sampling.seed
+        self.sample_index[slot] = sampling.sample
+        self.logprobs[slot] = sampling.logprobs
+        self.started_ns[slot] = now_ns
+        self.context[slot] = start.context
+        self.state[slot] = SlotState.WAITING
+
+    def clear(self, slot: int) -> None:
+        """Make a slot IDLE and leave nothing of its sequence."""
+        self.token[slot, : self.known_len[slot]] = 0
+        self.page_table[slot, : self.num_pages[slot]] = 0
+        self.stop_id[slot, : self.num_stop[slot]] = -1
+        for column in self._scalars:
+            column[slot] = 0
+        self.prefill_rank[slot] = NOT_ORDERED
+        self.context[slot] = NO_CONTEXT

@@ -1,0 +1,33 @@
+"""The fixed sizes of an engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+SLOTS_PER_SEQ = 2.5
+MAX_STOP_IDS = 128
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What bounds every sequence. `num_pages` counts page 0, which is never granted."""
+
+    max_num_seqs: int
+    max_model_len: int
+    vocab_size: int
+    page_size: int
+    num_pages: int
+    eos_token_ids: tuple[int, ...] = ()
+    max_stop_ids: int = MAX_STOP_IDS
+
+    @cached_property
+    def num_slots(self) -> int:
+        """Rows that decode plus spares that wait, started already."""
+        return math.ceil(SLOTS_PER_SEQ * self.max_num_seqs)
+
+    @cached_property
+    def table_width(self) -> int:
+        """Pages of the longest sequence."""
+        return math.ceil(self.max_model_len / self.page_size)

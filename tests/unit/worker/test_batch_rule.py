@@ -1,0 +1,128 @@
+"""The batch rule, by example and by property."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_common.credit import Budget
+from quire_worker.engine.batch_rule import Choice, SlotView, choose_batch, stalled_slots
+
+UNORDERED = 2**31 - 1
+
+
+def view(*slots: tuple[int, int, int], keys: list[int] | None = None, ranks: list[int] | None = None) -> SlotView:
+    """Slots as (computed, prefill_len, ceiling), all runnable."""
+    computed, prefill, ceiling = (np.array(column, np.int32) for column in zip(*slots, strict=True))
+    n = len(slots)
+    return SlotView(
+        runnable=np.ones(n, np.bool_),
+        computed=computed,
+        prefill_len=prefill,
+        ceiling=ceiling,
+        order_key=np.array(keys if keys is not None else range(n), np.int64),
+        prefill_rank=np.array(ranks if ranks is not None else [UNORDERED] * n, np.int32),
+    )
+
+
+def pairs(choice: Choice) -> list[tuple[int, int]]:
+    return list(zip(choice.slot.tolist(), choice.count.tolist(), strict=True))
+
+
+def test_decodes_come_first_and_prefill_takes_what_is_left() -> None:
+    slots = view((0, 50, 100), (10, 5, 100), (20, 5, 100))
+    choice = choose_batch(slots, Budget(22, 100, 100, 4), max_num_seqs=8)
+    assert pairs(choice) == [(1, 1), (2, 1), (0, 20)]
+    assert choice.decodes == 2
+
+
+def test_prefill_beside_decoders_is_bounded_only_where_there_are_decoders() -> None:
+    budget = Budget(100, 8, 100, 4)
+    assert pairs(choose_batch(view((0, 50, 100), (10, 5, 100)), budget, 8)) == [(1, 1), (0, 8)]
+    assert pairs(choose_batch(view((0, 50, 100)), budget, 8)) == [(0, 50)]
+
+
+def test_at_most_max_num_seqs_decode_lowest_order_key_first() -> None:
+    slots = view((9, 5, 99), (9, 5, 99), (9, 5, 99), keys=[3, 1, 2])
+    assert pairs(choose_batch(slots, Budget(100, 0, 8, 1), max_num_seqs=2)) == [(1, 1), (2, 1)]
+
+
+def test_prefill_goes_in_the_schedulers_order_then_by_key() -> None:
+    slots = view((0, 9, 99), (0, 9, 99), (0, 9, 99), (0, 9, 99), keys=[3, 2, 1, 0], ranks=[1, UNORDERED, 0, UNORDERED])
+    assert [slot for slot, _ in pairs(choose_batch(slots, Budget(99, 0, 99, 9), 8))] == [2, 0, 3, 1]
+
+
+def test_partial_prefills_are_bounded_and_whole_ones_pass_them() -> None:
+    slots = view((0, 50, 99), (0, 50, 99), (0, 4, 99))
+    assert pairs(choose_batch(slots, Budget(100, 0, 10, 1), 8)) == [(0, 10), (2, 4)]
+    assert pairs(choose_batch(slots, Budget(100, 0, 10, 2), 8)) == [(0, 10), (1, 10), (2, 4)]
+
+
+def test_a_slot_without_credit_stalls_and_costs_the_others_nothing() -> None:
+    slots = view((9, 5, 9), (9, 5, 10), (3, 8, 3), (3, 8, 6))
+    assert pairs(choose_batch(slots, Budget(100, 100, 100, 1), 8)) == [(1, 1), (3, 3)]
+    assert stalled_slots(slots).tolist() == [0, 2]
+
+
+def test_nobody_able_is_an_empty_step() -> None:
+    choice = choose_batch(view((4, 4, 4)), Budget(100, 100, 100, 1), 8)
+    assert pairs(choice) == [] and choice.decodes == 0
+
+
+@st.composite
+def views(draw: st.DrawFn) -> SlotView:
+    n = draw(st.integers(1, 12))
+    column = st.lists(st.integers(0, 40), min_size=n, max_size=n)
+    computed, prefill, ceiling = (np.array(draw(column), np.int32) for _ in range(3))
+    return SlotView(
+        runnable=np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n))),
+        computed=computed,
+        prefill_len=prefill,
+        ceiling=ceiling,
+        order_key=np.array(draw(st.lists(st.integers(-5, 5), min_size=n, max_size=n)), np.int64),
+        prefill_rank=np.array(draw(st.permutations([*range(n // 2), *[UNORDERED] * (n - n // 2)])), np.int32),
+    )
+
+
+budgets = st.builds(
+    Budget, st.integers(1, 60), st.integers(0, 60), st.integers(1, 30), st.integers(1, 4), st.integers(0, 2)
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(views(), budgets, st.integers(1, 8))
+def test_every_batch_keeps_every_bound(slots: SlotView, budget: Budget, max_num_seqs: int) -> None:
+    choice = choose_batch(slots, budget, max_num_seqs)
+    chosen, count, decodes = choice.slot, choice.count, choice.decodes
+    assert len(set(chosen.tolist())) == len(chosen) == len(count)
+    assert slots.runnable[chosen].all() and (count >= 1).all()
+    assert (slots.computed[chosen] + count <= slots.ceiling[chosen]).all()
+    assert count.sum() <= budget.tokens_per_step
+    assert decodes <= max_num_seqs and (count[:decodes] == 1).all()
+    assert (slots.computed[chosen[:decodes]] >= slots.prefill_len[chosen[:decodes]]).all()
+    chunk_slots, chunks = chosen[decodes:], count[decodes:]
+    end = slots.computed[chunk_slots] + chunks
+    assert (end <= slots.prefill_len[chunk_slots]).all() and (chunks <= budget.chunk_cap).all()
+    assert np.count_nonzero(end < slots.prefill_len[chunk_slots]) <= budget.partial_prefills
+    if decodes:
+        assert chunks.sum() <= budget.prefill_tokens_beside_decoders
+    able = slots.runnable & (slots.computed < slots.ceiling)
+    waiting = np.setdiff1d(np.flatnonzero(able & (slots.computed >= slots.prefill_len)), chosen)
+    if len(waiting):  # only the bounds keep a decodable slot out, and never one with a lower key
+        assert decodes == min(max_num_seqs, budget.tokens_per_step)
+        assert slots.order_key[waiting].min() >= slots.order_key[chosen[:decodes]].max()
+    assert len(chosen) or not able.any()  # whoever is able is not left with an idle device
+
+
+@settings(deadline=None, max_examples=100)
+@given(views(), budgets, st.integers(1, 8), st.integers(0, 11))
+def test_a_slot_that_cannot_run_changes_nothing_for_the_others(
+    slots: SlotView, budget: Budget, max_num_seqs: int, victim: int
+) -> None:
+    victim %= len(slots.computed)
+    slots.runnable[victim] = False
+    before = pairs(choose_batch(slots, budget, max_num_seqs))
+    slots.runnable[victim] = True
+    slots.ceiling[victim] = slots.computed[victim]
+    assert pairs(choose_batch(slots, budget, max_num_seqs)) == before
