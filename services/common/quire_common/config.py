@@ -44,6 +44,7 @@ class ServiceConfig:
     """What every service takes."""
 
     listen: str = option("127.0.0.1:0", "address of the gRPC server; port 0 picks a free one")
+    advertise: str = option("", "host:port under which peers reach this service; default: the listen address")
     instance: str = option("", "name of this instance in discovery and logs; default: service-port")
     log_level: str = option("info", "least level that is logged", choices=("debug", "info", "warning", "error"))
     log_format: str = option("json", "log lines", choices=("json", "pretty"))

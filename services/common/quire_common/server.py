@@ -21,6 +21,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quire_common.config import ServiceConfig, load_config, split_address
+from quire_common.discovery.endpoint import Discovery, Endpoint
+from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
 from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
 _GRACE_S = 1.0
+# Ways of discovery that need no registration.
+_PASSIVE = ("static", "dns")
+_ANY_HOST = ("0.0.0.0", "::")
 log = get_logger(__name__)
 
 
@@ -114,6 +119,7 @@ async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer]
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signal_number, stopped.set)
     service: AioService | None = None
+    discovery: Discovery | None = None
     server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
     try:
         bound = _bind(server, config, name, fail)
@@ -135,11 +141,14 @@ async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer]
             starting.result()  # raises what start raised
             for service_name in names:
                 await checker.set(service_name, health_pb2.HealthCheckResponse.SERVING)
+            discovery = await _announce(config, name, bound)
             log.info("ready", address=bound.address)
         else:
             starting.cancel()
         await stopping
         log.info("stopping")
+        if discovery is not None:
+            await discovery.close()
         await checker.enter_graceful_shutdown()
         if not failures:
             await service.drain(config.drain_timeout_s)
@@ -249,7 +258,26 @@ def _bind(
             param="listen",
         )
     address = f"{host}:{bound_port}"
-    return BoundServer(address, config.instance or f"{name}-{bound_port}", fail)
+    advertised = config.advertise or address
+    default = f"{name}-{bound_port}" if config.discovery in _PASSIVE else f"{name}-{advertised}"
+    return BoundServer(address, config.instance or default, fail)
+
+
+async def _announce(config: ServiceConfig, name: str, bound: BoundServer) -> Discovery | None:
+    """Make the service findable, where discovery is a registry. Withdrawn first thing at the stop."""
+    if config.discovery in _PASSIVE:
+        return None
+    address = config.advertise or bound.address
+    if split_address(address, "--advertise")[0] in _ANY_HOST:
+        raise ConfigError(
+            "ADVERTISE_MISSING",
+            f"Peers cannot dial {address}, which means every address of this host.",
+            "Give --advertise host:port.",
+            param="advertise",
+        )
+    discovery = make_discovery(config.discovery, {})
+    await discovery.register(Endpoint(bound.instance, name, address))
+    return discovery
 
 
 def _serve_metrics(config: ServiceConfig) -> None:
