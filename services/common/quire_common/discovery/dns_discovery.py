@@ -1,0 +1,62 @@
+"""Peers from DNS: every address of a name is an instance (a headless service of Kubernetes, a Compose service)."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import TYPE_CHECKING
+
+from quire_common.config import split_address
+from quire_common.discovery.closing import Closing
+from quire_common.discovery.endpoint import Endpoint
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+log = get_logger(__name__)
+POLL_S = 5.0
+
+
+class DnsDiscovery:
+    """Entries are `name:port`. Resolves them again every `poll_s`; a name that fails keeps its last addresses."""
+
+    def __init__(self, names: Mapping[str, Sequence[str]], poll_s: float = POLL_S) -> None:
+        self._names = {
+            service: [split_address(entry, f"an address of a {service}") for entry in entries]
+            for service, entries in names.items()
+        }
+        self._poll_s = poll_s
+        self._closing = Closing()
+
+    async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
+        """Instances are called by their address; `metadata["host"]` is the name, which certificates carry."""
+        last: dict[str, list[Endpoint]] = {}
+        shown: list[Endpoint] | None = None
+        while not self._closing.done:
+            for host, port in self._names.get(service, []):
+                try:
+                    last[host] = await _resolve(service, host, port)
+                except OSError as error:
+                    log.warning("a name does not resolve", host=host, reason=str(error), kept=len(last.get(host, [])))
+            found = sorted((e for endpoints in last.values() for e in endpoints), key=lambda e: e.instance)
+            if found != shown:
+                shown = found
+                yield list(found)
+            await self._closing.pause(self._poll_s)
+
+    async def register(self, endpoint: Endpoint) -> None:
+        """Nothing: the platform keeps the names."""
+
+    async def close(self) -> None:
+        """End the watchers."""
+        self._closing.set()
+
+
+async def _resolve(service: str, host: str, port: int) -> list[Endpoint]:
+    results = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    addresses = {
+        f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
+        for family, _, _, _, address in results
+    }
+    return [Endpoint(address, service, address, {"host": host}) for address in sorted(addresses)]

@@ -1,0 +1,197 @@
+"""Peers from Redis: one key per instance with a time to live, renewed by heartbeats.
+
+    quire:endpoint:{service}:{instance}   JSON {"address", "metadata"}, EX ttl
+    quire:instances:{service}             set of instance names, so that nobody scans a Redis full of pages
+    quire:life                            random value, set once: another one means that Redis lost its memory
+
+Redis being away is not an error of the service: heartbeats go on trying, and watchers keep the last list they knew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from quire_common.discovery.closing import Closing
+from quire_common.discovery.endpoint import Endpoint
+from quire_common.discovery.membership import Membership
+from quire_common.errors import ConfigError
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+log = get_logger(__name__)
+LIFE_KEY = "quire:life"
+_TIMEOUT_S = 2.0
+_FIRST_RETRY_S = 0.1
+# Atomic, so that a watcher cannot forget an instance that has just come back.
+_FORGET = "if redis.call('EXISTS', KEYS[1]) == 0 then return redis.call('SREM', KEYS[2], ARGV[1]) end return 0"
+_FAILURES = (RedisError, OSError, TimeoutError)
+
+
+@dataclass(frozen=True)
+class RedisSettings:
+    """`redis://[user:password@]host:port/db[?ttl_s=10&poll_s=1]`; rediss for TLS."""
+
+    url: str
+    ttl_s: float = 10.0
+    poll_s: float = 1.0
+
+    @classmethod
+    def parse(cls, spec: str) -> RedisSettings:
+        """Take our own options out of the URL; raises ConfigError."""
+        parts = urlsplit(spec)
+        options = dict(parse_qsl(parts.query))
+        try:
+            ttl_s, poll_s = float(options.pop("ttl_s", 10.0)), float(options.pop("poll_s", 1.0))
+            valid = bool(parts.hostname) and (parts.port or 6379) > 0 and ttl_s >= 0.1 and poll_s >= 0.01
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ConfigError(
+                "BAD_DISCOVERY",
+                f"The Redis of discovery at {parts.hostname} has a bad port, ttl_s or poll_s.",
+                "Write redis://host:6379/0?ttl_s=10&poll_s=1.",
+                param="discovery",
+            )
+        return cls(urlunsplit(parts._replace(query=urlencode(options))), ttl_s, poll_s)
+
+
+class RedisDiscovery:
+    """See the module; `settings.ttl_s` bounds how long a dead instance stays listed."""
+
+    def __init__(self, settings: RedisSettings) -> None:
+        self._settings = settings
+        self._where = urlsplit(settings.url).hostname
+        self._closing = Closing()
+        self._heartbeats: dict[str, tuple[Endpoint, asyncio.Task[None]]] = {}
+        self._redis: Any = Redis.from_url(  # untyped in part
+            settings.url,
+            decode_responses=True,
+            socket_timeout=_TIMEOUT_S,
+            socket_connect_timeout=_TIMEOUT_S,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    async def watch(self, service: str) -> AsyncIterator[list[Endpoint]]:
+        """Polls; yields at changes alone."""
+        membership = Membership(self._settings.ttl_s)
+        backoff = _Backoff(max(self._settings.poll_s, _FIRST_RETRY_S))
+        while not self._closing.done:
+            try:
+                found, life = await self._read(service)
+            except _FAILURES as error:
+                if self._closing.done:
+                    return
+                membership.outage()
+                if backoff.failures == 0:
+                    log.warning("redis is away, peers stay as known", redis=self._where, reason=str(error))
+                pause_s = backoff.next_s()
+            else:
+                if backoff.failures:
+                    log.info("redis is back", redis=self._where)
+                backoff.reset()
+                membership.update(found, life, time.monotonic())
+                pause_s = self._settings.poll_s
+            news = membership.news()
+            if news is not None:
+                yield news
+            await self._closing.pause(pause_s)
+
+    async def register(self, endpoint: Endpoint) -> None:
+        """Write the key once, then keep it alive."""
+        before = self._heartbeats.pop(_key(endpoint), None)
+        if before is not None:
+            await _cancel(before[1])
+        backoff = _Backoff(self._settings.ttl_s / 3)
+        await self._beat(endpoint, backoff)
+        task = asyncio.create_task(self._keep_alive(endpoint, backoff), name=f"heartbeat {endpoint.instance}")
+        self._heartbeats[_key(endpoint)] = (endpoint, task)
+
+    async def close(self) -> None:
+        """Withdraw at once, so that peers need not wait for the time to live."""
+        self._closing.set()
+        beats, self._heartbeats = list(self._heartbeats.values()), {}
+        for endpoint, task in beats:
+            await _cancel(task)
+            with contextlib.suppress(*_FAILURES):
+                async with asyncio.timeout(_TIMEOUT_S):
+                    await self._redis.delete(_key(endpoint))
+                    await self._redis.srem(_index(endpoint.service), endpoint.instance)
+        await self._redis.aclose()
+
+    async def _read(self, service: str) -> tuple[dict[str, Endpoint], str | None]:
+        instances = sorted(await self._redis.smembers(_index(service)))
+        keys = [f"quire:endpoint:{service}:{instance}" for instance in instances]
+        life, *values = await self._redis.mget([LIFE_KEY, *keys])
+        found: dict[str, Endpoint] = {}
+        for instance, key, value in zip(instances, keys, values, strict=True):
+            if value is None:
+                await self._redis.eval(_FORGET, 2, key, _index(service), instance)
+                continue
+            try:
+                fields = json.loads(value)
+                metadata = {str(k): str(v) for k, v in fields["metadata"].items()}
+                found[instance] = Endpoint(instance, service, str(fields["address"]), metadata)
+            except (ValueError, KeyError, TypeError, AttributeError):
+                log.warning("an endpoint in redis is unreadable", service_name=service, name=instance)
+        return found, life
+
+    async def _keep_alive(self, endpoint: Endpoint, backoff: _Backoff) -> None:
+        while not await self._closing.pause(backoff.next_s() if backoff.failures else self._settings.ttl_s / 3):
+            await self._beat(endpoint, backoff)
+
+    async def _beat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
+        value = json.dumps({"address": endpoint.address, "metadata": dict(endpoint.metadata)})
+        try:
+            async with self._redis.pipeline(transaction=True) as pipe:
+                pipe.set(_key(endpoint), value, px=int(self._settings.ttl_s * 1000))
+                pipe.sadd(_index(endpoint.service), endpoint.instance)
+                pipe.set(LIFE_KEY, uuid.uuid4().hex, nx=True)
+                await pipe.execute()
+        except _FAILURES as error:
+            if backoff.failures == 0:
+                log.warning("cannot register in redis, trying on", redis=self._where, reason=str(error))
+                backoff.next_s()
+        else:
+            backoff.reset()
+
+
+class _Backoff:
+    """Doubling pauses up to a bound."""
+
+    def __init__(self, most_s: float) -> None:
+        self._most_s = most_s
+        self.failures = 0
+
+    def next_s(self) -> float:
+        self.failures += 1
+        return min(self._most_s, _FIRST_RETRY_S * 2.0 ** min(self.failures - 1, 16))
+
+    def reset(self) -> None:
+        self.failures = 0
+
+
+def _key(endpoint: Endpoint) -> str:
+    return f"quire:endpoint:{endpoint.service}:{endpoint.instance}"
+
+
+def _index(service: str) -> str:
+    return f"quire:instances:{service}"
+
+
+async def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
