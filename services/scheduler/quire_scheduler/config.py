@@ -1,0 +1,37 @@
+"""The scheduler's flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_common.config import ServiceConfig, option
+from quire_scheduler.queue_policy import POLICIES
+
+
+@dataclass(frozen=True)
+class SchedulerConfig(ServiceConfig):
+    """The brain of one engine replica: queue, KV pages and grants for one worker."""
+
+    worker: str = option("", "host:port of this replica's worker")
+    scheduling_policy: str = option("fcfs", "who runs next", choices=tuple(sorted(POLICIES)))
+    max_waiting: int = option(1024, "requests that may wait; more are refused with 429", at_least=1)
+    max_num_seqs: int = option(0, "sequences that decode at once; 0: as many as the worker can", at_least=0)
+    max_model_len: int = option(
+        0, "longest prompt and output together; 0: the model's, as far as pages last", at_least=0
+    )
+    max_num_batched_tokens: int = option(0, "tokens of one step; 0: 8192, or 512 where the worker is a CPU", at_least=0)
+    long_prefill_token_threshold: int = option(0, "most tokens of one prompt in a step; 0: no cap", at_least=0)
+    max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once", at_least=1)
+    prefill_tokens_beside_decoders: int = option(0, "prefill tokens of a step that decodes too; 0: no cap", at_least=0)
+    kvstore: str = option("", "host:port of the kvstore; empty: none")
+    kvstore_timeout_ms: int = option(50, "longest wait for a lookup; later is a miss", at_least=1)
+    kvstore_min_tokens: int = option(0, "prompts shorter than this are not looked up or stored", at_least=0)
+    kvstore_lease_ms: int = option(30_000, "lease asked for with a lookup", at_least=100)
+    kvstore_known_pages: int = option(262_144, "page hashes remembered as stored already", at_least=0)
+    kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
+    session_queue: int = option(4096, "frames that may wait for a slow router before its session is ended", at_least=1)
+    page_events_tail: int = option(8192, "page events kept for watchers that resume", at_least=1)
+    load_interval_ms: int = option(500, "default time between two load messages", at_least=10)
+    worker_timeout_s: float = option(
+        120.0, "longest time a granted step may take before the worker is hung", at_least=1
+    )

@@ -1,0 +1,37 @@
+"""Requests by deadline, earliest first."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from quire_scheduler.request import Request, State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_SWEEP = 64
+
+
+class Deadlines:
+    """A heap that skips what has finished, and is swept when most of it has."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Request]] = []
+        self._sweep_at = _SWEEP
+
+    def add(self, request: Request) -> None:
+        """Watch the request's deadline, if it has one."""
+        if deadline := request.context.deadline_unix_ms:
+            heapq.heappush(self._heap, (deadline, request.uid, request))
+            if len(self._heap) > self._sweep_at:
+                self._heap = [entry for entry in self._heap if entry[2].state is not State.FINISHED]
+                heapq.heapify(self._heap)
+                self._sweep_at = 2 * len(self._heap) + _SWEEP
+
+    def expired(self, now: float) -> Iterator[Request]:
+        """Requests that live still though their deadline has passed; each is yielded once."""
+        while self._heap and self._heap[0][0] <= now * 1000:
+            request = heapq.heappop(self._heap)[2]
+            if request.state is not State.FINISHED:
+                yield request

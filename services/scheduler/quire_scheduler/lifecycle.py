@@ -1,0 +1,114 @@
+"""How requests leave their slots and this replica: by finishing, failing, abort or preemption. Every path ends here,
+so that slot, pages, leases and notes are settled once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Internal
+from quire_scheduler.outputs import FailedNote, FinishedNote, FinishReason
+from quire_scheduler.page_allocator import Fence
+from quire_scheduler.request import State
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+    from quire_scheduler.replica import Replica
+    from quire_scheduler.request import Request
+
+_MOST_PAGES_LOST = 3
+
+
+class Lifecycle:
+    """The exits. A `fence` tells that the worker ended the slot by itself; without one the next Grant stops it."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
+        """The worker finished the sequence; the row that says so is added by the caller."""
+        self._leave(request, now, fence)
+        self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
+        self._replica.stats.ended(reason.name.lower())
+
+    def abort(self, request: Request, now: float) -> None:
+        """The session wants no more of it."""
+        self._leave(request, now, None)
+        self._replica.outputs.aborted(request.session, self._note(request, now, -1))
+        self._replica.stats.ended("abort")
+
+    def fail(self, request: Request, error: QuireError, now: float, fence: Fence | None = None) -> None:
+        """It ends by an error."""
+        self._leave(request, now, fence)
+        request.timing.finished(now)
+        self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
+        self._replica.stats.ended("error")
+
+    def preempt(self, request: Request, now: float) -> None:
+        """Take slot and pages away; it is seated again once the stop has retired and no late token can come."""
+        self._stop(request)
+        request.to(State.PREEMPTED)
+        request.preemptions += 1
+        request.cached_tokens = 0
+        request.timing.stopped(now, len(request.output))
+        self._replica.stats.preemptions += 1
+
+    def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
+        """The worker lost the slot's pages and ended it: compute it anew, but not for ever."""
+        request.pages_lost += 1
+        self._replica.stats.pages_lost += 1
+        if request.pages_lost > _MOST_PAGES_LOST:
+            error = Internal("PAGES_LOST", "The worker keeps losing this request's pages.", "See the worker's log.")
+            self.fail(request, error, now, fence)
+            return
+        if request.state is State.STARTED:
+            self._vacated(request, fence)
+            request.to(State.PREEMPTED)
+            request.cached_tokens = 0
+            request.timing.stopped(now, len(request.output))
+            self._replica.waiting.seat(request)
+
+    def retired(self, requests: list[Request]) -> None:
+        """Stops have retired: the preempted among their requests wait again."""
+        for request in requests:
+            if request.state is State.PREEMPTED:
+                self._replica.waiting.seat(request)
+
+    def _leave(self, request: Request, now: float, fence: Fence | None) -> None:
+        replica = self._replica
+        match request.state:
+            case State.QUEUED | State.LOOKUP | State.READY:
+                replica.waiting.discard(request)
+            case State.STARTED:
+                request.timing.stopped(now, len(request.output))
+                if fence is None:
+                    self._stop(request)
+                else:
+                    self._vacated(request, fence)
+                request.to(State.FINISHED)
+                replica.rates.finish()
+            case _:
+                request.to(State.FINISHED)
+        replica.kv.abandon(request)
+        del replica.requests[request.session, request.handle]
+
+    def _stop(self, request: Request) -> None:
+        replica = self._replica
+        replica.stops.append(request.slot)
+        replica.slots.stop(request.slot, replica.next_seq)
+        replica.pools.take_back(request, Fence(grant=replica.next_seq))
+
+    def _vacated(self, request: Request, fence: Fence) -> None:
+        self._replica.slots.finish(request.slot)
+        self._replica.pools.take_back(request, fence)
+
+    def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
+        request.timing.finished(now)
+        return FinishedNote(
+            request.handle,
+            request.prompt_len,
+            len(request.output),
+            request.cached_tokens,
+            stop_token,
+            request.timing.hops(),
+        )

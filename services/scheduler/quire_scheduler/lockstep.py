@@ -1,0 +1,59 @@
+"""Lockstep: one Grant, one step, one Report. The plain version that free-running must match token for token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire_scheduler.grant_policy import make_budget
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_common.credit import Budget, Report, WorkerHello
+    from quire_scheduler.config import SchedulerConfig
+
+
+class Lockstep:
+    """Sends the next Grant only when the last one's step was reported, or was acknowledged as having nothing to run."""
+
+    def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
+        self._budget = make_budget(config, hello, step_limit=1)
+        self._most_started = min(config.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs, hello.num_slots)
+        self._outstanding = 0
+        # The worker did something, so there may be a next step even if nothing new is granted.
+        self._progress = False
+
+    def may_grant(self) -> bool:
+        """See GrantPolicy."""
+        return not self._outstanding
+
+    def target(self, known_len: NDArray[Any]) -> NDArray[Any]:
+        """The next token alone."""
+        return known_len
+
+    def most_started(self) -> int:
+        """As many as may decode: no spares."""
+        return self._most_started
+
+    def worth_a_step(self) -> bool:
+        """Yes after a step or a finished move; after an idle acknowledgement only a change can help."""
+        return self._progress
+
+    def budget(self) -> Budget:
+        """See GrantPolicy."""
+        return self._budget
+
+    def granted(self, seq: int) -> None:
+        """See GrantPolicy."""
+        self._outstanding = seq
+        self._progress = False
+
+    def reported(self, report: Report) -> None:
+        """See GrantPolicy."""
+        self._progress |= bool(report.steps or len(report.moved_id))
+        if report.steps:
+            done = int(report.step_applied[-1]) >= self._outstanding
+        else:
+            done = report.retired >= self._outstanding and not report.in_flight
+        if done:
+            self._outstanding = 0

@@ -1,0 +1,221 @@
+"""What a step yields for each session, as columns: rows of tokens, and notes on requests that were admitted or ended.
+
+No object per token. Knows nothing of the wire: `session_wire.py` packs it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_common.credit import Finish, Logprobs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_common.errors import QuireError
+    from quire_scheduler.timing import Hop
+
+
+class FinishReason(enum.IntEnum):
+    """Values of quire.v1.FinishReason, of which the first three are the worker's."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+
+
+# The worker's Finish as a FinishReason. A row that ended by its limit is a sequence that may go no further.
+FINISH_REASONS: NDArray[np.uint8] = np.zeros(256, np.uint8)
+FINISH_REASONS[Finish.STOP] = FinishReason.STOP
+FINISH_REASONS[Finish.LENGTH] = FinishReason.LENGTH
+FINISH_REASONS[Finish.LIMIT] = FinishReason.LENGTH
+FINISH_REASONS[Finish.ERROR] = FinishReason.ERROR
+
+
+class AdmittedNote(NamedTuple):
+    """A request took its first slot."""
+
+    handle: int
+    attempt: int
+    cached_tokens: int
+
+
+class FinishedNote(NamedTuple):
+    """A request ended well, beside the row that carries its finish reason. stop_token_id is -1 for none."""
+
+    handle: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    stop_token_id: int
+    hops: list[Hop]
+
+
+class FailedNote(NamedTuple):
+    """A request failed; nothing more follows of it."""
+
+    handle: int
+    error: QuireError
+
+
+@dataclass(slots=True)
+class SessionOutputs:
+    """Of one session: rows in order (a handle may have several when a Report told of several steps), then notes."""
+
+    session: int
+    handle: NDArray[np.int32]
+    count: NDArray[np.int32]
+    token: NDArray[np.int32]
+    finish: NDArray[np.uint8]
+    logprobs: Logprobs | None = None
+    admitted: list[AdmittedNote] = field(default_factory=list)
+    finished: list[FinishedNote] = field(default_factory=list)
+    failed: list[FailedNote] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of several sessions."""
+
+    session: NDArray[np.int32]
+    handle: NDArray[np.int32]
+    count: NDArray[np.int32]
+    token: NDArray[np.int32]
+    finish: NDArray[np.uint8]
+    logprobs: Logprobs | None
+
+    def select(self, keep: NDArray[np.bool_]) -> Rows:
+        """The rows where `keep` holds, with their tokens and logprobs."""
+        if keep.all():
+            return self
+        tokens = np.repeat(keep, self.count)
+        logprobs = None if self.logprobs is None else select_logprobs(self.logprobs, tokens)
+        return Rows(
+            self.session[keep], self.handle[keep], self.count[keep], self.token[tokens], self.finish[keep], logprobs
+        )
+
+
+class OutputBuffer:
+    """Collects until `take`."""
+
+    def __init__(self) -> None:
+        self._rows: list[Rows] = []
+        self._ends: dict[int, list[tuple[int, int]]] = {}
+        self._notes: dict[int, SessionOutputs] = {}
+
+    def add_rows(self, rows: Rows) -> None:
+        """Rows of a Report."""
+        if len(rows.handle):
+            self._rows.append(rows)
+
+    def admitted(self, session: int, note: AdmittedNote) -> None:
+        """A request took its first slot."""
+        self._of(session).admitted.append(note)
+
+    def finished(self, session: int, note: FinishedNote) -> None:
+        """A request ended by a row that was or will be added."""
+        self._of(session).finished.append(note)
+
+    def aborted(self, session: int, note: FinishedNote) -> None:
+        """A request was aborted: it ends by a row without tokens."""
+        self._of(session).finished.append(note)
+        self._ends.setdefault(session, []).append((note.handle, FinishReason.ABORT))
+
+    def failed(self, session: int, note: FailedNote) -> None:
+        """A request failed."""
+        self._of(session).failed.append(note)
+
+    def forget(self, session: int) -> None:
+        """Nobody listens to the session any more."""
+        self._notes.pop(session, None)
+        self._ends.pop(session, None)
+
+    def take(self) -> list[SessionOutputs]:
+        """Everything since the last call, session by session."""
+        if not self._rows and not self._notes:
+            return []
+        by_session = self._notes
+        self._notes = {}
+        for rows in self._rows:
+            for session, part in split(rows):
+                into = by_session.setdefault(session, _nothing(session))
+                _append(into, part)
+        self._rows = []
+        for session, ends in self._ends.items():
+            into = by_session.setdefault(session, _nothing(session))
+            into.handle = np.concatenate([into.handle, np.array([e[0] for e in ends], np.int32)])
+            into.finish = np.concatenate([into.finish, np.array([e[1] for e in ends], np.uint8)])
+            into.count = np.concatenate([into.count, np.zeros(len(ends), np.int32)])
+        self._ends = {}
+        return list(by_session.values())
+
+    def _of(self, session: int) -> SessionOutputs:
+        notes = self._notes.get(session)
+        if notes is None:
+            notes = self._notes[session] = _nothing(session)
+        return notes
+
+
+def split(rows: Rows) -> list[tuple[int, Rows]]:
+    """By session; the usual case, one session, costs one comparison."""
+    first = rows.session[0]
+    if (rows.session == first).all():
+        return [(int(first), rows)]
+    return [(int(session), rows.select(rows.session == session)) for session in np.unique(rows.session)]
+
+
+def select_logprobs(logprobs: Logprobs, tokens: NDArray[np.bool_]) -> Logprobs | None:
+    """Entries of the kept tokens, renumbered; None where none is left."""
+    keep = tokens[logprobs.token_index]
+    if not keep.any():
+        return None
+    position = np.cumsum(tokens, dtype=np.int32) - 1
+    tops = np.repeat(keep, logprobs.top_count)
+    return Logprobs(
+        position[logprobs.token_index[keep]].astype(np.int32),
+        logprobs.logprob[keep],
+        logprobs.rank[keep],
+        logprobs.top_count[keep],
+        logprobs.top_id[tops],
+        logprobs.top_logprob[tops],
+    )
+
+
+def _append(into: SessionOutputs, rows: Rows) -> None:
+    if not len(into.handle):
+        into.handle, into.count, into.token = rows.handle, rows.count, rows.token
+        into.finish, into.logprobs = rows.finish, rows.logprobs
+        return
+    into.logprobs = _join_logprobs(into.logprobs, rows.logprobs, len(into.token))
+    into.handle = np.concatenate([into.handle, rows.handle])
+    into.count = np.concatenate([into.count, rows.count])
+    into.token = np.concatenate([into.token, rows.token])
+    into.finish = np.concatenate([into.finish, rows.finish])
+
+
+def _join_logprobs(first: Logprobs | None, second: Logprobs | None, offset: int) -> Logprobs | None:
+    if second is None:
+        return first
+    shifted = (second.token_index + offset).astype(np.int32)
+    if first is None:
+        return Logprobs(shifted, second.logprob, second.rank, second.top_count, second.top_id, second.top_logprob)
+    return Logprobs(
+        np.concatenate([first.token_index, shifted]),
+        np.concatenate([first.logprob, second.logprob]),
+        np.concatenate([first.rank, second.rank]),
+        np.concatenate([first.top_count, second.top_count]),
+        np.concatenate([first.top_id, second.top_id]),
+        np.concatenate([first.top_logprob, second.top_logprob]),
+    )
+
+
+def _nothing(session: int) -> SessionOutputs:
+    return SessionOutputs(
+        session, np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8)
+    )

@@ -1,0 +1,86 @@
+"""Device pages of all KV groups together: a sequence takes the same number in each. Names leave with the pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_scheduler.page_allocator import NO_FENCE, Fence, PageAllocator
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quire_scheduler.page_names import PageNames
+    from quire_scheduler.request import Request
+
+
+class PagePools:
+    """One allocator per group."""
+
+    def __init__(self, page_size: int, num_pages: Sequence[int], names: PageNames) -> None:
+        self.page_size = page_size
+        self.pools = tuple(PageAllocator(count) for count in num_pages)
+        self._names = names
+
+    @property
+    def groups(self) -> int:
+        """KV groups."""
+        return len(self.pools)
+
+    @property
+    def capacity(self) -> int:
+        """Pages that one sequence could take at most."""
+        return min(pool.capacity for pool in self.pools)
+
+    @property
+    def free(self) -> int:
+        """Pages that may be taken in every group now."""
+        return min(pool.free for pool in self.pools)
+
+    @property
+    def coming(self) -> int:
+        """Pages that are free or will be once their fences pass."""
+        return min(pool.free + pool.fenced for pool in self.pools)
+
+    def pages_for(self, positions: int) -> int:
+        """Pages that cover so many positions."""
+        return -(-positions // self.page_size)
+
+    def give(self, request: Request, count: int) -> list[list[int]]:
+        """Append `count` pages per group to the request's tables; returns the new ones. The caller checked `free`."""
+        if not request.tables:
+            request.tables = tuple([] for _ in self.pools)
+        new = [pool.allocate(count) for pool in self.pools]
+        for table, pages in zip(request.tables, new, strict=True):
+            table += pages
+        return new
+
+    def take_back(self, request: Request, fence: Fence) -> None:
+        """Drop all of the request's references."""
+        for group, table in enumerate(request.tables):
+            self.release(group, table, fence)
+        request.tables = ()
+
+    def retain(self, group: int, pages: Sequence[int]) -> None:
+        """One more reference for pages that somebody holds."""
+        self.pools[group].retain(pages)
+
+    def release(self, group: int, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
+        """One reference less."""
+        self._names.forget(group, self.pools[group].release(pages, fence))
+
+    def freed_by(self, request: Request) -> int:
+        """Pages that would be left without a reference if the request gave back its own."""
+        return min(sum(pool.references(p) == 1 for p in t) for pool, t in zip(self.pools, request.tables, strict=True))
+
+    def advance(self, retired: int, completed: int) -> None:
+        """See PageAllocator.advance."""
+        for pool in self.pools:
+            pool.advance(retired, completed)
+
+    def check_integrity(self, requests: Iterable[Request], moves: Iterable[tuple[int, Sequence[int]]]) -> None:
+        """All references are those of the requests' tables and of the moves in flight (group, pages)."""
+        requests, moves = list(requests), list(moves)
+        for group, pool in enumerate(self.pools):
+            held = [request.tables[group] for request in requests if request.tables]
+            pool.check_integrity([*held, *(pages for g, pages in moves if g == group)])
+        self._names.check_integrity()

@@ -1,0 +1,58 @@
+"""All the state of one replica in one epoch of its worker; the parts know only what they need of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_scheduler.admission import Admission
+from quire_scheduler.deadlines import Deadlines
+from quire_scheduler.kv_traffic import KvTraffic
+from quire_scheduler.outputs import OutputBuffer
+from quire_scheduler.page_names import PageNames
+from quire_scheduler.page_pools import PagePools
+from quire_scheduler.queue_policy import POLICIES
+from quire_scheduler.slot_table import SlotTable
+from quire_scheduler.stats import Rates, Stats
+from quire_scheduler.waiting_room import WaitingRoom
+
+if TYPE_CHECKING:
+    from quire_common.credit import WorkerHello
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.request import Request
+
+
+class Replica:
+    """Slots, pages, who waits, and what is to be told."""
+
+    def __init__(self, config: SchedulerConfig, hello: WorkerHello, *, kvstore: bool) -> None:
+        self.config = config
+        self.hello = hello
+        self.page_size = hello.model.pages.page_size
+        self.names = PageNames(len(hello.num_pages), config.page_events_tail)
+        self.pools = PagePools(self.page_size, hello.num_pages, self.names)
+        self.slots = SlotTable(hello.num_slots)
+        self.waiting = WaitingRoom(POLICIES[config.scheduling_policy]())
+        self.stats = Stats()
+        self.rates = Rates()
+        self.kv = KvTraffic(config, self.pools, self.stats, enabled=kvstore)
+        self.outputs = OutputBuffer()
+        self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
+        self.deadlines = Deadlines()
+        # By (session, handle): requests that have not ended.
+        self.requests: dict[tuple[int, int], Request] = {}
+        # Slots that the next Grant must stop.
+        self.stops: list[int] = []
+        self.next_seq = 1
+
+    def check_integrity(self) -> None:
+        """Every part by itself, and all of them against each other. AssertionError on any difference."""
+        self.slots.check_integrity()
+        self.waiting.check_integrity()
+        self.pools.check_integrity(self.requests.values(), self.kv.referenced())
+        waiting = [request for request in self.requests.values() if request.waits]
+        assert len(waiting) == len(self.waiting), "the waiting room lost count"
+        assert sum(request.known_len for request in waiting) == self.waiting.prefill_tokens
+        for request in self.requests.values():
+            assert (request.slot >= 0) == bool(request.tables), "pages without a slot, or a slot without pages"
+            for table in request.tables:
+                assert len(table) * self.page_size >= request.cached_tokens

@@ -1,0 +1,194 @@
+"""One replica's core: requests in, Grants out; Reports in, outputs out. Pure and synchronous, with no transport.
+
+    core = Scheduler(config, hello)
+    core.submit(session, handle, context, sequence, now)
+    grant = core.next_grant(now)            # None: nothing to say
+    outputs = core.on_report(report, now)   # what each session must be told
+
+It lives for one epoch of the worker. `now` is seconds since the Unix epoch from a clock that does not jump.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire_common.errors import InvalidArgument, QuireError
+from quire_scheduler.admission import deadline_error, draining_error
+from quire_scheduler.harvest import Harvest
+from quire_scheduler.lifecycle import Lifecycle
+from quire_scheduler.lockstep import Lockstep
+from quire_scheduler.page_identity import prompt_hashes
+from quire_scheduler.planner import Planner
+from quire_scheduler.replica import Replica
+from quire_scheduler.request import Request
+
+if TYPE_CHECKING:
+    from quire_common.credit import Grant, Report, WorkerHello
+    from quire_common.sequence import RequestContext, Sequence
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.grant_policy import GrantPolicy
+    from quire_scheduler.kv_traffic import Effects, LookupResult
+    from quire_scheduler.outputs import SessionOutputs
+    from quire_scheduler.page_names import PageNames
+    from quire_scheduler.stats import Stats
+
+
+class LoadFigures(NamedTuple):
+    """How busy the replica is; the domain form of the numbers of quire.v1.Load."""
+
+    running: int
+    waiting: int
+    max_num_seqs: int
+    pages: int
+    free_pages: int
+    referenced_pages: int
+    waiting_prefill_tokens: int
+    decode_tokens_per_s: float
+    prefill_tokens_per_s: float
+    step_ms: float
+
+
+class Scheduler:
+    """The brain of one engine replica, for one epoch of its worker."""
+
+    def __init__(
+        self, config: SchedulerConfig, hello: WorkerHello, policy: GrantPolicy | None = None, *, kvstore: bool = False
+    ) -> None:
+        self._replica = Replica(config, hello, kvstore=kvstore)
+        self._policy: GrantPolicy = policy or Lockstep(config, hello)
+        self._lifecycle = Lifecycle(self._replica)
+        self._planner = Planner(self._replica, self._lifecycle, self._policy)
+        self._harvest = Harvest(self._replica, self._lifecycle)
+        self._next_uid = 1
+
+    def submit(self, session: int, handle: int, context: RequestContext, sequence: Sequence, now: float) -> None:
+        """Take a request in; raises what refuses it (then nothing more is said of it)."""
+        replica = self._replica
+        if (session, handle) in replica.requests:
+            raise InvalidArgument(
+                "HANDLE_IN_USE", f"Handle {handle} names a request that still runs.", "Choose a new handle."
+            )
+        replica.admission.check(context, sequence, now)
+        request = Request.new(self._next_uid, session, handle, context, sequence, now)
+        self._next_uid += 1
+        request.hashes = prompt_hashes(sequence, replica.page_size)
+        replica.requests[session, handle] = request
+        replica.waiting.push(request)
+        replica.deadlines.add(request)
+
+    def abort(self, session: int, handle: int, now: float) -> bool:
+        """End a request; False where it has ended already. Its session is told by a row with reason ABORT."""
+        request = self._replica.requests.get((session, handle))
+        if request is None:
+            return False
+        self._lifecycle.abort(request, now)
+        return True
+
+    def abort_session(self, session: int, now: float) -> int:
+        """End all requests of a session that nobody listens to any more; returns how many."""
+        handles = [handle for owner, handle in self._replica.requests if owner == session]
+        for handle in handles:
+            self.abort(session, handle, now)
+        self._replica.outputs.forget(session)
+        return len(handles)
+
+    def on_report(self, report: Report, now: float) -> list[SessionOutputs]:
+        """Apply a Report and return what sessions must be told; one of another epoch is dropped."""
+        if report.epoch == self._replica.hello.epoch:
+            self._policy.reported(report)
+            self._harvest.read(report, now)
+        return self._replica.outputs.take()
+
+    def next_grant(self, now: float) -> Grant | None:
+        """The next Grant, or None while there is nothing to say. Call after every other call, until None."""
+        self.expire(now)
+        return self._planner.plan(now)
+
+    def on_lookup(self, uid: int, result: LookupResult) -> None:
+        """The kvstore's answer to a Lookup; a failure is a result without pages."""
+        request = self._replica.waiting.answered(uid)
+        self._replica.kv.answered(request, result)
+        if request is not None:
+            self._replica.waiting.seat(request)
+
+    def expire(self, now: float) -> None:
+        """Fail what has passed its deadline."""
+        for request in list(self._replica.deadlines.expired(now)):
+            self._lifecycle.fail(request, deadline_error(), now)
+
+    def take_outputs(self) -> list[SessionOutputs]:
+        """What sessions must be told since the last Report: admissions, aborts, failures."""
+        return self._replica.outputs.take()
+
+    def take_effects(self) -> Effects:
+        """Lookups and releases to carry out; call after every other call."""
+        return self._replica.kv.take_effects()
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; the admitted go on. Drained when `idle`."""
+        self._replica.admission.draining = True
+
+    def end_all(self, error: QuireError | None, now: float) -> int:
+        """Fail every request, by default because the replica stops; returns how many."""
+        requests = list(self._replica.requests.values())
+        for request in requests:
+            self._lifecycle.fail(request, error or draining_error(), now)
+        return len(requests)
+
+    def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:
+        """The epoch is over: fail every request and give up leases. Only `take_effects` is of use afterwards."""
+        self.end_all(error, now)
+        self._replica.kv.lost()
+        return self._replica.outputs.take()
+
+    @property
+    def idle(self) -> bool:
+        """No request waits or runs."""
+        return not self._replica.requests
+
+    @property
+    def quiet(self) -> bool:
+        """Idle, and no page is referenced: stores have been reported too."""
+        return self.idle and self._replica.kv.idle and not self._replica.stops
+
+    @property
+    def stats(self) -> Stats:
+        """Counters."""
+        return self._replica.stats
+
+    @property
+    def names(self) -> PageNames:
+        """Named pages and their events."""
+        return self._replica.names
+
+    @property
+    def max_len(self) -> int:
+        """Longest prompt and output together."""
+        return self._replica.admission.max_len
+
+    @property
+    def hello(self) -> WorkerHello:
+        """The worker, as it introduced itself."""
+        return self._replica.hello
+
+    def load(self) -> LoadFigures:
+        """How busy it is."""
+        replica, rates = self._replica, self._replica.rates
+        pool = min(replica.pools.pools, key=lambda p: p.free)
+        busy = replica.slots.num_active > 0
+        return LoadFigures(
+            running=replica.slots.num_active,
+            waiting=len(replica.waiting),
+            max_num_seqs=self._policy.most_started(),
+            pages=pool.capacity,
+            free_pages=pool.free,
+            referenced_pages=pool.referenced,
+            waiting_prefill_tokens=replica.waiting.prefill_tokens,
+            decode_tokens_per_s=rates.decode_tokens_per_s if busy else 0.0,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s if busy else 0.0,
+            step_ms=rates.step_ms,
+        )
+
+    def check_integrity(self) -> None:
+        """All parts agree with one another; for idle moments and tests."""
+        self._replica.check_integrity()

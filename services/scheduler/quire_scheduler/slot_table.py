@@ -1,0 +1,135 @@
+"""Who held which slot in which Grant, and the per-slot columns that every step reads.
+
+A token belongs to the sequence whose start was applied at its step, never to whoever holds the slot when the Report
+arrives. Tenures that a stop ended are kept until the stop has retired: only then can no late token come. Knows nothing
+of pages' whereabouts or of sessions beyond their numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_scheduler.request import Request
+
+
+class Tenure(NamedTuple):
+    """A request held a slot for the steps that applied Grants start_seq <= seq < stop_seq."""
+
+    request: Request
+    start_seq: int
+    stop_seq: int
+
+
+class SlotTable:
+    """Columns by slot; rows of free slots hold rubbish, but `active` is False."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.holder: list[Request | None] = [None] * num_slots
+        self.active: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.start_seq: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        self.order_key: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        # Prompt and output tokens that the scheduler has seen.
+        self.known_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions that the sequence may ever compute.
+        self.ceiling: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions that its pages cover.
+        self.capacity: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions whose KV is computed or loaded, as far as prefill progress was reported.
+        self.computed: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        self.session: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        self.handle: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # No token has come since the start.
+        self.prefilling: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        self.num_active = 0
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._former: dict[int, list[Tenure]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Slots that a Grant may start a sequence in."""
+        return len(self._free)
+
+    def take(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
+        """Give the request a slot from Grant `seq` on. The caller has checked `num_free`."""
+        slot = self._free.pop()
+        self.holder[slot] = request
+        self.active[slot] = True
+        self.start_seq[slot] = seq
+        self.order_key[slot] = request.order_key
+        self.known_len[slot] = request.known_len
+        self.ceiling[slot] = ceiling
+        self.capacity[slot] = capacity
+        self.computed[slot] = request.cached_tokens
+        self.session[slot] = request.session
+        self.handle[slot] = request.handle
+        self.prefilling[slot] = True
+        self.num_active += 1
+        request.slot = slot
+        return slot
+
+    def finish(self, slot: int) -> None:
+        """The worker ended the slot's sequence by itself: no row of it follows."""
+        self._vacate(slot)
+
+    def stop(self, slot: int, seq: int) -> None:
+        """Grant `seq` stops the slot's sequence; rows of steps that applied earlier Grants still belong to it."""
+        request = self.holder[slot]
+        assert request is not None
+        self._former.setdefault(slot, []).append(Tenure(request, int(self.start_seq[slot]), seq))
+        self._vacate(slot)
+
+    def active_slots(self) -> NDArray[np.intp]:
+        """Slots that hold a sequence."""
+        return np.nonzero(self.active)[0]
+
+    def held_at(self, slot: int, applied: int) -> Request | None:
+        """Whose a row is that a step computed after applying Grant `applied`; None: of a sequence that had finished."""
+        if self.active[slot] and self.start_seq[slot] <= applied:
+            return self.holder[slot]
+        for tenure in self._former.get(slot, ()):
+            if tenure.start_seq <= applied < tenure.stop_seq:
+                return tenure.request
+        return None
+
+    def retire(self, retired: int) -> list[Request]:
+        """Forget tenures whose stop has retired; returns their requests."""
+        if not self._former:
+            return []
+        done = []
+        for slot, tenures in list(self._former.items()):
+            done += [tenure.request for tenure in tenures if tenure.stop_seq <= retired]
+            if left := [tenure for tenure in tenures if tenure.stop_seq > retired]:
+                self._former[slot] = left
+            else:
+                del self._former[slot]
+        return done
+
+    def stopping(self) -> list[Request]:
+        """Requests whose stop has not retired."""
+        return [tenure.request for tenures in self._former.values() for tenure in tenures]
+
+    def check_integrity(self) -> None:
+        """Columns, holders and the free list agree."""
+        held = [slot for slot, request in enumerate(self.holder) if request is not None]
+        assert held == self.active_slots().tolist() and len(held) == self.num_active
+        assert sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost"
+        for slot in held:
+            request = self.holder[slot]
+            assert request is not None and request.slot == slot
+            assert self.known_len[slot] == request.known_len, f"slot {slot} lost count of its tokens"
+            assert (self.session[slot], self.handle[slot]) == (request.session, request.handle)
+
+    def _vacate(self, slot: int) -> None:
+        request = self.holder[slot]
+        assert request is not None
+        request.slot = -1
+        self.holder[slot] = None
+        self.active[slot] = False
+        self.num_active -= 1
+        self._free.append(slot)

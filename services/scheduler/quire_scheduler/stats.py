@@ -1,0 +1,83 @@
+"""Counters of one core, and rates over recent steps. Monotonic counts: the service turns differences into metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts since the core began."""
+
+    steps: int = 0
+    grants: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    prefill_tokens: int = 0
+    preemptions: int = 0
+    pages_lost: int = 0
+    late_tokens: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+
+    def ended(self, reason: str) -> None:
+        """A request left for the reason."""
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+
+class Rates:
+    """Tokens per second and step time, as exponential means over about the last `horizon_s` seconds of work."""
+
+    def __init__(self, horizon_s: float = 5.0) -> None:
+        self._horizon_s = horizon_s
+        self._last_s = 0.0
+        self._span_s = 0.0
+        self._decode = 0.0
+        self._prefill = 0.0
+        self._steps = 0.0
+        self._finishes = 0.0
+
+    def idle(self) -> None:
+        """Nothing runs: the time until the next Report is no step's."""
+        self._last_s = 0.0
+
+    def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
+        """A Report told of steps."""
+        if self._last_s:
+            span = max(now - self._last_s, 0.0)
+            keep = max(0.0, 1.0 - span / self._horizon_s)
+            self._span_s = self._span_s * keep + span
+            self._decode = self._decode * keep + decode_tokens
+            self._prefill = self._prefill * keep + prefill_tokens
+            self._steps = self._steps * keep + steps
+            self._finishes *= keep
+        self._last_s = now
+
+    def finish(self) -> None:
+        """A request left its slot."""
+        self._finishes += 1.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Output tokens."""
+        return self._per_s(self._decode)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens computed."""
+        return self._per_s(self._prefill)
+
+    @property
+    def finishes_per_s(self) -> float:
+        """Requests that left their slots."""
+        return self._per_s(self._finishes)
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time from Report to Report, per step."""
+        return self._span_s / self._steps * 1000 if self._steps else 0.0
+
+    def _per_s(self, amount: float) -> float:
+        return amount / self._span_s if self._span_s else 0.0

@@ -1,0 +1,115 @@
+"""Requests that wait: in the queue policy, for a lookup, or with a seat for a slot. Bounded by admission."""
+
+from __future__ import annotations
+
+import heapq
+from typing import TYPE_CHECKING
+
+from quire_scheduler.request import Request, State
+
+if TYPE_CHECKING:
+    from quire_scheduler.queue_policy import QueuePolicy
+
+_SWEEP = 64
+
+
+class WaitingRoom:
+    """Three places, one after the other: policy (QUEUED), lookup (LOOKUP), seated (READY)."""
+
+    def __init__(self, policy: QueuePolicy) -> None:
+        self.policy = policy
+        # Tokens to prefill before all who wait can decode.
+        self.prefill_tokens = 0
+        self._looking: dict[int, Request] = {}
+        self._seated: list[tuple[int, Request]] = []
+        self._num_seated = 0
+
+    def __len__(self) -> int:
+        return len(self.policy) + len(self._looking) + self._num_seated
+
+    @property
+    def num_lookups(self) -> int:
+        """Requests that wait for the kvstore."""
+        return len(self._looking)
+
+    @property
+    def ahead(self) -> int:
+        """Requests that have left the policy and wait for a slot."""
+        return len(self._looking) + self._num_seated
+
+    def push(self, request: Request) -> None:
+        """A new request."""
+        self.policy.push(request)
+        self.prefill_tokens += request.known_len
+
+    def next_queued(self, ahead: int) -> Request | None:
+        """Hand out the policy's next, while fewer than `ahead` are ahead of it or it goes before those seated."""
+        if self.ahead >= ahead:
+            key, head = self.policy.next_key(), self.head()
+            if key is None or head is None or key >= head.order_key:
+                return None
+        return self.policy.pop()
+
+    def look_up(self, request: Request) -> None:
+        """The request, out of the policy or the head of those seated, waits for the kvstore's answer."""
+        if request.state is State.READY:
+            assert self._seated[0][1] is request
+            heapq.heappop(self._seated)
+            self._num_seated -= 1
+        request.to(State.LOOKUP)
+        self._looking[request.uid] = request
+
+    def answered(self, uid: int) -> Request | None:
+        """The answer came; None where the request has left."""
+        return self._looking.pop(uid, None)
+
+    def seat(self, request: Request) -> None:
+        """The request may start as soon as there is room; one that was preempted takes its old seat."""
+        if request.state is State.PREEMPTED:
+            self.prefill_tokens += request.known_len
+        request.to(State.READY)
+        heapq.heappush(self._seated, (request.order_key, request))
+        self._num_seated += 1
+
+    def head(self) -> Request | None:
+        """The first of those seated."""
+        while self._seated and self._seated[0][1].state is not State.READY:
+            heapq.heappop(self._seated)
+        return self._seated[0][1] if self._seated else None
+
+    def start_head(self) -> Request:
+        """Take the head out: it starts."""
+        request = heapq.heappop(self._seated)[1]
+        self._num_seated -= 1
+        self.prefill_tokens -= request.known_len
+        request.to(State.STARTED)
+        return request
+
+    def discard(self, request: Request) -> None:
+        """A request that waits is gone; called before its state changes."""
+        self.prefill_tokens -= request.known_len
+        match request.state:
+            case State.QUEUED:
+                request.to(State.FINISHED)
+                self.policy.discard(request)
+            case State.LOOKUP:
+                request.to(State.FINISHED)
+                del self._looking[request.uid]
+            case State.READY:
+                request.to(State.FINISHED)
+                self._num_seated -= 1
+                self._sweep()
+            case _:
+                raise AssertionError(f"{request.state.name} does not wait")
+
+    def check_integrity(self) -> None:
+        """Counts agree with what is inside."""
+        assert self._num_seated == sum(r.state is State.READY for _, r in self._seated)
+        assert all(request.state is State.LOOKUP for request in self._looking.values())
+        assert len(self.policy) >= 0 <= self.prefill_tokens
+
+    def _sweep(self) -> None:
+        """Drop what has left, so that aborts cannot grow the heap."""
+        if len(self._seated) > 2 * self._num_seated + _SWEEP:
+            self._seated = [entry for entry in self._seated if entry[1].state is State.READY]
+            heapq.heapify(self._seated)

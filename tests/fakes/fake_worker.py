@@ -1,0 +1,365 @@
+"""A small deterministic worker in memory: it counts tokens instead of computing them, but keeps KV pages for real.
+
+A position's "KV" is a hash of all tokens up to it, written to the page that the slot's table names. Before a token is
+sampled, every position is read back: a page that was given away too early, shared while written or loaded wrongly makes
+the worker raise. The next token is a function of that hash, so it does not depend on batches, chunks or preemption.
+With `depth` > 1 steps are reported late, and their writes happen again at completion, as a late kernel's would.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from quire_common.credit import (
+    Budget,
+    Epoch,
+    Finish,
+    Grant,
+    KvGroup,
+    Logprobs,
+    ModelInfo,
+    MoveKind,
+    PageGeometry,
+    PageMove,
+    Report,
+    Start,
+    WorkerHello,
+)
+from quire_common.errors import Internal, QuireError
+from quire_common.sequence import Sequence
+
+EOS = 1
+
+
+def make_hello(
+    *,
+    num_pages: int = 65,
+    page_size: int = 4,
+    max_num_seqs: int = 4,
+    num_slots: int = 0,
+    max_model_len: int = 256,
+    vocab_size: int = 97,
+    groups: int = 1,
+    run: int = 1,
+) -> WorkerHello:
+    kv = tuple(KvGroup(f"g{i}", 64, "kv_head.layer.kv.token.dim", "float32", 1, 1, 4) for i in range(groups))
+    model = ModelInfo(
+        "counting", "CountingModel", max_model_len, vocab_size, (EOS,), b"d" * 32, PageGeometry(page_size, kv, b"ns")
+    )
+    return WorkerHello(
+        Epoch(7, run), num_slots or max_num_seqs * 5 // 2, max_num_seqs, (num_pages,) * groups, model, ("cpu",)
+    )
+
+
+def fold(prefix: int, token: int) -> int:
+    """The "KV" of a position: a hash of the one before and its token."""
+    return zlib.crc32(token.to_bytes(4, "little"), prefix)
+
+
+def next_token(prefix: int, vocab_size: int, blocked: set[int]) -> int:
+    token = prefix % vocab_size
+    while token in blocked:
+        token = (token + 1) % vocab_size
+    return token
+
+
+def stop_ids(sequence: Sequence) -> set[int]:
+    return set(sequence.stop.stop_token_ids) | (set() if sequence.stop.ignore_eos else {EOS})
+
+
+def undisturbed(sequence: Sequence, vocab_size: int = 97, max_len: int = 256) -> tuple[list[int], Finish]:
+    """All output tokens of the request when nothing disturbs it, and how it ends."""
+    tokens, prefix = [*sequence.prompt_ids.tolist(), *sequence.output_ids.tolist()], 0
+    for token in tokens:
+        prefix = fold(prefix, token)
+    while True:
+        token, finish = sample(sequence, tokens, prefix, vocab_size, max_len)
+        tokens.append(token)
+        prefix = fold(prefix, token)
+        if finish:
+            return tokens[len(sequence.prompt_ids) :], finish
+
+
+def sample(sequence: Sequence, tokens: list[int], prefix: int, vocab_size: int, max_len: int) -> tuple[int, Finish]:
+    emitted = len(tokens) - len(sequence.prompt_ids)
+    ends = stop_ids(sequence)
+    token = next_token(prefix, vocab_size, ends if emitted < sequence.stop.min_tokens else set())
+    if token in ends:
+        return token, Finish.STOP
+    if emitted + 1 >= sequence.stop.max_tokens or len(tokens) + 1 >= max_len:
+        return token, Finish.LENGTH
+    return token, Finish.NONE
+
+
+@dataclass
+class Slot:
+    start: Start
+    tokens: list[int]
+    prefixes: list[int]
+    computed: int
+    limit: int
+    tables: list[list[int]]
+    waits_for: set[int] = field(default_factory=set)
+
+    @property
+    def decodes(self) -> bool:
+        return self.computed == len(self.tokens) - 1 and len(self.tokens) > self.start.sequence.known_len
+
+    def append(self, token: int) -> None:
+        self.prefixes.append(fold(self.prefixes[-1] if self.prefixes else 0, token))
+        self.tokens.append(token)
+
+
+@dataclass
+class Launched:
+    """A step between its launch and its completion."""
+
+    applied: int
+    rows: list[tuple[int, list[int], int]] = field(default_factory=list)
+    logprobs: list[bool] = field(default_factory=list)
+    prefill: list[tuple[int, int]] = field(default_factory=list)
+    prefill_tokens: int = 0
+    writes: list[tuple[int, int, int, int]] = field(default_factory=list)
+    errors: list[tuple[int, QuireError]] = field(default_factory=list)
+
+
+class FakeWorker:
+    """`deliver` Grants, call `step`: applies them, launches at most one step, reports what completed."""
+
+    def __init__(
+        self,
+        hello: WorkerHello,
+        *,
+        depth: int = 1,
+        store: dict[bytes, list[int]] | None = None,
+        rng: np.random.Generator | None = None,
+        fail_moves: float = 0.0,
+        lose_pages: float = 0.0,
+    ) -> None:
+        self.hello = hello
+        self.store = {} if store is None else store
+        self.grants: deque[Grant] = deque()
+        self.slots: dict[int, Slot] = {}
+        self.max_rows = 0
+        self.steps_launched = 0
+        self.steps_done = 0
+        self.seen: list[Grant] = []
+        self._depth = depth
+        self._rng = rng or np.random.default_rng(0)
+        self._fail_moves, self._lose_pages = fail_moves, lose_pages
+        ps = hello.model.pages.page_size
+        self._kv = [np.full((n, ps), -1, np.int64) for n in hello.num_pages]
+        self._credit: int | None = 0
+        self._budget: Budget | None = None
+        self._applied = 0
+        self._applied_log: list[tuple[int, int]] = []
+        self._flying: deque[Launched] = deque()
+        self._moves: list[tuple[int, PageMove]] = []
+
+    @property
+    def page_size(self) -> int:
+        return self.hello.model.pages.page_size
+
+    def deliver(self, grant: Grant) -> None:
+        self.grants.append(grant)
+
+    def step(self) -> Report | None:
+        """One boundary: apply, launch, complete what is due, report. None where nothing happened."""
+        applied = bool(self.grants)
+        while self.grants:
+            self._apply(self.grants.popleft())
+        moved = self._finish_moves()
+        launched = self._launch()
+        done = []
+        if self._flying and (len(self._flying) >= self._depth or not launched):
+            done.append(self._complete(self._flying.popleft()))
+        if not (applied or moved or done):
+            return None
+        return self._report(done, moved)
+
+    def _apply(self, grant: Grant) -> None:
+        assert grant.epoch == self.hello.epoch and grant.seq == self._applied + 1, "Grants out of order"
+        self._applied = grant.seq
+        self._applied_log.append((grant.seq, self.steps_launched))
+        self.seen.append(grant)
+        for slot in grant.stop_slot.tolist():
+            self.slots.pop(slot, None)
+        for start in grant.start:
+            self._start(start)
+        for slot, position in zip(grant.limit_slot.tolist(), grant.limit_position.tolist(), strict=True):
+            if slot in self.slots:
+                self.slots[slot].limit = position
+        grows = zip(grant.grow_slot.tolist(), grant.grow_group.tolist(), grant.grow_page.tolist(), strict=True)
+        for slot, group, page in grows:
+            assert page > 0, "page 0 was granted"
+            if slot in self.slots:
+                self.slots[slot].tables[group].append(page)
+        for move in grant.move:
+            self._begin_move(move)
+        if grant.budget is not None:
+            self._budget = grant.budget
+            if grant.budget.step_limit == 0:
+                self._credit = None
+            else:
+                self._credit = (self._credit or 0) + grant.budget.step_limit
+
+    def _start(self, start: Start) -> None:
+        assert start.slot not in self.slots and 0 <= start.slot < self.hello.num_slots, f"slot {start.slot} is taken"
+        sequence = start.sequence
+        slot = Slot(start, [], [], start.cached_len, start.limit, [list(map(int, t)) for t in start.pages])
+        for token in [*sequence.prompt_ids.tolist(), *sequence.output_ids.tolist()]:
+            slot.append(token)
+        assert start.cached_len < len(sequence.prompt_ids), "the last prompt token must be computed"
+        for table in slot.tables:
+            assert min(table) > 0 and len(table) * self.page_size >= start.limit
+        self.slots[start.slot] = slot
+
+    def _begin_move(self, move: PageMove) -> None:
+        self._moves.append((int(self._rng.integers(0, 4)), move))
+        if move.kind is MoveKind.LOAD:
+            for slot in self.slots.values():
+                if slot.tables[move.group][: len(move.device_page)] == move.device_page.tolist():
+                    slot.waits_for.add(move.id)
+
+    def _finish_moves(self) -> list[tuple[int, int, int]]:
+        """Ids, status and pages of moves that are due."""
+        due = [move for delay, move in self._moves if delay <= 0]
+        self._moves = [(delay - 1, move) for delay, move in self._moves if delay > 0]
+        done = []
+        for move in due:
+            pages, kv = move.device_page.tolist(), self._kv[move.group]
+            good = len(pages) if self._rng.random() >= self._fail_moves else int(self._rng.integers(0, len(pages)))
+            for page, digest in zip(pages[:good], move.hashes, strict=False):
+                key = bytes([move.group]) + digest
+                if move.kind is MoveKind.STORE:
+                    self.store[key] = kv[page].tolist()
+                else:
+                    kv[page] = self.store[key]
+            done.append((move.id, int(good < len(pages)), good))
+            for slot in self.slots.values():
+                if move.id in slot.waits_for:
+                    slot.waits_for.remove(move.id)
+                    slot.computed = min(slot.computed, good * self.page_size)
+        return done
+
+    def _launch(self) -> bool:
+        if self._credit == 0 or self._budget is None:
+            return False
+        budget, step = self._budget, Launched(self._applied)
+        live = sorted((s for s in self.slots.items() if not s[1].waits_for), key=lambda s: s[1].start.order_key)
+        live = [(i, s) for i, s in live if s.computed < min(s.limit, len(s.tables[0]) * self.page_size)]
+        decoders = [(i, s) for i, s in live if s.decodes][: self.hello.max_num_seqs]
+        for index, slot in decoders:
+            self._compute(step, index, slot, 1)
+        tokens = budget.tokens_per_step - len(decoders)
+        if decoders:
+            tokens = min(tokens, budget.prefill_tokens_beside_decoders)
+        partial, rows = budget.partial_prefills, self.hello.max_num_seqs - len(decoders)
+        for index, slot in live:
+            if slot.decodes or not rows or tokens <= 0:
+                continue
+            left = min(slot.limit, len(slot.tokens)) - slot.computed
+            chunk = min(left, tokens, budget.chunk_cap)
+            if chunk < left:
+                if not partial:
+                    break
+                partial -= 1
+            self._compute(step, index, slot, chunk)
+            tokens -= chunk
+            rows -= 1
+            step.prefill_tokens += chunk
+        if not (step.rows or step.prefill):
+            return False
+        if self._credit is not None:
+            self._credit -= 1
+        self.steps_launched += 1
+        self.max_rows = max(self.max_rows, len({r[0] for r in step.rows} | {p[0] for p in step.prefill}))
+        self._flying.append(step)
+        return True
+
+    def _compute(self, step: Launched, index: int, slot: Slot, count: int) -> None:
+        if self._lose_pages and self._rng.random() < self._lose_pages:
+            step.rows.append((index, [], int(Finish.ERROR)))
+            step.errors.append((index, Internal("PAGES_LOST", "lost", "none")))
+            del self.slots[index]
+            return
+        prefill = not slot.decodes
+        for position in range(slot.computed, slot.computed + count):
+            page, offset = divmod(position, self.page_size)
+            for group, table in enumerate(slot.tables):
+                self._kv[group][table[page], offset] = slot.prefixes[position]
+                step.writes.append((group, table[page], offset, slot.prefixes[position]))
+        slot.computed += count
+        if prefill:
+            step.prefill.append((index, slot.computed))
+        if slot.computed < len(slot.tokens):
+            return
+        self._read_back(slot)
+        model, start = self.hello.model, slot.start
+        longest = min(start.max_model_len, model.max_model_len)
+        token, finish = sample(start.sequence, slot.tokens, slot.prefixes[-1], model.vocab_size, longest)
+        slot.append(token)
+        step.rows.append((index, [token], int(finish)))
+        step.logprobs.append(start.sequence.sampling.logprobs >= 0)
+        if finish:
+            del self.slots[index]
+
+    def _read_back(self, slot: Slot) -> None:
+        want = np.array(slot.prefixes, np.int64)
+        for group, table in enumerate(slot.tables):
+            got = self._kv[group][table].reshape(-1)[: len(want)]
+            if not np.array_equal(got, want):
+                raise AssertionError(f"KV of slot {slot.start.slot} is not its own: {slot.start.context.request_id}")
+
+    def _complete(self, step: Launched) -> Launched:
+        for group, page, offset, value in step.writes:
+            self._kv[group][page, offset] = value
+        self.steps_done += 1
+        return step
+
+    def _report(self, done: list[Launched], moved: list[tuple[int, int, int]]) -> Report:
+        retired = max((seq for seq, launched in self._applied_log if launched <= self.steps_done), default=0)
+        self._applied_log = [entry for entry in self._applied_log if entry[0] >= retired]
+        rows = [row for step in done for row in step.rows]
+        report = Report(
+            self.hello.epoch,
+            first_step=self.steps_done - len(done),
+            retired=retired,
+            in_flight=len(self._flying),
+            step_applied=np.array([step.applied for step in done], np.int64),
+            step_rows=_ids(len(step.rows) for step in done),
+            step_prefill_tokens=_ids(step.prefill_tokens for step in done),
+            slot=_ids(row[0] for row in rows),
+            count=_ids(len(row[1]) for row in rows),
+            token=_ids(token for row in rows for token in row[1]),
+            finish=np.array([row[2] for row in rows], np.uint8),
+            prefill_slot=_ids(slot for step in done for slot, _ in step.prefill),
+            prefill_position=_ids(position for step in done for _, position in step.prefill),
+            moved_id=np.array([m[0] for m in moved], np.int64),
+            moved_status=np.array([m[1] for m in moved], np.uint8),
+            moved_pages=_ids(m[2] for m in moved),
+            moved_us=_ids(100 for _ in moved),
+            running=len(self.slots),
+            error=[error for step in done for error in step.errors],
+        )
+        asked = [i for i, wants in enumerate(w for step in done for w in step.logprobs) if wants]
+        if asked:
+            token = report.token[asked]
+            report.logprobs = Logprobs(
+                _ids(asked), -token.astype(np.float32), _ids(1 for _ in asked), _ids(1 for _ in asked), token,
+                -token.astype(np.float32),
+            )  # fmt: skip
+        return report
+
+
+def _ids(values: Any) -> np.ndarray:
+    return np.fromiter(values, np.int32)
+
+
+def with_epoch(hello: WorkerHello, run: int) -> WorkerHello:
+    return replace(hello, epoch=Epoch(hello.epoch.boot_id, run))

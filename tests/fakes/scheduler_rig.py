@@ -1,0 +1,132 @@
+"""A scheduler core and a fake worker in one thread, with a kvstore that is a dictionary."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+
+from quire_common.errors import QuireError
+from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.grant_policy import GrantPolicy
+from quire_scheduler.kv_traffic import LookupResult
+from quire_scheduler.outputs import FinishedNote, FinishReason, SessionOutputs
+from quire_scheduler.scheduler import Scheduler
+from tests.fakes.fake_worker import FakeWorker, make_hello
+
+
+def a_sequence(prompt: Any, max_tokens: int = 8, *, ignore_eos: bool = True, **more: Any) -> Sequence:
+    """A prompt of given ids, or of so many counted ones."""
+    ids = np.arange(2, 2 + prompt) % 90 + 2 if isinstance(prompt, int) else np.asarray(prompt)
+    sampling = Sampling(logprobs=more.pop("logprobs", -1))
+    stop = Stop(max_tokens, more.pop("min_tokens", 0), more.pop("stop_token_ids", ()), ignore_eos)
+    return Sequence(ids.astype(np.int32), stop, sampling, **more)
+
+
+class Rig:
+    """Submits, drives and collects; `now` counts a millisecond per step."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig | None = None,
+        *,
+        kvstore: bool = False,
+        policy: GrantPolicy | None = None,
+        worker: FakeWorker | None = None,
+        **hello: Any,
+    ) -> None:
+        self.worker = worker or FakeWorker(make_hello(**hello))
+        self.core = Scheduler(config or SchedulerConfig(), self.worker.hello, policy, kvstore=kvstore)
+        self.now = 1_000_000.0
+        self.tokens: dict[tuple[int, int], list[int]] = defaultdict(list)
+        self.logprobs: dict[tuple[int, int], list[float]] = defaultdict(list)
+        self.ends: dict[tuple[int, int], FinishReason] = {}
+        self.notes: dict[tuple[int, int], FinishedNote] = {}
+        self.errors: dict[tuple[int, int], QuireError] = {}
+        self.admitted: list[tuple[int, int]] = []
+        self.order: list[tuple[int, int]] = []
+        self.leases: set[bytes] = set()
+        self.released: list[bytes] = []
+        self._next_lease = 0
+
+    def submit(self, handle: int, sequence: Sequence, *, session: int = 0, **context: Any) -> None:
+        context.setdefault("request_id", f"r{session}.{handle}")
+        self.core.submit(session, handle, RequestContext(**context), sequence, self.now)
+
+    def step(self) -> bool:
+        """One turn; False where nothing moved."""
+        self.now += 0.001
+        moved = self._effects()
+        while grant := self.core.next_grant(self.now):
+            self.worker.deliver(grant)
+            moved = True
+        moved |= self._effects()
+        report = self.worker.step()
+        if report is not None:
+            self.collect(self.core.on_report(report, self.now))
+            moved = True
+        self.collect(self.core.take_outputs())
+        return moved
+
+    def run(self, most: int = 20_000) -> None:
+        """Until nothing waits, runs or moves."""
+        still = 0
+        for _ in range(most):
+            still = 0 if self.step() else still + 1
+            if self.core.quiet and still > 5:
+                break
+            # Moves take up to four boundaries without a report.
+            assert still < 20, f"stuck: {self.core.load()}"
+        assert self.core.quiet, "did not finish"
+        self.core.check_integrity()
+        assert self.core.load().referenced_pages == 0
+        assert self.leases == set(), "a lease was kept"
+        assert len(self.released) == len(set(self.released)), "a lease was released twice"
+
+    def collect(self, outputs: list[SessionOutputs]) -> None:
+        for out in outputs:
+            at = 0
+            handles = out.handle.tolist()
+            ends = np.cumsum(out.count)
+            for handle, count, finish in zip(handles, out.count.tolist(), out.finish.tolist(), strict=True):
+                key = (out.session, handle)
+                assert key not in self.ends and key not in self.errors, "a row after the end"
+                self.tokens[key] += out.token[at : at + count].tolist()
+                self.order += [key] * count
+                at += count
+                if finish:
+                    self.ends[key] = FinishReason(finish)
+            assert at == len(out.token)
+            if out.logprobs is not None:
+                for index, value in zip(out.logprobs.token_index.tolist(), out.logprobs.logprob.tolist(), strict=True):
+                    assert out.token[index] == -value
+                    row = int(np.searchsorted(ends, index, side="right"))
+                    self.logprobs[out.session, handles[row]].append(value)
+            for note in out.finished:
+                self.notes[out.session, note.handle] = note
+                assert (out.session, note.handle) in self.ends
+            self.admitted += [(out.session, note.handle) for note in out.admitted]
+            for failed in out.failed:
+                self.errors[out.session, failed.handle] = failed.error
+
+    def _effects(self) -> bool:
+        effects = self.core.take_effects()
+        for lookup in effects.lookups:
+            groups = len(self.worker.hello.num_pages)
+            found = 0
+            for digest in lookup.hashes:
+                if not all(bytes([g]) + digest in self.worker.store for g in range(groups)):
+                    break
+                found += 1
+            leases = []
+            for _ in range(groups):
+                self._next_lease += 1
+                leases.append(self._next_lease.to_bytes(8, "big"))
+            self.leases.update(leases)
+            self.core.on_lookup(lookup.uid, LookupResult(found, tuple(leases), 50, self.now + 60.0))
+        for lease in [*effects.releases, *self.core.take_effects().releases]:
+            self.leases.discard(lease)
+            self.released.append(lease)
+        return bool(effects)

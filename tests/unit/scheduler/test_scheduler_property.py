@@ -1,0 +1,142 @@
+"""Whatever arrives, is aborted or runs short: every request ends with exactly the tokens of the undisturbed run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire_common.credit import Budget
+from quire_common.sequence import Sequence
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.outputs import FinishReason
+from tests.fakes.eager_policy import EagerPolicy
+from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
+from tests.fakes.scheduler_rig import Rig, a_sequence
+
+TENANTS = ("a", "b", "c")
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: int
+    prompt: int
+    seed: int
+    max_tokens: int
+    ignore_eos: bool
+    min_tokens: int
+    tenant: str
+    priority: int
+    session: int
+    abort_at: int | None
+    resumed: int
+    logprobs: int
+    skip: bool
+
+    def sequence(self, vocab: int) -> Sequence:
+        # Few seeds: prompts share prefixes, and so pages in the store.
+        ids = np.random.default_rng(self.seed).integers(2, vocab, 64)[: self.prompt]
+        whole = a_sequence(ids, self.max_tokens, ignore_eos=self.ignore_eos, min_tokens=self.min_tokens)
+        emitted = undisturbed(whole)[0]
+        output = np.array(emitted[: min(self.resumed, len(emitted) - 1)], np.int32)
+        more = {"output_ids": output, "skip_cache_read": self.skip, "logprobs": self.logprobs}
+        return a_sequence(ids, self.max_tokens, ignore_eos=self.ignore_eos, min_tokens=self.min_tokens, **more)
+
+
+arrivals = st.builds(
+    Arrival,
+    at=st.integers(0, 30),
+    prompt=st.integers(1, 40),
+    seed=st.integers(0, 2),
+    max_tokens=st.integers(1, 24),
+    ignore_eos=st.booleans(),
+    min_tokens=st.integers(0, 6),
+    tenant=st.sampled_from(TENANTS),
+    priority=st.integers(-2, 2),
+    session=st.integers(0, 2),
+    abort_at=st.one_of(st.none(), st.none(), st.integers(0, 50)),
+    resumed=st.sampled_from([0, 0, 0, 3]),
+    logprobs=st.sampled_from([-1, -1, 1]),
+    skip=st.booleans(),
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    requests=st.lists(arrivals, min_size=1, max_size=16),
+    num_pages=st.integers(18, 60),
+    page_size=st.sampled_from([2, 4, 5]),
+    max_num_seqs=st.integers(1, 6),
+    groups=st.sampled_from([1, 1, 2]),
+    policy=st.sampled_from(["fcfs", "priority", "fair"]),
+    chunk=st.sampled_from([0, 1, 3, 16]),
+    batch=st.sampled_from([7, 16, 512]),
+    partial=st.integers(1, 3),
+    kvstore=st.booleans(),
+    fail_moves=st.sampled_from([0.0, 0.5]),
+    depth=st.integers(1, 3),
+    eager=st.integers(0, 9),
+    lose=st.sampled_from([0.0, 0.0, 0.01]),
+)
+def test_tokens_are_those_of_the_undisturbed_run(
+    requests: list[Arrival],
+    num_pages: int,
+    page_size: int,
+    max_num_seqs: int,
+    groups: int,
+    policy: str,
+    chunk: int,
+    batch: int,
+    partial: int,
+    kvstore: bool,
+    fail_moves: float,
+    depth: int,
+    eager: int,
+    lose: float,
+) -> None:
+    hello = make_hello(num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, groups=groups)
+    worker = FakeWorker(hello, depth=depth, fail_moves=fail_moves, lose_pages=lose)
+    config = SchedulerConfig(
+        scheduling_policy=policy,
+        max_num_batched_tokens=batch,
+        long_prefill_token_threshold=chunk,
+        max_num_partial_prefills=partial,
+    )
+    free = EagerPolicy(hello, lead=eager, budget=Budget(batch, batch, chunk or batch, partial)) if eager else None
+    rig = Rig(config, kvstore=kvstore, policy=free, worker=worker)
+    todo = sorted(enumerate(requests), key=lambda item: item[1].at)
+    sequences = {}
+    turn = 0
+    while todo or turn < 60:
+        while todo and todo[0][1].at <= turn:
+            handle, one = todo.pop(0)
+            sequence = one.sequence(hello.model.vocab_size)
+            if sequence.known_len < rig.core.max_len:
+                rig.submit(handle, sequence, session=one.session, tenant=one.tenant, priority=one.priority)
+                sequences[one.session, handle] = (sequence, one)
+        for handle, one in enumerate(requests):
+            if one.abort_at == turn:
+                rig.core.abort(one.session, handle, rig.now)
+        rig.step()
+        rig.core.check_integrity()
+        turn += 1
+    rig.run()
+    assert worker.max_rows <= max_num_seqs
+    for key, (sequence, one) in sequences.items():
+        expected, finish = undisturbed(sequence, max_len=rig.core.max_len)
+        fresh = expected[len(sequence.output_ids) :]
+        if key in rig.errors:
+            assert rig.errors[key].code == "PAGES_LOST" and lose
+        elif rig.ends[key] is FinishReason.ABORT:
+            assert one.abort_at is not None
+            assert rig.tokens[key] == fresh[: len(rig.tokens[key])]
+        else:
+            assert rig.tokens[key] == fresh
+            assert rig.ends[key].value == finish.value
+            note = rig.notes[key]
+            assert (note.prompt_tokens, note.completion_tokens) == (len(sequence.prompt_ids), len(expected))
+            assert note.cached_tokens <= max(len(sequence.prompt_ids) - 1, 0)
+            assert (note.stop_token_id >= 0) == (finish.name == "STOP")
+            assert len(rig.logprobs[key]) == (len(fresh) if one.logprobs >= 0 else 0)
