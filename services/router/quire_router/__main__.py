@@ -1,0 +1,20 @@
+"""`python -m quire_router`."""
+
+from __future__ import annotations
+
+import sys
+
+from quire_common.server import run_aio, service_main
+from quire_router.config import RouterConfig
+from quire_router.server import RouterService
+
+
+def main() -> int:
+    """Flags to config, then the life of the service."""
+    return service_main(
+        "router", RouterConfig, lambda config: run_aio(config, lambda bound: RouterService(config, bound))
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""Waiting longer after each failure, with jitter, so that a peer that comes back is not stormed."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+
+class Backoff:
+    """Doubles from `first_s` to `most_s`; `reset` after a success."""
+
+    def __init__(self, first_s: float = 0.05, most_s: float = 2.0) -> None:
+        self._first_s = first_s
+        self._most_s = most_s
+        self._next_s = first_s
+
+    def reset(self) -> None:
+        """The peer answered."""
+        self._next_s = self._first_s
+
+    def next_delay_s(self) -> float:
+        """The next delay: between half of the step and all of it."""
+        step, self._next_s = self._next_s, min(self._most_s, self._next_s * 2)
+        return step * random.uniform(0.5, 1.0)
+
+    async def wait(self) -> None:
+        """Sleep for the next delay."""
+        await asyncio.sleep(self.next_delay_s())

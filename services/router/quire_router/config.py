@@ -1,0 +1,32 @@
+"""The router's configuration: flags, `QUIRE_ROUTER_*` and YAML become one frozen dataclass."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_common.config import ServiceConfig, option
+from quire_router.placement.registry import PLACEMENTS
+
+
+@dataclass(frozen=True)
+class RouterConfig(ServiceConfig):
+    """The public edge of Quire: HTTP and gRPC in, schedulers and tokenizers behind."""
+
+    host: str = option("127.0.0.1", "address of the HTTP server")
+    port: int = option(8000, "port of the HTTP server; 0 picks a free one", at_least=0, at_most=65535)
+    ssl_certfile: str = option("", "PEM certificate of the HTTP server")
+    ssl_keyfile: str = option("", "PEM key of the HTTP server")
+    api_key: tuple[str, ...] = option((), "API keys, comma separated; none: no authentication", secret=True)
+    api_key_file: str = option("", "file with one API key per line, added to --api-key")
+    served_model_name: tuple[str, ...] = option((), "names that clients may ask for; default: the model's own")
+    schedulers: tuple[str, ...] = option((), "addresses of schedulers, for static discovery")
+    tokenizers: tuple[str, ...] = option((), "addresses of tokenizers, for static discovery")
+    placement: str = option("least_loaded", "how a replica is chosen", choices=tuple(PLACEMENTS))
+    max_concurrent_requests: int = option(1024, "sequences in flight; more are refused with 429", at_least=1)
+    max_body_bytes: int = option(4 * 1024 * 1024, "longest HTTP body", at_least=1024)
+    max_n: int = option(128, "greatest n", at_least=1)
+    max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)
+    request_timeout_s: float = option(600.0, "longest life of a request; 0: without limit", at_least=0)
+    connect_timeout_s: float = option(5.0, "how long a request waits for a tokenizer to come back", at_least=0)
+    metrics_on_main: bool = option(False, "serve /metrics on the HTTP port too; always so while no API key is set")
+    share_prefix_across_keys: bool = option(False, "let requests of different API keys share cached prefix pages")

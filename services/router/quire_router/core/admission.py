@@ -1,0 +1,57 @@
+"""How much work may be inside: bounded by sequences, refused early beyond that. Knows nothing of what the work is."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire_common.errors import InvalidArgument, Overloaded, Unavailable
+
+_RETRY_AFTER_S = 1.0
+
+
+class Admission:
+    """A counter with a limit and a way to close the door."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.open = True
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.inside = 0
+
+    def enter(self, weight: int) -> None:
+        """Take `weight` places; raises Overloaded, or Unavailable while draining."""
+        if not self.open:
+            raise Unavailable(
+                "DRAINING", "This router is shutting down.", "Retry, on another router.", retry_after_s=_RETRY_AFTER_S
+            )
+        if weight > self._limit:
+            raise InvalidArgument(
+                "TOO_MANY_SEQUENCES",
+                f"The request asks for {weight} sequences; this router runs {self._limit} at most.",
+                "Lower n, or split the list of prompts.",
+                param="n",
+            )
+        if self.inside + weight > self._limit:
+            raise Overloaded(
+                "TOO_MANY_REQUESTS",
+                f"{self.inside} of {self._limit} sequences are in flight.",
+                "Retry after the given time, or raise --max-concurrent-requests.",
+                retry_after_s=_RETRY_AFTER_S,
+            )
+        self.inside += weight
+        self._idle.clear()
+
+    def leave(self, weight: int) -> None:
+        """Give the places back."""
+        self.inside -= weight
+        if self.inside == 0:
+            self._idle.set()
+
+    async def close(self, timeout_s: float) -> None:
+        """Admit nobody more; return when all have left, or after the timeout."""
+        self.open = False
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return

@@ -1,0 +1,57 @@
+"""What is new of one choice, and what ends one. Plain values; formats are made of them elsewhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+# Numbers of the contract's FinishReason; a test compares them.
+FINISH_NAMES = {1: "stop", 2: "length", 3: "abort", 4: "error", 5: "repetition"}
+STOP = 1
+
+
+@dataclass(slots=True)
+class LogprobEntry:
+    """One token's logprob and its alternatives, by id. Not frozen: made once per token on the hot path."""
+
+    token_id: int
+    logprob: float
+    rank: int
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class Delta:
+    """Since the last one. `token_ids` are int32 bytes of `tokens` tokens; `finish` is a FinishReason, 0 while running.
+
+    `entries` (where logprobs were asked for) has one per token, `offsets` the characters of output after each.
+    Not frozen: made once per token on the hot path.
+    """
+
+    index: int
+    text: str
+    tokens: int
+    token_ids: bytes
+    entries: list[LogprobEntry]
+    offsets: list[int]
+    finish: int
+    stop_reason: str | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class HopTiming:
+    """Microseconds that one phase of a service took, over `count` operations."""
+
+    service: str
+    phase: str
+    us: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a whole job: the prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int

@@ -1,0 +1,59 @@
+"""Prompts to token ids, by the tokenizers. Knows nothing of engines; lengths are checked where the limit is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_router.core.delta import HopTiming
+from quire_router.core.job import TextPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_common.sequence import RequestContext
+    from quire_router.core.job import GenerateJob, Prompt
+    from quire_router.text.tokenizer_client import TokenizerClient
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompts:
+    """int32 ids of each prompt, in order, and what it cost at the tokenizer."""
+
+    ids: list[NDArray[np.int32]]
+    timing: HopTiming
+
+
+class Encoder:
+    """All texts of a job go in one call."""
+
+    def __init__(self, client: TokenizerClient) -> None:
+        self._client = client
+
+    async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
+        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`."""
+        texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
+        encoded: list[NDArray[np.int32]] = []
+        us = 0
+        if texts:
+            encoded, us = await self._client.encode(
+                texts, context, add_special_tokens=job.add_special_tokens, max_tokens=max_tokens
+            )
+        following, ids = iter(encoded), []
+        for prompt in job.prompts:
+            if isinstance(prompt, TokenPrompt):
+                ids.append(prompt.ids)
+            elif isinstance(prompt, TextPrompt):
+                ids.append(next(following))
+            else:
+                rendered, render_us = await self._client.render(prompt, context, max_tokens=max_tokens)
+                ids.append(rendered)
+                us += render_us
+        return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)))
+
+    async def text_of(self, prompt: Prompt) -> str:
+        """A prompt's text, for echo."""
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return await self._client.decode(prompt.ids) if isinstance(prompt, TokenPrompt) else ""

@@ -1,0 +1,144 @@
+"""A job in flight, as its one consumer sees it: news as deltas, usage, timings, and an end that is always tidy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import DeadlineExceeded, QuireError
+from quire_common.telemetry import tracing
+from quire_router import metrics
+from quire_router.core.delta import FINISH_NAMES, HopTiming, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_router.core.catalog import ServedModel
+    from quire_router.core.choice import Choice
+    from quire_router.core.delta import Delta
+    from quire_router.core.job import Caller, GenerateJob
+    from quire_router.core.outbox import Outbox
+    from quire_router.text.token_bytes import TokenBytes
+
+
+class Generation:
+    """Made by the pipeline when all choices are submitted. `close` must be called, on every path."""
+
+    def __init__(
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        choices: Sequence[Choice],
+        outbox: Outbox,
+        token_bytes: TokenBytes,
+        arrived_ns: int,
+        release: Callable[[], None],
+        span: tracing.Span,
+    ) -> None:
+        self.job = job
+        self.caller = caller
+        self.served = served
+        self.choices = choices
+        self.token_bytes = token_bytes
+        self.prompt_texts: Sequence[str] = ()
+        self.created = int(time.time())
+        self.running = len(choices)
+        self.router_timings: list[HopTiming] = []
+        self._outbox = outbox
+        self._arrived_ns = arrived_ns
+        self._release: Callable[[], None] | None = release
+        self._span = span
+        self._wants_logprobs = job.sampling.logprobs >= 0
+        self._deadline: asyncio.TimerHandle | None = None
+        if caller.timeout_s > 0:
+            left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9
+            error = DeadlineExceeded(
+                "REQUEST_TIMEOUT",
+                f"The request did not end within {caller.timeout_s:g} s.",
+                "Ask for fewer tokens, or raise --request-timeout-s.",
+            )
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
+
+    async def news(self) -> list[Delta]:
+        """What is new, of at least one choice; call while `running`. Raises the QuireError that ended the job."""
+        deltas = []
+        for choice in await self._outbox.take():
+            delta = choice.take()
+            deltas.append(delta)
+            if delta.finish:
+                self.running -= 1
+        if self._wants_logprobs:
+            await self.token_bytes.ensure(
+                token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
+            )
+        return deltas
+
+    def cancel(self, error: QuireError) -> None:
+        """End the job from outside: its sequences are aborted at once, the consumer's `news` raises."""
+        self._outbox.fail(error)
+        self._abort()
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompts = self.choices[:: self.job.n]
+        return Usage(
+            prompt_tokens=sum(len(choice.sequence.prompt_ids) for choice in prompts),
+            completion_tokens=sum(choice.confirmed for choice in self.choices),
+            cached_tokens=sum(choice.cached_tokens for choice in prompts),
+        )
+
+    def timings(self) -> list[HopTiming]:
+        """Where the time went, all hops; sums over the choices."""
+        total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
+        sums: dict[tuple[str, str], tuple[int, int]] = {}
+        for timing in (t for choice in self.choices for t in choice.timings):
+            us, count = sums.get((timing.service, timing.phase), (0, 0))
+            sums[timing.service, timing.phase] = (us + timing.us, count + timing.count)
+        detokenize_us = int(sum(choice.detokenize_us for choice in self.choices))
+        detokenize_rows = sum(choice.detokenize_rows for choice in self.choices)
+        return [
+            *self.router_timings,
+            HopTiming("router", "total", total_us),
+            HopTiming("tokenizer", "detokenize", detokenize_us, detokenize_rows),
+            *(HopTiming(service, phase, us, count) for (service, phase), (us, count) in sums.items()),
+        ]
+
+    def close(self) -> None:
+        """Abort what still runs, give the places back, write the books. Idempotent."""
+        release, self._release = self._release, None
+        if release is None:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._abort()
+        release()
+        self._count()
+
+    def _abort(self) -> None:
+        for choice in self.choices:
+            if choice.session is not None:
+                choice.session.abort(choice)
+
+    def _count(self) -> None:
+        usage, now_ns = self.usage(), time.monotonic_ns()
+        metrics.cached_tokens.inc(usage.cached_tokens)
+        metrics.generation_tokens.inc(usage.completion_tokens)
+        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(usage.completion_tokens)
+        metrics.e2e.observe((now_ns - self._arrived_ns) / 1e9)
+        first_ns = min((c.first_token_ns for c in self.choices if c.first_token_ns), default=0)
+        if first_ns:
+            metrics.ttft.observe((first_ns - self._arrived_ns) / 1e9)
+        reasons = [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.choices]
+        for reason in reasons:
+            metrics.finished.labels(reason).inc()
+        if tracing.enabled():
+            wall = time.time_ns() - now_ns
+            if first_ns:
+                self._span.add_event("first token", timestamp=first_ns + wall)
+            self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+            self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+            self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
+            self._span.end()

@@ -1,0 +1,102 @@
+"""What a client asked for, the same over HTTP and gRPC. Knows nothing of tokens' meaning, replicas or formats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.sequence import Sampling
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text, to be encoded."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """int32 token ids, used as they are."""
+
+    ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation, as JSON, to be rendered by the model's template."""
+
+    messages_json: str
+    tools_json: str = ""
+    template_kwargs_json: str = ""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class TextOptions:
+    """How tokens become text, and which strings end it."""
+
+    stop: tuple[str, ...] = ()
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who asks: the tenant of the API key, ids, the trace, and when to give up."""
+
+    request_id: str
+    tenant: str = ""
+    traceparent: str = ""
+    tracestate: str = ""
+    priority: int = 0
+    timeout_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Wants:
+    """What the answer must carry beside text. `news`: deltas as they come; otherwise one when a choice has ended."""
+
+    news: bool = False
+    every_token: bool = False
+    token_ids: bool = False
+    timings: bool = False
+    echo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateJob:
+    """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
+
+    `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
+    None too. `sampling.seed` and `.sample` are set when the choices are made.
+    """
+
+    model: str
+    prompts: tuple[Prompt, ...]
+    n: int = 1
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    seed: int | None = None
+    max_tokens: int | None = None
+    default_max_tokens: int | None = None
+    min_tokens: int = 0
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    text: TextOptions = field(default_factory=TextOptions)
+    add_special_tokens: bool = True
+    cache_salt: str = ""
+    wants: Wants = field(default_factory=Wants)
+
+    @property
+    def weight(self) -> int:
+        """Sequences that it needs."""
+        return len(self.prompts) * self.n

@@ -1,0 +1,62 @@
+"""How long prompt and answer may be for a model. Pure arithmetic and its errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_router.core.job import GenerateJob
+
+
+def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) -> None:
+    """Raise InvalidArgument for a prompt that the model cannot take."""
+    if len(ids) == 0:
+        raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one token.", param="prompt")
+    if len(ids) >= max_model_len:
+        raise InvalidArgument(
+            "PROMPT_TOO_LONG",
+            f"This model's maximum context length is {max_model_len} tokens, the prompt has {len(ids)} "
+            "and at least one must be left for the answer.",
+            f"Shorten the prompt to {max_model_len - 1} tokens or fewer.",
+            param="prompt",
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidArgument(
+            "TOKEN_OUT_OF_RANGE",
+            f"Token id {wrong} is not in the vocabulary of {vocab_size}.",
+            f"Send ids from 0 to {vocab_size - 1}.",
+            param="prompt",
+        )
+
+
+def answer_length(job: GenerateJob, prompt_tokens: int, max_model_len: int) -> int:
+    """max_tokens of one choice; raises InvalidArgument where the client asks for more than the context has left."""
+    room = max_model_len - prompt_tokens
+    if job.max_tokens is None:
+        length = room if job.default_max_tokens is None else min(room, job.default_max_tokens)
+    elif job.max_tokens > room:
+        raise InvalidArgument(
+            "MAX_TOKENS_TOO_LARGE",
+            f"This model's maximum context length is {max_model_len} tokens: the prompt has {prompt_tokens} "
+            f"and max_tokens is {job.max_tokens}.",
+            f"Lower max_tokens to {room} or fewer, or shorten the prompt.",
+            param="max_tokens",
+        )
+    else:
+        length = job.max_tokens
+    if job.min_tokens > length:
+        raise InvalidArgument(
+            "MIN_TOKENS_TOO_LARGE",
+            f"min_tokens is {job.min_tokens}, more than the {length} tokens that this answer may have.",
+            "Lower min_tokens or raise max_tokens.",
+            param="min_tokens",
+        )
+    return length

@@ -1,0 +1,53 @@
+"""Where a job's choices leave their news for the one consumer. A slow consumer finds them joined, not queued:
+the bound on memory is the bound on the answer itself, and nobody else waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+    from quire_router.core.choice import Choice
+
+
+class Outbox:
+    """One per job; one consumer. `error` ends it, after the news that came before."""
+
+    __slots__ = ("_dirty", "_waiter", "error")
+
+    def __init__(self) -> None:
+        self._dirty: list[Choice] = []
+        self._waiter: asyncio.Future[None] | None = None
+        self.error: QuireError | None = None
+
+    def touch(self, choice: Choice) -> None:
+        """The choice has news."""
+        if not choice.dirty:
+            choice.dirty = True
+            self._dirty.append(choice)
+            if self._waiter is not None:
+                self._wake()
+
+    def fail(self, error: QuireError) -> None:
+        """End the job; the first error counts."""
+        if self.error is None:
+            self.error = error
+            self._wake()
+
+    async def take(self) -> list[Choice]:
+        """The choices with news, at least one; raises what `fail` was told once there are none."""
+        while not self._dirty:
+            if self.error is not None:
+                raise self.error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        dirty, self._dirty = self._dirty, []
+        for choice in dirty:
+            choice.dirty = False
+        return dirty
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)

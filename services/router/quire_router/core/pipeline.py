@@ -1,0 +1,190 @@
+"""From a job to its choices at schedulers: admit, resolve, encode, check, place, submit. The same for HTTP and gRPC."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import QuireError, Unsupported
+from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
+from quire_common.telemetry import tracing
+from quire_router import metrics
+from quire_router.core.choice import Choice
+from quire_router.core.delta import HopTiming
+from quire_router.core.generation import Generation
+from quire_router.core.handles import HandleCounter
+from quire_router.core.lengths import answer_length, check_prompt
+from quire_router.core.outbox import Outbox
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_router.core.admission import Admission
+    from quire_router.core.catalog import Catalog, ServedModel
+    from quire_router.core.encoder import Encoder
+    from quire_router.core.job import Caller, GenerateJob
+    from quire_router.engine.fleet import Fleet
+    from quire_router.placement.policy import Placement
+    from quire_router.text.token_bytes import TokenBytes
+
+
+class Pipeline:
+    """One per process; all methods run in the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        encoder: Encoder,
+        fleet: Fleet,
+        placement: Placement,
+        admission: Admission,
+        token_bytes: TokenBytes,
+        *,
+        share_prefix_across_keys: bool,
+    ) -> None:
+        self._catalog = catalog
+        self._encoder = encoder
+        self._fleet = fleet
+        self._placement = placement
+        self._admission = admission
+        self._token_bytes = token_bytes
+        self._share = share_prefix_across_keys
+        self._handles = HandleCounter()
+
+    async def generate(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Generation:
+        """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's news.
+
+        `arrived_ns` is `time.monotonic_ns()` of the request's arrival.
+        """
+        parsed_ns = time.monotonic_ns()
+        check_sampling(job.sampling)
+        served = self._catalog.resolve(job.model)
+        self._fleet.accepting(served.model.name)  # refuse at once what nobody could run
+        self._admission.enter(job.weight)
+        metrics.in_flight.inc(job.weight)
+        span = _start_span(job, caller, served)
+        try:
+            generation = await self._start(job, caller, served, arrived_ns, span)
+        except BaseException as error:
+            self._leave(job.weight)
+            tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
+            span.end()
+            raise
+        generation.router_timings.insert(0, HopTiming("router", "parse", (parsed_ns - arrived_ns) // 1000))
+        return generation
+
+    async def _start(
+        self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span
+    ) -> Generation:
+        context = self._context(caller, span)
+        limit = served.model.max_model_len
+        started_ns = time.monotonic_ns()
+        with tracing.span("router.encode", parent=tracing.context_of(span)):
+            encoded = await self._encoder.encode(job, context, limit - 1)
+            texts = [await self._encoder.text_of(prompt) for prompt in job.prompts] if job.wants.echo else ()
+        encoded_ns = time.monotonic_ns()
+        for ids in encoded.ids:
+            check_prompt(ids, served.model.vocab_size, limit)
+        outbox = Outbox()
+        choices = self._choices(job, caller, served, context, encoded.ids, outbox)
+        generation = Generation(
+            job, caller, served, choices, outbox, self._token_bytes, arrived_ns, lambda: self._leave(job.weight), span
+        )
+        generation.prompt_texts = texts
+        try:
+            with tracing.span("router.place", parent=tracing.context_of(span)):
+                self._place(choices, job.n, served.model.name)
+        except QuireError:
+            for choice in choices:
+                if choice.session is not None:
+                    choice.session.abort(choice)
+            raise
+        generation.router_timings += [
+            HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
+            HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
+            encoded.timing,
+        ]
+        metrics.prompt_tokens.inc(sum(len(ids) for ids in encoded.ids))
+        return generation
+
+    def _choices(
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        context: RequestContext,
+        prompts: list[NDArray[np.int32]],
+        outbox: Outbox,
+    ) -> list[Choice]:
+        seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
+        salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
+        choices: list[Choice] = []
+        for prompt_ids in prompts:
+            max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
+            stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos)
+            for sample in range(job.n):
+                sequence = Sequence(
+                    prompt_ids=prompt_ids,
+                    stop=stop,
+                    sampling=replace(job.sampling, seed=seed, sample=sample),
+                    cache_salt=salt,
+                )
+                handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
+                choice = Choice(len(choices), handle, job, sequence, context, outbox)
+                if not job.ignore_eos:
+                    choice.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
+                choices.append(choice)
+        return choices
+
+    def _place(self, choices: list[Choice], n: int, model: str) -> None:
+        """Siblings go together, since they share their prompt's pages."""
+        for first in range(0, len(choices), n):
+            accepting = self._fleet.accepting(model)
+            replica = accepting[self._placement.choose(accepting, n)]
+            for choice in choices[first : first + n]:
+                replica.submit(choice)
+
+    def _context(self, caller: Caller, span: tracing.Span) -> RequestContext:
+        headers = tracing.inject_headers(span)
+        deadline = int((time.time() + caller.timeout_s) * 1000) if caller.timeout_s > 0 else 0
+        return RequestContext(
+            request_id=caller.request_id,
+            tenant=caller.tenant,
+            deadline_unix_ms=deadline,
+            priority=caller.priority,
+            traceparent=headers.get("traceparent", caller.traceparent),
+            tracestate=headers.get("tracestate", caller.tracestate),
+        )
+
+    def _leave(self, weight: int) -> None:
+        self._admission.leave(weight)
+        metrics.in_flight.dec(weight)
+
+
+def check_logprobs(logprobs: int, most: int, param: str) -> None:
+    """Raise Unsupported for more alternatives than this router gives."""
+    if logprobs > most:
+        raise Unsupported(
+            "TOO_MANY_LOGPROBS",
+            f"{param} is {logprobs}; this router gives {most} at most.",
+            f"Ask for {most} or fewer, or raise --max-logprobs.",
+            param=param,
+        )
+
+
+def _start_span(job: GenerateJob, caller: Caller, served: ServedModel) -> tracing.Span:
+    parent = None
+    if caller.traceparent:
+        parent = tracing.extract_headers({"traceparent": caller.traceparent, "tracestate": caller.tracestate})
+    attributes: dict[str, str | bool | int | float] = {
+        "gen_ai.operation.name": "generate_content",
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": served.name,
+        "gen_ai.request.choice.count": job.n,
+        "quire.request_id": caller.request_id,
+    }
+    return tracing.start_span("router.request", parent=parent, attributes=attributes, kind=tracing.SpanKind.SERVER)

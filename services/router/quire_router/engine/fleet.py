@@ -1,0 +1,95 @@
+"""All schedulers that discovery names, and which of them can run a model now. Chooses nothing: see placement/."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Unavailable
+from quire_common.telemetry.logs import get_logger
+from quire_router.engine.replica import Replica
+from quire_router.text.detokenize_stream import DetokenizeStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_common.discovery import Endpoint
+    from quire_router.config import RouterConfig
+    from quire_router.engine.load import Model
+    from quire_router.text.tokenizer_pool import TokenizerPool
+
+_RETRY_AFTER_S = 2.0
+log = get_logger(__name__)
+
+
+class Fleet:
+    """Replicas by instance. All methods run in the event loop."""
+
+    def __init__(self, config: RouterConfig, pool: TokenizerPool, router_id: str, changed: Callable[[], None]) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self._config = config
+        self._pool = pool
+        self._router_id = router_id
+        self._changed = changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._models: dict[str, Model] = {}
+
+    def update(self, endpoints: Sequence[Endpoint]) -> None:
+        """Discovery's newest list: new ones are connected, those that are gone lose their sequences."""
+        wanted = {endpoint.instance: endpoint for endpoint in endpoints}
+        for instance, replica in list(self.replicas.items()):
+            if instance not in wanted or wanted[instance].address != replica.address:
+                log.info("scheduler left", instance=instance)
+                del self.replicas[instance]
+                self._tasks.pop(instance).cancel()
+        for instance, endpoint in wanted.items():
+            if instance not in self.replicas:
+                replica = Replica(
+                    instance,
+                    endpoint.address,
+                    self._config,
+                    lambda choices, ended: DetokenizeStream(self._pool, choices, ended),
+                    self._router_id,
+                    self._on_change,
+                )
+                self.replicas[instance] = replica
+                self._tasks[instance] = asyncio.create_task(replica.run(), name=f"replica {instance}")
+
+    def models(self) -> list[Model]:
+        """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
+        return list(self._models.values())
+
+    def accepting(self, model: str) -> list[Replica]:
+        """Replicas that can run the model now; raises Unavailable if there are none."""
+        found = [r for r in self.replicas.values() if r.accepts and r.model is not None and r.model.name == model]
+        if not found:
+            raise no_replica()
+        return found
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica accepts requests."""
+        return any(replica.accepts for replica in self.replicas.values())
+
+    async def close(self) -> None:
+        """Stop all."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_change(self) -> None:
+        for replica in self.replicas.values():
+            if replica.model is not None:
+                self._models[replica.model.name] = replica.model
+        self._changed()
+
+
+def no_replica() -> Unavailable:
+    """The error when no engine can take a request."""
+    return Unavailable(
+        "NO_HEALTHY_REPLICA",
+        "No engine is ready to run this request.",
+        "Retry after the given time; /readyz shows what each engine is doing.",
+        retry_after_s=_RETRY_AFTER_S,
+    )

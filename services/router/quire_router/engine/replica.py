@@ -1,0 +1,123 @@
+"""One scheduler as the router sees it: its load, its model, its session; kept alive with backoff.
+
+Knows nothing of other replicas: who gets a request is the placement's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire_common.errors import from_rpc_error
+from quire_common.telemetry.logs import get_logger
+from quire_router.backoff import Backoff
+from quire_router.engine.load import Load
+from quire_router.engine.scheduler_client import SchedulerClient
+from quire_router.engine.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_router.config import RouterConfig
+    from quire_router.core.choice import Choice
+    from quire_router.engine.load import Model
+    from quire_router.text.detokenize_stream import DetokenizeStream
+
+log = get_logger(__name__)
+
+
+class Replica:
+    """`changed` is called when it becomes able to accept, or no longer is."""
+
+    def __init__(
+        self,
+        instance: str,
+        address: str,
+        config: RouterConfig,
+        make_detokenizer: Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream],
+        router_id: str,
+        changed: Callable[[], None],
+    ) -> None:
+        self.instance = instance
+        self.address = address
+        self.load = Load()
+        self.model: Model | None = None
+        self.submitted_since_load = 0
+        self._client = SchedulerClient(address, config)
+        self.session = Session(instance, self._client.stub, make_detokenizer, router_id)
+        self._changed = changed
+        self._serving = asyncio.Event()
+        self._session_backoff = Backoff()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests may be placed here now."""
+        return self.load.phase == "ready" and self.model is not None and self.session.open
+
+    @property
+    def in_flight(self) -> int:
+        """This router's sequences here."""
+        return len(self.session.choices)
+
+    def submit(self, choice: Choice) -> None:
+        """Start a choice here; raises Unavailable if the session is down."""
+        self.session.submit(choice)
+        self.submitted_since_load += 1
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_load())
+                tasks.create_task(self._keep_session())
+                tasks.create_task(self.session.detokenizer.run())
+        finally:
+            await self._client.close()
+
+    async def _watch_load(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                async for load in self._client.watch_load():
+                    backoff.reset()
+                    self._set_load(load)
+                reason = "the scheduler ended WatchLoad"
+            except grpc.aio.AioRpcError as error:
+                reason = from_rpc_error(error).message
+            log.debug("load unknown", instance=self.instance, reason=reason)
+            self._set_load(Load(phase="unreachable", detail="no answer"))
+            await backoff.wait()
+
+    async def _keep_session(self) -> None:
+        while True:
+            await self._serving.wait()
+            try:
+                self.model = await self._client.model()
+                await self.session.run(self._opened)
+                reason = "the scheduler ended the session"
+            except grpc.aio.AioRpcError as error:
+                reason = from_rpc_error(error).message
+            except Exception:
+                log.exception("session failed", instance=self.instance)
+                reason = "internal error"
+            log.warning("session ended", instance=self.instance, reason=reason)
+            self._changed()
+            await self._session_backoff.wait()
+
+    def _opened(self) -> None:
+        self._session_backoff.reset()
+        log.info("session open", instance=self.instance)
+        self._changed()
+
+    def _set_load(self, load: Load) -> None:
+        if load.phase != self.load.phase:
+            log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
+        self.load = load
+        self.submitted_since_load = 0
+        if load.phase in ("ready", "draining"):
+            self._serving.set()
+        else:
+            self._serving.clear()
+        self._changed()

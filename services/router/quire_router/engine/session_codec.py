@@ -1,0 +1,78 @@
+"""One SessionResponse, applied to the choices that it speaks of. Reads columns row by row, tokens stay bytes."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from quire_common.columns import f32, i32
+from quire_router import metrics
+from quire_router.core.delta import HopTiming, LogprobEntry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from quire.v1 import common_pb2 as pb
+    from quire.v1 import scheduler_pb2 as sb
+    from quire_router.core.choice import Choice
+
+
+def apply_events(message: sb.SessionResponse, choices: Mapping[int, Choice]) -> None:
+    """Admissions and ends; before the rows, so that the last row finds all that belongs to the end."""
+    for admitted in message.admitted:
+        choice = choices.get(admitted.handle)
+        if choice is not None and admitted.attempt == choice.attempt:
+            choice.cached_tokens = admitted.cached_tokens
+    for finished in message.finished:
+        choice = choices.get(finished.handle)
+        if choice is None:
+            continue
+        choice.cached_tokens = max(choice.cached_tokens, finished.usage.cached_tokens)
+        choice.timings = tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in finished.timings)
+        if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
+            choice.stop_reason = finished.stop_token_id
+
+
+def apply_rows(message: sb.SessionResponse, choices: Mapping[int, Choice], now_ns: int) -> int:
+    """Give every choice its row; returns the number of tokens. Rows of handles that have gone are skipped."""
+    handles, counts = i32(message.handle, "handle").tolist(), i32(message.count, "count").tolist()
+    token, at, find, gap = message.token, 0, choices.get, metrics.itl.observe
+    for handle, count, finish in zip(handles, counts, message.finish, strict=True):
+        end = at + 4 * count
+        choice = find(handle)
+        if choice is not None:
+            if choice.last_token_ns and count:
+                gap(((now_ns - choice.last_token_ns) / count) * 1e-9)
+            choice.received(token[at:end], finish, now_ns)
+        at = end
+    if message.HasField("logprobs"):
+        _apply_logprobs(message.logprobs, token, handles, counts, choices)
+    return at // 4
+
+
+def _apply_logprobs(
+    columns: pb.LogprobColumns,
+    token: bytes,
+    handles: Sequence[int],
+    counts: Sequence[int],
+    choices: Mapping[int, Choice],
+) -> None:
+    """Entries come in the order of the message's tokens, so one pass over the rows finds each its own."""
+    ids, ends = i32(token, "token"), list(accumulate(counts))
+    tops, top_logprobs = i32(columns.top_id, "top_id").tolist(), f32(columns.top_logprob, "top_logprob").tolist()
+    row, at = 0, 0
+    entries = zip(
+        i32(columns.token_index, "token_index").tolist(),
+        f32(columns.logprob, "logprob").tolist(),
+        i32(columns.rank, "rank").tolist(),
+        i32(columns.top_count, "top_count").tolist(),
+        strict=True,
+    )
+    for index, logprob, rank, top_count in entries:
+        while ends[row] <= index:
+            row += 1
+        choice = choices.get(handles[row])
+        if choice is not None:
+            top = slice(at, at + top_count)
+            choice.entries.append(LogprobEntry(int(ids[index]), logprob, rank, tops[top], top_logprobs[top]))
+        at += top_count

@@ -1,0 +1,116 @@
+"""How a generation is written: the Protocol, and what completions and chat share. Frames are bytes, not dicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import orjson
+
+from quire_common.columns import i32
+from quire_router.core.delta import FINISH_NAMES
+from quire_router.http.exchange import error_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.errors import QuireError
+    from quire_router.core.delta import Delta, Usage
+    from quire_router.core.generation import Generation
+    from quire_router.http.parse import ParsedRequest
+
+DONE = b"data: [DONE]\n\n"
+
+
+class AnswerFormat(Protocol):
+    """One generation's answer; made once per request. Frames are whole server-sent events."""
+
+    def opening(self) -> bytes:
+        """Frames before the first delta."""
+
+    def frame(self, delta: Delta) -> bytes:
+        """A delta as a frame; empty where there is nothing to tell."""
+
+    def closing(self) -> bytes:
+        """Frames after the last delta, `[DONE]` not included."""
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """The whole answer as JSON: one delta per choice, in the order of their indices."""
+
+
+def error_frame(error: QuireError) -> bytes:
+    """An error in mid-stream."""
+    return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    """OpenAI's usage."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+class FrameParts:
+    """Pieces that completions and chat build alike."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest, answer_id: str, object_name: str) -> None:
+        self.generation = generation
+        self.parsed = parsed
+        self.fields = {
+            "id": answer_id,
+            "object": object_name,
+            "created": generation.created,
+            "model": generation.served.name,
+            "system_fingerprint": None,
+        }
+        # Everything before the choices, once: {"id":...,"system_fingerprint":null
+        self.prefix = b"data: " + orjson.dumps(self.fields)[:-1]
+        self._null_usage = b',"usage":null' if parsed.include_usage else b""
+
+    def usage_part(self, index: int) -> bytes:
+        """The usage member of a chunk: of its choice so far where asked for, null where only the last chunk has it."""
+        if not self.parsed.continuous_usage:
+            return self._null_usage
+        choice = self.generation.choices[index]
+        prompt, output = len(choice.sequence.prompt_ids), choice.confirmed
+        return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
+            prompt,
+            output,
+            prompt + output,
+        )
+
+    def closing(self) -> bytes:
+        """The chunk without choices that carries usage and timings, where either was asked for."""
+        if not self.parsed.include_usage and not self.parsed.job.wants.timings:
+            return b""
+        chunk: dict[str, Any] = {**self.fields, "choices": []}
+        if self.parsed.include_usage:
+            chunk["usage"] = usage_object(self.generation.usage())
+        return b"data: " + orjson.dumps(self.with_timings(chunk)) + b"\n\n"
+
+    def with_timings(self, answer: dict[str, Any]) -> dict[str, Any]:
+        """Add `quire_timings` where they were asked for."""
+        if self.parsed.job.wants.timings:
+            answer["quire_timings"] = [
+                {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count}
+                for t in self.generation.timings()
+            ]
+        return answer
+
+    def prompt_ids(self, index: int) -> list[int]:
+        """The prompt of a choice, for return_token_ids."""
+        ids: list[int] = self.generation.choices[index].sequence.prompt_ids.tolist()
+        return ids
+
+
+def finish_name(finish: int) -> str | None:
+    """OpenAI's name of a FinishReason; None while running."""
+    return FINISH_NAMES.get(finish) if finish else None
+
+
+def id_list(token_ids: bytes) -> list[int]:
+    """An int32 column as JSON wants it."""
+    ids: list[int] = i32(token_ids, "token_ids").tolist()
+    return ids

@@ -1,0 +1,104 @@
+"""A request's body: read within its bound, then decoded as a JSON object. Errors name the cause, never the content."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_common.errors import Aborted, InvalidArgument, TooLarge
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope
+
+_READ_TIMEOUT_S = 60.0
+# After a 413, so much more is read and thrown away, that a client which is still sending gets to see the answer.
+_DISCARD_FACTOR = 4
+_DISCARD_TIMEOUT_S = 5.0
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises TooLarge as soon as it is known to be longer than `limit`; no more than that is kept."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > limit:
+            raise _too_large(limit)
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(_READ_TIMEOUT_S):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise client_gone()
+                chunk = message.get("body", b"")
+                size += len(chunk)
+                if size > limit:
+                    raise _too_large(limit)
+                chunks.append(chunk)
+                if not message.get("more_body", False):
+                    return b"".join(chunks)
+    except TimeoutError:
+        raise InvalidArgument(
+            "BODY_TIMEOUT", f"The body did not arrive within {_READ_TIMEOUT_S:g} s.", "Send it faster."
+        ) from None
+
+
+async def discard_body(receive: Receive, limit: int) -> None:
+    """Throw away what is still coming, within bounds of size and time."""
+    left = _DISCARD_FACTOR * limit
+    try:
+        async with asyncio.timeout(_DISCARD_TIMEOUT_S):
+            while left > 0:
+                message = await receive()
+                left -= len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body", False):
+                    return
+    except TimeoutError:
+        return
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object; raises InvalidArgument. NaN and Infinity pass, so that their field can be named."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        value = _parse_lenient(body, error)
+    if not isinstance(value, dict):
+        raise InvalidArgument("NOT_AN_OBJECT", "The body is JSON, but no object.", "Send a JSON object.")
+    return value
+
+
+def client_gone() -> Aborted:
+    """The client closed its connection: nobody will read this."""
+    return Aborted("CLIENT_GONE", "The client closed the connection.", "Keep it open to get the answer.")
+
+
+def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
+    try:
+        text = body.decode("utf-8")
+    except UnicodeDecodeError as broken:
+        raise InvalidArgument(
+            "INVALID_UTF8", f"The body is not UTF-8: byte {broken.start} is wrong.", "Send JSON as UTF-8."
+        ) from None
+    if "NaN" in text or "Infinity" in text:
+        try:
+            value = json.loads(text)
+            orjson.dumps(value)  # refuses lone surrogates, which no protobuf string can hold
+        except (ValueError, TypeError, RecursionError):
+            pass
+        else:
+            return value
+    raise InvalidArgument(
+        "INVALID_JSON",
+        f"The body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}.",
+        "Send a JSON object; numbers cannot be NaN or Infinity.",
+    ) from None
+
+
+def _too_large(limit: int) -> TooLarge:
+    return TooLarge(
+        "BODY_TOO_LARGE",
+        f"The body is longer than {limit} bytes.",
+        "Send less at once, or raise --max-body-bytes.",
+    )

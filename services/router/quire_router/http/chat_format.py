@@ -1,0 +1,89 @@
+"""/v1/chat/completions: `chat.completion` objects, or `chat.completion.chunk`s that open with the role."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
+from quire_router.http.logprob_format import chat_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_router.core.delta import Delta
+    from quire_router.core.generation import Generation
+    from quire_router.http.parse import ParsedRequest
+
+
+class ChatFormat:
+    """See AnswerFormat."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
+        name = "chat.completion.chunk" if parsed.stream else "chat.completion"
+        self._parts = FrameParts(generation, parsed, f"chatcmpl-{generation.caller.request_id}", name)
+        self._generation = generation
+        self._wants = parsed.job.wants
+        self._logprobs = parsed.job.sampling.logprobs >= 0
+        self._plain = not (self._logprobs or self._wants.token_ids or parsed.continuous_usage)
+        self._heads = [
+            self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i
+            for i in range(len(generation.choices))
+        ]
+        self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._parts.usage_part(0) + b"}\n\n"
+
+    def opening(self) -> bytes:
+        """A chunk with the role for every choice."""
+        frames = []
+        for choice in self._generation.choices:
+            opened = {
+                "index": choice.index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            frame = self._parts.prefix + b',"choices":[' + orjson.dumps(opened) + b"]"
+            if self._wants.token_ids:
+                frame += b',"prompt_token_ids":' + orjson.dumps(self._parts.prompt_ids(choice.index))
+            frames.append(frame + self._parts.usage_part(choice.index) + b"}\n\n")
+        return b"".join(frames)
+
+    def frame(self, delta: Delta) -> bytes:
+        """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
+        if self._plain and not delta.finish:
+            return self._heads[delta.index] + orjson.dumps(delta.text) + self._tail
+        content = {"content": delta.text} if delta.text or not delta.finish else {}
+        chunk = orjson.dumps({"index": delta.index, "delta": content, **self._rest(delta)})
+        return self._parts.prefix + b',"choices":[' + chunk + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
+
+    def closing(self) -> bytes:
+        """Usage and timings."""
+        return self._parts.closing()
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """All choices."""
+        choices = [
+            {
+                "index": delta.index,
+                "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                **self._rest(delta),
+            }
+            for delta in deltas
+        ]
+        answer: dict[str, Any] = {**self._parts.fields, "choices": choices}
+        answer["usage"] = usage_object(self._generation.usage())
+        if self._wants.token_ids:
+            answer["prompt_token_ids"] = self._parts.prompt_ids(0)
+        return orjson.dumps(self._parts.with_timings(answer))
+
+    def _rest(self, delta: Delta) -> dict[str, Any]:
+        rest: dict[str, Any] = {
+            "logprobs": chat_logprobs(delta.entries, self._generation.token_bytes) if self._logprobs else None,
+            "finish_reason": finish_name(delta.finish),
+        }
+        if delta.finish:
+            rest["stop_reason"] = delta.stop_reason
+        if self._wants.token_ids:
+            rest["token_ids"] = id_list(delta.token_ids)
+        return rest

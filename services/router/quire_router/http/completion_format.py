@@ -1,0 +1,81 @@
+"""/v1/completions: `text_completion` objects, whole or as chunks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
+from quire_router.http.logprob_format import completion_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_router.core.delta import Delta
+    from quire_router.core.generation import Generation
+    from quire_router.http.parse import ParsedRequest
+
+
+class CompletionFormat:
+    """See AnswerFormat."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
+        self._parts = FrameParts(generation, parsed, f"cmpl-{generation.caller.request_id}", "text_completion")
+        self._generation = generation
+        self._wants = parsed.job.wants
+        self._logprobs = parsed.job.sampling.logprobs >= 0
+        self._plain = not (self._logprobs or self._wants.token_ids or self._wants.echo or parsed.continuous_usage)
+        self._heads = [
+            self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(len(generation.choices))
+        ]
+        self._tail = (
+            b',"logprobs":null,"finish_reason":null,"stop_reason":null}]' + self._parts.usage_part(0) + b"}\n\n"
+        )
+        self._characters = [0] * len(generation.choices)
+        self._opened = [False] * len(generation.choices)
+
+    def opening(self) -> bytes:
+        """Nothing: a completion's first chunk is its first text."""
+        return b""
+
+    def frame(self, delta: Delta) -> bytes:
+        """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
+        if self._plain and not delta.finish:
+            return self._heads[delta.index] + orjson.dumps(delta.text) + self._tail
+        choice = self._choice(delta)
+        text = choice.pop("text")
+        rest = orjson.dumps({key: value for key, value in choice.items() if key != "index"})
+        head = self._heads[delta.index] + orjson.dumps(text) + b"," + rest[1:]
+        return head + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
+
+    def closing(self) -> bytes:
+        """Usage and timings."""
+        return self._parts.closing()
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """All choices."""
+        answer: dict[str, Any] = {**self._parts.fields, "choices": [self._choice(delta) for delta in deltas]}
+        answer["usage"] = usage_object(self._generation.usage())
+        return orjson.dumps(self._parts.with_timings(answer))
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        index, text, logprobs = delta.index, delta.text, None
+        first, self._opened[index] = not self._opened[index], True
+        if self._logprobs:
+            logprobs = completion_logprobs(delta, self._generation.token_bytes, self._characters[index])
+            self._characters[index] = delta.offsets[-1] if delta.offsets else self._characters[index]
+        if self._wants.echo and first:
+            text = self._generation.prompt_texts[index // self._generation.job.n] + text
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish_name(delta.finish),
+            "stop_reason": delta.stop_reason,
+        }
+        if self._wants.token_ids:
+            choice["token_ids"] = id_list(delta.token_ids)
+            if first:
+                choice["prompt_token_ids"] = self._parts.prompt_ids(index)
+        return choice

@@ -1,0 +1,112 @@
+"""The outermost layer of HTTP: credentials, request ids, typed errors and counts, for every route there is.
+
+Authentication is an allow-list: what is not named in OPEN_PATHS needs a key when keys are set, unknown paths included.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.exceptions import HTTPException
+
+from quire_common.errors import InvalidArgument, NotFound, QuireError, TooLarge, internal_error
+from quire_common.telemetry.logs import bind_request_id, get_logger
+from quire_router import metrics
+from quire_router.http.body import discard_body
+from quire_router.http.exchange import (
+    SCOPE_KEY,
+    Exchange,
+    error_headers,
+    error_object,
+    new_request_id,
+    request_id_from,
+    send_error,
+)
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from quire_router.api_keys import ApiKeys
+
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
+_CLIENT_GONE = 499
+log = get_logger(__name__)
+
+
+class Edge:
+    """An ASGI application around the routes."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys, max_body_bytes: int) -> None:
+        self._app = app
+        self._keys = keys
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; every outcome is an answer in OpenAI's shape, and is counted."""
+        if scope["type"] != "http":
+            return
+        arrived_ns = time.monotonic_ns()
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        given_id = request_id_from(headers.get(b"x-request-id", ""))
+        exchange = scope[SCOPE_KEY] = Exchange(
+            request_id=given_id or new_request_id(),
+            id_from_header=bool(given_id),
+            tenant="",
+            traceparent=headers.get(b"traceparent", ""),
+            tracestate=headers.get(b"tracestate", ""),
+            wants_timings=headers.get(b"x-quire-timings", "") == "1",
+            arrived_ns=arrived_ns,
+        )
+        bind_request_id(exchange.request_id)
+        status = 0
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode("latin-1"))]
+            await send(message)
+
+        try:
+            if scope["path"] not in OPEN_PATHS:
+                exchange.tenant = self._keys.authenticate(headers.get(b"authorization", ""))
+            await self._app(scope, receive, counted_send)
+        except Exception as error:
+            typed = _typed(error)
+            if status == 0 and typed.http_status != _CLIENT_GONE:
+                await self._refuse(typed, receive, counted_send)
+            elif status == 0:
+                status = _CLIENT_GONE
+        finally:
+            route = scope.get("route")
+            metrics.requests.labels(getattr(route, "path", "unmatched"), str(status or _CLIENT_GONE)).inc()
+
+    async def _refuse(self, error: QuireError, receive: Receive, send: Send) -> None:
+        if not isinstance(error, TooLarge):
+            await send_error(send, error)
+            return
+        # A client that is still sending would lose the answer to a reset: answer, read on for a while, then close.
+        body = orjson.dumps(error_object(error))
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+            *error_headers(error),
+        ]
+        await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await discard_body(receive, self._max_body_bytes)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _typed(error: Exception) -> QuireError:
+    if isinstance(error, QuireError):
+        return error
+    if isinstance(error, HTTPException):
+        if error.status_code == 405:
+            return InvalidArgument("METHOD_NOT_ALLOWED", "This path has no such method.", "See the README's routes.")
+        return NotFound("NO_SUCH_PATH", "There is nothing at this path.", "See the README's routes.")
+    log.exception("the request failed")
+    return internal_error()

@@ -1,0 +1,85 @@
+"""One HTTP exchange as the endpoints see it: ids, tenant and trace from the headers; answers as plain ASGI messages.
+
+Endpoints are ASGI applications that write with `send` themselves: a token's way to the socket has no layers.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from starlette.types import Scope, Send
+
+    from quire_common.errors import QuireError
+
+SCOPE_KEY = "quire.exchange"
+_MAX_ID = 128
+
+
+@dataclass(slots=True)
+class Exchange:
+    """What the edge learned of a request. `request_id` may be replaced by the body's; the answer then carries that."""
+
+    request_id: str
+    id_from_header: bool
+    tenant: str
+    traceparent: str
+    tracestate: str
+    wants_timings: bool
+    arrived_ns: int
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange that the edge put into the scope."""
+    exchange: Exchange = scope[SCOPE_KEY]
+    return exchange
+
+
+def request_id_from(header: str) -> str:
+    """The header's id if it is short and printable, else ''."""
+    return header if header and len(header) <= _MAX_ID and header.isascii() and header.isprintable() else ""
+
+
+def new_request_id() -> str:
+    """A random id."""
+    return uuid.uuid4().hex
+
+
+def error_object(error: QuireError) -> dict[str, Any]:
+    """OpenAI's error shape: the cause and its fix in the message, our stable code as the code."""
+    message = f"{error.message} {error.fix}" if error.fix else error.message
+    return {"error": {"message": message, "type": error.kind, "param": error.param or None, "code": error.code}}
+
+
+def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
+    """Retry-After where the error gives advice, in whole seconds, at least one; WWW-Authenticate on 401."""
+    headers = []
+    if error.retry_after_s > 0:
+        headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
+    if error.http_status == 401:
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
+
+
+async def send_json(
+    send: Send,
+    body: bytes,
+    *,
+    status: int = 200,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    content_type: bytes = b"application/json",
+) -> None:
+    """A whole answer at once."""
+    fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send: Send, error: QuireError) -> None:
+    """An error as a whole answer."""
+    body = orjson.dumps(error_object(error))
+    await send_json(send, body, status=error.http_status, headers=error_headers(error))

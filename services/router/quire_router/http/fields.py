@@ -1,0 +1,185 @@
+"""Request fields: what each is, its bounds and its default, and one function that checks a body against a table.
+
+A known field that this version does not support is accepted at a value that changes nothing, refused otherwise.
+An unknown one is refused, with the nearest known name. `null` means not given. Knows no field by name: see tables.py.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import InvalidArgument
+from quire_common.sequence import unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MAX_INT32 = 2**31 - 1
+_TYPE_NAMES = {
+    bool: "a boolean",
+    int: "an integer",
+    float: "a number",
+    str: "a string",
+    list: "a list",
+    dict: "an object",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """`neutral`: for an unsupported field, the values that are accepted since they change nothing."""
+
+    kind: str
+    default: Any = None
+    low: float = -math.inf
+    high: float = math.inf
+    max_items: int = 0
+    supported: bool = True
+    neutral: tuple[Any, ...] = ()
+
+
+def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
+    """Every supported field of the table with its checked value or its default. Raises InvalidArgument, Unsupported."""
+    values = {name: field.default for name, field in table.items() if field.supported}
+    for name, value in body.items():
+        field = table.get(name)
+        if field is None:
+            raise _unknown(name, table)
+        if value is None:
+            continue
+        if field.supported:
+            values[name] = KINDS[field.kind](name, value, field)
+        elif not any(value == neutral and type(value) is type(neutral) for neutral in field.neutral):
+            raise unsupported(name)
+    return values
+
+
+def bad_type(name: str, value: Any, wanted: str) -> InvalidArgument:
+    """The error for a value of a wrong type; says the type, never the value."""
+    return InvalidArgument(
+        "BAD_TYPE", f"{name} is {_type_name(value)}, not {wanted}.", f"Send {name} as {wanted}.", param=name
+    )
+
+
+def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
+    """The error for a number outside its bounds; NaN is outside of all."""
+    if field.high == math.inf:
+        wanted = f"of at least {field.low:g}"
+    elif field.low == -math.inf:
+        wanted = f"of at most {field.high:g}"
+    else:
+        wanted = f"from {field.low:g} to {field.high:g}"
+    return InvalidArgument("OUT_OF_RANGE", f"{name} is {value}.", f"Choose a value {wanted}.", param=name)
+
+
+def _check_int(name: str, value: Any, field: Field) -> int:
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise bad_type(name, value, "an integer")
+    if not field.low <= value <= field.high:
+        raise out_of_range(name, value, field)
+    return value
+
+
+def _check_number(name: str, value: Any, field: Field) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise bad_type(name, value, "a number")
+    if not field.low <= value <= field.high or not math.isfinite(value):
+        raise out_of_range(name, value, field)
+    return float(value)
+
+
+def _check_bool(name: str, value: Any, _field: Field) -> bool:
+    if not isinstance(value, bool):
+        raise bad_type(name, value, "true or false")
+    return value
+
+
+def _check_string(name: str, value: Any, field: Field) -> str:
+    if not isinstance(value, str):
+        raise bad_type(name, value, "a string")
+    if field.max_items and len(value) > field.max_items:
+        raise _too_many(name, len(value), "characters", field)
+    return value
+
+
+def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
+    items = [value] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise bad_type(name, value, "a string or a list of strings")
+    if len(items) > field.max_items:
+        raise _too_many(name, len(items), "items", field)
+    for item in items:
+        if not isinstance(item, str):
+            raise bad_type(f"{name}[]", item, "a string")
+        if not item or len(item) > field.high:
+            raise InvalidArgument(
+                "BAD_STRING",
+                f"{name} has a string of {len(item)} characters.",
+                f"Send strings of 1 to {field.high:g} characters.",
+                param=name,
+            )
+    return tuple(items)
+
+
+def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
+    if not isinstance(value, list):
+        raise bad_type(name, value, "a list of integers")
+    if len(value) > field.max_items:
+        raise _too_many(name, len(value), "items", field)
+    return tuple(_check_int(f"{name}[]", item, field) for item in value)
+
+
+def _check_object(name: str, value: Any, _field: Field) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise bad_type(name, value, "an object")
+    return value
+
+
+def _check_list(name: str, value: Any, field: Field) -> list[Any]:
+    if not isinstance(value, list):
+        raise bad_type(name, value, "a list")
+    if len(value) > field.max_items:
+        raise _too_many(name, len(value), "items", field)
+    return value
+
+
+def _check_any(_name: str, value: Any, _field: Field) -> Any:
+    return value
+
+
+KINDS: Mapping[str, Callable[[str, Any, Field], Any]] = {
+    "int": _check_int,
+    "number": _check_number,
+    "bool": _check_bool,
+    "string": _check_string,
+    "strings": _check_strings,
+    "ints": _check_ints,
+    "object": _check_object,
+    "list": _check_list,
+    "any": _check_any,
+}
+
+
+def _too_many(name: str, count: int, of_what: str, field: Field) -> InvalidArgument:
+    return InvalidArgument(
+        "TOO_MANY_ITEMS",
+        f"{name} has {count} {of_what}; the limit is {field.max_items}.",
+        f"Send at most {field.max_items} {of_what}.",
+        param=name,
+    )
+
+
+def _unknown(name: str, table: Mapping[str, Field]) -> InvalidArgument:
+    shown = name[:64]
+    near = difflib.get_close_matches(shown, table, n=1)
+    fix = f"Did you mean {near[0]}? Otherwise remove it." if near else "Remove it."
+    return InvalidArgument("UNKNOWN_FIELD", f"The request has an unknown field {shown!r}.", fix, param=shown)
+
+
+def _type_name(value: Any) -> str:
+    return _TYPE_NAMES.get(type(value), "null")

@@ -1,0 +1,159 @@
+"""The endpoints that generate: read, parse, run, write. One class for both, given a parser and a format."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import InvalidArgument, QuireError
+from quire_common.telemetry.logs import bind_request_id
+from quire_router.core.job import Caller
+from quire_router.http.answer_format import DONE, error_frame
+from quire_router.http.body import client_gone, parse_object, read_body
+from quire_router.http.exchange import exchange_of, request_id_from, send_json
+from quire_router.http.parse import Limits
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from starlette.types import Receive, Scope, Send
+
+    from quire_router.config import RouterConfig
+    from quire_router.core.delta import Delta
+    from quire_router.core.generation import Generation
+    from quire_router.core.pipeline import Pipeline
+    from quire_router.http.answer_format import AnswerFormat
+    from quire_router.http.exchange import Exchange
+    from quire_router.http.parse import ParsedRequest
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+class GenerateEndpoint:
+    """An ASGI application for POST. The edge turns what it raises into an answer."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        parse: Callable[..., ParsedRequest],
+        make_format: Callable[[Generation, ParsedRequest], AnswerFormat],
+        config: RouterConfig,
+    ) -> None:
+        self._pipeline = pipeline
+        self._parse = parse
+        self._make_format = make_format
+        self._limits = Limits(config.max_n, config.max_logprobs)
+        self._max_body_bytes = config.max_body_bytes
+        self._timeout_s = config.request_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request. A client that goes away ends it at once."""
+        exchange = exchange_of(scope)
+        _check_content_type(scope)
+        body = parse_object(await read_body(scope, receive, self._max_body_bytes))
+        parsed = self._parse(body, self._limits, timings=exchange.wants_timings)
+        caller = self._caller(exchange, parsed)
+        async with _watching(receive) as watch:
+            generation = await self._pipeline.generate(parsed.job, caller, exchange.arrived_ns)
+            try:
+                watch.on_gone(generation)
+                answer = self._make_format(generation, parsed)
+                if parsed.stream:
+                    await _write_stream(send, generation, answer)
+                else:
+                    await _write_document(send, generation, answer)
+            finally:
+                generation.close()
+
+    def _caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
+        if not exchange.id_from_header and parsed.request_id:
+            exchange.request_id = request_id_from(parsed.request_id) or exchange.request_id
+            bind_request_id(exchange.request_id)
+        return Caller(
+            request_id=exchange.request_id,
+            tenant=exchange.tenant,
+            traceparent=exchange.traceparent,
+            tracestate=exchange.tracestate,
+            priority=parsed.priority,
+            timeout_s=self._timeout_s,
+        )
+
+
+async def _write_stream(send: Send, generation: Generation, answer: AnswerFormat) -> None:
+    """Nothing is sent before the first news, so that an early failure still gets its HTTP status.
+
+    `send` waits while the client's buffer is full; the news of that time are joined, and nobody else waits.
+    """
+    deltas = await generation.news()
+    await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
+    frames, frame = [answer.opening()], answer.frame
+    while True:
+        frames += map(frame, deltas)
+        if not generation.running:
+            break
+        await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
+        try:
+            deltas = await generation.news()
+        except QuireError as error:
+            await send({"type": "http.response.body", "body": error_frame(error) + DONE})
+            return
+        frames = []
+    frames += (answer.closing(), DONE)
+    await send({"type": "http.response.body", "body": b"".join(frames)})
+
+
+async def _write_document(send: Send, generation: Generation, answer: AnswerFormat) -> None:
+    deltas: dict[int, Delta] = {}
+    while generation.running:
+        for delta in await generation.news():
+            deltas[delta.index] = delta
+    await send_json(send, answer.document([deltas[index] for index in sorted(deltas)]))
+
+
+class _Watch:
+    """Whether the client is still there, and whom to tell when it is not."""
+
+    def __init__(self) -> None:
+        self._gone = False
+        self._generation: Generation | None = None
+
+    def on_gone(self, generation: Generation) -> None:
+        """Cancel this one when the client goes, at once if it has gone already."""
+        self._generation = generation
+        if self._gone:
+            generation.cancel(client_gone())
+
+    async def run(self, receive: Receive) -> None:
+        """Until the client goes, or the answer is complete (which reads the same, and harms nothing)."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._generation is not None:
+            self._generation.cancel(client_gone())
+
+
+@contextlib.asynccontextmanager
+async def _watching(receive: Receive) -> Any:
+    watch = _Watch()
+    task = asyncio.create_task(watch.run(receive))
+    try:
+        yield watch
+    finally:
+        task.cancel()
+
+
+def _check_content_type(scope: Scope) -> None:
+    """A browser page elsewhere can post forms and plain text to a local port, JSON it cannot."""
+    headers: Mapping[bytes, bytes] = dict(scope["headers"])
+    content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+    if content_type != b"application/json":
+        raise InvalidArgument(
+            "BAD_CONTENT_TYPE",
+            "The body's Content-Type is not application/json.",
+            "Send the header Content-Type: application/json.",
+        )

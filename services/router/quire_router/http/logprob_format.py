@@ -1,0 +1,69 @@
+"""Logprobs in OpenAI's two shapes: parallel lists for completions, a list of objects for chat."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_router.core.delta import Delta, LogprobEntry
+    from quire_router.text.token_bytes import TokenBytes
+
+# JSON has no -Infinity; OpenAI and vLLM both write this instead.
+_FLOOR = -9999.0
+
+
+def token_text(token: bytes) -> str:
+    """A token as a string; one that is part of a character keeps its bytes readable and distinct, as OpenAI has it."""
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+def completion_logprobs(delta: Delta, token_bytes: TokenBytes, start: int) -> dict[str, Any]:
+    """`start` is the number of characters of the choice before this delta's first token."""
+    tokens = [token_text(token_bytes.get(entry.token_id)) for entry in delta.entries]
+    return {
+        "text_offset": [start, *delta.offsets[:-1]][: len(tokens)],
+        "token_logprobs": [_finite(entry.logprob) for entry in delta.entries],
+        "tokens": tokens,
+        "top_logprobs": [
+            _top_of(entry, token, token_bytes) for entry, token in zip(delta.entries, tokens, strict=True)
+        ],
+    }
+
+
+def chat_logprobs(entries: Sequence[LogprobEntry], token_bytes: TokenBytes) -> dict[str, Any]:
+    """`content` has one object per token."""
+    return {
+        "content": [
+            {
+                **_chat_token(entry.token_id, entry.logprob, token_bytes),
+                "top_logprobs": [
+                    _chat_token(token_id, logprob, token_bytes)
+                    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+                ],
+            }
+            for entry in entries
+        ]
+    }
+
+
+def _top_of(entry: LogprobEntry, token: str, token_bytes: TokenBytes) -> dict[str, float]:
+    """Alternatives by text, the chosen token always among them."""
+    top: dict[str, float] = {}
+    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+        top.setdefault(token_text(token_bytes.get(token_id)), _finite(logprob))
+    top.setdefault(token, _finite(entry.logprob))
+    return top
+
+
+def _chat_token(token_id: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
+    token = token_bytes.get(token_id)
+    return {"token": token_text(token), "logprob": _finite(logprob), "bytes": list(token)}
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _FLOOR)

@@ -1,0 +1,248 @@
+"""JSON bodies to jobs. Hand-written: no model classes, one table of fields, one error per mistake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from quire_common.errors import InvalidArgument, Unsupported
+from quire_common.sequence import Sampling, unsupported
+from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
+from quire_router.core.pipeline import check_logprobs
+from quire_router.http.fields import MAX_INT32, bad_type, check_fields
+from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_COMPLETION_TOKENS = 16
+MAX_PROMPTS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The router's own bounds on requests."""
+
+    max_n: int
+    max_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A job, and how its answer is to be written."""
+
+    job: GenerateJob
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    request_id: str | None
+    priority: int
+
+
+def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
+    """/v1/completions. Raises InvalidArgument, Unsupported."""
+    values = check_fields(body, COMPLETION)
+    logprobs = -1 if values["logprobs"] is None else values["logprobs"]
+    if values["echo"] and logprobs >= 0:
+        raise Unsupported(
+            "PARAMETER_UNSUPPORTED",
+            "echo with logprobs is not supported by this version of Quire.",
+            "Leave out echo or logprobs.",
+            param="echo",
+        )
+    return _request(
+        values,
+        limits,
+        prompts=_prompts(values["prompt"]),
+        logprobs=logprobs,
+        logprobs_param="logprobs",
+        max_tokens=values["max_tokens"],
+        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        timings=timings,
+        echo=values["echo"],
+        add_special_tokens=values["add_special_tokens"],
+    )
+
+
+def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
+    """/v1/chat/completions. Raises InvalidArgument, Unsupported."""
+    values = check_fields(body, CHAT)
+    top = values["top_logprobs"]
+    if top is not None and not values["logprobs"]:
+        raise InvalidArgument(
+            "LOGPROBS_OFF", "top_logprobs is set, logprobs is not.", "Set logprobs to true.", param="top_logprobs"
+        )
+    continues = values["continue_final_message"]
+    if continues and body.get("add_generation_prompt") is True:
+        raise InvalidArgument(
+            "CONTRADICTION",
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "Set add_generation_prompt to false.",
+            param="continue_final_message",
+        )
+    kwargs = values["chat_template_kwargs"]
+    prompt = ChatPrompt(
+        messages_json=orjson.dumps(_messages(values["messages"])).decode(),
+        template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else "",
+        add_generation_prompt=values["add_generation_prompt"] and not continues,
+        continue_final_message=continues,
+    )
+    return _request(
+        values,
+        limits,
+        prompts=(prompt,),
+        logprobs=(top or 0) if values["logprobs"] else -1,
+        logprobs_param="top_logprobs",
+        max_tokens=values["max_completion_tokens"] or values["max_tokens"],
+        default_max_tokens=None,
+        timings=timings,
+    )
+
+
+def _request(
+    values: Mapping[str, Any],
+    limits: Limits,
+    *,
+    prompts: tuple[Prompt, ...],
+    logprobs: int,
+    logprobs_param: str,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+    timings: bool,
+    echo: bool = False,
+    add_special_tokens: bool = True,
+) -> ParsedRequest:
+    check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
+    if values["n"] > limits.max_n:
+        raise InvalidArgument(
+            "OUT_OF_RANGE", f"n is {values['n']}.", f"Choose a value from 1 to {limits.max_n}.", param="n"
+        )
+    if values["top_p"] == 0:
+        raise InvalidArgument(
+            "OUT_OF_RANGE", "top_p is 0.", "Choose a value above 0; temperature 0 is greedy.", param="top_p"
+        )
+    stream = values["stream"]
+    if values["stream_options"] is not None and not stream:
+        raise InvalidArgument(
+            "STREAM_OFF", "stream_options is set, stream is not.", "Set stream to true.", param="stream_options"
+        )
+    options = check_fields(values["stream_options"] or {}, STREAM_OPTIONS)
+    seed = values["seed"]
+    job = GenerateJob(
+        model=values["model"],
+        prompts=prompts,
+        n=values["n"],
+        sampling=Sampling(
+            temperature=values["temperature"],
+            top_k=max(0, values["top_k"]),
+            top_p=values["top_p"],
+            min_p=values["min_p"],
+            logprobs=logprobs,
+        ),
+        seed=None if seed in (None, -1) else seed % 2**64,
+        max_tokens=max_tokens,
+        default_max_tokens=default_max_tokens,
+        min_tokens=values["min_tokens"],
+        stop_token_ids=values["stop_token_ids"],
+        ignore_eos=values["ignore_eos"],
+        text=TextOptions(
+            stop=values["stop"],
+            include_stop_str_in_output=values["include_stop_str_in_output"],
+            skip_special_tokens=values["skip_special_tokens"],
+            spaces_between_special_tokens=values["spaces_between_special_tokens"],
+        ),
+        add_special_tokens=add_special_tokens,
+        cache_salt=values["cache_salt"],
+        wants=Wants(
+            news=stream,
+            every_token=options["continuous_usage_stats"],
+            token_ids=values["return_token_ids"],
+            timings=timings,
+            echo=echo,
+        ),
+    )
+    return ParsedRequest(
+        job=job,
+        stream=stream,
+        include_usage=options["include_usage"],
+        continuous_usage=options["continuous_usage_stats"],
+        request_id=values["request_id"],
+        priority=values["priority"],
+    )
+
+
+def _prompts(prompt: Any) -> tuple[Prompt, ...]:
+    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    if prompt is None:
+        raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
+    if isinstance(prompt, str):
+        return (TextPrompt(prompt),)
+    if not isinstance(prompt, list):
+        raise bad_type("prompt", prompt, "a string, a list of strings, token ids, or lists of token ids")
+    if not prompt:
+        raise InvalidArgument("EMPTY_PROMPT", "prompt is an empty list.", "Send at least one prompt.", param="prompt")
+    if _is_int(prompt[0]):
+        return (_token_prompt(prompt),)
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"prompt has {len(prompt)} items; the limit is {MAX_PROMPTS}.",
+            "Send fewer prompts per request.",
+            param="prompt",
+        )
+    if isinstance(prompt[0], str):
+        for item in prompt:
+            if not isinstance(item, str):
+                raise bad_type("prompt[]", item, "a string, as the first is")
+        return tuple(TextPrompt(item) for item in prompt)
+    return tuple(_token_prompt(item) for item in prompt)
+
+
+def _token_prompt(ids: Any) -> TokenPrompt:
+    if not isinstance(ids, list):
+        raise bad_type("prompt[]", ids, "a list of token ids")
+    for item in ids:
+        if not _is_int(item):
+            raise bad_type("prompt[]", item, "an integer")
+        if not 0 <= item <= MAX_INT32:
+            raise InvalidArgument(
+                "TOKEN_OUT_OF_RANGE", f"Token id {item} is no int32.", "Send ids of the vocabulary.", param="prompt"
+            )
+    return TokenPrompt(np.array(ids, np.int32))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _messages(messages: Any) -> list[dict[str, Any]]:
+    if not messages:
+        raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Any, name: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_type(name, message, "an object")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise bad_type(f"{name}.role", role, "a string")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, list):
+        raise bad_type(f"{name}.content", content, "a string or a list of parts")
+    return {**message, "content": "\n".join(_part(part, f"{name}.content[{i}]") for i, part in enumerate(content))}
+
+
+def _part(part: Any, name: str) -> str:
+    if not isinstance(part, dict):
+        raise bad_type(name, part, "an object")
+    if part.get("type") != "text":
+        raise unsupported(f"{name} of a type other than text")
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise bad_type(f"{name}.text", text, "a string")
+    return text

@@ -1,0 +1,101 @@
+"""uvicorn inside the service's own loop: our socket, our signals, no lifespan. Knows nothing of routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from quire_common.errors import ConfigError
+from quire_router.http.protocol import BoundedProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from starlette.types import ASGIApp
+
+_BACKLOG = 2048
+# A client that takes nothing for so long is disconnected by the kernel, also in the middle of a stream.
+_STALLED_CLIENT_MS = 120_000
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the service's process, not to uvicorn."""
+        yield
+
+
+class HttpServer:
+    """Open from `start` to `close`."""
+
+    def __init__(self, app: ASGIApp, host: str, port: int, ssl_certfile: str = "", ssl_keyfile: str = "") -> None:
+        self._socket = _bind(host, port)
+        bound = self._socket.getsockname()[1]
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.scheme = "https" if ssl_certfile else "http"
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=ssl_certfile or None,
+                ssl_keyfile=ssl_keyfile or None,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Return when connections are accepted."""
+        try:
+            self._server.config.load()
+        except OSError as error:
+            raise ConfigError(
+                "TLS_FILE", "Cannot load ssl_certfile and ssl_keyfile.", "Give both as PEM files."
+            ) from error
+        self._task = asyncio.create_task(self._server.serve([self._socket]), name="http")
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.005)  # uvicorn has no event for this
+        if self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """Stop accepting, give open answers a second, return when all is closed."""
+        if self._task is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_CLIENT_MS)
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            "PORT_IN_USE",
+            f"The router cannot serve HTTP on {host}:{port}: {error.strerror or error}.",
+            "Stop the process that holds the port, or choose another with --port (0 picks a free one).",
+            param="port",
+        ) from error
+    return bound

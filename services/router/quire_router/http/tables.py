@@ -1,0 +1,129 @@
+"""The fields of /v1/completions and /v1/chat/completions, as data. OpenAI's and vLLM's names; our bounds.
+
+Supported fields have an effect, or are accepted as hints that have none here (`user`, `metadata`). For the others,
+`neutral` lists the values that change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_router.http.fields import MAX_INT32, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_STOP_STRINGS = 64
+MAX_STOP_CHARS = 1024
+MAX_STOP_IDS = 1024
+MAX_MESSAGES = 10_000
+MAX_ID_CHARS = 256
+
+
+def _later(*neutral: object) -> Field:
+    """Known, not supported by this version."""
+    return Field("any", supported=False, neutral=neutral)
+
+
+_HINT = Field("any")
+
+SAMPLING: Mapping[str, Field] = {
+    "model": Field("string", "", max_items=MAX_ID_CHARS),
+    "max_tokens": Field("int", low=1, high=MAX_INT32),
+    "min_tokens": Field("int", 0, low=0, high=MAX_INT32),
+    "temperature": Field("number", 1.0, low=0, high=100),
+    "top_p": Field("number", 1.0, low=0, high=1),
+    "top_k": Field("int", 0, low=-1, high=MAX_INT32),
+    "min_p": Field("number", 0.0, low=0, high=1),
+    "seed": Field("int", low=-(2**63), high=2**64 - 1),
+    "n": Field("int", 1, low=1, high=MAX_INT32),
+    "stop": Field("strings", (), high=MAX_STOP_CHARS, max_items=MAX_STOP_STRINGS),
+    "stop_token_ids": Field("ints", (), low=0, high=MAX_INT32, max_items=MAX_STOP_IDS),
+    "include_stop_str_in_output": Field("bool", False),
+    "ignore_eos": Field("bool", False),
+    "skip_special_tokens": Field("bool", True),
+    "spaces_between_special_tokens": Field("bool", True),
+    "stream": Field("bool", False),
+    "stream_options": Field("object"),
+    "priority": Field("int", 0, low=-MAX_INT32, high=MAX_INT32),
+    "request_id": Field("string", max_items=MAX_ID_CHARS),
+    "return_token_ids": Field("bool", False),
+    "cache_salt": Field("string", "", max_items=MAX_ID_CHARS),
+    # Hints without an effect here.
+    "user": _HINT,
+    "metadata": _HINT,
+    "store": _HINT,
+    "service_tier": _HINT,
+    "safety_identifier": _HINT,
+    "prompt_cache_key": _HINT,
+    "prompt_cache_retention": _HINT,
+    # Known, not yet supported.
+    "presence_penalty": _later(0, 0.0),
+    "frequency_penalty": _later(0, 0.0),
+    "repetition_penalty": _later(1, 1.0),
+    "length_penalty": _later(1, 1.0),
+    "logit_bias": _later({}),
+    "use_beam_search": _later(False),
+    "truncate_prompt_tokens": _later(),
+    "prompt_logprobs": _later(),
+    "allowed_token_ids": _later(),
+    "bad_words": _later([]),
+    "structured_outputs": _later(),
+    "response_format": _later({"type": "text"}),
+    "return_tokens_as_token_ids": _later(False),
+    "kv_transfer_params": _later(),
+    "repetition_detection": _later(),
+    "logits_processors": _later([]),
+    "vllm_xargs": _later({}),
+    "thinking_token_budget": _later(),
+    "guided_json": _later(),
+    "guided_regex": _later(),
+    "guided_choice": _later(),
+    "guided_grammar": _later(),
+}
+
+COMPLETION: Mapping[str, Field] = {
+    **SAMPLING,
+    "prompt": Field("any"),
+    "echo": Field("bool", False),
+    "logprobs": Field("int", low=0, high=MAX_INT32),
+    "add_special_tokens": Field("bool", True),
+    "best_of": _later(1),
+    "suffix": _later(""),
+    "prompt_embeds": _later(),
+}
+
+CHAT: Mapping[str, Field] = {
+    **SAMPLING,
+    "messages": Field("list", max_items=MAX_MESSAGES),
+    "max_completion_tokens": Field("int", low=1, high=MAX_INT32),
+    "logprobs": Field("bool", False),
+    "top_logprobs": Field("int", low=0, high=MAX_INT32),
+    "add_generation_prompt": Field("bool", True),
+    "continue_final_message": Field("bool", False),
+    "chat_template_kwargs": Field("object"),
+    "tools": _later([]),
+    "tool_choice": _later("none", "auto"),
+    "parallel_tool_calls": _later(True, False),
+    "functions": _later([]),
+    "function_call": _later("none", "auto"),
+    "echo": _later(False),
+    # A rendered template has its special tokens already.
+    "add_special_tokens": _later(False),
+    "documents": _later([]),
+    "chat_template": _later(),
+    "mm_processor_kwargs": _later(),
+    "modalities": _later(["text"]),
+    "audio": _later(),
+    "prediction": _later(),
+    "reasoning_effort": _later(),
+    "include_reasoning": _later(True),
+    "verbosity": _later("medium"),
+    "web_search_options": _later(),
+}
+
+STREAM_OPTIONS: Mapping[str, Field] = {
+    "include_usage": Field("bool", False),
+    "continuous_usage_stats": Field("bool", False),
+    "include_obfuscation": _later(False),
+}

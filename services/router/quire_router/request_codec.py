@@ -1,0 +1,96 @@
+"""quire.v1.GenerateRequest to a job. Protobuf stops here on the way in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire.v1 import common_pb2 as pb
+from quire_common.columns import i32
+from quire_common.errors import InvalidArgument
+from quire_common.sequence import sampling_from_pb, unsupported
+from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
+from quire_router.core.pipeline import check_logprobs
+from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS
+from quire_router.http.tables import MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+
+if TYPE_CHECKING:
+    from quire.v1 import inference_pb2 as ib
+    from quire_router.http.parse import Limits
+
+
+def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
+    """Raises InvalidArgument, Unsupported."""
+    _refuse_unsupported(request)
+    sampling = sampling_from_pb(request.sampling)
+    check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
+    n = request.n if request.HasField("n") else 1
+    _check_range("n", n, 1, limits.max_n)
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else None
+    if max_tokens is not None:
+        _check_range("max_tokens", max_tokens, 1, 2**31 - 1)
+    _check_range("len(stop)", len(request.stop), 0, MAX_STOP_STRINGS)
+    for stop in request.stop:
+        _check_range("len(stop[])", len(stop), 1, MAX_STOP_CHARS)
+    stop_token_ids = i32(request.stop_token_ids, "stop_token_ids")
+    _check_range("len(stop_token_ids)", len(stop_token_ids), 0, MAX_STOP_IDS)
+    _check_range("len(cache_salt)", len(request.cache_salt), 0, MAX_ID_CHARS)
+    prompt = _prompt(request)
+    return GenerateJob(
+        model=request.model,
+        prompts=(prompt,),
+        n=n,
+        sampling=replace(sampling, seed=0, sample=0),
+        seed=request.sampling.seed if request.sampling.HasField("seed") else None,
+        max_tokens=max_tokens,
+        default_max_tokens=None if isinstance(prompt, ChatPrompt) else DEFAULT_COMPLETION_TOKENS,
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(stop_token_ids.tolist()),
+        ignore_eos=request.ignore_eos,
+        text=TextOptions(
+            stop=tuple(request.stop),
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=not request.HasField("skip_special_tokens") or request.skip_special_tokens,
+            spaces_between_special_tokens=(
+                not request.HasField("spaces_between_special_tokens") or request.spaces_between_special_tokens
+            ),
+        ),
+        add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
+        cache_salt=request.cache_salt,
+        wants=Wants(news=True, token_ids=request.return_token_ids, timings=request.return_timings),
+    )
+
+
+def _prompt(request: ib.GenerateRequest) -> Prompt:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "token_ids":
+        return TokenPrompt(i32(request.token_ids.ids, "token_ids"))
+    if kind == "chat":
+        chat = request.chat
+        opens = chat.HasField("add_generation_prompt")
+        if chat.tools_json:
+            raise unsupported("chat.tools_json")
+        return ChatPrompt(
+            messages_json=chat.messages_json,
+            template_kwargs_json=chat.template_kwargs_json,
+            add_generation_prompt=chat.add_generation_prompt if opens else not chat.continue_final_message,
+            continue_final_message=chat.continue_final_message,
+        )
+    raise InvalidArgument("MISSING_FIELD", "The prompt is missing.", "Set text, token_ids or chat.", param="prompt")
+
+
+def _refuse_unsupported(request: ib.GenerateRequest) -> None:
+    if request.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
+        raise unsupported("kind")
+    if request.HasField("constraint"):
+        raise unsupported("constraint")
+    for name in ("adapter", "media"):
+        if getattr(request, name):
+            raise unsupported(name)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument("OUT_OF_RANGE", f"{name} is {value}.", f"Choose from {low} to {high}.", param=name)

@@ -1,0 +1,110 @@
+"""The router as a service: its parts, their start and their end. Behaviour lives in the parts."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire.v1 import inference_pb2, inference_pb2_grpc
+from quire_common.discovery import make_discovery
+from quire_common.telemetry.logs import get_logger
+from quire_router.api_keys import load_api_keys
+from quire_router.core.admission import Admission
+from quire_router.core.catalog import Catalog
+from quire_router.core.encoder import Encoder
+from quire_router.core.pipeline import Pipeline
+from quire_router.engine.fleet import Fleet
+from quire_router.http.edge import Edge
+from quire_router.http.parse import Limits
+from quire_router.http.routes import make_routes
+from quire_router.http.server import HttpServer
+from quire_router.http.status import StatusRoutes
+from quire_router.placement.registry import PLACEMENTS
+from quire_router.servicer import InferenceServicer
+from quire_router.text.token_bytes import TokenBytes
+from quire_router.text.tokenizer_client import TokenizerClient
+from quire_router.text.tokenizer_pool import TokenizerPool
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+    from quire_common.server import BoundServer
+    from quire_router.config import RouterConfig
+
+log = get_logger(__name__)
+
+
+class RouterService:
+    """AioService. HTTP and gRPC are open at once; `start` returns when a first request could be answered."""
+
+    name = "router"
+
+    def __init__(self, config: RouterConfig, bound: BoundServer) -> None:
+        self._config = config
+        self._keys = load_api_keys(config.api_key, config.api_key_file)
+        self._changed = asyncio.Event()
+        self._pool = TokenizerPool(config, self._changed.set)
+        self._fleet = Fleet(config, self._pool, bound.instance, self._changed.set)
+        self._admission = Admission(config.max_concurrent_requests)
+        self._catalog = Catalog(config.served_model_name, self._fleet.models)
+        tokenizer = TokenizerClient(self._pool)
+        self._pipeline = Pipeline(
+            self._catalog,
+            Encoder(tokenizer),
+            self._fleet,
+            PLACEMENTS[config.placement](),
+            self._admission,
+            TokenBytes(tokenizer),
+            share_prefix_across_keys=config.share_prefix_across_keys,
+        )
+        self._status = StatusRoutes(self._catalog, self._fleet, self._pool, self._admission)
+        with_metrics = config.metrics_on_main or not self._keys
+        self.routes = make_routes(config, self._pipeline, self._status, with_metrics=with_metrics)
+        edge = Edge(self.routes, self._keys, config.max_body_bytes)
+        self.http = HttpServer(edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile)
+        static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers}
+        self._discovery = make_discovery(config.discovery, static)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """quire.v1.Inference."""
+        limits = Limits(self._config.max_n, self._config.max_logprobs)
+        servicer = InferenceServicer(self._pipeline, self._catalog, self._keys, limits, self._config.request_timeout_s)
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
+        return [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]
+
+    async def start(self) -> None:
+        """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
+        await self.http.start()
+        log.info("http", url=f"{self.http.scheme}://{self.http.address}")
+        self._tasks = [
+            asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
+            asyncio.create_task(self._watch_tokenizers(), name="discovery of tokenizers"),
+        ]
+        while not self._status.ready:
+            await self._changed.wait()
+            self._changed.clear()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Admit nobody more; wait for those inside."""
+        await self._admission.close(timeout_s)
+
+    async def close(self) -> None:
+        """Close HTTP, then let go of everybody behind."""
+        await self.http.close()
+        await self._discovery.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._fleet.close()
+        await self._pool.close()
+
+    async def _watch_schedulers(self) -> None:
+        async for endpoints in self._discovery.watch("scheduler"):
+            self._fleet.update(endpoints)
+
+    async def _watch_tokenizers(self) -> None:
+        async for endpoints in self._discovery.watch("tokenizer"):
+            self._pool.update(endpoints)

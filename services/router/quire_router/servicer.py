@@ -1,0 +1,92 @@
+"""quire.v1.Inference: each method authenticates, translates, and leaves the rest to the pipeline."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from quire.v1 import inference_pb2 as ib
+from quire.v1 import inference_pb2_grpc
+from quire_common.errors import QuireError
+from quire_common.telemetry.logs import bind_request_id
+from quire_router.core.job import Caller
+from quire_router.http.exchange import new_request_id, request_id_from
+from quire_router.request_codec import parse_generate
+from quire_router.response_codec import GenerateFormat, model_to_pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire_router.api_keys import ApiKeys
+    from quire_router.core.catalog import Catalog
+    from quire_router.core.generation import Generation
+    from quire_router.core.pipeline import Pipeline
+    from quire_router.http.parse import Limits
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """The public contract. A cancelled call aborts its sequences at once: the generator's `finally` runs in it."""
+
+    def __init__(self, pipeline: Pipeline, catalog: Catalog, keys: ApiKeys, limits: Limits, timeout_s: float) -> None:
+        self._pipeline = pipeline
+        self._catalog = catalog
+        self._keys = keys
+        self._limits = limits
+        self._timeout_s = timeout_s
+
+    async def Generate(self, request: ib.GenerateRequest, context: Any) -> AsyncIterator[ib.GenerateResponse]:
+        arrived_ns = time.monotonic_ns()
+        metadata = _metadata(context)
+        tenant = self._keys.authenticate(metadata.get("authorization", ""))
+        job = parse_generate(request, self._limits)
+        caller = self._caller(request, metadata, tenant, context.time_remaining())
+        generation = await self._pipeline.generate(job, caller, arrived_ns)
+        try:
+            async for response in _responses(generation):
+                yield response
+        finally:
+            generation.close()
+
+    async def ListModels(self, request: ib.ListModelsRequest, context: Any) -> ib.ListModelsResponse:
+        self._keys.authenticate(_metadata(context).get("authorization", ""))
+        served = self._catalog.served()
+        return ib.ListModelsResponse(models=[model_to_pb(entry.name, entry.model) for entry in served])
+
+    def _caller(
+        self, request: ib.GenerateRequest, metadata: dict[str, str], tenant: str, remaining_s: float | None
+    ) -> Caller:
+        request_id = request_id_from(request.request_id) or request_id_from(metadata.get("x-request-id", ""))
+        request_id = request_id or new_request_id()
+        bind_request_id(request_id)
+        limits_s = [self._timeout_s, request.timeout_ms / 1000, remaining_s or 0.0]
+        return Caller(
+            request_id=request_id,
+            tenant=tenant,
+            traceparent=metadata.get("traceparent", ""),
+            tracestate=metadata.get("tracestate", ""),
+            priority=request.priority,
+            timeout_s=min((limit for limit in limits_s if limit > 0), default=0.0),
+        )
+
+
+async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:
+    """Errors before the first response are the call's status, later ones a response of their own."""
+    answer = GenerateFormat(generation)
+    deltas = await generation.news()
+    while True:
+        responses = [answer.delta(delta) for delta in deltas]
+        if not generation.running:
+            answer.finish(responses[-1])
+        for response in responses:
+            yield response
+        if not generation.running:
+            return
+        try:
+            deltas = await generation.news()
+        except QuireError as error:
+            yield answer.error(error)
+            return
+
+
+def _metadata(context: Any) -> dict[str, str]:
+    return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}

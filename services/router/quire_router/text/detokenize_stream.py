@@ -1,0 +1,180 @@
+"""One session's Detokenize stream: the engine's rows in, ready text out, by handle.
+
+It follows its session to another tokenizer when one dies: every live choice is opened again from the tokens that were
+confirmed and the characters that were sent, and its unconfirmed tokens are repeated. Rows that come while no stream is
+up need no queue: their tokens are in the choices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire.v1 import tokenizer_pb2 as tb
+from quire_common import errors
+from quire_common.columns import equal_lengths, i32, pack_i32
+from quire_common.errors import QuireError
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry.logs import get_logger
+from quire_router.backoff import Backoff
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from quire_router.core.choice import Choice
+    from quire_router.text.tokenizer_link import TokenizerLink
+    from quire_router.text.tokenizer_pool import TokenizerPool
+
+log = get_logger(__name__)
+
+
+class DetokenizeStream:
+    """`choices` is the session's table; a choice whose text has ended is taken out of it here.
+
+    `text_ended` is called for a choice that the tokenizer ended before the engine did.
+    """
+
+    def __init__(self, pool: TokenizerPool, choices: dict[int, Choice], text_ended: Callable[[Choice], None]) -> None:
+        self._pool = pool
+        self._choices = choices
+        self._text_ended = text_ended
+        self._connected = False
+        self._wake = asyncio.Event()
+        self._opens: list[Choice] = []
+        self._rows: deque[tb.DetokenizeRequest] = deque()
+        self._closes: list[int] = []
+
+    def open(self, choice: Choice) -> None:
+        """A choice's rows may come from now on."""
+        if self._connected:
+            self._opens.append(choice)
+            self._wake.set()
+
+    def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
+        """One step of the engine, its columns as they came."""
+        if self._connected:
+            self._rows.append(tb.DetokenizeRequest(handle=handle, count=count, token=token, finish=finish))
+            self._wake.set()
+
+    def close(self, handle: int) -> None:
+        """Nobody wants the handle's text any more."""
+        if self._connected:
+            self._closes.append(handle)
+            self._wake.set()
+
+    async def run(self) -> None:
+        """Until cancelled: one tokenizer after the other, as long as each lives."""
+        backoff = Backoff()
+        while True:
+            try:
+                peer = await self._pool.pick()
+            except QuireError as error:
+                self._fail_all(error)
+                await backoff.wait()
+                continue
+            try:
+                await self._life(peer, backoff)
+            except grpc.aio.AioRpcError as error:
+                log.warning("detokenize stream lost", instance=peer.instance, code=error.code().name)
+            except Exception:
+                log.exception("detokenize stream failed", instance=peer.instance)
+            peer.suspect()
+            await backoff.wait()
+
+    async def _life(self, peer: TokenizerLink, backoff: Backoff) -> None:
+        self._take_up()
+        call = peer.stub.Detokenize(self._outgoing(self._wake))
+        try:
+            async for message in call:
+                backoff.reset()
+                self._answer(message)
+        finally:
+            self._connected = False
+            call.cancel()
+
+    def _take_up(self) -> None:
+        """Start from what the choices know: nothing for new ones, all that was confirmed for the others."""
+        self._wake = asyncio.Event()
+        self._opens, self._closes = list(self._choices.values()), []
+        self._rows.clear()
+        self._connected = True
+        for choice in self._opens:
+            unconfirmed = choice.unconfirmed()
+            choice.rows_out = choice.rows_back = 0
+            if unconfirmed or choice.finish:
+                choice.rows_out = 1
+                self.rows(
+                    pack_i32([choice.handle]), pack_i32([len(unconfirmed) // 4]), unconfirmed, bytes([choice.finish])
+                )
+        if self._opens:
+            self._wake.set()
+
+    async def _outgoing(self, wake: asyncio.Event) -> AsyncIterator[tb.DetokenizeRequest]:
+        """`wake` is this life's own: what is left of an earlier stream cannot take its messages."""
+        while True:
+            await wake.wait()
+            wake.clear()
+            while self._opens or self._rows or self._closes:
+                message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
+                if self._opens:
+                    message.open.extend([_open_to_pb(choice) for choice in self._opens])
+                    self._opens = []
+                if self._closes and not self._rows:  # a close must not overtake its handle's rows
+                    message.close = pack_i32(self._closes)
+                    self._closes = []
+                yield message
+
+    def _answer(self, message: tb.DetokenizeResponse) -> None:
+        handles, used = i32(message.handle, "handle"), i32(message.used, "used")
+        stops = i32(message.stop_index, "stop_index")
+        rows = equal_lengths("a DetokenizeResponse", handle=handles, used=used, stop_index=stops)
+        offsets, at = i32(message.text_offset, "text_offset").tolist() if message.text_offset else None, 0
+        share_us = message.elapsed_us / rows if rows else 0.0
+        find = self._choices.get
+        for handle, text, stop_index, count in zip(
+            handles.tolist(), message.text, stops.tolist(), used.tolist(), strict=True
+        ):
+            choice = find(handle)
+            if offsets is not None and handle & 1:
+                if choice is not None:
+                    choice.offsets += offsets[at : at + count]
+                at += count
+            if choice is None:
+                continue
+            choice.detokenize_us += share_us
+            choice.detokenize_rows += 1
+            if choice.delivered(text, stop_index, count):
+                del self._choices[handle]
+                if stop_index >= 0:
+                    self._text_ended(choice)
+        for failed in message.errors:
+            choice = self._choices.pop(failed.handle, None)
+            if choice is not None:
+                choice.fail(errors.from_message(failed.error))
+                self._text_ended(choice)
+
+    def _fail_all(self, error: QuireError) -> None:
+        for handle, choice in list(self._choices.items()):
+            del self._choices[handle]
+            choice.fail(error)
+            self._text_ended(choice)
+
+
+def _open_to_pb(choice: Choice) -> tb.DetokenizeOpen:
+    text, stop = choice.job.text, choice.sequence.stop
+    return tb.DetokenizeOpen(
+        handle=choice.handle,
+        stop=text.stop,
+        include_stop_str_in_output=text.include_stop_str_in_output,
+        skip_special_tokens=text.skip_special_tokens,
+        spaces_between_special_tokens=text.spaces_between_special_tokens,
+        prior_ids=bytes(choice.output_ids[: 4 * choice.confirmed]),
+        chars_sent=choice.chars_sent,
+        min_tokens=stop.min_tokens,
+        want_offsets=bool(choice.handle & 1),
+        stop_token_ids=pack_i32(choice.stop_token_ids),
+        context=context_to_pb(choice.context),
+    )

@@ -1,0 +1,35 @@
+"""The bytes of single tokens, by id: asked once, kept for good. At most one entry per id of the vocabulary."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_router.text.tokenizer_client import TokenizerClient
+
+_MAX_ENTRIES = 1_000_000
+
+
+class TokenBytes:
+    """Call `ensure` for ids, then read them with `get` before the next await."""
+
+    def __init__(self, client: TokenizerClient) -> None:
+        self._client = client
+        self._known: dict[int, bytes] = {}
+
+    async def ensure(self, ids: Iterable[int]) -> None:
+        """Fetch those that are not known yet. Raises QuireError."""
+        wanted = set(ids)
+        unknown = sorted(wanted - self._known.keys())
+        if not unknown:
+            return
+        fetched = await self._client.token_bytes(unknown)
+        if len(self._known) + len(unknown) > _MAX_ENTRIES:
+            self._known = {i: self._known[i] for i in wanted & self._known.keys()}
+        self._known.update(zip(unknown, fetched, strict=True))
+
+    def get(self, token_id: int) -> bytes:
+        """The bytes of an id that was ensured."""
+        return self._known[token_id]

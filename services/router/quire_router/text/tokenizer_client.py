@@ -1,0 +1,65 @@
+"""The tokenizers' unary calls, as plain values, on whichever tokenizer is healthy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.v1 import tokenizer_pb2 as tb
+from quire_common.columns import i32, pack_i32
+from quire_common.sequence import RequestContext, context_to_pb
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_router.core.job import ChatPrompt
+    from quire_router.text.tokenizer_pool import TokenizerPool
+
+_TIMEOUT_S = 60.0
+
+
+class TokenizerClient:
+    """Calls raise QuireError. Those that encode also return the microseconds that the tokenizer took."""
+
+    def __init__(self, pool: TokenizerPool) -> None:
+        self._pool = pool
+
+    async def encode(
+        self, texts: Sequence[str], context: RequestContext, *, add_special_tokens: bool, max_tokens: int
+    ) -> tuple[list[NDArray[np.int32]], int]:
+        """The ids of each text; PROMPT_TOO_LONG past `max_tokens`."""
+        request = tb.EncodeRequest(
+            context=context_to_pb(context), texts=texts, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
+        response = await self._pool.call(lambda peer: peer.stub.Encode(request, timeout=_TIMEOUT_S))
+        return [i32(column, "token_ids") for column in response.token_ids], response.elapsed_us
+
+    async def render(
+        self, prompt: ChatPrompt, context: RequestContext, *, max_tokens: int
+    ) -> tuple[NDArray[np.int32], int]:
+        """The ids of a conversation; PROMPT_TOO_LONG past `max_tokens`."""
+        request = tb.RenderChatRequest(
+            context=context_to_pb(context),
+            messages_json=prompt.messages_json,
+            tools_json=prompt.tools_json,
+            template_kwargs_json=prompt.template_kwargs_json,
+            add_generation_prompt=prompt.add_generation_prompt,
+            continue_final_message=prompt.continue_final_message,
+            max_tokens=max_tokens,
+        )
+        response = await self._pool.call(lambda peer: peer.stub.RenderChat(request, timeout=_TIMEOUT_S))
+        return i32(response.token_ids, "token_ids"), response.elapsed_us
+
+    async def decode(self, ids: NDArray[np.int32]) -> str:
+        """A whole text."""
+        request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=True)
+        response = await self._pool.call(lambda peer: peer.stub.Decode(request, timeout=_TIMEOUT_S))
+        return str(response.texts[0])
+
+    async def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
+        """The bytes of each id."""
+        request = tb.GetTokenBytesRequest(token_ids=pack_i32(ids))
+        response = await self._pool.call(lambda peer: peer.stub.GetTokenBytes(request, timeout=_TIMEOUT_S))
+        return list(response.token_bytes)

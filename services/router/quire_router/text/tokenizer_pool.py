@@ -1,0 +1,98 @@
+"""All tokenizers that discovery names. Unary calls go round the healthy ones, and to another when one is gone."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from quire_common.errors import Unavailable, from_rpc_error
+from quire_common.telemetry.logs import get_logger
+from quire_router.core.public_error import as_public
+from quire_router.text.tokenizer_link import TokenizerLink
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from quire_common.discovery import Endpoint
+    from quire_router.config import RouterConfig
+
+T = TypeVar("T")
+_ATTEMPTS = 3
+_GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+log = get_logger(__name__)
+
+
+class TokenizerPool:
+    """Peers by instance. All methods run in the event loop."""
+
+    def __init__(self, config: RouterConfig, changed: Callable[[], None]) -> None:
+        self.peers: dict[str, TokenizerLink] = {}
+        self._config = config
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._changed = changed
+        self._news = asyncio.Event()
+        self._turn = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether any tokenizer answers."""
+        return any(peer.healthy for peer in self.peers.values())
+
+    def update(self, endpoints: Sequence[Endpoint]) -> None:
+        """Discovery's newest list: new ones are tried, those that are gone are dropped."""
+        wanted = {endpoint.instance: endpoint for endpoint in endpoints}
+        for instance, peer in list(self.peers.items()):
+            if instance not in wanted or wanted[instance].address != peer.address:
+                self.peers.pop(instance).suspect()
+                self._tasks.pop(instance).cancel()
+        for instance, endpoint in wanted.items():
+            if instance not in self.peers:
+                peer = self.peers[instance] = TokenizerLink(instance, endpoint.address, self._config, self._on_change)
+                self._tasks[instance] = asyncio.create_task(peer.run(), name=f"tokenizer {instance}")
+
+    async def pick(self) -> TokenizerLink:
+        """The next healthy one; waits for a while if there is none, then raises Unavailable."""
+        try:
+            async with asyncio.timeout(self._config.connect_timeout_s):
+                while not self.ready:
+                    self._news.clear()
+                    await self._news.wait()
+        except TimeoutError:
+            raise no_tokenizer() from None
+        healthy = [peer for peer in self.peers.values() if peer.healthy]
+        self._turn += 1
+        return healthy[self._turn % len(healthy)]
+
+    async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
+        """Run a unary call on a healthy tokenizer, on another if that one goes away. Raises QuireError."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            peer = await self.pick()
+            try:
+                return await make(peer)
+            except grpc.aio.AioRpcError as error:
+                typed = from_rpc_error(error)
+                if error.code() not in _GONE:
+                    raise as_public(typed) from error
+                log.debug("tokenizer call failed", instance=peer.instance, attempt=attempt, reason=typed.message)
+                peer.suspect()
+        raise no_tokenizer()
+
+    async def close(self) -> None:
+        """Stop all."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_change(self) -> None:
+        self._news.set()
+        self._changed()
+
+
+def no_tokenizer() -> Unavailable:
+    """The error when nobody can encode or decode."""
+    return Unavailable(
+        "NO_TOKENIZER", "No tokenizer answers.", "Retry after the given time; see /readyz.", retry_after_s=1.0
+    )
