@@ -1,0 +1,252 @@
+"""What a KV page is called, and how one travels: identity and framing. Knows nothing of where pages live.
+
+Identity. A page's key is (namespace, H, group). Full pages have a hash, a partial last page has none:
+
+    H_i = sha256(parent || tokens || extras)
+    parent   32 bytes      H_{i-1}; 32 zero bytes for the first page of a sequence
+    tokens   4 x page_size each token id as u32, little-endian
+    extras   0 or more     each: type u8 | length u32 little-endian | payload
+             type 1        adapter: digest of the LoRA's weights                       first page only
+             type 2        salt: UTF-8 text that keeps tenants' pages apart            first page only
+             type 3        media: sha256 of the blob (32) | start u32 | length u32 | offset u32
+                           positions [start, start + length) of this page hold embeddings offset.. of the blob;
+                           on every page that the blob touches, in order of start
+
+The chain carries adapter and salt into every later page. Page size, dtype and layout are the namespace's, so one
+chain serves all pools of a page size; ranks never enter. No random seed: any process computes the same.
+
+Framing. A page that leaves a worker is a header of 128 bytes and the body. Little-endian:
+
+      0   4  magic "QKVP"          16  16  dtype, ASCII, zero-padded       96   8  body length, u64
+      4   2  version, 1            32  32  namespace                      104  16  zero
+      6   2  header length, 128    64  32  H                              120   8  checksum, u64
+      8   4  group, u32
+     12   2  checksum algorithm: 1 = xxh3-64 over bytes [0, 120) and the body
+     14   2  zero
+
+Whatever does not match is PageCorrupt, which callers treat as a miss: they recompute.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xxhash
+
+from quire_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from numpy.typing import NDArray
+    from typing_extensions import Buffer
+
+    PageBytes = Buffer | NDArray[Any]  # anything that memoryview takes
+
+HASH_BYTES = 32
+HEADER_BYTES = 128
+VERSION = 1
+XXH3_64 = 1
+_MAGIC = b"QKVP"
+_NO_PARENT = bytes(HASH_BYTES)
+_ADAPTER, _SALT, _MEDIA = 1, 2, 3
+_EXTRA = struct.Struct("<BI")
+_MEDIA_PAYLOAD = struct.Struct("<32sIII")
+_HEADER = struct.Struct("<4sHHIHH16s32s32sQ16s")  # all but the checksum
+_CHECKSUM = struct.Struct("<Q")
+
+
+class PageCorrupt(Exception):  # reads as the fact it is; callers turn it into a miss, never into an answer
+    """A page is not what its key says: a miss."""
+
+
+@dataclass(frozen=True)
+class MediaSpan:
+    """Positions [start, start + length) of a sequence hold embeddings from `offset` on of the blob with this sha256."""
+
+    digest: bytes
+    start: int
+    length: int
+    offset: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.digest) != HASH_BYTES or self.start < 0 or self.length <= 0 or self.offset < 0:
+            raise InvalidArgument(
+                "BAD_MEDIA_SPAN",
+                f"A media span has a digest of {len(self.digest)} bytes, start {self.start}, length {self.length}.",
+                "Send a sha256 digest and positions of the prompt.",
+            )
+
+
+@dataclass(frozen=True)
+class PageExtras:
+    """What distinguishes pages beside their tokens. Media positions are absolute."""
+
+    adapter: bytes = b""
+    salt: str = ""
+    media: tuple[MediaSpan, ...] = ()
+
+
+@dataclass(frozen=True)
+class PageKey:
+    """The name of one page."""
+
+    namespace: bytes
+    hash: bytes
+    group: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.namespace) != HASH_BYTES or len(self.hash) != HASH_BYTES or not 0 <= self.group < 1 << 32:
+            raise InvalidArgument(
+                "BAD_PAGE_KEY",
+                f"A page key has a namespace of {len(self.namespace)} bytes, a hash of {len(self.hash)} bytes and "
+                f"group {self.group}.",
+                "Send 32 bytes, 32 bytes and a small number.",
+            )
+
+
+NO_EXTRAS = PageExtras()
+
+
+def chain_hashes(
+    token_ids: NDArray[np.int32] | Sequence[int],
+    page_size: int,
+    extras: PageExtras = NO_EXTRAS,
+    parent: bytes = b"",
+    first_position: int = 0,
+) -> list[bytes]:
+    """The hash of every full page of the tokens.
+
+    To continue a chain, give the tokens after the page called `parent`, whose first is at `first_position`.
+    """
+    if len(parent) not in (0, HASH_BYTES):
+        raise InvalidArgument("BAD_PAGE_KEY", f"A parent hash has {len(parent)} bytes.", "Send 32 bytes or none.")
+    data = np.asarray(token_ids, dtype="<i4").tobytes()
+    page_bytes = 4 * page_size
+    starts = range(0, len(data) - page_bytes + 1, page_bytes)
+    first = b"" if parent else _first_page_extras(extras)
+    media = _media_extras(extras.media, first_position, page_size, len(starts))
+    sha256, hashes, last = hashlib.sha256, [], parent or _NO_PARENT
+    if not first and not media:
+        for start in starts:
+            last = sha256(last + data[start : start + page_bytes]).digest()
+            hashes.append(last)
+        return hashes
+    for index, start in enumerate(starts):
+        extra = (first if index == 0 else b"") + media.get(index, b"")
+        last = sha256(last + data[start : start + page_bytes] + extra).digest()
+        hashes.append(last)
+    return hashes
+
+
+def namespace_digest(model: str, model_digest: bytes, kv_dtype: str, layout: str, page_size: int) -> bytes:
+    """The namespace of a pool: sha256 over length-framed fields. `model_digest` covers weights and config."""
+    digest = hashlib.sha256(b"quire namespace 1")
+    for field in (model.encode(), model_digest, kv_dtype.encode(), layout.encode(), str(page_size).encode()):
+        digest.update(struct.pack("<I", len(field)) + field)
+    return digest.digest()
+
+
+@dataclass(frozen=True)
+class PageHeader:
+    """What the first 128 bytes of a framed page say."""
+
+    key: PageKey
+    dtype: str
+    length: int
+    checksum: int
+    algorithm: int = XXH3_64
+
+    def pack(self) -> bytes:
+        """The bytes; the checksum is taken as it is (see `frame_page`)."""
+        return _pack(self.key, self.dtype, self.length, self.algorithm) + _CHECKSUM.pack(self.checksum)
+
+    @classmethod
+    def unpack(cls, framed: PageBytes) -> PageHeader:
+        """Read a header; raises PageCorrupt where it is none of ours. The body is not looked at."""
+        view = _bytes(framed)
+        if len(view) < HEADER_BYTES:
+            raise PageCorrupt(f"{len(view)} bytes are no page header")
+        magic, version, size, group, algorithm, zero, dtype, namespace, digest, length, zeros = _HEADER.unpack_from(
+            view
+        )
+        if (magic, version, size) != (_MAGIC, VERSION, HEADER_BYTES) or zero or any(zeros):
+            raise PageCorrupt("not a page header of version 1")
+        if algorithm != XXH3_64:
+            raise PageCorrupt(f"checksum algorithm {algorithm} is unknown")
+        try:
+            name = dtype.rstrip(b"\0").decode("ascii")
+        except UnicodeDecodeError:
+            raise PageCorrupt("the dtype is not ASCII") from None
+        (checksum,) = _CHECKSUM.unpack_from(view, _HEADER.size)
+        return cls(PageKey(namespace, digest, group), name, length, checksum, algorithm)
+
+
+def frame_page(key: PageKey, dtype: str, body: PageBytes) -> bytes:
+    """The header of a page with this body; the framed page is the two in a row."""
+    view = _bytes(body)
+    head = _pack(key, dtype, len(view), XXH3_64)
+    return head + _CHECKSUM.pack(_checksum(head, view))
+
+
+def check_page(framed: PageBytes, key: PageKey, dtype: str = "", length: int | None = None) -> memoryview:
+    """The body of a framed page, a view without a copy; raises PageCorrupt unless all of it is as it should be.
+
+    `dtype` and `length` are compared where given.
+    """
+    view = _bytes(framed)
+    header = PageHeader.unpack(view)
+    if header.key != key:
+        raise PageCorrupt("the page carries another key")
+    if dtype and header.dtype != dtype:
+        raise PageCorrupt(f"the page holds {header.dtype}, not {dtype}")
+    body = view[HEADER_BYTES:]
+    if header.length != len(body) or (length is not None and length != len(body)):
+        raise PageCorrupt(f"the page has {len(body)} bytes, its header says {header.length}, expected {length}")
+    if header.checksum != _checksum(view[: _HEADER.size], body):
+        raise PageCorrupt("the checksum does not match")
+    return body
+
+
+def _bytes(data: PageBytes) -> memoryview:
+    return memoryview(data).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on
+
+
+def _pack(key: PageKey, dtype: str, length: int, algorithm: int) -> bytes:
+    name = dtype.encode("ascii")
+    if len(name) > 16:
+        raise ValueError(f"the dtype name {dtype!r} is longer than 16 bytes")
+    return _HEADER.pack(
+        _MAGIC, VERSION, HEADER_BYTES, key.group, algorithm, 0, name, key.namespace, key.hash, length, bytes(16)
+    )
+
+
+def _checksum(head: Buffer, body: Buffer) -> int:
+    state = xxhash.xxh3_64(head)
+    state.update(body)
+    return int(state.intdigest())
+
+
+def _extra(kind: int, payload: bytes) -> bytes:
+    return _EXTRA.pack(kind, len(payload)) + payload
+
+
+def _first_page_extras(extras: PageExtras) -> bytes:
+    adapter = _extra(_ADAPTER, extras.adapter) if extras.adapter else b""
+    return adapter + (_extra(_SALT, extras.salt.encode()) if extras.salt else b"")
+
+
+def _media_extras(spans: Iterable[MediaSpan], first_position: int, page_size: int, pages: int) -> dict[int, bytes]:
+    """By page index, the frames of the blobs that touch the page."""
+    frames: dict[int, bytes] = {}
+    for span in sorted(spans, key=lambda span: span.start):
+        begin, end = span.start - first_position, span.start + span.length - first_position
+        for page in range(max(begin, 0) // page_size, min(-(-end // page_size), pages)):
+            low, high = max(begin, page * page_size), min(end, (page + 1) * page_size)
+            payload = _MEDIA_PAYLOAD.pack(span.digest, low - page * page_size, high - low, span.offset + low - begin)
+            frames[page] = frames.get(page, b"") + _extra(_MEDIA, payload)
+    return frames
