@@ -49,7 +49,6 @@ def test_golden_values() -> None:
     assert NAMESPACE.hex() == "e0c3472485f53b98a7411a4ba522032133d6086d69578a878e21983b82f69906"
     header = hashlib.sha256(frame_page(KEY, "float32", BODY)).hexdigest()
     assert header == "b0c7698c0690d608c2190255bcea4fb148b5352429f2d5b6e4da3cdcea33f6d2"
-    )
 
 
 def test_the_chain_is_what_the_page_says() -> None:
