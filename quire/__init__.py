@@ -1,0 +1,105 @@
+"""Quire's public package: what a user imports. Names load on first use, so that `import quire` costs nothing.
+
+It knows the contracts (quire.v1) and the command line, and refuses to know the services: they are other processes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire.async_client import AsyncClient
+    from quire.client import Client
+    from quire.errors import (
+        Aborted,
+        DeadlineExceeded,
+        FailedPrecondition,
+        Internal,
+        InvalidArgument,
+        NotFound,
+        Overloaded,
+        PermissionDenied,
+        QuireError,
+        StartFailed,
+        Unauthenticated,
+        Unavailable,
+        Unsupported,
+    )
+    from quire.llm import LLM
+    from quire.outputs import CompletionOutput, Delta, HopTiming, Logprob, ModelCard, RequestOutput, Usage
+    from quire.prompts import ChatPrompt
+    from quire.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AsyncClient": "async_client",
+    "ChatPrompt": "prompts",
+    "Client": "client",
+    "LLM": "llm",
+    "SamplingParams": "sampling_params",
+    **dict.fromkeys(
+        ("CompletionOutput", "Delta", "HopTiming", "Logprob", "ModelCard", "RequestOutput", "Usage"), "outputs"
+    ),
+    **dict.fromkeys(
+        (
+            "Aborted",
+            "DeadlineExceeded",
+            "FailedPrecondition",
+            "Internal",
+            "InvalidArgument",
+            "NotFound",
+            "Overloaded",
+            "PermissionDenied",
+            "QuireError",
+            "StartFailed",
+            "Unauthenticated",
+            "Unavailable",
+            "Unsupported",
+        ),
+        "errors",
+    ),
+}
+
+__all__ = [
+    "LLM",
+    "Aborted",
+    "AsyncClient",
+    "ChatPrompt",
+    "Client",
+    "CompletionOutput",
+    "DeadlineExceeded",
+    "Delta",
+    "FailedPrecondition",
+    "HopTiming",
+    "Internal",
+    "InvalidArgument",
+    "Logprob",
+    "ModelCard",
+    "NotFound",
+    "Overloaded",
+    "PermissionDenied",
+    "QuireError",
+    "RequestOutput",
+    "SamplingParams",
+    "StartFailed",
+    "Unauthenticated",
+    "Unavailable",
+    "Unsupported",
+    "Usage",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'quire' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"quire.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

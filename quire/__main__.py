@@ -1,0 +1,42 @@
+"""`quire` and `python -m quire`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+import quire
+from quire.cli import registry, terminal
+from quire.errors import QuireError
+
+EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit code: 0 done, 1 a typed error, 2 wrong usage, 130 interrupted."""
+    parser = argparse.ArgumentParser(prog="quire", description="LLM serving as five cooperating services.")
+    parser.add_argument("--version", action="version", version=f"quire {quire.__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name in registry.NAMES:
+        command = registry.load(name)
+        added = commands.add_parser(name, help=command.HELP, description=command.HELP, allow_abbrev=False)
+        command.add_arguments(added)
+    args, rest = parser.parse_known_args(argv)
+    try:
+        terminal.refuse_rest(rest, vars(args))
+        return registry.load(args.command).run(args)
+    except QuireError as error:
+        terminal.print_error(error)
+        return EXIT_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output left. Python would fail once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
+
+
+if __name__ == "__main__":
+    sys.exit(main())

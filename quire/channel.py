@@ -1,0 +1,46 @@
+"""Channels from a client to a Quire: options, TLS and the credential, the same for threads and for asyncio."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import grpc
+
+from quire.errors import NotFound
+
+_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
+    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
+    # A router that hangs is noticed: keepalive alone never does, the ping timeout does.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+]
+# Never through a proxy of the environment for what runs on this host.
+_LOCAL = ("127.", "localhost:", "[::1]:", "unix:")
+
+
+def options(address: str) -> list[tuple[str, int]]:
+    """Channel arguments for an address."""
+    return [*OPTIONS, ("grpc.enable_http_proxy", 0)] if address.startswith(_LOCAL) else OPTIONS
+
+
+def credentials(tls_ca: str | None) -> grpc.ChannelCredentials | None:
+    """TLS if an authority's PEM file is named, else None."""
+    if tls_ca is None:
+        return None
+    try:
+        return grpc.ssl_channel_credentials(Path(tls_ca).read_bytes())
+    except OSError as error:
+        raise NotFound(
+            "TLS_FILE", f"Cannot read {tls_ca}: {error.strerror}.", "Give the authority as a PEM file.", param="tls_ca"
+        ) from error
+
+
+def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """The credential of a call."""
+    return (("authorization", f"Bearer {api_key}"),) if api_key else ()

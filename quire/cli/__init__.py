@@ -1,0 +1,1 @@
+"""The command line: `quire COMMAND`. One file per command; `registry` lists them."""

@@ -1,0 +1,41 @@
+"""Which Quire a command talks to: an address, or the stack that runs here."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from quire.cli import stack_arguments
+from quire.client import Client
+from quire.errors import FailedPrecondition
+
+
+def add_connection_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--address` or `--name`, and the credential."""
+    parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address (default: the stack that runs here)")
+    stack_arguments.add_name(parser)
+    parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
+
+
+def connect(args: argparse.Namespace) -> Client:
+    """Raises FailedPrecondition where nothing runs here and no address was given."""
+    return Client(find_address(args), api_key=api_key(args))
+
+
+def api_key(args: argparse.Namespace) -> str | None:
+    """The credential, if there is one."""
+    return args.api_key or os.environ.get("QUIRE_API_KEY")
+
+
+def find_address(args: argparse.Namespace) -> str:
+    """gRPC address of the Quire that is meant."""
+    from quire.local.state import StateDirectory
+
+    if args.address:
+        return str(args.address)
+    state = StateDirectory(args.name).running()
+    if state is None:
+        raise FailedPrecondition(
+            "NOT_RUNNING", f"No stack named {args.name!r} runs here.", "Start one with `quire up`, or give --address."
+        )
+    return state.grpc

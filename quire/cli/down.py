@@ -1,0 +1,36 @@
+"""`quire down`: ends a stack, and proves that nothing of it is left."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.cli import stack_arguments
+
+HELP = "stop the services"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which, and how patiently."""
+    stack_arguments.add_name(parser)
+    parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="time to drain (default: %(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 also where nothing ran: the wish is granted."""
+    from quire.local.state import StateDirectory
+    from quire.local.stop import stop_stack
+
+    state = StateDirectory(args.name).read()
+    if state is None:
+        print(f"No stack named {args.name!r} was started here.")
+        return 0
+    ran = state.supervisor.alive()
+    report = stop_stack(state, args.timeout)
+    if report.left:
+        print(f"The kernel still holds {', '.join(map(str, report.left))}.")
+        return 1
+    if report.killed:
+        print(f"Stopped in {report.seconds:.1f} s; {len(report.killed)} processes had to be killed.")
+    else:
+        print(f"Stopped in {report.seconds:.1f} s." if ran else "It was not running.")
+    return 0

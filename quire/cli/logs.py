@@ -1,0 +1,107 @@
+"""`quire logs`: what the services wrote, as lines that people can read, merged by time."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from quire.cli import stack_arguments
+from quire.cli.terminal import paint
+
+HELP = "read the services' logs"
+_POLL_S = 0.2
+_SHOWN_APART = ("ts", "time", "timestamp", "level", "message", "msg", "event", "service", "logger", "instance")
+_STYLES = {"error": "red", "warning": "yellow", "critical": "red"}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Whose, how many, for how long."""
+    parser.add_argument("service", nargs="?", help="one of the five, or supervisor (default: all)")
+    stack_arguments.add_name(parser)
+    parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="last lines (default: %(default)s)")
+    parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--raw", action="store_true", help="as they were written")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print."""
+    from quire.errors import InvalidArgument
+    from quire.local.spec import SERVICES
+    from quire.local.state import StateDirectory
+
+    known = (*SERVICES, "supervisor")
+    if args.service is not None and args.service not in known:
+        raise InvalidArgument("UNKNOWN_SERVICE", f"There is no {args.service!r}.", f"Choose of {', '.join(known)}.")
+    directory = StateDirectory(args.name)
+    names = [args.service] if args.service else list(known)
+    tails = [_Tail(name, directory.log(name)) for name in names]
+    lines = [(name, line) for tail in tails for name, line in tail.read()]
+    lines.sort(key=lambda item: _time_of(item[1]))
+    for name, line in lines[-args.lines :]:
+        print(_show(name, line, raw=args.raw))
+    while args.follow:
+        for tail in tails:
+            for name, line in tail.read():
+                print(_show(name, line, raw=args.raw), flush=True)
+        time.sleep(_POLL_S)
+    return 0
+
+
+class _Tail:
+    """A file that grows, and begins anew when its service does."""
+
+    def __init__(self, name: str, path: Path) -> None:
+        self._name, self._path = name, path
+        self._offset, self._file_id = 0, 0
+
+    def read(self) -> Iterator[tuple[str, str]]:
+        try:
+            with self._path.open("rb") as file:
+                file_id = os.fstat(file.fileno()).st_ino
+                if file_id != self._file_id:
+                    self._offset, self._file_id = 0, file_id
+                file.seek(self._offset)
+                data = file.read()
+        except OSError:
+            return
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        for line in whole.decode("utf-8", "replace").splitlines():
+            yield self._name, line
+
+
+def _record(line: str) -> dict[str, object]:
+    try:
+        record = json.loads(line) if line.startswith("{") else None
+    except ValueError:
+        record = None
+    return record if isinstance(record, dict) else {}
+
+
+def _time_of(line: str) -> float:
+    """Seconds since the epoch; lines without a time stay at the front."""
+    stamp = next((v for k, v in _record(line).items() if k in ("ts", "time", "timestamp")), None)
+    if isinstance(stamp, int | float):
+        return float(stamp)
+    try:
+        return datetime.datetime.fromisoformat(str(stamp)).timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _show(name: str, line: str, *, raw: bool) -> str:
+    record = _record(line)
+    prefix = paint(f"{name:<10}", "cyan")
+    if raw or not record:
+        return f"{prefix} {line}"
+    level = str(record.get("level", "info")).lower()
+    text = str(record.get("message") or record.get("msg") or record.get("event") or "")
+    rest = " ".join(f"{k}={v}" for k, v in record.items() if k not in _SHOWN_APART and v not in ("", None))
+    clock = time.strftime("%H:%M:%S", time.localtime(_time_of(line)))
+    styled = paint(f"{level:<7}", _STYLES[level]) if level in _STYLES else f"{level:<7}"
+    return f"{prefix} {clock} {styled} {text} {paint(rest, 'dim')}".rstrip()

@@ -1,0 +1,58 @@
+"""One line per service while a stack starts: redrawn in place on a terminal, one line at each arrival elsewhere."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from quire.cli.terminal import bar, paint
+from quire.local import events
+from quire.local.spec import SERVICES
+
+_SHOWN = tuple(reversed(SERVICES))
+_BAR_WIDTH = 16
+
+
+class ProgressLines:
+    """Call it with every event of a stack."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = sys.stdout if stream is None else stream
+        self._live = self._stream.isatty()
+        self._last: dict[str, events.Progress] = {}
+        self._drawn = False
+
+    def __call__(self, event: events.Event) -> None:
+        """Show what an event says."""
+        if isinstance(event, events.Progress):
+            before = self._last.get(event.service)
+            self._last[event.service] = event
+            if self._live:
+                self._redraw()
+            elif before is None or before.phase != event.phase:
+                self._arrive(event)
+        elif isinstance(event, events.Died):
+            print(paint(f"the {event.service} died: {event.message}", "red", self._stream), file=self._stream)
+            print(f"  fix     {event.fix}\n  log     {event.log}", file=self._stream, flush=True)
+
+    def _arrive(self, event: events.Progress) -> None:
+        """Without a terminal only what changed for good is worth a line."""
+        if event.phase != "starting":
+            print(self._line(event), file=self._stream, flush=True)
+
+    def _redraw(self) -> None:
+        if self._drawn:
+            self._stream.write(f"\x1b[{len(_SHOWN)}A")
+        for service in _SHOWN:
+            event = self._last.get(service)
+            self._stream.write(f"\x1b[2K{self._line(event) if event else f'  {service}'}\n")
+        self._stream.flush()
+        self._drawn = True
+
+    def _line(self, event: events.Progress) -> str:
+        ready = event.phase == "ready"
+        phase = paint(f"{event.phase:<12}", "green" if ready else "yellow", self._stream)
+        line = f"  {event.service:<10} {phase} {event.seconds:5.1f} s"
+        if not ready and event.progress >= 0:
+            line += f"  {bar(event.progress, _BAR_WIDTH)} {event.progress:4.0%}"
+        return f"{line}  {event.detail}".rstrip() if not ready else line

@@ -1,0 +1,68 @@
+"""`quire serve MODEL`: the five services in the foreground, with vLLM's flag names."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import types
+from typing import TYPE_CHECKING
+
+from quire.cli import stack_arguments
+from quire.local.spec import StackSpec
+
+if TYPE_CHECKING:
+    from quire.local.stack import LocalStack
+
+HELP = "serve a model in the foreground"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's."""
+    parser.add_argument("model", nargs="?", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=stack_arguments.DEFAULT_PORT,
+        metavar="N",
+        help="port of HTTP; 0 picks a free one (default: %(default)s)",
+    )
+    stack_arguments.add_stack_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Until SIGINT or SIGTERM."""
+    return serve(stack_arguments.stack_spec(args, model=args.model, port=args.port, owned=True))
+
+
+def serve(spec: StackSpec) -> int:
+    """Start, serve until a signal, drain, stop. A second signal ends the draining. Exit code 1 if a service died."""
+    from quire.cli.progress import ProgressLines
+    from quire.cli.welcome import print_welcome
+    from quire.local.stack import LocalStack
+
+    def interrupt(number: int, frame: types.FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    print(f"Starting Quire with {spec.model}", flush=True)
+    stack = LocalStack(spec, ProgressLines())
+    try:
+        print_welcome(spec, stack.ready)
+        print("Ctrl-C ends it.", flush=True)
+        while not stack.ended.wait():
+            pass
+        return 1  # nobody asked it to end
+    except KeyboardInterrupt:
+        print("\nStopping: running requests may finish. Once more to end at once.", flush=True)
+        return _stop(stack)
+
+
+def _stop(stack: LocalStack) -> int:
+    stack.terminate()
+    while not stack.ended.is_set():
+        try:
+            stack.ended.wait()
+        except KeyboardInterrupt:
+            stack.terminate()
+    stack.close()
+    return 1 if stack.deaths else 0

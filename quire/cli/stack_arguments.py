@@ -1,0 +1,51 @@
+"""Flags that describe a stack, shared by `up` and `serve`, and the StackSpec that they make."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.engine_options import ENGINE_OPTIONS, stack_flags
+from quire.local.spec import LOOPBACK, StackSpec
+from quire.local.state import DEFAULT_NAME
+from quire.models import find_model
+
+DEFAULT_PORT = 8000
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    """`--name`, for every command about a stack."""
+    parser.add_argument("--name", default=DEFAULT_NAME, help="name of the stack (default: %(default)s)")
+
+
+def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything but the model and the port, which differ between commands."""
+    add_name(parser)
+    parser.add_argument("--host", default=LOOPBACK, help="address of the HTTP and gRPC servers (default: %(default)s)")
+    parser.add_argument("--grpc-port", type=int, default=0, metavar="N", help="port of gRPC (default: a free one)")
+    parser.add_argument("--api-key", action="append", default=[], metavar="KEY", help="credential; may be repeated")
+    parser.add_argument(
+        "--shutdown-timeout", type=float, default=30.0, metavar="S", help="time to drain (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--start-timeout", type=float, default=900.0, metavar="S", help="time to get ready (default: %(default)s)"
+    )
+    engine = parser.add_argument_group("engine", "vLLM's names; the services' own defaults")
+    for option in ENGINE_OPTIONS:
+        engine.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+
+
+def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool) -> StackSpec:
+    """Raises typed errors for a model that is not there."""
+    options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
+    return StackSpec(
+        name=args.name,
+        model=str(find_model(model)),
+        host=args.host,
+        port=port,
+        grpc_port=args.grpc_port,
+        api_keys=tuple(args.api_key),
+        owned=owned,
+        flags=stack_flags(options),
+        start_timeout_s=args.start_timeout,
+        drain_timeout_s=args.shutdown_timeout,
+    )

@@ -1,0 +1,73 @@
+"""`quire status`: what of a stack runs, where, and what it uses."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+from quire.cli import stack_arguments
+from quire.cli.terminal import paint, table
+
+HELP = "show what runs"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """For people or for programs."""
+    stack_arguments.add_name(parser)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 if everything is ready, else 1."""
+    from quire.local.spec import SERVICES
+    from quire.local.state import StateDirectory
+
+    state = StateDirectory(args.name).read()
+    if state is None or not state.supervisor.alive():
+        report = {"name": args.name, "phase": "not running", "services": {}}
+        print(json.dumps(report) if args.json else f"{args.name}: not running. `quire up` starts it.")
+        return 1
+    services = {}
+    for name in reversed(SERVICES):
+        service = state.services.get(name)
+        if service is None:
+            continue
+        alive = service.process.alive()
+        services[name] = {
+            "phase": service.phase if alive else "exited",
+            "pid": service.pid,
+            "grpc_port": service.port,
+            "resident_mb": _resident_mb(service.pid) if alive else 0.0,
+            "detail": service.detail,
+        }
+    report = {
+        "name": state.name,
+        "phase": state.phase,
+        "model": state.model,
+        "http": state.http,
+        "grpc": state.grpc,
+        "supervisor_pid": state.supervisor.pid,
+        "services": services,
+    }
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        print(f"{paint(state.name, 'bold')}: {state.phase}, {state.http} (gRPC {state.grpc}), model {state.model}\n")
+        rows = [
+            [name, str(s["phase"]), str(s["pid"]), str(s["grpc_port"]), f"{s['resident_mb']:.0f}", str(s["detail"])]
+            for name, s in services.items()
+        ]
+        print(table(["service", "phase", "pid", "gRPC port", "MB", ""], rows, right=(2, 3, 4)))
+    well = state.phase == "ready" and all(s["phase"] == "ready" for s in services.values())
+    return 0 if well else 1
+
+
+def _resident_mb(pid: int) -> float:
+    """0 where /proc is no help."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0.0
+    return round(pages * os.sysconf("SC_PAGE_SIZE") / 1e6, 1)

@@ -1,0 +1,60 @@
+"""Text for people: colours where the terminal has them, tables, bars, errors. Knows nothing of what is shown."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+from quire.errors import QuireError, StartFailed
+
+_CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+
+
+def paint(text: str, style: str, stream: TextIO | None = None) -> str:
+    """The text in a style, if the stream shows styles."""
+    stream = sys.stdout if stream is None else stream
+    if not stream.isatty() or "NO_COLOR" in os.environ:
+        return text
+    return f"\x1b[{_CODES[style]}m{text}\x1b[0m"
+
+
+def bar(share: float, width: int = 24) -> str:
+    """A bar of eighths of a character; any share above 0 shows."""
+    eighths = max(round(min(max(share, 0.0), 1.0) * width * 8), 1 if share > 0 else 0)
+    full, part = divmod(eighths, 8)
+    return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> str:
+    """Columns two spaces apart; those whose index is in `right` are aligned to the right."""
+    widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        cells = [c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(cells, widths, strict=True))]
+        return "  ".join(cells).rstrip()
+
+    return "\n".join([line(header), *(line(row) for row in rows)])
+
+
+def print_error(error: QuireError) -> None:
+    """The cause as the headline, then code, fix and where to read on."""
+    where = f"the {error.service} did not start: " if isinstance(error, StartFailed) and error.service else ""
+    print(f"{paint('error:', 'red', sys.stderr)} {where}{error.message}", file=sys.stderr)
+    lines = {"fix": error.fix, "code": error.code, "request": error.request_id}
+    if isinstance(error, StartFailed):
+        lines["log"] = error.log
+    for name, value in lines.items():
+        if value:
+            print(f"  {name:<8}{value}", file=sys.stderr)
+
+
+def refuse_rest(rest: Sequence[str], known: Iterable[str]) -> None:
+    """What the parser did not know is an error that says whether vLLM knows it, and what may have been meant."""
+    if rest:
+        from quire.engine_options import unknown_option
+
+        spelled = rest[0].partition("=")[0]
+        raise unknown_option(spelled.lstrip("-"), spelled, (name.replace("_", "-") for name in known))

@@ -1,0 +1,28 @@
+"""The picture of where a request's time went: a row per service and phase, with its share as a bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from quire.cli.terminal import bar, paint, table
+from quire.outputs import HopTiming
+
+_ORDER = ("router", "tokenizer", "scheduler", "worker", "kvstore")
+
+
+def timing_table(timings: Sequence[HopTiming], total_s: float) -> str:
+    """Shares are of the request's whole time as its client saw it. Phases of different services may overlap."""
+    rank = {service: i for i, service in enumerate(_ORDER)}
+    rows, last = [], ""
+    for timing in sorted(timings, key=lambda t: rank.get(t.service, len(rank))):
+        ms = timing.us / 1000
+        share = ms / 1000 / total_s if total_s > 0 else 0.0
+        service = timing.service if timing.service != last else ""
+        last = timing.service
+        each = f"{ms / timing.count:.2f}" if timing.count else ""
+        rows.append([service, timing.phase, str(timing.count), f"{ms:.2f}", each, f"{share:.1%}", bar(share)])
+    if not rows:
+        return "(the router gave no timings)"
+    text = table(["hop", "phase", "count", "ms", "ms each", "share", ""], rows, right=(2, 3, 4, 5))
+    header, _, body = text.partition("\n")
+    return f"{paint(header, 'dim')}\n{body}"

@@ -1,0 +1,44 @@
+"""`quire up`: the five services in the background."""
+
+from __future__ import annotations
+
+import argparse
+
+from quire.cli import stack_arguments
+
+HELP = "start the five services in the background"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The stack's flags; in the background unless told otherwise."""
+    parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument(
+        "--port", type=int, metavar="N", help="port of HTTP (default: 8000, or a free one where that is taken)"
+    )
+    parser.add_argument(
+        "--detach", action=argparse.BooleanOptionalAction, default=True, help="return when it is up (default)"
+    )
+    stack_arguments.add_stack_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start, show progress, say where it is."""
+    from quire.cli.progress import ProgressLines
+    from quire.cli.serve import serve
+    from quire.cli.welcome import print_welcome
+    from quire.local.ports import is_free
+    from quire.local.stack import LocalStack
+    from quire.local.state import DEFAULT_NAME
+
+    port = args.port
+    if port is None:
+        port = stack_arguments.DEFAULT_PORT if is_free(args.host, stack_arguments.DEFAULT_PORT) else 0
+    spec = stack_arguments.stack_spec(args, model=args.model, port=port, owned=not args.detach)
+    if not args.detach:
+        return serve(spec)
+    print(f"Starting Quire with {spec.model}", flush=True)
+    stack = LocalStack(spec, ProgressLines())
+    print_welcome(spec, stack.ready)
+    name = "" if args.name == DEFAULT_NAME else f" --name {args.name}"
+    print(f"`quire status{name}` looks after it, `quire logs{name}` reads its logs, `quire down{name}` ends it.")
+    return 0

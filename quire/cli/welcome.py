@@ -1,0 +1,29 @@
+"""What a stack that is up says of itself: where it is, and a line that works when pasted."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+from quire.cli.terminal import paint
+from quire.client import Client
+from quire.local.events import Ready
+from quire.local.spec import StackSpec
+
+
+def print_welcome(spec: StackSpec, ready: Ready) -> None:
+    """Where it is, and how to ask it something."""
+    http = ready.http
+    key = spec.api_keys[0] if spec.api_keys else None
+    with Client(ready.grpc, api_key=key) as client:
+        models = client.models()
+    name = models[0].name if models else spec.model
+    body = json.dumps({"model": name, "prompt": "ROMEO:\nBut soft,", "max_tokens": 40})
+    headers = ["-H", "Content-Type: application/json"]
+    if key is not None:
+        # The key itself is the user's to know, and to keep off the screen.
+        headers += ["-H", "Authorization: Bearer KEY"]
+    insecure = ["-k"] if http.startswith("https") else []
+    curl = shlex.join(["curl", "-s", *insecure, f"{http}/v1/completions", *headers, "-d", body])
+    print(f"\nQuire serves {paint(name, 'bold')} after {ready.seconds:.1f} s:\n")
+    print(f"  HTTP  {paint(http, 'cyan')}\n  gRPC  {ready.grpc}\n\nTry it:\n\n  {curl}\n", flush=True)

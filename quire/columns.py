@@ -1,0 +1,25 @@
+"""The contracts' packed columns: little-endian int32 `bytes`, to and from plain lists. A client needs no numpy."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from quire.errors import InvalidArgument
+
+_WIDTH = 4
+
+
+def pack_i32(values: Sequence[int], param: str) -> bytes:
+    """Raises InvalidArgument, naming `param`, for what is no int32."""
+    try:
+        return struct.pack(f"<{len(values)}i", *values)
+    except (struct.error, TypeError) as error:
+        raise InvalidArgument(
+            "BAD_TOKEN_IDS", f"{param} must hold integers of 32 bits.", "Pass a list of token ids.", param=param
+        ) from error
+
+
+def unpack_i32(column: bytes) -> list[int]:
+    """The inverse of `pack_i32`."""
+    return list(struct.unpack(f"<{len(column) // _WIDTH}i", column))

@@ -1,0 +1,100 @@
+"""The options of an engine, by vLLM's names: which service takes each, and which are known but not served yet.
+
+One table for `quire serve`, `quire up` and `LLM(...)`. Values are checked by the service that takes them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidArgument, Unsupported
+from quire.local.spec import SERVICES
+
+
+@dataclass(frozen=True)
+class EngineOption:
+    """`name` is vLLM's; `takers` are (service, the service's own option)."""
+
+    name: str
+    takers: tuple[tuple[str, str], ...]
+    help: str
+    metavar: str = "N"
+
+
+def _to(name: str, service: str, help_text: str, metavar: str = "N", own: str = "") -> EngineOption:
+    return EngineOption(name, ((service, own or name),), help_text, metavar)
+
+
+ENGINE_OPTIONS = (
+    _to("served-model-name", "router", "names that clients may ask for, comma separated", "NAME"),
+    _to("ssl-keyfile", "router", "PEM key of the HTTP server", "FILE"),
+    _to("ssl-certfile", "router", "PEM certificate of the HTTP server", "FILE"),
+    _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
+    _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
+    _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
+    _to("max-model-len", "scheduler", "longest prompt and output together"),
+    _to("max-num-batched-tokens", "scheduler", "tokens of one step"),
+    _to("scheduling-policy", "scheduler", "fcfs, priority or fair", "NAME"),
+    _to("long-prefill-token-threshold", "scheduler", "most tokens of one prompt in a step"),
+    _to("max-num-partial-prefills", "scheduler", "prompts that may be partly prefilled at once"),
+    _to("max-num-seqs", "worker", "sequences that decode at once"),
+    _to("block-size", "worker", "tokens of a KV page"),
+    _to("kv-cache-memory-bytes", "worker", "memory for KV pages", "BYTES"),
+    _to("dtype", "worker", "data type of the computation", "NAME"),
+    _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
+    _to("seed", "worker", "seed of dummy weights"),
+    _to("torch-threads", "worker", "threads of a CPU worker"),
+    EngineOption(
+        "otlp-traces-endpoint",
+        tuple((service, "otlp-traces-endpoint") for service in SERVICES),
+        "OTLP/gRPC endpoint for traces",
+        "URL",
+    ),
+    EngineOption("log-level", tuple((service, "log-level") for service in SERVICES), "least level logged", "LEVEL"),
+)
+_BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
+
+# vLLM's flags that a user may bring along. They are refused by name, never ignored.
+_NOT_SERVED_YET = """
+api-server-count attention-backend config data-parallel-size download-dir dp enable-auto-tool-choice
+enable-expert-parallel enable-lora enable-prefix-caching no-enable-prefix-caching enforce-eager generation-config
+gpu-memory-utilization kv-cache-dtype kv-events-config kv-offloading-size kv-transfer-config limit-mm-per-prompt
+lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
+pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval
+tensor-parallel-size tool-call-parser tp trust-remote-code
+"""
+NOT_SERVED_YET = frozenset(_NOT_SERVED_YET.split())
+
+
+def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+    """The services' flags for a user's options (dashes or underscores). Raises for names that are not served."""
+    flags: dict[str, dict[str, str]] = {}
+    for key, value in options.items():
+        if value is None:
+            continue
+        name = key.replace("_", "-")
+        if name not in _BY_NAME:
+            raise unknown_option(name, key)
+        for service, own in _BY_NAME[name].takers:
+            flags.setdefault(service, {})[own] = _spell(value)
+    return flags
+
+
+def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> InvalidArgument:
+    """The error for an option that no service takes: known to vLLM, or a slip of the pen."""
+    if name in NOT_SERVED_YET:
+        return Unsupported("UNSUPPORTED_OPTION", f"{spelled} is not supported yet.", "Leave it out.", param=name)
+    close = difflib.get_close_matches(name, [*_BY_NAME, *extra], n=1)
+    fix = f"Did you mean {spelled.replace(name, close[0])}?" if close else "See `quire serve --help`."
+    return InvalidArgument("UNKNOWN_OPTION", f"Unknown option {spelled}.", fix, param=name)
+
+
+def _spell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, list | tuple):
+        return ",".join(str(item) for item in value)
+    return str(value)

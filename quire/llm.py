@@ -1,0 +1,224 @@
+"""LLM: offline inference in vLLM's shape. Drives a local stack of five processes, or a Quire at an address.
+
+A batch of prompts is served concurrently: a private thread runs an event loop with one AsyncClient, so that LLM works
+in scripts, threads and notebooks alike.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Coroutine, Mapping, Sequence
+from itertools import count
+from types import TracebackType
+from typing import Any, TypeVar
+
+from quire.async_client import AsyncClient
+from quire.engine_options import stack_flags
+from quire.errors import InvalidArgument, Overloaded, QuireError, Unavailable
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from quire.models import find_model
+from quire.outputs import RequestOutput
+from quire.prompts import ChatPrompt, Prompt, is_batch
+from quire.sampling_params import SamplingParams
+
+T = TypeVar("T")
+# More requests than this are not in flight at once; the rest wait here, where waiting costs the least.
+_CONCURRENCY = 256
+_LEAST_RETRY_S = 0.1
+_DRAIN_S = 5.0
+_numbers = count()
+
+
+class LLM:
+    """`LLM(model)` starts a stack and ends it with `close`, a `with` block or the process.
+
+    `LLM(address=...)` calls one that runs. `options` are those of `quire serve`, spelled in Python (`max_num_seqs=64`).
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | None = None,
+        *,
+        address: str | None = None,
+        api_key: str | None = None,
+        **options: Any,
+    ) -> None:
+        self._stack: LocalStack | None = None
+        if address is None:
+            self._stack = LocalStack(
+                StackSpec(
+                    name=f"llm-{os.getpid()}-{next(_numbers)}",
+                    model=str(find_model(model)),
+                    keep_directory=False,
+                    flags=stack_flags(options),
+                    drain_timeout_s=_DRAIN_S,
+                )
+            )
+            address = self._stack.grpc
+        elif model is not None or options:
+            raise InvalidArgument(
+                "MODEL_AND_ADDRESS",
+                "A Quire at an address has its model and options already.",
+                "Give either model and options, or address.",
+            )
+        self.address = address
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="quire-llm", daemon=True)
+        self._thread.start()
+        self._client = self._run(_make_client(address, api_key))
+        # Bound to the parts, not to self, so that it can run when self is collected, and at the process's exit.
+        self._finalizer = weakref.finalize(self, _close, self._loop, self._thread, self._client, self._stack)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Continue every prompt; outputs are in the prompts' order. The first failure ends the call."""
+        batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
+        params = _spread(sampling_params, SamplingParams, SamplingParams(), len(batch), "sampling_params")
+        priorities = _spread(priority, int, 0, len(batch), "priority")
+        return self._run(self._serve(batch, params, priorities, _Counter(len(batch), shown=use_tqdm)))
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several, through the model's chat template."""
+        single = all(isinstance(message, Mapping) for message in messages)
+        conversations: Sequence[Any] = [messages] if single else messages
+        prompts = [
+            ChatPrompt(
+                conversation,
+                tuple(tools or ()),
+                dict(chat_template_kwargs or {}),
+                add_generation_prompt,
+                continue_final_message,
+            )
+            for conversation in conversations
+        ]
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def close(self) -> None:
+        """End the stack that this object started, if any. Idempotent."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # Ctrl-C ends the requests too
+            raise
+
+    async def _serve(
+        self,
+        prompts: Sequence[Prompt],
+        params: Sequence[SamplingParams],
+        priorities: Sequence[int],
+        counter: _Counter,
+    ) -> list[RequestOutput]:
+        gate = asyncio.Semaphore(_CONCURRENCY)
+
+        async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
+            async with gate:
+                output = await self._patiently(prompt, param, priority)
+            counter.advance()
+            return output
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(*item)) for item in zip(prompts, params, priorities, strict=True)]
+        except* QuireError as failures:
+            raise self._explained(failures.exceptions[0]) from None
+        finally:
+            counter.close()
+        return [task.result() for task in tasks]
+
+    async def _patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
+        """A queue that is full asks for patience, not for an error: the caller wants the whole batch."""
+        while True:
+            try:
+                return await self._client.complete(prompt, params, priority=priority)
+            except Overloaded as error:
+                await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """A service that died is the better headline than the call that it failed."""
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
+            death = self._stack.deaths[0]
+            return Unavailable(
+                death.code, f"The {death.service} died: {death.message}", f"{death.fix} Log: {death.log}"
+            )
+        return error
+
+
+class _Counter:
+    """`prompts 3/10` on a terminal, nothing elsewhere."""
+
+    def __init__(self, total: int, *, shown: bool) -> None:
+        self._total, self._done = total, 0
+        self._shown = shown and sys.stderr.isatty()
+
+    def advance(self) -> None:
+        self._done += 1
+        if self._shown:
+            print(f"\rprompts {self._done}/{self._total}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        if self._shown:
+            print(file=sys.stderr)
+
+
+async def _make_client(address: str, api_key: str | None) -> AsyncClient:
+    """In the loop that it will belong to."""
+    return AsyncClient(address, api_key=api_key)
+
+
+def _spread(value: Any, kind: type[T], default: T, length: int, param: str) -> list[T]:
+    """One value for all, or one for each."""
+    if value is None:
+        return [default] * length
+    if isinstance(value, kind):
+        return [value] * length
+    if len(value) != length:
+        raise InvalidArgument(
+            "LENGTHS_DIFFER", f"{len(value)} {param} for {length} prompts.", "Give one, or one each.", param=param
+        )
+    return list(value)
+
+
+def _close(
+    loop: asyncio.AbstractEventLoop, thread: threading.Thread, client: AsyncClient, stack: LocalStack | None
+) -> None:
+    asyncio.run_coroutine_threadsafe(client.close(), loop).result()
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    if stack is not None:
+        stack.close()

@@ -1,0 +1,1 @@
+"""The local supervisor: the five services as child processes of one process on this machine."""

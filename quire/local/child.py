@@ -1,0 +1,34 @@
+"""Becomes a service, but first ties its life to the supervisor's: if that dies, however it dies, so does the service.
+
+Run by path (`python -I -S child.py SUPERVISOR_PID COMMAND...`), so it imports nothing beyond the standard library. The
+kernel's PR_SET_PDEATHSIG survives exec, needs no cooperation of the service and reaches a hung one, which no pipe that
+the service would have to watch does. It fires when the *thread* that forked ends: the supervisor forks in its main
+thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from typing import NoReturn
+
+_PR_SET_PDEATHSIG = 1
+EXIT_ORPHANED = 3
+
+
+def main(argv: list[str]) -> NoReturn:
+    """Become the command; exits where the supervisor is gone already."""
+    supervisor, command = int(argv[0]), argv[1:]
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            print(f"prctl: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+    if os.getppid() != supervisor:  # it died before prctl: no signal will come
+        sys.exit(EXIT_ORPHANED)
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

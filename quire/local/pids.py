@@ -1,0 +1,104 @@
+"""Processes named so that a reused pid is never taken for one of ours: pid and start time, or a mark they carry.
+
+Linux reads /proc. Elsewhere there is no start time to be had, and a pid is trusted for as long as its process lives.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+# Every child of a stack carries it, and so do the children of children.
+MARK_VARIABLE = "QUIRE_STACK_ID"
+# Fields of /proc/<pid>/stat after the command's name, which may itself hold spaces and brackets.
+_STATE, _START_TIME = 0, 19
+
+
+@dataclass(frozen=True)
+class ProcessId:
+    """One process, for good. `start_time` is in clock ticks since boot; 0: unknown."""
+
+    pid: int
+    start_time: int
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """The process that has this pid now."""
+        fields = _stat(pid)
+        return cls(pid, int(fields[_START_TIME]) if fields else 0)
+
+    def alive(self) -> bool:
+        """Whether that very process still runs. A zombie does not."""
+        if not PROC.is_dir():
+            return _exists(self.pid)
+        fields = _stat(self.pid)
+        return bool(fields) and fields[_STATE] not in "ZX" and int(fields[_START_TIME]) == self.start_time
+
+    def signal(self, number: signal.Signals) -> bool:
+        """Send a signal to that very process; False where it is gone."""
+        with suppress(ProcessLookupError, PermissionError):
+            if not hasattr(os, "pidfd_open"):
+                if self.alive():
+                    os.kill(self.pid, number)
+                    return True
+                return False
+            descriptor = os.pidfd_open(self.pid)
+            try:
+                # The descriptor holds fast: what is verified now cannot be another process by the time of the signal.
+                if self.alive():
+                    signal.pidfd_send_signal(descriptor, number)
+                    return True
+            finally:
+                os.close(descriptor)
+        return False
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until that very process has ended; False at the time limit."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except (ProcessLookupError, AttributeError):
+            return not self.alive()
+        try:
+            if not self.alive():
+                return True
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            return bool(poll.poll(max(timeout_s, 0) * 1000)) or not self.alive()
+        finally:
+            os.close(descriptor)
+
+
+def marked(stack_id: str) -> list[ProcessId]:
+    """Every process that carries a stack's mark: children, and children of children whose parents are gone."""
+    wanted = f"{MARK_VARIABLE}={stack_id}".encode()
+    found = []
+    for entry in PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (entry / "environ").read_bytes().split(b"\0"):
+                process = ProcessId.of(int(entry.name))
+                if process.alive():
+                    found.append(process)
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    try:
+        text = (PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return text.rpartition(")")[2].split()
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,76 @@
+"""ChildProcess: one service as a child of this process, from fork to the last process of its group.
+
+All methods run in the main thread: signals are sent by the thread that reaps, so a pid is never signalled after it was
+given back. Knows nothing of what the child serves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from quire.local.pids import ProcessId
+
+_BOOTSTRAP = Path(__file__).with_name("child.py")
+
+
+class ChildProcess:
+    """Leads a session and process group of its own; ends with its parent, however that ends."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        self.exited = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        with suppress(FileNotFoundError):
+            log.replace(log.with_suffix(".log.1"))
+        with log.open("wb") as output:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+            )
+        self.process = ProcessId.of(self._popen.pid)
+        threading.Thread(target=self._wait, name=f"wait-{name}", daemon=True).start()
+
+    @property
+    def exit_code(self) -> int | None:
+        """None while it runs; negative for a signal."""
+        return self._popen.returncode
+
+    def terminate(self) -> None:
+        """Ask it to drain and end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End its whole group at once."""
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self.exit_code is None:
+            with suppress(ProcessLookupError):
+                os.kill(self._popen.pid, number)
+
+    def _wait(self) -> None:
+        """In a thread: notice the end without reaping, so that pid and group stay taken until `_reap`."""
+        os.waitid(os.P_PID, self._popen.pid, os.WEXITED | os.WNOWAIT)
+        with suppress(RuntimeError):  # the loop is closed: this process ends, and nobody is left to tell
+            self._loop.call_soon_threadsafe(self._reap)
+
+    def _reap(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._popen.pid, signal.SIGKILL)  # what the child left behind of its group
+        self._popen.wait()
+        self.exited.set()

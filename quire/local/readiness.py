@@ -1,0 +1,87 @@
+"""Whether services are ready, asked over their contracts: health, the worker's load, the router's /readyz."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from quire.v1 import worker_pb2, worker_pb2_grpc
+
+# How soon a port that nobody listens on yet is tried again.
+_RETRY_S = 0.05
+_PROBE_TIMEOUT_S = 5.0
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+]
+Report = Callable[[str, float, str], None]
+
+
+@asynccontextmanager
+async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(address, _OPTIONS) as channel:
+        yield channel
+
+
+async def wait_serving(address: str) -> None:
+    """Return when the server at the address says SERVING; wait for the port too."""
+    async with _channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        while True:
+            try:
+                async for answer in stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True):
+                    if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                        return
+            except grpc.aio.AioRpcError:
+                await asyncio.sleep(_RETRY_S)
+
+
+async def follow_load(address: str, report: Report) -> None:
+    """Report the phases of a worker's loading (phase, 0..1 or -1, detail) until it is ready or has failed."""
+    async with _channel(address) as channel:
+        stub = worker_pb2_grpc.WorkerStub(channel)
+        while True:
+            try:
+                async for frame in stub.Load(worker_pb2.LoadRequest(), wait_for_ready=True):
+                    share = frame.done_bytes / frame.total_bytes if frame.total_bytes else -1.0
+                    report(frame.phase, share, frame.detail)
+                return
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    return  # the worker says why in its log, and ends
+                await asyncio.sleep(_RETRY_S)
+
+
+async def wait_http_ready(host: str, port: int, *, tls: bool) -> None:
+    """Return when GET /readyz answers 200."""
+    while not await asyncio.to_thread(_readyz, host, port, tls):
+        await asyncio.sleep(_RETRY_S)
+
+
+def _readyz(host: str, port: int, tls: bool) -> bool:
+    if tls:
+        # Our own child on this host: the certificate names the public host, and nothing secret is sent.
+        context = ssl.create_default_context()
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+            host, port, timeout=_PROBE_TIMEOUT_S, context=context
+        )
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=_PROBE_TIMEOUT_S)
+    try:
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.client.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

@@ -1,0 +1,68 @@
+"""Why a service ended, from its log: the typed error that it wrote, else its last words, else how it was killed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_TAIL_BYTES = 256 * 1024
+_MAX_TEXT = 500
+
+
+@dataclass(frozen=True)
+class RootCause:
+    """A headline: stable code, cause, fix."""
+
+    code: str
+    message: str
+    fix: str
+
+
+def read_root_cause(log: Path, exit_code: int | None) -> RootCause:
+    """`exit_code` as subprocess has it: negative for a signal."""
+    lines = _tail(log)
+    if exit_code is not None and exit_code < 0:
+        return _killed(signal.Signals(-exit_code))
+    records = [record for line in reversed(lines) if (record := _record(line))]
+    # Every service's last line of a life that failed. A request's own error is logged otherwise.
+    failure = next((r for r in records if r.get("message") == "failed" and r.get("code") and r.get("error")), None)
+    if failure is not None and failure["code"] != "INTERNAL":
+        return RootCause(str(failure["code"]), str(failure["error"]), str(failure.get("fix", "")))
+    traceback = next((str(r["traceback"]).strip() for r in records if r.get("traceback")), "")
+    if traceback:
+        return RootCause("CRASHED", traceback.splitlines()[-1][:_MAX_TEXT], "See its log.")
+    for line in reversed(lines):
+        if line.strip() and not _record(line):
+            return RootCause("CRASHED", line.strip()[:_MAX_TEXT], "See its log.")
+    return RootCause("EXITED", f"It ended with exit code {exit_code} and said nothing.", "See its log.")
+
+
+def _killed(number: signal.Signals) -> RootCause:
+    if number is signal.SIGKILL:
+        return RootCause(
+            "KILLED", "It was killed by SIGKILL, as the kernel does when memory runs out.", "Free memory; see dmesg."
+        )
+    return RootCause("KILLED", f"It was killed by {number.name}.", "See its log.")
+
+
+def _tail(log: Path) -> list[str]:
+    try:
+        with log.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+
+
+def _record(line: str) -> dict[str, Any]:
+    if not line.startswith("{"):
+        return {}
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) else {}

@@ -1,0 +1,137 @@
+"""LocalStack: the owner's end of a supervisor process. Starts it, follows its events, ends it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import IO
+
+from quire.errors import StartFailed
+from quire.local import events
+from quire.local.spec import StackSpec
+from quire.local.state import StateDirectory
+
+# Beyond the time to drain, before the supervisor itself is killed (its children go with it).
+_STOP_MARGIN_S = 10.0
+OnEvent = Callable[[events.Event], None]
+
+
+class LocalStack:
+    """A running stack. An owned one ends with `close`, with the object, or with this process."""
+
+    def __init__(self, spec: StackSpec, on_event: OnEvent = lambda event: None) -> None:
+        """Returns when all five serve; raises StartFailed with the root cause, and then nothing is left running."""
+        self.spec = spec
+        self.directory = StateDirectory(spec.name)
+        self.deaths: list[events.Died] = []
+        self.ended = threading.Event()
+        self._on_event = on_event
+        self._popen = self._launch()
+        # Bound to the process, not to self, so that it can run when self is collected.
+        limit_s = spec.drain_timeout_s + _STOP_MARGIN_S
+        self._finalizer = weakref.finalize(self, _end, self._popen, limit_s) if spec.owned else None
+        try:
+            self.ready = self._until_ready()
+        except BaseException:
+            if self._finalizer is not None:
+                self._finalizer()
+            _close(self._popen.stdout)
+            raise
+        if spec.owned:
+            follow = weakref.WeakMethod(self._take)
+            threading.Thread(
+                target=_follow, args=(self._popen.stdout, follow, self.ended), name="quire-events", daemon=True
+            ).start()
+        else:
+            _close(self._popen.stdin)
+            _close(self._popen.stdout)
+
+    @property
+    def grpc(self) -> str:
+        """Address of the router's gRPC."""
+        return self.ready.grpc
+
+    @property
+    def supervisor_pid(self) -> int:
+        """The supervisor's."""
+        return self._popen.pid
+
+    def close(self) -> None:
+        """Stop an owned stack and wait for its end. Idempotent."""
+        if self._finalizer is not None:
+            self._finalizer()
+
+    def terminate(self) -> None:
+        """Ask the supervisor to stop; a second time, to hurry. Does not wait."""
+        if self._popen.poll() is None:
+            self._popen.terminate()
+
+    def _launch(self) -> subprocess.Popen[str]:
+        self.directory.create()
+        with self.directory.log("supervisor").open("wb") as log:
+            popen = subprocess.Popen(
+                [sys.executable, "-P", "-m", "quire.local"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,  # a terminal's Ctrl-C is for the owner, who then ends the stack in order
+            )
+        if popen.stdin is None:
+            raise AssertionError("a pipe was asked for")
+        popen.stdin.write(self.spec.to_json() + "\n")
+        popen.stdin.flush()
+        return popen
+
+    def _until_ready(self) -> events.Ready:
+        for line in self._popen.stdout or ():
+            event = events.decode(line)
+            if event is not None:
+                self._on_event(event)
+            if isinstance(event, events.Ready):
+                return event
+            if isinstance(event, events.Failed):
+                raise StartFailed(event.code, event.message, event.fix, service=event.service, log=event.log)
+            if isinstance(event, events.Stopped):
+                raise StartFailed("STOPPED", "The stack was stopped while it started.", "Start it again.")
+        log = self.directory.log("supervisor")
+        raise StartFailed(
+            "SUPERVISOR_DIED", "The supervisor ended unexpectedly.", "Report it with its log.", log=str(log)
+        )
+
+    def _take(self, event: events.Event) -> None:
+        if isinstance(event, events.Died):
+            self.deaths.append(event)
+        self._on_event(event)
+
+
+def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:
+    """In a thread: keep the pipe from filling, and pass events on while there is somebody to take them."""
+    with lines:
+        for line in lines:
+            event, taker = events.decode(line), take()
+            if event is not None and taker is not None:
+                taker(event)
+            del taker
+    ended.set()
+
+
+def _end(popen: subprocess.Popen[str], limit_s: float) -> None:
+    """The end of its standard input is the supervisor's order to stop."""
+    _close(popen.stdin)
+    try:
+        popen.wait(limit_s)
+    except subprocess.TimeoutExpired:
+        popen.kill()
+        popen.wait()
+
+
+def _close(pipe: IO[str] | None) -> None:
+    if pipe is not None:
+        try:
+            pipe.close()
+        except BrokenPipeError:
+            return  # the supervisor is gone already

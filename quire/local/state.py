@@ -1,0 +1,137 @@
+"""A stack's directory: its logs, its state file, and the lock that says that its supervisor lives.
+
+Readers need nothing but the files: `status`, `logs` and `down` work without the supervisor's help.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from quire.errors import FailedPrecondition, InvalidArgument
+from quire.local.pids import ProcessId
+
+DEFAULT_NAME = "default"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass
+class ServiceState:
+    """One service as its supervisor last knew it. `phase`: starting, ..., ready, exited."""
+
+    pid: int = 0
+    start_time: int = 0
+    port: int = 0
+    phase: str = "starting"
+    detail: str = ""
+
+    @property
+    def process(self) -> ProcessId:
+        """The very process."""
+        return ProcessId(self.pid, self.start_time)
+
+
+@dataclass
+class StackState:
+    """A stack as its supervisor last knew it. `phase`: starting, ready, stopping, stopped, failed."""
+
+    name: str
+    stack_id: str
+    model: str
+    supervisor: ProcessId
+    phase: str = "starting"
+    http: str = ""
+    grpc: str = ""
+    services: dict[str, ServiceState] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, text: str) -> StackState:
+        """Raises ValueError, KeyError or TypeError for what is none."""
+        values = json.loads(text)
+        values["supervisor"] = ProcessId(**values["supervisor"])
+        values["services"] = {name: ServiceState(**service) for name, service in values["services"].items()}
+        return cls(**values)
+
+
+def base_directory() -> Path:
+    """Where stacks' directories are."""
+    override = os.environ.get("QUIRE_STATE_DIR")
+    if override:
+        return Path(override).absolute()
+    home = os.environ.get("XDG_STATE_HOME")
+    return (Path(home) if home else Path.home() / ".local" / "state") / "quire"
+
+
+class StateDirectory:
+    """The files of one stack, by its name."""
+
+    def __init__(self, name: str = DEFAULT_NAME, base: Path | None = None) -> None:
+        if not _NAME.fullmatch(name):
+            raise InvalidArgument(
+                "BAD_NAME", f"{name!r} is no name for a stack.", "Use letters, digits, dots and dashes.", param="name"
+            )
+        self.name = name
+        self.path = (base or base_directory()) / name
+
+    @property
+    def state_file(self) -> Path:
+        """JSON of StackState."""
+        return self.path / "state.json"
+
+    def log(self, service: str) -> Path:
+        """What a service (or `supervisor`) wrote to its standard output and error."""
+        return self.path / "logs" / f"{service}.log"
+
+    def create(self) -> None:
+        """Make the directories, for this user's eyes only."""
+        (self.path / "logs").mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.path.chmod(0o700)
+
+    def read(self) -> StackState | None:
+        """None where there is none, or none that can be understood."""
+        try:
+            return StackState.from_json(self.state_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def write(self, state: StackState) -> None:
+        """Replace the file in one step."""
+        temporary = self.state_file.with_suffix(".tmp")
+        temporary.write_text(json.dumps(asdict(state), indent=1) + "\n", encoding="utf-8")
+        temporary.replace(self.state_file)
+
+    def running(self) -> StackState | None:
+        """The state, if its supervisor lives."""
+        state = self.read()
+        return state if state is not None and state.supervisor.alive() else None
+
+    def remove(self) -> None:
+        """Delete everything."""
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def hold(self) -> Iterator[None]:
+        """The supervisor's lock. Raises FailedPrecondition where another supervisor holds it."""
+        self.create()
+        with (self.path / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise FailedPrecondition(
+                    "ALREADY_RUNNING",
+                    f"A stack named {self.name!r} is running or starting.",
+                    f"`quire down --name {self.name}` stops it; or choose another --name.",
+                ) from error
+            yield
+
+
+def list_names(base: Path | None = None) -> list[str]:
+    """Names of all stacks that have a state file."""
+    return sorted(path.parent.name for path in (base or base_directory()).glob("*/state.json"))

@@ -1,0 +1,128 @@
+"""What comes back: vLLM's shapes, plus where the time went. Plain data; knows nothing of how it travelled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """One candidate at one position."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """The chosen token of a position, with its alternatives (itself included) by token id."""
+
+    token_id: int
+    logprob: float
+    candidates: dict[int, Logprob]
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens that were counted."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+@dataclass(frozen=True)
+class HopTiming:
+    """Microseconds that a service spent in a phase of this request, over `count` operations."""
+
+    service: str
+    phase: str
+    us: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Delta:
+    """One step of a stream. `finish_reason` is set on the last of its choice, `usage` on the last of all."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    usage: Usage | None = None
+    timings: tuple[HopTiming, ...] = ()
+    prompt_token_ids: tuple[int, ...] = ()
+
+
+@dataclass
+class CompletionOutput:
+    """One continuation."""
+
+    index: int
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether the last token is there."""
+        return self.finish_reason is not None
+
+
+@dataclass
+class RequestOutput:
+    """All that a request gave; it grows by deltas."""
+
+    request_id: str = ""
+    prompt: str | None = None
+    prompt_token_ids: list[int] = field(default_factory=list)
+    outputs: list[CompletionOutput] = field(default_factory=list)
+    usage: Usage | None = None
+    timings: list[HopTiming] = field(default_factory=list)
+
+    @property
+    def finished(self) -> bool:
+        """Whether every continuation has its finish reason."""
+        return bool(self.outputs) and all(output.finished() for output in self.outputs)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens that came from a cache; None before the end."""
+        return self.usage.cached_tokens if self.usage else None
+
+    def add(self, delta: Delta) -> None:
+        """Take in one step."""
+        self.request_id = delta.request_id or self.request_id
+        self.prompt_token_ids.extend(delta.prompt_token_ids)
+        self.timings.extend(delta.timings)
+        self.usage = delta.usage or self.usage
+        while len(self.outputs) <= delta.index:
+            self.outputs.append(CompletionOutput(len(self.outputs)))
+        output = self.outputs[delta.index]
+        output.text += delta.text
+        output.token_ids.extend(delta.token_ids)
+        for entry in delta.logprobs:
+            output.logprobs = output.logprobs or []
+            output.logprobs.append(entry.candidates)
+            output.cumulative_logprob = (output.cumulative_logprob or 0.0) + entry.logprob
+        output.finish_reason = delta.finish_reason or output.finish_reason
+        if delta.stop_reason is not None:
+            output.stop_reason = delta.stop_reason
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """A model that is being served."""
+
+    name: str
+    architecture: str
+    max_model_len: int
+    vocab_size: int
+    parameters: int
+    capabilities: tuple[str, ...]

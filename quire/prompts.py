@@ -1,0 +1,60 @@
+"""What can be asked: text, token ids or a conversation, in the forms that vLLM's users write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.errors import InvalidArgument
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """A conversation: OpenAI's messages, rendered by the model's own template."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+
+# Text, token ids, a conversation, or vLLM's {"prompt": ...} / {"prompt_token_ids": ...}.
+Prompt = str | Sequence[int] | ChatPrompt | Mapping[str, Any]
+
+
+def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
+    """The prompt in one of three forms; raises InvalidArgument for anything else."""
+    if isinstance(prompt, str):
+        if not prompt:
+            raise InvalidArgument(
+                "EMPTY_PROMPT", "The prompt is empty.", "Give at least one character.", param="prompt"
+            )
+        return prompt
+    if isinstance(prompt, ChatPrompt):
+        return prompt
+    if isinstance(prompt, Mapping):
+        if "prompt_token_ids" in prompt:
+            return normalise(prompt["prompt_token_ids"])
+        if "prompt" in prompt:
+            return normalise(prompt["prompt"])
+    elif isinstance(prompt, Sequence):
+        tokens = [token for token in prompt if isinstance(token, int)]
+        if not prompt:
+            raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Give at least one.", param="prompt")
+        if len(tokens) == len(prompt):
+            return tokens
+    raise InvalidArgument(
+        "BAD_PROMPT",
+        f"A prompt of type {type(prompt).__name__} is not understood.",
+        'Give text, a list of token ids, {"prompt": ...}, {"prompt_token_ids": ...} or a ChatPrompt.',
+        param="prompt",
+    )
+
+
+def is_batch(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """Whether a call's argument is many prompts: a list of integers is one prompt, as in vLLM."""
+    if isinstance(prompts, str | ChatPrompt | Mapping):
+        return False
+    return not (len(prompts) > 0 and all(isinstance(item, int) for item in prompts))

@@ -1,0 +1,125 @@
+"""SamplingParams: how to continue a prompt. vLLM's names, meanings and defaults; a bad value is a typed error at once.
+
+What vLLM knows and this build does not serve yet is accepted by name and refused with an Unsupported error, so that a
+script learns what is missing instead of silently getting something else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from quire.errors import InvalidArgument, Unsupported
+
+_MAX_U32 = 2**32 - 1
+_MAX_U64 = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Immutable; `clone(temperature=0)` gives a changed copy."""
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    # 0 is greedy.
+    temperature: float = 1.0
+    top_p: float = 1.0
+    # 0 or -1: all.
+    top_k: int = 0
+    min_p: float = 0.0
+    # None or -1: chosen by the router.
+    seed: int | None = None
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    # None: up to the model's context.
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    # Alternatives per token: None no logprobs, 0 the chosen token alone.
+    logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    # Known, but not served yet.
+    prompt_logprobs: int | None = None
+    bad_words: Sequence[str] | None = None
+    structured_outputs: Any = None
+    detokenize: bool = field(default=True)
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, _MAX_U32)
+        _number("temperature", self.temperature, 0, math.inf)
+        _number("top_p", self.top_p, 0, 1)
+        if self.top_p == 0:
+            raise _bad("top_p", self.top_p, "more than 0 and at most 1")
+        _integer("top_k", self.top_k, -1, 2**31 - 1)
+        _number("min_p", self.min_p, 0, 1)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0, math.inf)
+        if self.repetition_penalty == 0:
+            raise _bad("repetition_penalty", self.repetition_penalty, "more than 0")
+        if self.seed is not None:
+            _integer("seed", self.seed, -1, _MAX_U64)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 1, _MAX_U32)
+        _integer("min_tokens", self.min_tokens, 0, _MAX_U32)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _bad("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, 0, _MAX_U32)
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
+                _integer(name, token, 0, 2**31 - 1)
+        for token, bias in (self.logit_bias or {}).items():
+            _integer("logit_bias", token, 0, 2**31 - 1)
+            _number("logit_bias", bias, -100, 100)
+        if any(not isinstance(text, str) or not text for text in self.stop_strings):
+            raise _bad("stop", self.stop, "strings that are not empty")
+        self._refuse_what_is_not_served()
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple, whatever form it was given in."""
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def clone(self, **changes: Any) -> SamplingParams:
+        """A copy, with changes if any; they are checked like the first time."""
+        return replace(self, **changes)
+
+    def _refuse_what_is_not_served(self) -> None:
+        asked = {
+            "prompt_logprobs": self.prompt_logprobs is not None,
+            "bad_words": bool(self.bad_words),
+            "structured_outputs": self.structured_outputs is not None,
+            "detokenize": not self.detokenize,
+        }
+        for name, wanted in asked.items():
+            if wanted:
+                raise Unsupported(
+                    "UNSUPPORTED_PARAM", f"{name} is not supported yet.", f"Leave {name} at its default.", param=name
+                )
+
+
+def _bad(name: str, value: object, wanted: str) -> InvalidArgument:
+    return InvalidArgument("BAD_SAMPLING_PARAM", f"{name} is {value!r}.", f"{name} must be {wanted}.", param=name)
+
+
+def _integer(name: str, value: object, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise _bad(name, value, f"an integer from {low} to {high}")
+
+
+def _number(name: str, value: object, low: float, high: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise _bad(name, value, "a finite number")
+    if not low <= value <= high:
+        raise _bad(name, value, f"at least {low}" if high == math.inf else f"from {low} to {high}")

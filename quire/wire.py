@@ -1,0 +1,214 @@
+"""Between Python's side and the contract quire.v1.Inference: requests built, responses and failures decoded.
+
+The only module of the client that knows protobuf. Opens no channel.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2
+
+from quire import errors
+from quire.columns import pack_i32, unpack_i32
+from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, Usage
+from quire.prompts import ChatPrompt, Prompt, normalise
+from quire.sampling_params import SamplingParams
+from quire.v1 import common_pb2, inference_pb2
+
+_BY_STATUS: dict[int, type[errors.QuireError]] = {
+    grpc.StatusCode.CANCELLED.value[0]: errors.Aborted,
+    grpc.StatusCode.INVALID_ARGUMENT.value[0]: errors.InvalidArgument,
+    grpc.StatusCode.DEADLINE_EXCEEDED.value[0]: errors.DeadlineExceeded,
+    grpc.StatusCode.NOT_FOUND.value[0]: errors.NotFound,
+    grpc.StatusCode.PERMISSION_DENIED.value[0]: errors.PermissionDenied,
+    grpc.StatusCode.RESOURCE_EXHAUSTED.value[0]: errors.Overloaded,
+    grpc.StatusCode.FAILED_PRECONDITION.value[0]: errors.FailedPrecondition,
+    grpc.StatusCode.ABORTED.value[0]: errors.Aborted,
+    grpc.StatusCode.UNIMPLEMENTED.value[0]: errors.Unsupported,
+    grpc.StatusCode.UNAVAILABLE.value[0]: errors.Unavailable,
+    grpc.StatusCode.UNAUTHENTICATED.value[0]: errors.Unauthenticated,
+}
+_FINISH = {
+    common_pb2.FINISH_REASON_STOP: "stop",
+    common_pb2.FINISH_REASON_LENGTH: "length",
+    common_pb2.FINISH_REASON_ABORT: "abort",
+    common_pb2.FINISH_REASON_ERROR: "error",
+    common_pb2.FINISH_REASON_REPETITION: "repetition",
+}
+
+
+def build_request(
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    request_id: str,
+    model: str = "",
+    priority: int = 0,
+    timeout_s: float = 0.0,
+    return_token_ids: bool = False,
+    return_timings: bool = False,
+) -> inference_pb2.GenerateRequest:
+    """The contract's form of a request. Raises InvalidArgument for a prompt that is none."""
+    request = inference_pb2.GenerateRequest(
+        model=model,
+        kind=common_pb2.REQUEST_KIND_GENERATE,
+        sampling=_sampling(params),
+        n=params.n,
+        min_tokens=params.min_tokens,
+        stop=params.stop_strings,
+        stop_token_ids=pack_i32(params.stop_token_ids or (), "stop_token_ids"),
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        ignore_eos=params.ignore_eos,
+        skip_special_tokens=params.skip_special_tokens,
+        spaces_between_special_tokens=params.spaces_between_special_tokens,
+        priority=priority,
+        request_id=request_id,
+        return_token_ids=return_token_ids,
+        return_timings=return_timings,
+        timeout_ms=round(timeout_s * 1000),
+    )
+    if params.max_tokens is not None:
+        request.max_tokens = params.max_tokens
+    asked = normalise(prompt)
+    if isinstance(asked, str):
+        request.text = asked
+    elif isinstance(asked, ChatPrompt):
+        request.chat.CopyFrom(_chat(asked))
+    else:
+        request.token_ids.ids = pack_i32(asked, "prompt")
+    return request
+
+
+def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> Delta:
+    """One step; raises the typed error that a response may carry instead."""
+    if response.HasField("error"):
+        raise _from_message(response.error, response.request_id or request_id)
+    stopped_by = response.WhichOneof("stopped_by")
+    usage = response.usage
+    return Delta(
+        request_id=response.request_id or request_id,
+        index=response.index,
+        text=response.text,
+        token_ids=tuple(unpack_i32(response.token_ids)),
+        logprobs=tuple(_logprobs(entry) for entry in response.logprobs),
+        finish_reason=_FINISH.get(response.finish_reason),
+        stop_reason=getattr(response, stopped_by) if stopped_by else None,
+        usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
+        if response.HasField("usage")
+        else None,
+        timings=tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in response.timings),
+        prompt_token_ids=tuple(unpack_i32(response.prompt_token_ids)),
+    )
+
+
+def read_model(model: common_pb2.ModelInfo) -> ModelCard:
+    """A served model."""
+    return ModelCard(
+        model.name,
+        model.architecture,
+        model.max_model_len,
+        model.vocab_size,
+        model.parameters,
+        tuple(model.capabilities),
+    )
+
+
+def read_error(error: grpc.RpcError, address: str, request_id: str = "") -> errors.QuireError:
+    """The typed form of a failed call: google.rpc.Status if the service sent one, else what the status code says."""
+    metadata: Any = error.trailing_metadata() if hasattr(error, "trailing_metadata") else None
+    for key, value in metadata or ():
+        if key == "grpc-status-details-bin" and isinstance(value, bytes):
+            return _from_status(status_pb2.Status.FromString(value), request_id)
+    status = error.code() if hasattr(error, "code") else grpc.StatusCode.UNKNOWN
+    details = (error.details() if hasattr(error, "details") else None) or "no details"
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return errors.Unavailable(
+            "UNREACHABLE",
+            f"Nothing answers at {address}: {details}.",
+            "Check the address; `quire status` shows what runs here, `quire up` starts it.",
+            request_id=request_id,
+        )
+    cls = _BY_STATUS.get(status.value[0], errors.Internal)
+    return cls(
+        status.name, f"{address} answered {status.name}: {details}.", "See the service's log.", request_id=request_id
+    )
+
+
+def _from_status(status: status_pb2.Status, request_id: str) -> errors.QuireError:
+    code, fix, param, retry_after_s = "UNKNOWN", "", "", 0.0
+    for detail in status.details:
+        info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+        if detail.Unpack(info):
+            code, fix, param = info.reason, info.metadata.get("fix", ""), info.metadata.get("param", "")
+            request_id = info.metadata.get("request_id", "") or request_id
+        elif detail.Unpack(retry):
+            retry_after_s = retry.retry_delay.ToMilliseconds() / 1000
+    cls = _BY_STATUS.get(status.code, errors.Internal)
+    return cls(code, status.message, fix, param=param, request_id=request_id, retry_after_s=retry_after_s)
+
+
+def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.QuireError:
+    cls = _BY_STATUS.get(message.grpc_code, errors.Internal)
+    return cls(
+        message.code,
+        message.message,
+        message.fix,
+        param=message.param,
+        request_id=request_id,
+        retry_after_s=message.retry_after_s,
+    )
+
+
+def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
+    message = common_pb2.SamplingParams(
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
+        logit_bias=dict(params.logit_bias or {}),
+        allowed_token_ids=pack_i32(params.allowed_token_ids or (), "allowed_token_ids"),
+    )
+    if params.seed is not None and params.seed >= 0:
+        message.seed = params.seed
+    if params.logprobs is not None:
+        message.logprobs = params.logprobs
+    return message
+
+
+def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
+    return inference_pb2.Chat(
+        messages_json=_json(list(prompt.messages), "messages"),
+        tools_json=_json(list(prompt.tools), "tools") if prompt.tools else "",
+        template_kwargs_json=_json(dict(prompt.template_kwargs), "chat_template_kwargs")
+        if prompt.template_kwargs
+        else "",
+        add_generation_prompt=prompt.add_generation_prompt,
+        continue_final_message=prompt.continue_final_message,
+    )
+
+
+def _json(value: object, param: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise errors.InvalidArgument(
+            "BAD_JSON", f"{param} is not JSON: {error}.", "Use dicts, lists, strings and numbers.", param=param
+        ) from error
+
+
+def _logprobs(entry: inference_pb2.TokenLogprob) -> TokenLogprobs:
+    candidates = {entry.token_id: Logprob(entry.logprob, entry.rank or None, _text(entry.token))}
+    for rank, top in enumerate(entry.top, start=1):
+        candidates.setdefault(top.token_id, Logprob(top.logprob, rank, _text(top.token)))
+    return TokenLogprobs(entry.token_id, entry.logprob, candidates)
+
+
+def _text(token: bytes) -> str:
+    """A token may be part of a character; what is none shows as the replacement character."""
+    return token.decode("utf-8", "replace")
