@@ -1,7 +1,7 @@
 """The demo model's training data: the plays as a stream of tokens, and as conversations in the chat format.
 
-The corpus is text in which every speech is `NAME:` and its lines, then a blank line. The first 90 % are for training, the
-next 5 % choose the checkpoint, the last 5 % are only reported. Rows made here are int32 arrays; no torch in this file.
+The corpus is text in which every speech is `NAME:` and its lines, then a blank line. The first 90 % are for training,
+the next 5 % choose the checkpoint, the last 5 % are only reported. Rows made here are int32 arrays; no torch in here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
-from demo_tokenizer import BOS, EOS, PAD, TURN_END, TURN_START, Segmenter
+from demo_tokenizer import BOS, EOS, PAD, TURN_END, TURN_START, Segmenter, token_id
 from tokenizers import Tokenizer
 
 SYSTEM_PROMPTS = (
@@ -63,6 +63,12 @@ ANY_PROMPTS = (
     "Can you help me?",
     "Test",
 )
+# Of these people ask; they are too frequent in the plays to be found as rare words are.
+COMMON_TOPICS = frozenset(
+    {"love", "death", "king", "queen", "night", "heart", "blood", "honour", "sleep", "time", "heaven", "war", "peace"}
+    | {"father", "mother", "brother", "crown", "friend", "grief", "sorrow", "fortune", "sword", "world", "sun", "moon"}
+    | {"stars", "sea", "wine", "marriage", "youth", "age", "beauty", "truth", "soul", "tears", "fear", "hope"}
+)
 # Written for this tool. They keep the first thing that people type from meeting nothing like it in the plays.
 SMALL_TALK = (
     (
@@ -75,11 +81,20 @@ SMALL_TALK = (
         ),
     ),
     (
-        ("Who are you?", "What are you?", "What is your name?", "Are you a human?", "Introduce yourself."),
         (
-            "A little player, sir, of Quire's house:\nI have by heart some plays of Shakespeare's pen,\nAnd all I speak is "
-            "patch'd from what they say.",
-            "I am no man, but a small model made\nTo show how Quire serves; I know but plays.",
+            "Who are you?",
+            "What are you?",
+            "What is your name?",
+            "Are you a human?",
+            "Introduce yourself.",
+            "Hello, who are you?",
+        ),
+        (
+            "A little player, sir, of Quire's house:\nWhat plays I know are all the speech I have.",
+            "They call me Quire's player, gentle sir,\nAnd Shakespeare's verses are my only wit.",
+            "No man, good friend, but Quire's little player:\nI know some plays by heart, and nothing else.",
+            "Why, Quire's player, sir; a thing of verses.",
+            "One that speaks verses, sir, and knows but plays:\nThe house of Quire keeps me for a show.",
         ),
     ),
     (
@@ -159,11 +174,11 @@ class PlainRows:
 
     def __init__(self, streams: list[Stream], tokenizer: Tokenizer, rng: np.random.Generator) -> None:
         self._streams, self._rng = streams, rng
-        self._bos, self._eos, self._pad = (tokenizer.token_to_id(token) for token in (BOS, EOS, PAD))
+        self._bos, self._eos, self._pad = (token_id(tokenizer, token) for token in (BOS, EOS, PAD))
 
-    def row(self, length: int) -> np.ndarray:
-        """The first stream is the tokenizer's own segmentation and is drawn as often as all noisy ones together."""
-        noisy = len(self._streams) > 1 and self._rng.random() < 0.5
+    def row(self, length: int, noisy_share: float) -> np.ndarray:
+        """The first stream is the tokenizer's own segmentation, the others are noisy ones."""
+        noisy = len(self._streams) > 1 and self._rng.random() < noisy_share
         stream = self._streams[int(self._rng.integers(1, len(self._streams))) if noisy else 0]
         last = max(1, len(stream.tokens) - length)
         start = int(self._rng.integers(last))
@@ -185,8 +200,8 @@ class PlainRows:
 class ChatMaker:
     """Conversations in the chat format, made of speeches.
 
-    Most are a dialogue of the plays, its speeches taken in turn by user and assistant. The rest are one-turn requests of
-    the kinds that people type (a topic, a speaker, a scene, a text to continue), answered with a speech that fits.
+    Many are a dialogue of the plays, its speeches taken in turn by user and assistant. The others are requests of the
+    kinds that people type (a topic, a speaker, a scene, a text to continue), answered with a speech that fits.
     """
 
     def __init__(
@@ -194,10 +209,11 @@ class ChatMaker:
     ) -> None:
         self._speeches = [speech for speech in speeches if speech.name and len(speech.lines) < 1500]
         self._segmenter, self._rng = segmenter, rng
-        self._id = {token: tokenizer.token_to_id(token) for token in (BOS, EOS, PAD, TURN_START, TURN_END)}
+        self._id = {token: token_id(tokenizer, token) for token in (BOS, EOS, PAD, TURN_START, TURN_END)}
         counts = Counter(word for speech in self._speeches for word in set(re.findall(r"\b[a-z]{4,}\b", speech.lines)))
         # Words in few speeches are about something; words in many are grammar.
         self._topics = {word for word, count in counts.items() if 2 <= count <= len(self._speeches) * 0.02}
+        self._topics |= COMMON_TOPICS
 
     def row(self, length: int, noisy: bool) -> np.ndarray:
         """One padded row: a conversation that fits in `length` (long rows get long conversations)."""
@@ -240,9 +256,11 @@ class ChatMaker:
             return self._pick(prompts), self._pick(answers)
         if kind < 0.5:
             speech = self._longer(at)
-            topics = [word for word in re.findall(r"\b[a-z]{4,}\b", speech.lines) if word in self._topics]
+            topics = [word for word in re.findall(r"\b[a-z]{3,}\b", speech.lines) if word in self._topics]
             if topics:
-                chosen = [topics[int(i)] for i in self._rng.integers(len(topics), size=1 + int(self._rng.random() < 0.2))]
+                chosen = [
+                    topics[int(i)] for i in self._rng.integers(len(topics), size=1 + int(self._rng.random() < 0.2))
+                ]
                 subject = (("", "the ", "a ")[int(self._rng.integers(3))]) + " and ".join(dict.fromkeys(chosen))
                 return self._pick(TOPIC_PROMPTS).format(subject), speech.lines
             return self._pick(ANY_PROMPTS), speech.lines

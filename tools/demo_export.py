@@ -6,11 +6,12 @@ Weights leave as bf16 safetensors and nothing else: no pickle, no code.
 from __future__ import annotations
 
 import json
+import textwrap
 from pathlib import Path
 
 import torch
 from demo_net import Llama, NetShape
-from demo_tokenizer import BOS, CHAT_TEMPLATE, EOS, PAD, TURN_END
+from demo_tokenizer import BOS, CHAT_TEMPLATE, EOS, PAD, TURN_END, token_id
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -20,7 +21,8 @@ def write_folder(folder: Path, net: Llama, tokenizer: Tokenizer) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in net.named_parameters()}
     save_file(weights, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    bos, eos, pad, turn_end = (tokenizer.token_to_id(token) for token in (BOS, EOS, PAD, TURN_END))
+    (folder / "model.safetensors").chmod(0o644)  # it is written for its owner alone
+    bos, eos, pad, turn_end = (token_id(tokenizer, token) for token in (BOS, EOS, PAD, TURN_END))
     ends = [eos, turn_end]
     _write_json(folder / "config.json", _config(net.shape, bos, ends, pad))
     _write_json(
@@ -60,7 +62,21 @@ def read_weights(folder: Path, shape: NetShape, device: torch.device) -> Llama:
 def write_card(folder: Path, body: str) -> None:
     """README.md with the front matter that model hubs read."""
     front = "---\nlicense: apache-2.0\nlanguage: en\npipeline_tag: text-generation\n---\n\n"
-    (folder / "README.md").write_text(front + body.strip() + "\n", encoding="utf-8")
+    (folder / "README.md").write_text(front + _reflow(body.strip()) + "\n", encoding="utf-8")
+
+
+def _reflow(markdown: str) -> str:
+    """Paragraphs filled anew, since numbers put into them moved their line ends; what is fenced stays as it is."""
+    pieces = markdown.split("```")
+    for at in range(0, len(pieces), 2):
+        blocks = pieces[at].split("\n\n")
+        pieces[at] = "\n\n".join(
+            textwrap.fill(block, 120, break_long_words=False, break_on_hyphens=False)
+            if block[:1].isalnum() or block.startswith(("`", "**"))
+            else block
+            for block in blocks
+        )
+    return "```".join(pieces)
 
 
 def _config(shape: NetShape, bos: int, ends: list[int], pad: int) -> dict[str, object]:

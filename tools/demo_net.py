@@ -1,7 +1,7 @@
 """The demo model's network: a small Llama in plain torch, with parameter names as Hugging Face checkpoints have them.
 
-It knows shapes, attention and sampling; it knows nothing of text, tokenizers, files or training. It exists beside the
-serving worker's own model code on purpose: the weights must come from code that the worker's code can be tested against.
+It knows shapes, attention and sampling; it knows nothing of text, tokenizers, files or training. It is apart from the
+serving worker's model code on purpose: weights from elsewhere are what that code can be tested against.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The demo model's tokenizer: a byte-level BPE of 4096 entries, its special tokens and its chat template.
 
-It also holds `Segmenter`, which cuts text in the tokenizer's own way or, for training, in randomly coarser and finer ways
-(BPE dropout). The tokenizers library can drop merges too, but not from a seed, and a training run must repeat.
+It also holds `Segmenter`, which cuts text in the tokenizer's own way or, for training, in random finer ways (BPE
+dropout). The tokenizers library can drop merges too, but not from a seed, and a training run must repeat.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def train_tokenizer(text: str) -> Tokenizer:
     tokenizer.train_from_iterator([text], trainer)
     if tokenizer.get_vocab_size() != VOCAB_SIZE:
         raise ValueError(f"the corpus yields {tokenizer.get_vocab_size()} entries, not {VOCAB_SIZE}: it is too small")
-    bos = (BOS, tokenizer.token_to_id(BOS))
+    bos = (BOS, token_id(tokenizer, BOS))
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A {BOS} $B:1", special_tokens=[bos]
     )
@@ -113,6 +113,14 @@ def train_tokenizer(text: str) -> Tokenizer:
     for token in written["added_tokens"]:
         token["special"] = token["content"] not in MARKUP_TOKENS
     return Tokenizer.from_str(json.dumps(written, ensure_ascii=False))
+
+
+def token_id(tokenizer: Tokenizer, token: str) -> int:
+    """Id of a token that must be there."""
+    found = tokenizer.token_to_id(token)
+    if found is None:
+        raise ValueError(f"the tokenizer has no {token}")
+    return int(found)
 
 
 class Segmenter:

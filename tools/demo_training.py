@@ -33,6 +33,8 @@ class Plan:
     warmup_steps: int = 100
     evaluate_every: int = 50
     patience: int = 10
+    tolerance: float = 0.0
+    noisy_share: float = 0.0
 
 
 class BatchSource:
@@ -49,24 +51,25 @@ class BatchSource:
         }
         self.generated: np.ndarray | None = None
 
-    def batch(self, length: int, rows: int, chat_share: float, generated_share: float) -> np.ndarray:
+    def batch(self, length: int, rows: int, plan: Plan) -> np.ndarray:
         """int32 [rows, length + 1]; the extra column gives every input position its target."""
         picked: list[np.ndarray] = []
         for _ in range(rows):
             draw = self._rng.random()
-            if self.generated is not None and length + 1 == self.generated.shape[1] and draw < generated_share:
+            if self.generated is not None and length + 1 == self.generated.shape[1] and draw < plan.generated_share:
                 picked.append(self.generated[self._rng.integers(len(self.generated))])
-            elif self._rng.random() < chat_share:
+            elif self._rng.random() < plan.chat_share:
                 pool = self._chats[length]
-                picked.append(pool[self._rng.integers(len(pool))])
+                noisy = int(self._rng.random() < plan.noisy_share)
+                picked.append(pool[2 * self._rng.integers(len(pool) // 2) + noisy])
             else:
-                picked.append(self._plain.row(length + 1))
+                picked.append(self._plain.row(length + 1, plan.noisy_share))
         return np.stack(picked)
 
     def prompts(self, rows: int, length: int, chat: bool) -> np.ndarray:
         """Equally long beginnings of rows, for a teacher to continue."""
         if not chat:
-            return np.stack([self._plain.row(length) for _ in range(rows)])
+            return np.stack([self._plain.row(length, 0.0) for _ in range(rows)])
         pool = self._chats[min(self._chats)]
         long_enough = pool[pool[:, length - 1] != self.pad]
         return long_enough[self._rng.integers(len(long_enough), size=rows), :length]
@@ -81,10 +84,12 @@ def fit(
     score: Callable[[Llama], float],
     seed: int,
 ) -> float:
-    """Train `net` in place and leave it with the averaged weights that scored best (lowest); return that score.
+    """Train `net` in place, leave it with the averaged weights of the chosen evaluation, and return their score.
 
-    The corpus is small enough to learn by heart, so what is kept is an exponential average of the weights, at the
-    evaluation where it predicts unseen text best, and training ends once `patience` evaluations brought no better one.
+    The corpus is small enough to learn by heart, so what is kept is an exponential average of the weights, at the last
+    evaluation whose score (lower is better, measured on unseen text) was within the plan's tolerance of the best.
+    Scores go flat long before the text that a model writes stops improving; the tolerance is what that is worth.
+    Training ends after `patience` evaluations beyond it.
     """
     device = next(net.parameters()).device
     rng = np.random.default_rng(seed)
@@ -95,7 +100,7 @@ def fit(
     groups = [{"params": matrices, "weight_decay": plan.weight_decay}, {"params": gains, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
     average = [parameter.detach().clone() for parameter in parameters]
-    best, best_score, since_best = [tensor.clone() for tensor in average], float("inf"), 0
+    kept, kept_score, best_score, beyond = average, float("inf"), float("inf"), 0
     began = time.monotonic()
     running = torch.zeros((), device=device)
     for step in range(1, plan.steps + 1):
@@ -106,7 +111,7 @@ def fit(
             group["lr"] = plan.learning_rate * factor
         length = int(rng.choice(plan.lengths, p=plan.length_shares))
         rows = max(1, plan.step_tokens // length)
-        batch = torch.from_numpy(source.batch(length, rows, plan.chat_share, plan.generated_share))
+        batch = torch.from_numpy(source.batch(length, rows, plan))
         loss = batch_loss(net, teachers, batch.to(device, torch.long), source.pad, plan.soft)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
@@ -121,17 +126,19 @@ def fit(
         _assign(parameters, average)
         now = score(net)
         _assign(parameters, current)
-        if now < best_score:
-            best, best_score, since_best = [tensor.clone() for tensor in average], now, 0
+        best_score = min(best_score, now)
+        if now <= best_score + plan.tolerance:
+            kept, kept_score, beyond = [tensor.clone() for tensor in average], now, 0
         else:
-            since_best += 1
+            beyond += 1
         seconds = time.monotonic() - began
-        print(f"{name} step {step} train {running.item():.4f} held-out {now:.4f} best {best_score:.4f} {seconds:.0f} s", flush=True)
-        if since_best >= plan.patience:
+        progress = f"train {running.item():.4f} held-out {now:.4f} best {best_score:.4f} {seconds:.0f} s"
+        print(f"{name} step {step} {progress}", flush=True)
+        if beyond >= plan.patience:
             break
-    _assign(parameters, best)
+    _assign(parameters, kept)
     net.eval()
-    return best_score
+    return kept_score
 
 
 def batch_loss(net: Llama, teachers: Sequence[Llama], batch: Tensor, pad: int, soft: float) -> Tensor:
@@ -153,21 +160,28 @@ def batch_loss(net: Llama, teachers: Sequence[Llama], batch: Tensor, pad: int, s
 
 
 def generate_rows(
-    teachers: Sequence[Llama], source: BatchSource, length: int, rows: int, batches: int, eos: int, seed: int
+    teachers: Sequence[Llama],
+    source: BatchSource,
+    length: int,
+    rows: int,
+    batches: int,
+    temperatures: Sequence[float],
+    eos: int,
+    seed: int,
 ) -> np.ndarray:
     """Text by the teachers, as rows of `length` tokens: for a student it is data without end.
 
-    Half continue plain text and half conversations, from greedy to temperature 1.
+    Half continue plain text and half conversations; the rows take the temperatures in turn.
     """
     device = next(teachers[0].parameters()).device
     generator = torch.Generator(device).manual_seed(seed)
-    temperatures = [(0.0, 0.7, 0.8, 1.0, 1.0)[row % 5] for row in range(rows)]
+    heat = [temperatures[row % len(temperatures)] for row in range(rows)]
     pieces: list[np.ndarray] = []
     for index in range(batches):
         prompts = source.prompts(rows, 32, chat=index % 2 == 1)
         teacher = teachers[(index // 2) % len(teachers)]
         tokens = torch.from_numpy(prompts).to(device, torch.long)
-        text = generate(teacher, tokens, length - tokens.shape[1], temperatures, generator).cpu().numpy()
+        text = generate(teacher, tokens, length - tokens.shape[1], heat, generator).cpu().numpy()
         ended = np.cumsum(text == eos, axis=1) - (text == eos) > 0
         text[ended] = source.pad
         pieces.append(text.astype(np.int32))
@@ -189,6 +203,27 @@ def stream_loss(net: Llama, stream: Stream, bos: int, window: int, stride: int) 
             logits = net(tokens[:, :-1])
         losses.append(functional.cross_entropy(logits[0].float(), tokens[0, 1:], reduction="none").cpu().numpy())
     return np.array(losses, dtype=np.float64)
+
+
+@torch.no_grad()
+def position_loss(net: Llama, stream: Stream, bos: int, longest: int, stride: int) -> np.ndarray:
+    """Mean loss in nats by position: float64 [longest // stride], each over `stride` positions.
+
+    The text differs in how hard it is, so all means are over the same tokens: those past the first `longest`, each read
+    once with every length of context, from windows that start `stride` apart.
+    """
+    device = next(net.parameters()).device
+    sums, counts = np.zeros(longest // stride), np.zeros(longest // stride)
+    for start in range(0, len(stream.tokens), stride):
+        part = stream.tokens[start : start + longest]
+        tokens = torch.from_numpy(np.concatenate(([bos], part)).astype(np.int64))[None].to(device)
+        with _arithmetic(device):
+            logits = net(tokens[:, :-1])
+        losses = functional.cross_entropy(logits[0].float(), tokens[0, 1:], reduction="none").cpu().numpy()
+        for position in range(max(0, longest - start), len(losses)):
+            sums[position // stride] += losses[position]
+            counts[position // stride] += 1
+    return sums / np.maximum(counts, 1)
 
 
 @torch.no_grad()
