@@ -18,7 +18,7 @@ NAMES = ("demo", "demo-draft")
 WEIGHT_BYTES = {"demo": 16_000_000, "demo-draft": 2_000_000}
 WEIGHT_COUNT = {"demo": range(5_000_000, 8_000_001), "demo-draft": range(500_000, 1_000_001)}
 LAYERS = {"demo": 8, "demo-draft": 2}
-# Nats per token: a model that knows nothing has 8.3. On HAMLET these have 5.0-5.1; weights loaded wrongly are far above.
+# Nats per token: a model that knows nothing has 8.3. On HAMLET these have 5.0-5.1; wrongly loaded ones far more.
 WORST_LOSS = {"demo": 5.4, "demo-draft": 5.5}
 # Of a play that the training text has nothing of.
 HAMLET = """\
