@@ -88,7 +88,8 @@ def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> Invali
     if name in NOT_SERVED_YET:
         return Unsupported("UNSUPPORTED_OPTION", f"{spelled} is not supported yet.", "Leave it out.", param=name)
     close = difflib.get_close_matches(name, [*_BY_NAME, *extra], n=1)
-    fix = f"Did you mean {spelled.replace(name, close[0])}?" if close else "See `quire serve --help`."
+    suggestion = f"--{close[0]}" if close and spelled.startswith("-") else "".join(close).replace("-", "_")
+    fix = f"Did you mean {suggestion}?" if close else "See `quire serve --help`."
     return InvalidArgument("UNKNOWN_OPTION", f"Unknown option {spelled}.", fix, param=name)
 
 

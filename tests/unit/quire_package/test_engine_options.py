@@ -1,0 +1,43 @@
+"""The table of options against the services' own configurations, which the package itself must not import."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+
+import pytest
+
+from quire.engine_options import ENGINE_OPTIONS, NOT_SERVED_YET, stack_flags
+from quire.errors import InvalidArgument, Unsupported
+from quire.local.spec import SERVICES, StackSpec
+
+
+def fields_of(service: str) -> set[str]:
+    config = getattr(importlib.import_module(f"quire_{service}.config"), f"{service.capitalize()}Config")
+    return {field.name.replace("_", "-") for field in dataclasses.fields(config)}
+
+
+@pytest.mark.parametrize("service", SERVICES)
+def test_every_flag_is_one_that_its_service_knows(service: str) -> None:
+    given = {own for option in ENGINE_OPTIONS for taker, own in option.takers if taker == service}
+    ports = dict.fromkeys((*SERVICES, "http"), 1)
+    wired = {flag[2:].partition("=")[0] for flag in StackSpec("n", "m").command(service, ports)[3:]}
+    assert given | wired <= fields_of(service)
+
+
+def test_names_are_unique_and_served_or_not() -> None:
+    names = [option.name for option in ENGINE_OPTIONS]
+    assert len(set(names)) == len(names)
+    assert not set(names) & NOT_SERVED_YET
+
+
+def test_flags_by_service() -> None:
+    flags = stack_flags({"max_model_len": 128, "served-model-name": ["a", "b"], "dtype": None})
+    assert flags == {"scheduler": {"max-model-len": "128"}, "router": {"served-model-name": "a,b"}}
+
+
+def test_what_is_not_served_is_refused() -> None:
+    with pytest.raises(Unsupported, match="quantization is not supported yet"):
+        stack_flags({"quantization": "fp8"})
+    with pytest.raises(InvalidArgument, match="Did you mean max_num_seqs"):
+        stack_flags({"max_num_seq": 3})

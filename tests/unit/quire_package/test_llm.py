@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from quire import LLM, InvalidArgument, NotFound, SamplingParams
+from quire.prompts import Prompt
+from tests.fakes.fake_router import FakeRouter
+
+Fake = tuple[FakeRouter, str]
+
+
+def test_outputs_are_in_the_prompts_order(fake: Fake) -> None:
+    _, address = fake
+    params = [SamplingParams(max_tokens=n) for n in (3, 1, 2)]
+    with LLM(address=address) as llm:
+        outputs = llm.generate(["a", "b", "c"], params, use_tqdm=False)
+    assert [output.prompt for output in outputs] == ["a", "b", "c"]
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [3, 1, 2]
+
+
+def test_prompts_are_served_together(fake: Fake) -> None:
+    router, address = fake
+    router.together = threading.Barrier(8)  # breaks unless eight requests are there at once
+    with LLM(address=address) as llm:
+        outputs = llm.generate([f"p{i}" for i in range(8)])
+    assert all(output.finished for output in outputs)
+
+
+def test_prompts_in_every_form(fake: Fake) -> None:
+    router, address = fake
+    mappings: list[Prompt] = [{"prompt": "a"}, {"prompt_token_ids": [4]}]
+    with LLM(address=address) as llm:
+        assert len(llm.generate("text")) == 1
+        assert len(llm.generate([1, 2, 3])) == 1
+        assert len(llm.generate([[1], [2, 3]])) == 2
+        assert len(llm.generate(mappings)) == 2
+        assert llm.generate([]) == []
+        assert len(llm.chat([{"role": "user", "content": "x"}])) == 1
+        assert len(llm.chat([[{"role": "user", "content": "x"}], [{"role": "user", "content": "y"}]])) == 2
+    assert [bool(r.token_ids.ids) for r in router.requests[:4]] == [False, True, True, True]
+
+
+def test_a_full_queue_is_waited_for(fake: Fake) -> None:
+    router, address = fake
+    router.overload = 5
+    with LLM(address=address) as llm:
+        outputs = llm.generate(["a", "b", "c"])
+    assert all(output.finished for output in outputs)
+    assert len(router.requests) == 8
+
+
+def test_a_failure_is_the_requests_own_error(fake: Fake) -> None:
+    _, address = fake
+    with LLM(address=address) as llm:
+        with pytest.raises(InvalidArgument, match="PROMPT_TOO_LONG"):
+            llm.generate(["a", "fail", "b"])
+        assert llm.generate("a")[0].finished
+
+
+def test_lengths_must_agree(fake: Fake) -> None:
+    _, address = fake
+    with LLM(address=address) as llm, pytest.raises(InvalidArgument, match="2 sampling_params for 3 prompts"):
+        llm.generate(["a", "b", "c"], [SamplingParams()] * 2)
+
+
+async def test_works_within_a_running_loop(fake: Fake) -> None:
+    _, address = fake
+    assert asyncio.get_running_loop().is_running()
+    with LLM(address=address) as llm:
+        assert llm.generate("a")[0].finished
+
+
+def test_close_is_idempotent_and_leaves_no_thread(fake: Fake) -> None:
+    _, address = fake
+    llm = LLM(address=address)
+    llm.close()
+    llm.close()
+    assert "quire-llm" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_a_model_and_an_address_are_one_too_many() -> None:
+    with pytest.raises(InvalidArgument, match="MODEL_AND_ADDRESS"):
+        LLM("model", address="127.0.0.1:1")
+    with pytest.raises(InvalidArgument, match="MODEL_AND_ADDRESS"):
+        LLM(address="127.0.0.1:1", max_num_seqs=3)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    with pytest.raises(NotFound, match="/no/such/model"):
+        LLM("/no/such/model")
+
+
+def test_an_option_that_is_none() -> None:
+    with pytest.raises(InvalidArgument, match="max_num_seqs"):
+        LLM(max_num_seq=3)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from quire import InvalidArgument, SamplingParams, Unsupported
+
+
+def test_defaults_are_vllms() -> None:
+    params = SamplingParams()
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (1.0, 1.0, 0, 0.0)
+    assert (params.max_tokens, params.min_tokens, params.n, params.seed) == (16, 0, 1, None)
+    assert params.skip_special_tokens
+    assert not params.ignore_eos
+
+
+BAD: list[dict[str, Any]] = [
+    {"temperature": -0.1},
+    {"temperature": math.nan},
+    {"temperature": math.inf},
+    {"temperature": "hot"},
+    {"temperature": True},
+    {"top_p": 0},
+    {"top_p": 1.1},
+    {"top_p": math.nan},
+    {"top_k": -2},
+    {"top_k": 1.5},
+    {"min_p": -0.1},
+    {"min_p": 1.1},
+    {"n": 0},
+    {"n": True},
+    {"seed": -2},
+    {"seed": 2**64},
+    {"seed": 1.0},
+    {"max_tokens": 0},
+    {"max_tokens": -1},
+    {"max_tokens": 2**32},
+    {"min_tokens": -1},
+    {"min_tokens": 17},
+    {"logprobs": -1},
+    {"stop": ""},
+    {"stop": ["x", ""]},
+    {"stop": [3]},
+    {"stop_token_ids": [-1]},
+    {"stop_token_ids": ["a"]},
+    {"presence_penalty": 2.1},
+    {"frequency_penalty": -2.1},
+    {"repetition_penalty": 0},
+    {"logit_bias": {-1: 0.0}},
+    {"logit_bias": {1: math.nan}},
+    {"allowed_token_ids": [2**31]},
+]
+
+
+@pytest.mark.parametrize("fields", BAD, ids=repr)
+def test_a_bad_value_is_a_typed_error_that_names_it(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument) as raised:
+        SamplingParams(**fields)
+    assert raised.value.param == next(iter(fields))
+    assert raised.value.code == "BAD_SAMPLING_PARAM"
+    assert raised.value.fix
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"bad_words": ["x"]}, {"structured_outputs": {}}], ids=repr)
+def test_what_is_not_served_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
+    with pytest.raises(Unsupported, match=next(iter(fields))):
+        SamplingParams(**fields)
+
+
+def test_a_clone_is_checked_too() -> None:
+    params = SamplingParams(seed=3)
+    assert params.clone(temperature=0).seed == 3
+    with pytest.raises(InvalidArgument):
+        params.clone(max_tokens=0)
+
+
+def test_stop_in_either_form() -> None:
+    assert SamplingParams(stop="a").stop_strings == ("a",)
+    assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
+    assert SamplingParams().stop_strings == ()

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire.errors import InvalidArgument
+from quire.local import events
+from quire.local.pids import MARK_VARIABLE, ProcessId, marked
+from quire.local.ports import free_ports, is_free
+from quire.local.spec import SERVICES, StackSpec
+from quire.local.state import ServiceState, StackState, StateDirectory, list_names
+
+
+def test_a_state_survives_its_file(tmp_path: Path) -> None:
+    directory = StateDirectory("one", tmp_path)
+    directory.create()
+    state = StackState("one", "id", "model", ProcessId.of(os.getpid()))
+    state.services["router"] = ServiceState(1, 2, 3, "ready", "x")
+    directory.write(state)
+    assert directory.read() == state
+    assert directory.running() == state
+    assert list_names(tmp_path) == ["one"]
+    assert directory.path.stat().st_mode & 0o077 == 0
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"name": "x"}', "\x00"], ids=repr)
+def test_a_state_file_that_is_none(tmp_path: Path, text: str) -> None:
+    directory = StateDirectory("one", tmp_path)
+    directory.create()
+    directory.state_file.write_text(text)
+    assert directory.read() is None
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "x" * 65])
+def test_a_name_that_would_leave_the_directory(name: str) -> None:
+    with pytest.raises(InvalidArgument):
+        StateDirectory(name)
+
+
+def test_the_base_directory_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "a"))
+    assert StateDirectory("n").path == tmp_path / "a" / "n"
+    monkeypatch.delenv("QUIRE_STATE_DIR")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "b"))
+    assert StateDirectory("n").path == tmp_path / "b" / "quire" / "n"
+
+
+def test_a_process_is_its_pid_and_its_start() -> None:
+    me = ProcessId.of(os.getpid())
+    assert me.alive()
+    assert me.start_time > 0
+    impostor = ProcessId(me.pid, me.start_time + 1)
+    assert not impostor.alive()
+    assert not impostor.signal(signal.SIGKILL)  # this test would not live to say so
+    assert impostor.wait(0)
+
+
+def test_a_process_is_waited_for_and_found_by_its_mark() -> None:
+    environment = {**os.environ, MARK_VARIABLE: "the-mark"}
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    try:
+        process = ProcessId.of(child.pid)
+        # Between fork and exec a child still shows its parent's environment; its own command line is there after it.
+        while b"input" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():
+            pass
+        assert marked("the-mark") == [process]
+        assert marked("another") == []
+        assert not process.wait(0.01)
+        assert process.signal(signal.SIGKILL)
+        assert process.wait(30)
+        assert not process.alive()  # though it is not reaped yet
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_bound_port_is_not_free() -> None:
+    import socket
+
+    (port,) = free_ports(1)
+    assert is_free("127.0.0.1", port)
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", port))
+        holder.listen()
+        assert not is_free("127.0.0.1", port)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        events.Progress("worker", "weights", 1.0, 0.5, "x"),
+        events.Ready("http://a", "b", 2.0),
+        events.Failed("router", "C", "m", "f", "l"),
+        events.Died("router", "C", "m", "f", "l"),
+        events.Stopped(1.0, ("worker",)),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_events_survive_their_line(event: events.Event) -> None:
+    line = events.encode(event)
+    assert "\n" not in line
+    assert events.decode(line) == event
+
+
+@pytest.mark.parametrize("line", ["", "x", "[]", "{}", '{"event": "other"}', "3"])
+def test_a_line_that_is_no_event(line: str) -> None:
+    assert events.decode(line) is None
+
+
+def test_a_spec_survives_its_line() -> None:
+    spec = StackSpec("n", "m", api_keys=("k",), commands={"worker": ("a", "b")}, flags={"worker": {"x": "y"}})
+    assert StackSpec.from_json(spec.to_json()) == spec
+
+
+def test_user_flags_come_last_and_win() -> None:
+    spec = StackSpec("n", "/m", host="0.0.0.0", flags={"worker": {"model": "/other", "dtype": "float32"}})
+    ports = {name: 1000 + i for i, name in enumerate((*SERVICES, "http"))}
+    worker, router = spec.command("worker", ports), spec.command("router", ports)
+    assert worker[:3] == [sys.executable, "-m", "quire_worker"]
+    assert "--model=/other" in worker
+    assert "--model=/m" not in worker
+    assert "--dtype=float32" in worker
+    assert f"--listen=127.0.0.1:{ports['worker']}" in worker
+    assert f"--listen=0.0.0.0:{ports['router']}" in router
+    assert f"--port={ports['http']}" in router
+    assert spec.local_host == "127.0.0.1"
