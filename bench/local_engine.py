@@ -1,0 +1,142 @@
+"""A scheduler core and a worker engine in one process, called directly: no gRPC, no threads.
+
+What the pipeline is compared with, and the harness of the exactness tests. Knows nothing of text.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from quire_common.credit import KvGroup, ModelInfo, PageGeometry, Report, WorkerHello
+from quire_common.sequence import RequestContext, Sequence
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.outputs import FinishReason
+from quire_scheduler.scheduler import Scheduler
+from quire_worker.engine.engine import Engine
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.loading import LoadedModel, LoadOptions, load_model
+
+_SESSION = 1
+
+
+@dataclass
+class Served:
+    """What became of one request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish: FinishReason = FinishReason.NONE
+    error: str = ""
+
+
+class LocalEngine:
+    """One replica. `submit` requests by handle, `run` until they are all done."""
+
+    def __init__(
+        self, model: LoadedModel, name: str = "local", max_num_seqs: int = 64, num_pages: int = 0, **scheduler: object
+    ) -> None:
+        pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
+        facts = model.facts
+        spec = EngineSpec(
+            max_num_seqs=max_num_seqs,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            page_size=model.geometry.page_size,
+            num_pages=pages,
+            eos_token_ids=facts.eos_token_ids,
+        )
+        self.engine = Engine(spec, model.runner)
+        groups = tuple(
+            KvGroup(g.name, g.page_bytes, g.layout, g.dtype, g.layers, g.kv_heads, g.head_dim, g.window)
+            for g in model.geometry.groups
+        )
+        info = ModelInfo(
+            name=name,
+            architecture=facts.architecture,
+            max_model_len=facts.max_model_len,
+            vocab_size=facts.vocab_size,
+            eos_token_ids=facts.eos_token_ids,
+            digest=facts.digest,
+            pages=PageGeometry(model.geometry.page_size, groups, model.geometry.namespace),
+        )
+        hello = WorkerHello(self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), info)
+        self.scheduler = Scheduler(SchedulerConfig(**scheduler), hello)  # type: ignore[arg-type]  # checked by the dataclass
+        self.served: dict[int, Served] = {}
+        self.reports: Callable[[Report], None] = lambda report: None
+
+    def submit(self, handle: int, sequence: Sequence, tenant: str = "", priority: int = 0) -> None:
+        """Queue a request."""
+        context = RequestContext(f"r{handle}", tenant=tenant, priority=priority)
+        self.scheduler.submit(_SESSION, handle, context, sequence, time.time())
+        self.served[handle] = Served()
+
+    def abort(self, handle: int) -> None:
+        """End a request."""
+        self.scheduler.abort(_SESSION, handle, time.time())
+
+    def step(self) -> bool:
+        """One round of grant, step, report; False when there was nothing to do."""
+        now = time.time()
+        busy = False
+        while (grant := self.scheduler.next_grant(now)) is not None:
+            self.engine.apply(grant)
+            busy = True
+            report = self.engine.step()
+            if report is not None:
+                self.reports(report)
+                self._collect(self.scheduler.on_report(report, time.time()))
+        self._collect(self.scheduler.take_outputs())
+        return busy
+
+    def run(self) -> dict[int, Served]:
+        """Serve everything that was submitted; raises RuntimeError if the replica stands still."""
+        while not self.scheduler.idle:
+            if not self.step():
+                raise RuntimeError("requests are left but nothing can run")
+        return self.served
+
+    def check_quiet(self) -> None:
+        """Everything is given back: call when all requests have ended."""
+        while self.step():
+            pass
+        self.scheduler.check_integrity()
+        self.engine.check_integrity()
+        referenced = self.scheduler.load().referenced_pages
+        if referenced:
+            raise RuntimeError(f"{referenced} pages are still referenced")
+
+    def _collect(self, outputs: list) -> None:  # type: ignore[type-arg]  # SessionOutputs, of which there is one
+        for out in outputs:
+            at = 0
+            for handle, count, finish in zip(out.handle.tolist(), out.count.tolist(), out.finish.tolist(), strict=True):
+                served = self.served[handle]
+                served.tokens += out.token[at : at + count].tolist()
+                at += count
+                if finish:
+                    served.finish = FinishReason(finish)
+            if out.logprobs is not None:
+                owner = out.handle.repeat(out.count)
+                for index, value in zip(out.logprobs.token_index.tolist(), out.logprobs.logprob.tolist(), strict=True):
+                    self.served[int(owner[index])].logprobs.append(value)
+            for note in out.failed:
+                self.served[note.handle].error = note.error.code
+
+
+def load(model: str | Path, kv_cache_bytes: int = 512 << 20, threads: int = 1, page_size: int = 16) -> LoadedModel:
+    """Load a model for in-process use."""
+    torch.set_num_threads(threads)
+    return load_model(model, LoadOptions(kv_cache_bytes=kv_cache_bytes, page_size=page_size))
+
+
+def serve(model: LoadedModel, sequences: Mapping[int, Sequence], **options: object) -> dict[int, Served]:
+    """Serve sequences together and check that nothing leaked."""
+    local = LocalEngine(model, **options)  # type: ignore[arg-type]  # LocalEngine's own
+    for handle, sequence in sequences.items():
+        local.submit(handle, sequence)
+    served = local.run()
+    local.check_quiet()
+    return served

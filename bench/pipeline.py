@@ -1,0 +1,99 @@
+"""`python -m bench.pipeline`: what five services cost beside the same worker in-process, and transformers on the same work.
+
+One interleaved run, one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the scheduler core
+and the worker engine called directly in one process, (3) transformers' batched `generate`, sorted by length. All greedy, with
+lengths fixed by the workload's seed. Prints JSON; ratios are of medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.workload import Request, uniform
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+
+ROOT = Path(__file__).resolve().parents[1]
+_KV_BYTES = 1 << 30
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ROOT / "models" / "demo"))
+    parser.add_argument("--requests", type=int, default=128)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--prompt-len", type=int, nargs=2, default=(16, 256))
+    parser.add_argument("--output-len", type=int, nargs=2, default=(32, 160))
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--arms", nargs="+", default=["services", "inprocess", "transformers"])
+    arguments = parser.parse_args()
+    requests = uniform(
+        arguments.requests, tuple(arguments.prompt_len), tuple(arguments.output_len), (300, 4096), arguments.seed
+    )
+    rounds = [run_round(arguments, requests) for _ in range(arguments.rounds)]
+    rates = {arm: [r[arm]["output_tokens_per_s"] for r in rounds] for arm in arguments.arms}
+    medians = {arm: statistics.median(values) for arm, values in rates.items()}
+    result: dict[str, object] = {
+        "workload": {k: v for k, v in vars(arguments).items() if k not in ("model", "arms")},
+        "output_tokens_per_s": {arm: {"median": round(medians[arm], 1), "rounds": rates[arm]} for arm in rates},
+        "rounds": rounds,
+    }
+    for name, above, below in (
+        ("services_over_inprocess", "services", "inprocess"),
+        ("services_over_transformers", "services", "transformers"),
+        ("inprocess_over_transformers", "inprocess", "transformers"),
+    ):
+        if above in medians and below in medians:
+            result[name] = round(medians[above] / medians[below], 3)
+    print(json.dumps(result, indent=1))
+
+
+def run_round(arguments: argparse.Namespace, requests: list[Request]) -> dict[str, dict[str, float]]:
+    """Each arm once. Arms are processes of their own and never run at the same time."""
+    result: dict[str, dict[str, float]] = {}
+    for arm in arguments.arms:
+        result[arm] = services(arguments, requests) if arm == "services" else child(arm, arguments, requests)
+        print(f"{arm}: {result[arm]['output_tokens_per_s']:.0f} output tok/s", file=sys.stderr)
+    return result
+
+
+def services(arguments: argparse.Namespace, requests: list[Request]) -> dict[str, float]:
+    """The five services, torch with one thread, no page ever found in the kvstore (prompts do not repeat)."""
+    from bench import services_arm
+
+    flags = {
+        "worker": {
+            "torch-threads": "1",
+            "max-num-seqs": str(arguments.streams),
+            "kv-cache-memory-bytes": str(_KV_BYTES),
+        },
+        "scheduler": {"max-waiting": "4096"},
+    }
+    stack = LocalStack(StackSpec("bench-pipeline", arguments.model, flags=flags))
+    try:
+        services_arm.warm_up(stack, uniform(4, (8, 16), (4, 8), (300, 4096), seed=10_000))
+        return services_arm.run(stack, requests, arguments.streams)  # type: ignore[return-value]  # CPU times are nested
+    finally:
+        stack.close()
+
+
+def child(arm: str, arguments: argparse.Namespace, requests: list[Request]) -> dict[str, float]:
+    """An arm that is a module of its own: requests on standard input, JSON on the last line of its output."""
+    command = [sys.executable, "-m", f"bench.{arm}_arm", "--model", arguments.model, "--batch", str(arguments.streams)]
+    done = subprocess.run(
+        command, input=json.dumps([asdict(r) for r in requests]), capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{arm} failed:\n{done.stderr}")
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+if __name__ == "__main__":
+    main()

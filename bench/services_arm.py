@@ -1,0 +1,78 @@
+"""A request set through the five services: concurrent gRPC streams against a local stack, with each service's CPU time."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import grpc
+import numpy as np
+
+from bench.workload import Request
+from quire.local.stack import LocalStack
+from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, object]:
+    """Serve all requests with at most `streams` open at once; checks that every answer has its full length."""
+    before = _cpu_seconds(stack)
+    seconds, ttft = asyncio.run(_serve(stack.grpc, requests, streams))
+    after = _cpu_seconds(stack)
+    tokens = sum(r.output_len for r in requests)
+    cpu = {name: after[name] - before[name] for name in after}
+    return {
+        "output_tokens": tokens,
+        "seconds": seconds,
+        "output_tokens_per_s": tokens / seconds,
+        "ttft_p50_ms": float(np.percentile(ttft, 50)) * 1e3,
+        "cpu_ms_per_1k_tokens": {name: round(s * 1e6 / tokens, 2) for name, s in cpu.items()},
+    }
+
+
+def warm_up(stack: LocalStack, requests: list[Request]) -> None:
+    """Pay for what is lazy."""
+    asyncio.run(_serve(stack.grpc, requests, len(requests)))
+
+
+async def _serve(address: str, requests: list[Request], streams: int) -> tuple[float, list[float]]:
+    ttft: list[float] = []
+    gate = asyncio.Semaphore(streams)
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+
+        async def one(request: Request) -> None:
+            async with gate:
+                message = inference_pb2.GenerateRequest(
+                    token_ids=inference_pb2.TokenIds(ids=np.array(request.prompt_ids, "<i4").tobytes()),
+                    max_tokens=request.output_len,
+                    ignore_eos=True,
+                    sampling=common_pb2.SamplingParams(temperature=0),
+                )
+                began, seen, usage = time.perf_counter(), False, 0
+                async for response in stub.Generate(message):
+                    if not seen:
+                        seen = True
+                        ttft.append(time.perf_counter() - began)
+                    if response.HasField("usage"):
+                        usage = response.usage.completion_tokens
+                if usage != request.output_len:
+                    raise RuntimeError(f"asked for {request.output_len} tokens, got {usage}")
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(one(request))
+        return time.perf_counter() - began, ttft
+
+
+def _cpu_seconds(stack: LocalStack) -> dict[str, float]:
+    """User and system time of each service so far."""
+    result = {}
+    for name, state in stack.directory.read().services.items():
+        with open(f"/proc/{state.pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+        result[name] = (int(fields[11]) + int(fields[12])) * _TICK_S
+    return result
