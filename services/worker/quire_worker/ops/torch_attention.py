@@ -2,7 +2,8 @@
 
 Every bitwise promise rests on four facts, each held by a test: a row of a matrix product does not depend on how many
 rows there are, from 4 on; an item of a batched product does not depend on the other items; reductions over a
-contiguous last axis are per row; and exp(0) is exactly 1.
+contiguous last axis are per row; an element of torch's exp does not depend on where it lies (exp2's and sigmoid's do),
+and exp(0) is exactly 1.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.scratch import Scratch
-from quire_worker.ops.torch_plan import Group, TorchPlan, group_masks
+from quire_worker.ops.torch_plan import LEAST, Group, TorchPlan, group_masks
 
 
 def paged_attention(
@@ -57,7 +58,7 @@ def _attend(
         rows, live_rows = group.rows - first, real - first
         gathered = scratch.take("attention.kv", tile.index.numel(), flat.shape[1])
         torch.index_select(flat, 0, tile.index, out=gathered)
-        key, value = gathered.view(2, items, tile_size, head_dim)
+        key, value = gathered.view(items, 2, tile_size, head_dim).unbind(1)
         scores = scratch.take("attention.scores", items, rows, tile_size)
         torch.bmm(query[:items, first:], key.transpose(1, 2), out=scores)
         live = scores[:, :live_rows]
@@ -66,7 +67,8 @@ def _attend(
         if mask is not None:
             start, hidden = mask
             scores.view(tile.sequences, kv_heads, rows, tile_size)[start:, :, :live_rows].add_(hidden)
-        peak = live.amax(dim=-1, keepdim=True)
+        # A row with nothing to see in this tile keeps what it has: weights exp(-inf - LEAST) = 0, shrink exp(0) = 1.
+        peak = live.amax(dim=-1, keepdim=True).clamp_(min=LEAST)
         if number == 0:
             largest = peak
             live.sub_(peak).exp_()

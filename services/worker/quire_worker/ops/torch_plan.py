@@ -7,6 +7,7 @@ for bit; so a row's result depends neither on its group nor on how its prompt wa
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from quire_worker.step import Int32, Int64
 
-MASKED = -1e30
-"""Added to scores: far below any score, and finite, so that a row with nothing to see yields no NaN."""
+MASKED = -math.inf
+"""Added to scores. exp of it is fast on the CPU; exp of large finite negatives is 15 times slower."""
+LEAST = -1e30
+"""Far below any score: the largest score of a row that sees nothing, finite so that differences are no NaN."""
 _CHUNK_MULTIPLE = 16
 
 
@@ -28,7 +31,7 @@ class Tile:
     first_row: int
     """Query rows before it lie before the tile's first key in every sequence: nothing to do."""
     index: Tensor
-    """[2 (key, value) * sequences * K * pages per tile] int64: page parts of layer 0 in the flat pool."""
+    """[sequences * K * 2 (key, value) * pages per tile] int64: page parts of layer 0 in the flat pool."""
     begin: int
     """Position of the first key."""
 
@@ -141,9 +144,10 @@ class _Planner:
         for begin in range(0, int(end[0]), self.tile):
             reached = int(np.count_nonzero(end > begin))
             at = begin // self.page_size
-            key = parts[:reached, :, at : at + pages_per_tile].reshape(-1)
+            key = parts[:reached, :, None, at : at + pages_per_tile]
             skipped = int(np.maximum(0, begin - first[:reached]).min()) * self.heads_per_kv
-            index = torch.from_numpy(np.concatenate((key, key + 1)))
+            # Keys and values of an item side by side: they lie side by side in the pool too, and memory likes that.
+            index = torch.from_numpy(np.concatenate((key, key + 1), axis=2).reshape(-1))
             tiles.append(Tile(reached, skipped // self.row_tile * self.row_tile, index, begin))
         return tiles
 

@@ -120,7 +120,7 @@ class TorchOps:
         """See `Ops.activation`."""
         if activation == "silu":
             return torch.div(x, x.neg().exp_().add_(1.0))
-        inner = x.pow(3).mul_(0.044715).add_(x).mul_(_GELU_SCALE)
+        inner = x.square().mul_(x).mul_(0.044715).add_(x).mul_(_GELU_SCALE)
         return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:

@@ -1,4 +1,4 @@
-"""Logprobs of sampled tokens: the reference of `ops.logprobs`. Of raw logits, in float64."""
+"""Logprobs of sampled tokens: the reference of `ops.logprobs`. Of raw logits, whatever was drawn from them."""
 
 from __future__ import annotations
 
@@ -14,29 +14,34 @@ def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColum
     asked = np.flatnonzero((wanted >= 0) & (token >= 0))
     if asked.size == 0:
         return None
-    rows: Float32 = logits[torch.from_numpy(asked)].numpy()
-    normaliser = torch.from_numpy(rows).double().logsumexp(dim=-1).numpy()
-    chosen = rows[np.arange(asked.size), token[asked]]
-    rank = 1 + np.count_nonzero(rows > chosen[:, None], axis=1)
-    tops = [_top(row, min(int(count), row.size)) for row, count in zip(rows, wanted[asked], strict=True)]
-    top_count = np.array([top.size for top in tops], np.int32)
-    flat_row = np.repeat(np.arange(asked.size), top_count)
-    top_id = np.concatenate(tops)
+    rows = logits[torch.from_numpy(asked)]
+    values: Float32 = rows.numpy()
+    peak = values.max(axis=1, keepdims=True)
+    normaliser = peak[:, 0] + np.log(torch.from_numpy(values - peak).double().exp_().numpy().sum(axis=1))
+    chosen = values[np.arange(asked.size), token[asked]]
+    rank = 1 + np.count_nonzero(values > chosen[:, None], axis=1)
+    count = np.minimum(wanted[asked], values.shape[1])
+    top_id = _top_ids(rows, count)
+    owner = np.repeat(np.arange(asked.size), count)
     return LogprobColumns(
         token_index=asked.astype(np.int32),
         logprob=(chosen - normaliser).astype(np.float32),
         rank=rank.astype(np.int32),
-        top_count=top_count,
+        top_count=count.astype(np.int32),
         top_id=top_id,
-        top_logprob=(rows[flat_row, top_id] - normaliser[flat_row]).astype(np.float32),
+        top_logprob=(values[owner, top_id] - normaliser[owner]).astype(np.float32),
     )
 
 
-def _top(row: Float32, count: int) -> Int32:
-    """Ids of the largest logits, largest first, the lower id first among equals."""
-    if count == 0:
+def _top_ids(rows: Tensor, count: Int32) -> Int32:
+    """Ids of each row's `count` largest logits, largest first, the lower id first among equals; row after row."""
+    most = int(count.max())
+    if most == 0:
         return np.empty(0, np.int32)
-    least = np.partition(row, row.size - count)[row.size - count]
-    ids = np.flatnonzero(row >= least)
-    order = np.argsort(-row[ids], kind="stable")[:count]
-    return ids[order].astype(np.int32)
+    least: Float32 = rows.topk(most, dim=-1).values.numpy()
+    found = []
+    for row, lowest, wanted in zip(rows.numpy(), least, count.tolist(), strict=True):
+        if wanted:
+            ids = np.flatnonzero(row >= lowest[wanted - 1])
+            found.append(ids[np.argsort(-row[ids], kind="stable")[:wanted]])
+    return np.concatenate(found).astype(np.int32)

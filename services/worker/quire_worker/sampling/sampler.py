@@ -3,27 +3,29 @@
 Exact definition for a row of logits x, blocked tokens being -inf:
 
     temperature < 1e-5   the token of the largest x, the lowest id among equals
-    otherwise            z = x / temperature (float32), e = exp(z - max z) (float64)
+    otherwise            z = x / temperature and e = exp(z - max z), in float32
       min_p              keeps e >= min_p
-      top_k              keeps e >= the k-th largest e (all equals of the k-th)
-      top_p              of the sum of what is kept so far, keeps the tokens whose strictly larger ones sum to < top_p
+      top_k              keeps z >= the k-th largest z (all equals of the k-th)
+      top_p              of the sum (float64) of what is kept so far, keeps the tokens whose strictly larger ones sum to
+                         less than top_p
       token              the largest z + noise (float64) among the kept, the lowest id among equals; see `gumbel`
 
-The order is vLLM's: min_p, then top_k, then top_p over what remains. A row's token depends on that row alone, bit for
-bit. The vocabulary is never sorted: top_p sorts only tokens too likely to lie wholly in the tail of mass 1 - top_p.
+The order is vLLM's: min_p, then top_k, then top_p over what remains (the first two commute). A row's token depends on
+that row alone, bit for bit. The vocabulary is never sorted: top_p sorts only tokens that are too likely to lie wholly
+in the tail of mass 1 - top_p. Noise is evaluated for the kept tokens alone where they are few.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.gumbel import LANES, Float64, noise_of_rows, noise_of_tokens
-from quire_worker.step import Bool, Float32, Int32, Int64
+from quire_worker.sampling.gumbel import LANES, noise_of_rows, noise_of_tokens
+from quire_worker.step import Float32, Int32, Int64
 
 GREEDY_BELOW = 1e-5
 DAMAGED = -1
@@ -36,93 +38,90 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
         logits = logits.clone()
         for row, ids in columns.blocked.items():
             logits[row, torch.from_numpy(ids).to(torch.int64)] = -torch.inf
-    top = logits.amax(dim=-1)
-    greedy = columns.temperature < GREEDY_BELOW
-    if greedy.all():
-        token: Int32 = logits.argmax(dim=-1).to(torch.int32).numpy()
-    else:
-        token = np.empty(greedy.size, np.int32)
-        if greedy.any():
-            token[greedy] = logits[torch.from_numpy(greedy)].argmax(dim=-1).numpy()
-        _draw(logits, top, np.flatnonzero(~greedy), columns, token)
-    token[~torch.isfinite(top).numpy()] = DAMAGED
+    top: Float32 = logits.amax(dim=-1).numpy()
+    sound = np.isfinite(top)
+    values: Float32 = logits.numpy()
+    token: Int32 = values.argmax(axis=1).astype(np.int32)
+    drawn = np.flatnonzero(sound & (columns.temperature >= GREEDY_BELOW))
+    if drawn.size:
+        temperature = columns.temperature[drawn, None]
+        token[drawn] = _draw(values[drawn] / temperature, top[drawn, None] / temperature, columns, drawn)
+    token[~sound] = DAMAGED
     return token
 
 
 @dataclass(slots=True)
-class _Candidates:
-    """Kept tokens of the rows that keep few."""
+class _Filtered:
+    """Rows that keep few tokens, with these; and the indices of the others."""
 
-    row: list[Int64]
-    token: list[Int64]
+    rows: list[int] = field(default_factory=list)
+    kept: list[Int64] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
 
 
-def _draw(logits: Tensor, top: Tensor, rows: Int64, columns: SamplingColumns, token: Int32) -> None:
-    """Write tokens of the rows that are not greedy."""
-    vocab_size = logits.shape[1]
-    temperature = torch.from_numpy(columns.temperature[rows])[:, None]
-    z = logits[torch.from_numpy(rows)].div_(temperature)
-    few = _Candidates([], [])
-    whole = _filter(z, top[torch.from_numpy(rows)] / temperature[:, 0], rows, columns, few)
-    scaled = z.numpy()
-    if few.row:
-        _draw_from_few(scaled, rows, columns, few, token)
+def _draw(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
+    """Tokens of rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N, V]."""
+    token = np.empty(rows.size, np.int64)
+    filtered = _filter(scaled, top, columns, rows)
+    if filtered.rows:
+        size = [kept.size for kept in filtered.kept]
+        ids, owner = np.concatenate(filtered.kept), np.repeat(filtered.rows, size)
+        mine = rows[owner]
+        score = noise_of_tokens(columns.seed[mine], columns.sample_index[mine], columns.position[mine], ids)
+        score += scaled[owner, ids]
+        end = np.cumsum(size)
+        for row, kept, begin in zip(filtered.rows, filtered.kept, end - size, strict=True):
+            token[row] = kept[score[begin : begin + kept.size].argmax()]
+    vocab_size = scaled.shape[1]
     step = max(1, _BLOCK_ELEMENTS // vocab_size)
-    for begin in range(0, whole.size, step):
-        part = whole[begin : begin + step]
+    for first in range(0, len(filtered.others), step):
+        part = filtered.others[first : first + step]
         mine = rows[part]
         noise = noise_of_rows(columns.seed[mine], columns.sample_index[mine], columns.position[mine], vocab_size)
         noise += scaled[part]
-        token[mine] = noise.argmax(axis=1)
+        token[part] = noise.argmax(axis=1)
+    return token
 
 
-def _filter(z: Tensor, top: Tensor, rows: Int64, columns: SamplingColumns, few: _Candidates) -> Int64:
-    """Apply min_p, top_k and top_p. Rows that keep few tokens go to `few`; of the others, whose indices are returned,
-    what is not kept becomes -inf in z."""
-    vocab_size = z.shape[1]
+def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> _Filtered:
+    """Apply min_p, top_k and top_p; in rows that keep many tokens, what is not kept becomes -inf in `scaled`."""
+    vocab_size = scaled.shape[1]
     top_k, top_p, min_p = columns.top_k[rows], columns.top_p[rows], columns.min_p[rows]
-    filtered: Bool = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
-    finite: Bool = torch.isfinite(top).numpy()
-    chosen = np.flatnonzero(filtered & finite)
+    asked = ((top_k > 0) & (top_k < vocab_size)) | (top_p < 1.0) | (min_p > 0.0)
+    found = _Filtered(others=np.flatnonzero(~asked).tolist())
+    chosen = np.flatnonzero(asked)
     if chosen.size == 0:
-        return np.flatnonzero(finite)
-    weights: Float64 = (z[torch.from_numpy(chosen)] - top[torch.from_numpy(chosen)][:, None]).double().exp_().numpy()
-    scaled: Float32 = z.numpy()
-    for weight, index in zip(weights, chosen, strict=True):
-        least = _least_weight(weight, int(top_k[index]), float(top_p[index]), float(min_p[index]))
-        kept = np.flatnonzero(weight >= least)
+        return found
+    # Through float64, whose exp does not slow down where float32 underflows.
+    weight: Float32 = torch.from_numpy(scaled[chosen] - top[chosen]).double().exp_().float().numpy()
+    for each, row in zip(weight, chosen.tolist(), strict=True):
+        kept = _kept(scaled[row], each, int(top_k[row]), float(top_p[row]), float(min_p[row]))
         if kept.size * LANES < vocab_size:
-            few.row.append(np.full(kept.size, index))
-            few.token.append(kept)
-            finite[index] = False
+            found.rows.append(row)
+            found.kept.append(kept)
         else:
-            scaled[index, weight < least] = -np.inf
-    return np.flatnonzero(finite)
+            dropped = np.ones(vocab_size, np.bool_)
+            dropped[kept] = False
+            scaled[row, dropped] = -np.inf
+            found.others.append(row)
+    return found
 
 
-def _least_weight(weight: Float64, top_k: int, top_p: float, min_p: float) -> float:
-    """The least weight that a row keeps; the largest weight is 1."""
-    least = min_p
-    if 0 < top_k < weight.size:
-        least = max(least, float(np.partition(weight, weight.size - top_k)[weight.size - top_k]))
-    if top_p >= 1.0:
-        return least
-    kept = weight[weight >= least]
-    total = kept.sum()
-    # Tokens below this sum to less than half of the tail that top_p drops.
-    likely = np.sort(kept[kept > 0.5 * (1.0 - top_p) * total / weight.size])[::-1]
-    larger = np.concatenate(([0.0], np.cumsum(likely)[:-1]))
-    count = max(1, int(np.count_nonzero(larger < top_p * total)))
-    return float(likely[count - 1])
+def _kept(scaled: Float32, weight: Float32, top_k: int, top_p: float, min_p: float) -> Int64:
+    """Ids of the tokens that a row keeps, ascending; its largest weight is 1."""
+    keep = weight >= min(min_p, 1.0)
+    if 0 < top_k < scaled.size:
+        keep &= scaled >= np.partition(scaled, scaled.size - top_k)[scaled.size - top_k]
+    if top_p < 1.0:
+        keep &= weight >= _nucleus(weight[keep], top_p)
+    return np.flatnonzero(keep)
 
 
-def _draw_from_few(scaled: Float32, rows: Int64, columns: SamplingColumns, few: _Candidates, token: Int32) -> None:
-    index, ids = np.concatenate(few.row), np.concatenate(few.token)
-    mine = rows[index]
-    score = noise_of_tokens(columns.seed[mine], columns.sample_index[mine], columns.position[mine], ids)
-    score += scaled[index, ids]
-    begin = 0
-    for row, kept in zip(few.row, few.token, strict=True):
-        end = begin + kept.size
-        token[rows[row[0]]] = kept[score[begin:end].argmax()]
-        begin = end
+def _nucleus(mass: Float32, top_p: float) -> float:
+    """The least weight that top_p keeps."""
+    total = mass.sum(dtype=np.float64)
+    # All tokens below this together make up at most half of the tail that top_p drops.
+    likely = np.sort(mass[mass > 0.5 * (1.0 - top_p) * total / mass.size])[::-1]
+    larger = np.cumsum(likely, dtype=np.float64) - likely
+    # Sums of what is strictly larger: among equals, that of the first.
+    return float(likely[max(1, int(np.count_nonzero(larger < top_p * total))) - 1])

@@ -1,0 +1,57 @@
+"""Builds steps for the model runner by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from quire_worker.step import Int32, StepBatch
+
+PAGE_SIZE = 16
+
+
+@dataclass
+class Run:
+    """What one sequence does in a step."""
+
+    token: Sequence[int]
+    position: int
+    pages: Sequence[int]
+    sample: bool = True
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    sample_index: int = 0
+    logprobs: int = -1
+    blocked: Sequence[int] = field(default_factory=tuple)
+
+
+def make_batch(runs: Sequence[Run]) -> StepBatch:
+    width = max(len(run.pages) for run in runs)
+    table: Int32 = np.zeros((len(runs), width), np.int32)
+    for row, run in enumerate(runs):
+        table[row, : len(run.pages)] = run.pages
+    return StepBatch(
+        token=np.concatenate([np.asarray(run.token, np.int64) for run in runs]),
+        count=np.array([len(run.token) for run in runs], np.int32),
+        position=np.array([run.position for run in runs], np.int32),
+        page_table=table,
+        sample=np.array([run.sample for run in runs]),
+        temperature=np.array([run.temperature for run in runs], np.float32),
+        top_k=np.array([run.top_k for run in runs], np.int32),
+        top_p=np.array([run.top_p for run in runs], np.float32),
+        min_p=np.array([run.min_p for run in runs], np.float32),
+        seed=np.array([run.seed for run in runs], np.uint64),
+        sample_index=np.array([run.sample_index for run in runs], np.uint32),
+        logprobs=np.array([run.logprobs for run in runs], np.int32),
+        blocked={row: np.array(run.blocked, np.int32) for row, run in enumerate(runs) if len(run.blocked)},
+    )
+
+
+def pages_for(tokens: int, first: int) -> list[int]:
+    """Consecutive pages, backwards, so that nothing relies on their order in the pool."""
+    return list(range(first, first + -(-tokens // PAGE_SIZE)))[::-1]
