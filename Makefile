@@ -1,0 +1,108 @@
+# The habits of this repository. `make help` lists them.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+BIN := $(VENV)/bin
+SERVICES := common router tokenizer scheduler worker kvstore
+PROJECTS := pyproject.toml $(SERVICES:%=services/%/pyproject.toml)
+CONTRACTS := $(wildcard proto/quire/v1/*.proto)
+INSTALLED := $(VENV)/.installed
+INSTALLED_DEV := $(VENV)/.installed-dev
+STUBS := quire/v1/common_pb2.py
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# Build requirements of the packages, installed under the constraints once instead of once per package.
+BUILD_TOOLS := hatchling editables grpcio-tools setuptools
+SOURCES := quire services bench tests tools hatch_build.py
+BUF := @bufbuild/buf@1.75.0
+
+.PHONY: help
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: install
+install: $(INSTALLED) $(STUBS) ## Make .venv with everything that runs
+
+$(INSTALLED): $(PROJECTS) constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing PyTorch"
+	$(PIP) torch==2.13.0
+	@echo "Installing Quire's services and what they stand on"
+	$(PIP) $(BUILD_TOOLS)
+	$(PIP) --no-build-isolation --editable . $(SERVICES:%=--editable services/%)
+	touch $@
+
+$(STUBS): $(CONTRACTS) hatch_build.py | $(INSTALLED)
+	$(BIN)/python hatch_build.py
+	touch $@
+
+.PHONY: install-dev
+install-dev: install $(INSTALLED_DEV) ## The same, and what tests and lint need
+
+$(INSTALLED_DEV): requirements-dev.txt constraints.txt $(INSTALLED)
+	$(PIP) --requirement requirements-dev.txt
+	touch $@
+
+.PHONY: proto
+proto: $(INSTALLED) ## Generate the stubs of proto/quire/v1
+	$(BIN)/python hatch_build.py
+
+.PHONY: demo
+demo: install ## Five processes answer a prompt, a picture shows where the time went, everything stops
+	@$(BIN)/python -m quire demo $(ARGS)
+
+.PHONY: up
+up: install ## Start the five services and leave them running
+	@$(BIN)/python -m quire up $(ARGS)
+
+.PHONY: down
+down: install ## Stop them
+	@$(BIN)/python -m quire down $(ARGS)
+
+.PHONY: status
+status: install ## What runs, and where
+	@$(BIN)/python -m quire status $(ARGS)
+
+.PHONY: test
+test: install-dev redis ## All tests, over real processes too
+	$(BIN)/python -m pytest $(ARGS)
+
+.PHONY: test-fast
+test-fast: install-dev ## Unit and contract tests
+	$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
+
+.PHONY: redis
+redis:
+	@if ! command -v redis-server > /dev/null; then \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; then \
+	    echo "Installing redis-server, which the tests start"; \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends redis-server > /dev/null; \
+	  else \
+	    echo "The tests start a Redis: install redis-server (Debian: sudo apt-get install redis-server)." >&2; exit 1; \
+	  fi; \
+	fi
+
+.PHONY: lint
+lint: install-dev ## ruff, mypy, and buf where there is Node
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy $(SOURCES)
+	@if command -v npx > /dev/null; then echo "buf lint"; npx --yes $(BUF) lint; \
+	else echo "buf lint: left out, there is no npx here"; fi
+
+.PHONY: format
+format: install-dev ## Let ruff rewrite what it can
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+.PHONY: bench
+bench: install-dev ## The pipeline against the worker in-process and against transformers
+	$(BIN)/python -m bench.pipeline $(ARGS)
+
+.PHONY: clean
+clean: ## Remove caches and generated stubs; the virtual environment stays
+	rm -rf quire/v1 .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
