@@ -8,10 +8,10 @@ import sys
 import time
 
 import numpy as np
-from quire_common.sequence import Sequence, Stop
 
 from bench.local_engine import LocalEngine, load
 from bench.workload import Request, uniform
+from quire_common.sequence import Sequence, Stop
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry, Report, WorkerHello
 from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig

@@ -1,8 +1,8 @@
-"""`python -m bench.pipeline`: what five services cost beside the same worker in-process, and transformers on the same work.
+"""`python -m bench.pipeline`: five services beside the same worker in-process beside transformers, on the same work.
 
-One interleaved run, one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the scheduler core
-and the worker engine called directly in one process, (3) transformers' batched `generate`, sorted by length. All greedy, with
-lengths fixed by the workload's seed. Prints JSON; ratios are of medians over the rounds.
+One interleaved run, one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the scheduler
+core and the worker engine called directly in one process, (3) transformers' batched `generate`, sorted by length. All
+greedy, with lengths fixed by the workload's seed. Prints JSON; ratios are of medians over the rounds.
 """
 
 from __future__ import annotations

@@ -17,8 +17,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import uvloop
+
+from quire.v1 import inference_pb2, inference_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[1]
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -29,7 +32,7 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--route", default="completions", choices=("completions", "chat"))
+    parser.add_argument("--route", default="completions", choices=("completions", "chat", "grpc"))
     print(json.dumps(uvloop.run(measure(parser.parse_args()))))
     return 0
 
@@ -39,12 +42,13 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
     tokenizer = start("tests.fakes.fake_tokenizer")
     processes = [scheduler, tokenizer]
     try:
-        router, url = start_router(address(scheduler), address(tokenizer))
+        router, url, grpc_address = start_router(address(scheduler), address(tokenizer))
         processes.append(router)
         await until_ready(url)
-        await run_streams(url, options, tokens=20)  # connections, caches, first imports
+        target = grpc_address if options.route == "grpc" else url
+        await run_streams(target, options, tokens=20)  # connections, caches, first imports
         cpu_before, wall_before = cpu_s(router.pid), time.perf_counter()
-        events = await run_streams(url, options, tokens=options.tokens)
+        events = await run_streams(target, options, tokens=options.tokens)
         cpu, wall = cpu_s(router.pid) - cpu_before, time.perf_counter() - wall_before
         tokens = options.streams * options.tokens
         return {
@@ -74,16 +78,18 @@ def address(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
-def start_router(scheduler: str, tokenizer: str) -> tuple[subprocess.Popen[str], str]:
+def start_router(scheduler: str, tokenizer: str) -> tuple[subprocess.Popen[str], str, str]:
     command = [sys.executable, "-m", "quire_router", "--port=0", f"--schedulers={scheduler}"]
     process = subprocess.Popen(
         [*command, f"--tokenizers={tokenizer}", "--log-format=json"], cwd=ROOT, stderr=subprocess.PIPE, text=True
     )
+    listening = ""
     for line in process.stderr or ():
-        url = json.loads(line).get("url")
-        if url:
-            print(f"router: pid {process.pid}, {url}", file=sys.stderr)  # for a profiler
-            return process, url
+        record = json.loads(line)
+        listening = record.get("address", listening)
+        if "url" in record:
+            print(f"router: pid {process.pid}, {record['url']}", file=sys.stderr)  # for a profiler
+            return process, record["url"], listening
     raise RuntimeError("the router did not start")
 
 
@@ -100,8 +106,20 @@ async def until_ready(url: str) -> None:
 
 
 async def run_streams(url: str, options: argparse.Namespace, *, tokens: int) -> int:
+    if options.route == "grpc":
+        async with grpc.aio.insecure_channel(url) as channel:
+            stub = inference_pb2_grpc.InferenceStub(channel)
+            return sum(await asyncio.gather(*(grpc_stream(stub, tokens) for _ in range(options.streams))))
     host, port = url.removeprefix("http://").split(":")
     return sum(await asyncio.gather(*(stream(host, int(port), options.route, tokens) for _ in range(options.streams))))
+
+
+async def grpc_stream(stub: inference_pb2_grpc.InferenceStub, tokens: int) -> int:
+    request = inference_pb2.GenerateRequest(text="hello there", max_tokens=tokens, ignore_eos=True)
+    events = 0
+    async for _ in stub.Generate(request):
+        events += 1
+    return events
 
 
 async def stream(host: str, port: int, route: str, tokens: int) -> int:

@@ -1,10 +1,11 @@
-"""A request set through the five services: concurrent gRPC streams against a local stack, with each service's CPU time."""
+"""A request set through the five services: concurrent gRPC streams to a local stack, with each service's CPU time."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import time
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -70,9 +71,9 @@ async def _serve(address: str, requests: list[Request], streams: int) -> tuple[f
 
 def _cpu_seconds(stack: LocalStack) -> dict[str, float]:
     """User and system time of each service so far."""
-    result = {}
-    for name, state in stack.directory.read().services.items():
-        with open(f"/proc/{state.pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+    result: dict[str, float] = {}
+    state = stack.directory.read()
+    for name, service in state.services.items() if state else ():
+        fields = Path(f"/proc/{service.pid}/stat").read_text().rpartition(")")[2].split()
         result[name] = (int(fields[11]) + int(fields[12])) * _TICK_S
     return result
