@@ -15,12 +15,15 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from quire_tokenizer.provenance import STAND_INS
+
 if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 _PROBE = "q7u1r3probe"
-# All but ASCII and the last plane of private characters, where text may be in disguise (see provenance.py).
-_ESCAPABLE = re.compile("[\x80-\U000fffff]")
+_PROBE_CHARS = 1 << 20
+# All but ASCII and the symbols that stand for other characters while a conversation is rendered (see provenance.py).
+_ESCAPABLE = re.compile(f"(?![{STAND_INS[0]}-{STAND_INS[1]}])[^\x00-\x7f]")
 
 
 class TemplateRefused(TemplateError):
@@ -56,16 +59,19 @@ class ChatTemplate:
     def takes_parts(self) -> bool:
         """Whether the template drops content that is a string, but not a list of parts: found by trying."""
         if self._takes_parts is None:
-            as_string = self._shows_probe(_PROBE)
-            self._takes_parts = not as_string and self._shows_probe([{"type": "text", "text": _PROBE}])
+            as_string = self._try(_PROBE)
+            as_parts = self._try([{"type": "text", "text": _PROBE}])
+            # A list that is merely printed shows its punctuation.
+            read = _PROBE in as_parts and not re.search(rf"""['"]text['"]: *['"]{_PROBE}""", as_parts)
+            self._takes_parts = _PROBE not in as_string and read
         return self._takes_parts
 
-    def _shows_probe(self, content: str | list[dict[str, str]]) -> bool:
+    def _try(self, content: str | list[dict[str, str]]) -> str:
         variables = {"messages": [{"role": "user", "content": content}], "add_generation_prompt": True}
         try:
-            return _PROBE in self._generate(variables, max_chars=1 << 20)
+            return self._generate(variables, max_chars=_PROBE_CHARS)
         except Exception:  # the template may raise anything for a form that it does not know
-            return False
+            return ""
 
     def _generate(self, variables: dict[str, Any], max_chars: int) -> str:
         pieces, chars = [], 0

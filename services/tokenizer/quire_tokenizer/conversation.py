@@ -77,7 +77,7 @@ def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) ->
     except UnicodeEncodeError as error:
         raise invalid_unicode() from error
     if any(CONTINUATION_MARK in text for text in strings_of(conversation.values)):
-        raise _bad("RESERVED_CHARACTER", "The conversation holds U+10FFFD, which is reserved.", "Remove it.")
+        raise _bad("RESERVED_CHARACTER", "The conversation holds U+1D9FF, which is reserved.", "Remove it.")
     return conversation
 
 

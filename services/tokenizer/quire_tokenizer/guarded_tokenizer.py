@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NO_TOKEN = -1
+# A character that no model has learnt.
+_UNKNOWN = chr(0x10FFFE)
 
 
 class GuardedTokenizer:
@@ -101,10 +103,14 @@ class GuardedTokenizer:
     def _find_leaks(self, specials: Mapping[int, str]) -> tuple[re.Pattern[str] | None, frozenset[int]]:
         """Special tokens that the model itself makes of their text (Unigram does): these are split before encoding."""
         unigram = isinstance(self._tokenizer.model, Unigram)
+        # Of these the model makes what it does not know; that is no leak.
+        unknown = self._tokenizer.encode(_UNKNOWN, add_special_tokens=False).ids
         leaking = {
             i: text
             for i, text in specials.items()
-            if len(text) > 1 and (unigram or i in self._tokenizer.encode(text, add_special_tokens=False).ids)
+            if len(text) > 1
+            and i not in unknown
+            and (unigram or i in self._tokenizer.encode(text, add_special_tokens=False).ids)
         }
         if not leaking:
             return None, frozenset()

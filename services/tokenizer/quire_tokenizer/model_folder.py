@@ -68,7 +68,7 @@ def _read_tokenizer(path: Path) -> bytes:
         raise ConfigError(
             "TOKENIZER_MISSING",
             f"Cannot read {path}: {error.strerror}.",
-            "Quire needs tokenizer.json: convert an older model with transformers, or give another folder with --tokenizer.",
+            "Quire needs tokenizer.json: convert an older model with transformers, or name a folder with --tokenizer.",
             param="model",
         ) from error
 

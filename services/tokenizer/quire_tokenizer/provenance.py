@@ -1,8 +1,8 @@
 """Which special tokens in a rendered conversation are the template's own, and which are text that a user wrote.
 
 Every special token has some punctuation in it, such as the bar of <|im_end|>. Before rendering, such characters in the
-user's strings are disguised as private characters that occur nowhere else; what then reads as a special token in the
-result owes those characters to the template. Nothing the template does (joining parts, cutting, replacing) can turn
+user's strings are disguised as symbols that occur nowhere else; what then reads as a special token in the result owes
+those characters to the template. Nothing the template does (joining parts, cutting, replacing) can turn
 disguised text into a special token. The disguise is one character for one, so taking it off leaves positions in place.
 
 A template may look at the disguised characters and render something else than it would have. That shows when both
@@ -26,10 +26,12 @@ Span = tuple[int, int]
 _PREFERRED = "|｜▁[]<>"
 # Part of names in templates' data, such as tool_calls, or of JSON.
 _AVOIDED = frozenset("_-.:,;\"'{}")
-# The last plane of private characters, in blocks of as many characters as could be disguised.
-_PLANE_START, _PLANE_END, _BLOCK = 0x100000, 0x10FF00, 64
-# Put at the end of a message that is to be continued; no block reaches it.
-CONTINUATION_MARK = chr(0x10FFFD)
+# SignWriting: symbols without case, width or normal forms, and printable, so that Python's repr, which some templates
+# show, does not escape them as it would private characters. Rare in text; where they are met, another block is taken.
+_FIRST, _LAST, _BLOCK = 0x1D800, 0x1D9F0, 16
+STAND_INS = (chr(_FIRST), chr(_LAST + _BLOCK - 1))
+# Put at the end of a message that is to be continued; the last of the same symbols.
+CONTINUATION_MARK = STAND_INS[1]
 
 
 @dataclass(frozen=True)
@@ -44,13 +46,13 @@ class Rendering:
 class Disguise:
     """One request's substitution of characters."""
 
-    to_private: dict[int, int]
+    to_symbol: dict[int, int]
     to_plain: dict[int, int]
 
     def put_on(self, value: Any) -> Any:
         """JSON-like data with all its strings disguised."""
         if isinstance(value, str):
-            return value.translate(self.to_private)
+            return value.translate(self.to_symbol)
         if isinstance(value, list):
             return [self.put_on(item) for item in value]
         if isinstance(value, dict):
@@ -74,15 +76,15 @@ class Provenance:
         present = [c for c in self._characters if c in text]
         if not present:
             return None
-        for start in range(_PLANE_START, _PLANE_END, _BLOCK):
+        for start in range(_FIRST, _LAST - len(present), _BLOCK):
             block = range(start, start + len(present))
             if not any(chr(c) in text for c in block):
-                to_private = {ord(c): private for c, private in zip(present, block, strict=True)}
-                return Disguise(to_private, {private: plain for plain, private in to_private.items()})
+                to_symbol = {ord(c): symbol for c, symbol in zip(present, block, strict=True)}
+                return Disguise(to_symbol, {symbol: plain for plain, symbol in to_symbol.items()})
         raise InvalidArgument(
-            "TOO_MANY_PRIVATE_CHARACTERS",
-            "The conversation uses every block of the last private plane of Unicode.",
-            "Remove private-use characters.",
+            "TOO_MANY_SYMBOLS",
+            "The conversation uses symbols of every part of Unicode's SignWriting, which the service needs itself.",
+            "Remove some.",
             param="messages",
         )
 

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire_common.errors import InvalidArgument, QuireError
+from quire_tokenizer.detokenizer import Detokenizer, EndedRequest, OpenRequest, StepRows, StepText, StreamLimits
+from quire_tokenizer.vocabulary import Vocabulary
+
+Row = tuple[int, list[int], int]
+STOP, LENGTH = 1, 2
+
+
+class Stream:
+    """A detokenizer with its answers."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.ended: list[EndedRequest] = []
+        self.detokenizer = Detokenizer(vocabulary, StreamLimits(4, 3, 8, 2), self.ended.append)
+        self.encode = vocabulary.tokenizer.encode
+
+    def open(self, handle: int, stop: tuple[str, ...] = (), **options: object) -> None:
+        self.detokenizer.open(OpenRequest(handle, stop, **options))  # type: ignore[arg-type]  # tests' shorthand
+
+    def ids(self, text: str) -> list[int]:
+        ids: list[int] = self.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def step(self, *rows: Row) -> StepText:
+        answer = StepText()
+        columns = StepRows(
+            np.array([handle for handle, _, _ in rows], np.int32),
+            np.array([len(ids) for _, ids, _ in rows], np.int32),
+            np.array([i for _, ids, _ in rows for i in ids], np.int32),
+            np.array([finish for _, _, finish in rows], np.uint8),
+        )
+        self.detokenizer.step(columns, answer)
+        return answer
+
+
+@pytest.fixture
+def stream(vocabulary: Vocabulary) -> Stream:
+    return Stream(vocabulary)
+
+
+def test_many_requests_in_one_step(stream: Stream) -> None:
+    stream.open(7)
+    stream.open(9, ("END",), trace="t")
+    answer = stream.step((9, stream.ids("hello EN"), 0), (7, stream.ids("the"), 0))
+    assert (answer.handle, answer.text, answer.stop_index) == ([9, 7], ["hello ", "the"], [-1, -1])
+    answer = stream.step((7, stream.ids(" dog"), LENGTH), (9, [*stream.ids("D"), *stream.ids(" more")], 0))
+    assert (answer.handle, answer.text, answer.stop_index) == ([7, 9], [" dog", ""], [-1, 0])
+    assert answer.used == [len(stream.ids(" dog")), 1]
+    assert len(stream.detokenizer) == 0
+    assert [(e.stopped_by_string, e.chars, e.trace) for e in stream.ended] == [(False, 7, None), (True, 6, "t")]
+
+
+def test_rows_of_forgotten_and_unknown_handles_are_passed_over(stream: Stream) -> None:
+    stream.open(1, ("END",))
+    stream.open(2)
+    assert stream.step((1, stream.ids("END"), 0)).stop_index == [0]
+    answer = stream.step((1, stream.ids("late"), 0), (2, stream.ids("hello"), 0), (3, stream.ids("who"), STOP))
+    assert (answer.handle, answer.text, answer.errors) == ([2], ["hello"], [])
+    stream.detokenizer.close([2, 99])
+    assert stream.step((2, stream.ids("x"), 0)).handle == []
+
+
+def test_a_handle_can_be_used_again(stream: Stream) -> None:
+    stream.open(1)
+    stream.step((1, stream.ids("hello"), LENGTH))
+    stream.open(1)
+    assert stream.step((1, stream.ids("dog"), 0)).text == ["dog"]
+
+
+def test_offsets_of_those_that_asked(stream: Stream) -> None:
+    stream.open(1, want_offsets=True)
+    stream.open(2)
+    hello, dog = stream.ids("hello"), stream.ids(" dog")
+    answer = stream.step((1, [*hello, *dog], 0), (2, hello, 0))
+    assert len(answer.offsets) == len(hello) + len(dog)
+    assert answer.offsets[-1] == len("hello dog")
+
+
+def test_a_bad_token_ends_its_request_alone(stream: Stream) -> None:
+    stream.open(1)
+    stream.open(2)
+    answer = stream.step((1, [5, -3], 0), (2, stream.ids("hello"), 0))
+    assert [(handle, error.code) for handle, error in answer.errors] == [(1, "BAD_TOKEN_ID")]
+    assert answer.text == ["hello"]
+    assert len(stream.detokenizer) == 1
+
+
+def test_ids_beyond_the_vocabulary_add_nothing(stream: Stream) -> None:
+    stream.open(1)
+    assert stream.step((1, [*stream.ids("hello"), 2**31 - 1], LENGTH)).text == ["hello"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"stop": ("x",) * 100_000}, "TOO_MANY_STOP_STRINGS"),
+        ({"stop": ("a", "")}, "EMPTY_STOP_STRING"),
+        ({"stop": ("x" * 9,)}, "STOP_STRING_TOO_LONG"),
+        ({"stop_token_ids": frozenset({1, 2, 3})}, "TOO_MANY_STOP_TOKENS"),
+        ({"prior_ids": (1, -1)}, "BAD_TOKEN_ID"),
+        ({"chars_sent": 1}, "RESUME_MISMATCH"),
+        ({"handle": 1}, "HANDLE_IN_USE"),
+    ],
+)
+def test_requests_that_cannot_be(stream: Stream, options: dict[str, object], code: str) -> None:
+    stream.open(1)
+    with pytest.raises(QuireError) as caught:
+        stream.open(**({"handle": 2} | options))  # type: ignore[arg-type]  # tests' shorthand
+    assert caught.value.code == code
+    assert stream.step((1, stream.ids("hello"), 0), (2, stream.ids("hello"), 0)).text == ["hello"]
+
+
+def test_handles_are_bounded(stream: Stream) -> None:
+    for handle in range(4):
+        stream.open(handle)
+    with pytest.raises(QuireError, match="TOO_MANY_HANDLES"):
+        stream.open(4)
+    stream.detokenizer.close([0])
+    stream.open(4)
+
+
+@pytest.mark.parametrize(("count", "tokens"), [([2], [1]), ([-1, 2], [1]), ([0], [1])])
+def test_columns_that_disagree(stream: Stream, count: list[int], tokens: list[int]) -> None:
+    rows = StepRows(
+        np.zeros(len(count), np.int32),
+        np.array(count, np.int32),
+        np.array(tokens, np.int32),
+        np.zeros(len(count), np.uint8),
+    )
+    with pytest.raises(InvalidArgument, match="BAD_COLUMN"):
+        stream.detokenizer.step(rows, StepText())
+
+
+def test_eos_is_not_shown_and_the_clients_stop_tokens_neither(stream: Stream) -> None:
+    dog = stream.ids("dog")
+    for extra, last in ((frozenset[int](), 2), (frozenset({dog[0]}), dog[0])):
+        stream.open(1, skip_special_tokens=False, stop_token_ids=extra)
+        answer = stream.step((1, [*stream.ids("hello"), last], STOP))
+        assert answer.text == ["hello"]
+        assert answer.used == [len(stream.ids("hello")) + 1]

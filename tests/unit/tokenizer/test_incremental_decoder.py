@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders
+
+from quire_tokenizer.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
+from quire_tokenizer.model_folder import ModelFolder
+from quire_tokenizer.vocabulary import Vocabulary
+from tests.unit.tokenizer import folders
+
+IDS = st.lists(st.integers(0, 470), max_size=30)
+TEXTS = st.lists(
+    st.sampled_from([*" \n", "hello", "汉字", "你", "😀", "👩‍👩‍👧", "é", "END", "<s>", "▁", "\ufffd"])
+    | st.text(max_size=5)
+)
+
+
+def run(decoder: TextDecoder, ids: list[int]) -> tuple[list[str], str]:
+    return [decoder.feed(i) for i in ids], decoder.flush()
+
+
+def make(vocabulary: Vocabulary, skip: bool) -> TextDecoder:
+    return vocabulary.decoder(skip_special_tokens=skip, spaces_between_special_tokens=True)
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "metaspace", "word_piece"])
+@given(ids=IDS, skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_any_ids_give_the_whole_text(
+    vocabularies: dict[str, Vocabulary], kind: str, ids: list[int], skip: bool
+) -> None:
+    vocabulary = vocabularies[kind]
+    parts, last = run(make(vocabulary, skip), ids)
+    assert "".join(parts) + last == vocabulary.tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@given(ids=IDS, skip=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_byte_fallback_keeps_good_characters_beside_bad_bytes(
+    vocabularies: dict[str, Vocabulary], ids: list[int], skip: bool
+) -> None:
+    """The library spoils a whole run of bytes for one bad one; characters that were sent cannot be taken back."""
+    vocabulary = vocabularies["byte_fallback"]
+    parts, last = run(make(vocabulary, skip), ids)
+    text, whole = "".join(parts) + last, vocabulary.tokenizer.decode(ids, skip_special_tokens=skip)
+    assert (text == whole) if "\ufffd" not in whole else ("\ufffd" in text)
+    # Bytes of whole characters are as many U+FFFD in the library's text; bad bytes are one U+FFFD each in both.
+    assert re.fullmatch(re.sub("\ufffd+", "(?s:.*)", re.escape(whole)), text)
+    assert whole.count("\ufffd") == sum(len(c.encode()) if c != "\ufffd" else 1 for c in spoiled(text, whole))
+
+
+def spoiled(text: str, whole: str) -> str:
+    """What of `text` is U+FFFD in `whole`: both are equal but for such runs."""
+    pattern = re.sub("\ufffd+", "((?s:.*?))", re.escape(whole))
+    match = re.fullmatch(pattern, text)
+    assert match is not None
+    return "".join(match.groups())
+
+
+@pytest.mark.parametrize("kind", folders.KINDS)
+@given(pieces=TEXTS)
+@settings(max_examples=200, deadline=None)
+def test_no_half_characters(vocabularies: dict[str, Vocabulary], kind: str, pieces: list[str]) -> None:
+    vocabulary = vocabularies[kind]
+    ids = vocabulary.tokenizer.encode("".join(pieces), add_special_tokens=False).ids
+    whole = vocabulary.tokenizer.decode(ids, skip_special_tokens=False)
+    parts, last = run(make(vocabulary, False), ids)
+    assert "".join(parts) + last == whole
+    assert last in ("", "\ufffd") or kind == "word_piece"
+    sent = ""
+    for part in parts:
+        sent += part
+        assert whole.startswith(sent)
+
+
+def test_characters_come_with_their_last_token(vocabulary: Vocabulary) -> None:
+    decoder = make(vocabulary, False)
+    by_byte = [folders.token_id(vocabulary, c) for c in "ðŁĺĢ"]  # the bytes of an emoji as byte-level BPE spells them
+    assert [decoder.feed(i) for i in by_byte] == ["", "", "", "😀"]
+    assert decoder.flush() == ""
+    assert [decoder.feed(i) for i in by_byte[:3]] == ["", "", ""]
+    assert decoder.flush() == "\ufffd"
+
+
+def test_tables_are_used_where_they_can_be(vocabularies: dict[str, Vocabulary]) -> None:
+    assert {kind: type(make(v, True)) for kind, v in vocabularies.items()} == {
+        "byte_level": TableDecoder,
+        "byte_fallback": TableDecoder,
+        "metaspace": TableDecoder,
+        "word_piece": WindowDecoder,
+    }
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        decoders.BPEDecoder(),
+        decoders.Sequence([decoders.Replace("▁", "_"), decoders.Fuse()]),
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]),
+        decoders.Sequence([decoders.ByteLevel()]),
+        decoders.Metaspace(prepend_scheme="never"),
+        decoders.Metaspace(prepend_scheme="first"),
+        decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()]),
+    ],
+    ids=str,
+)
+@given(pieces=TEXTS)
+@settings(max_examples=30, deadline=None)
+def test_other_decoders(decoder: decoders.Decoder | None, pieces: list[str]) -> None:
+    tokenizer = Tokenizer.from_str(folders.tokenizer_json("metaspace"))
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    vocabulary = Vocabulary(ModelFolder("m", tokenizer.to_str().encode(), {}, (), {}))
+    ids = tokenizer.encode("".join(pieces)).ids
+    parts, last = run(make(vocabulary, True), ids)
+    assert "".join(parts) + last == vocabulary.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_adjacent_special_tokens_with_and_without_spaces(vocabularies: dict[str, Vocabulary]) -> None:
+    """Only where the decoder itself puts spaces between tokens is there anything to leave out."""
+    ids = [1, 2, folders.token_id(vocabularies["word_piece"], "hello")]
+    for spaces, text in ((True, "<s> </s> hello"), (False, "<s></s> hello")):
+        decoder = vocabularies["word_piece"].decoder(skip_special_tokens=False, spaces_between_special_tokens=spaces)
+        assert "".join(run(decoder, ids)[0]) == text
+    byte_level = vocabularies["byte_level"].decoder(skip_special_tokens=False, spaces_between_special_tokens=True)
+    assert "".join(run(byte_level, [1, 2])[0]) == "<s></s>"
+
+
+def test_a_window_stays_short_whatever_comes(vocabularies: dict[str, Vocabulary]) -> None:
+    class Broken:
+        """Every token is a broken character."""
+
+        longest = 0
+
+        def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+            self.longest = max(self.longest, len(ids))
+            return "\ufffd" * len(ids)
+
+    broken = Broken()
+    decoder = WindowDecoder(broken)  # type: ignore[arg-type]  # only decode is used
+    parts, last = run(decoder, [1] * 1000)
+    assert "".join(parts) + last == "\ufffd" * 1000
+    assert broken.longest < 200
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "byte_fallback", "metaspace"])
+def test_token_bytes(vocabularies: dict[str, Vocabulary], kind: str) -> None:
+    vocabulary = vocabularies[kind]
+    text = "hello 你好 😀 the dog"
+    ids = vocabulary.tokenizer.encode(text, add_special_tokens=False).ids
+    assert b"".join(map(vocabulary.token_bytes, ids)).decode().strip() == text
+    assert vocabulary.token_bytes(4) == b"<|im_end|>"
+    assert vocabulary.token_bytes(vocabulary.size) == b""
+    assert vocabulary.token_bytes(-1) == b""
+
+
+def test_a_byte_is_a_byte(vocabulary: Vocabulary) -> None:
+    assert vocabulary.token_bytes(folders.token_id(vocabulary, "ð")) == b"\xf0"

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire_common.errors import ConfigError
+from quire_tokenizer.chat_renderer import ChatRenderer
+from quire_tokenizer.model_folder import read_model_folder
+from quire_tokenizer.render_pool import RenderLimits, RenderPool
+from quire_tokenizer.vocabulary import Vocabulary
+from tests.unit.tokenizer import folders
+
+
+def test_what_the_files_say(tmp_path: Path) -> None:
+    found = read_model_folder(str(folders.write_folder(tmp_path / "tiny")))
+    assert found.name == "tiny"
+    assert found.token_variables == {"bos_token": "<s>", "eos_token": "<|im_end|>", "unk_token": "<unk>"}
+    assert found.eos == (2, 4, "<|im_end|>")
+    assert found.templates == {"default": folders.TEMPLATE}
+    vocabulary = Vocabulary(found)
+    assert (vocabulary.bos_id, set(vocabulary.eos_ids)) == (1, {2, 4})
+    assert set(vocabulary.specials.values()) == set(folders.SPECIALS)
+
+
+def test_templates_within_json_and_beside_it(tmp_path: Path) -> None:
+    folder = folders.write_folder(tmp_path / "m", template=None)
+    settings = {"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    assert read_model_folder(str(folder)).templates == {"default": "D", "tool_use": "T"}
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": "J"}))
+    assert read_model_folder(str(folder)).templates == {"default": "J"}
+    (folder / "chat_template.jinja").write_text("F")
+    (folder / "additional_chat_templates").mkdir()
+    (folder / "additional_chat_templates" / "rag.jinja").write_text("R")
+    assert read_model_folder(str(folder)).templates == {"default": "F", "rag": "R"}
+    (tmp_path / "own.jinja").write_text("O")
+    assert read_model_folder(str(folder), chat_template=str(tmp_path / "own.jinja")).templates == {"default": "O"}
+
+
+def test_a_tokenizer_from_another_folder(tmp_path: Path) -> None:
+    model, text = folders.write_folder(tmp_path / "model"), folders.write_folder(tmp_path / "text", "metaspace")
+    (model / "tokenizer.json").unlink()
+    (model / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
+    found = read_model_folder(str(model), str(text))
+    assert found.name == "model"
+    assert found.tokenizer_json == (text / "tokenizer.json").read_bytes()
+    assert 7 in found.eos
+
+
+def test_the_digest_is_of_tokenizer_and_template(tmp_path: Path) -> None:
+    one = folders.load(tmp_path / "one").digest
+    assert one == folders.load(tmp_path / "other-name").digest
+    assert len(one) == 32
+    assert one != folders.load(tmp_path / "two", template="other").digest
+    assert one != folders.load(tmp_path / "three", "metaspace").digest
+
+
+def remove(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).unlink()
+
+
+def write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "code"),
+    [
+        (remove("tokenizer.json"), "TOKENIZER_MISSING"),
+        (write("tokenizer.json", b'{"version": "1.0"'), "BAD_TOKENIZER"),
+        (write("tokenizer.json", b"{}"), "BAD_TOKENIZER"),
+        (write("tokenizer_config.json", b"[]"), "BAD_MODEL_FILE"),
+        (write("tokenizer_config.json", b"{"), "BAD_MODEL_FILE"),
+        (write("generation_config.json", b"\xff\xfe"), "BAD_MODEL_FILE"),
+        (write("chat_template.jinja", b"{% if %}"), "BAD_CHAT_TEMPLATE"),
+    ],
+)
+async def test_damaged_folders(tmp_path: Path, damage: Callable[[Path], object], code: str) -> None:
+    folder = folders.write_folder(tmp_path / "m")
+    damage(folder)
+    with pytest.raises(ConfigError) as caught:
+        vocabulary = Vocabulary(read_model_folder(str(folder)))
+        ChatRenderer(
+            vocabulary, RenderPool(1, 1, RenderLimits(1, 1 << 29, 100)), max_bytes=100, allow_request_template=False
+        )
+    assert caught.value.code == code
+    assert caught.value.fix
+
+
+def test_folders_that_are_not_there() -> None:
+    with pytest.raises(ConfigError, match="MODEL_REQUIRED"):
+        read_model_folder("")
+    with pytest.raises(ConfigError, match="MODEL_NOT_FOUND"):
+        read_model_folder("/no/such/folder")
+    with pytest.raises(ConfigError, match="FILE_UNREADABLE"):
+        read_model_folder("/", chat_template="/no/such/template")
