@@ -1,0 +1,185 @@
+"""A tokenizer of bytes: ids 0-255 are bytes, 256 ends. Keeps the contract: whole characters, stop strings, offsets."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from quire.v1 import tokenizer_pb2 as pb
+from quire.v1 import tokenizer_pb2_grpc
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import InvalidArgument
+
+EOS = 256
+VOCAB = 300
+
+
+class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
+    """`steps` counts Detokenize messages; `open_handles` are those that nobody has ended or closed."""
+
+    def __init__(self) -> None:
+        self.opens: list[pb.DetokenizeOpen] = []
+        self.steps = 0
+        self.open_handles: set[int] = set()
+        self.token_bytes_calls = 0
+        self.encode_contexts: list[Any] = []
+        self.hold_encode: asyncio.Event | None = None
+
+    def add(self, server: grpc.aio.Server) -> None:
+        tokenizer_pb2_grpc.add_TokenizerServicer_to_server(self, server)
+
+    async def Encode(self, request: pb.EncodeRequest, context: Any) -> pb.EncodeResponse:
+        self.encode_contexts.append(request.context)
+        if self.hold_encode is not None:
+            await self.hold_encode.wait()
+        return pb.EncodeResponse(token_ids=[_ids(text, request.max_tokens) for text in request.texts], elapsed_us=11)
+
+    async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        text = "".join(f"{m['role']}: {m['content']}\n" for m in json.loads(request.messages_json))
+        if request.add_generation_prompt:
+            text += "assistant: "
+        return pb.RenderChatResponse(text=text, token_ids=_ids(text, request.max_tokens), elapsed_us=12)
+
+    async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
+        return pb.DecodeResponse(
+            texts=[bytes(i for i in i32(c) if i < 256).decode("utf-8", "replace") for c in request.token_ids]
+        )
+
+    async def GetTokenBytes(self, request: pb.GetTokenBytesRequest, context: Any) -> pb.GetTokenBytesResponse:
+        self.token_bytes_calls += 1
+        return pb.GetTokenBytesResponse(
+            token_bytes=[bytes([i]) if i < 256 else b"<|%d|>" % i for i in i32(request.token_ids).tolist()]
+        )
+
+    async def GetTokenizerInfo(self, request: pb.GetTokenizerInfoRequest, context: Any) -> pb.GetTokenizerInfoResponse:
+        return pb.GetTokenizerInfoResponse(
+            model="fake", vocab_size=VOCAB, eos_token_ids=pack_i32([EOS]), has_chat_template=True
+        )
+
+    async def Detokenize(
+        self, request_iterator: AsyncIterator[pb.DetokenizeRequest], context: Any
+    ) -> AsyncIterator[pb.DetokenizeResponse]:
+        open_here: dict[int, _Text] = {}
+        try:
+            async for request in request_iterator:
+                self.steps += 1
+                yield self._step(request, open_here)
+        finally:
+            self.open_handles -= open_here.keys()
+
+    def _step(self, request: pb.DetokenizeRequest, texts: dict[int, _Text]) -> pb.DetokenizeResponse:
+        for opened in request.open:
+            self.opens.append(opened)
+            self.open_handles.add(opened.handle)
+            texts[opened.handle] = _Text(opened)
+        answer: list[tuple[int, str, int, int]] = []
+        offsets: list[int] = []
+        counts, tokens = i32(request.count).tolist(), i32(request.token).tolist()
+        at = 0
+        for handle, count, finish in zip(i32(request.handle).tolist(), counts, request.finish, strict=True):
+            ids, at = tokens[at : at + count], at + count
+            text = texts.get(handle)
+            if text is None:
+                continue
+            out, stop_index, used, ends = text.feed(ids, finish)
+            answer.append((handle, out, stop_index, used))
+            offsets += ends if text.options.want_offsets else []
+            if finish or stop_index >= 0:
+                self._forget(handle, texts)
+        for handle in i32(request.close).tolist():
+            self._forget(handle, texts)
+        return pb.DetokenizeResponse(
+            handle=pack_i32([a[0] for a in answer]),
+            text=[a[1] for a in answer],
+            stop_index=pack_i32([a[2] for a in answer]),
+            used=pack_i32([a[3] for a in answer]),
+            text_offset=pack_i32(offsets),
+            elapsed_us=len(answer),
+        )
+
+    def _forget(self, handle: int, texts: dict[int, _Text]) -> None:
+        if texts.pop(handle, None) is not None:
+            self.open_handles.discard(handle)
+
+
+class _Text:
+    """Plain and slow: the whole text is kept and searched."""
+
+    def __init__(self, options: pb.DetokenizeOpen) -> None:
+        self.options = options
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = ""
+        self._sent = options.chars_sent
+        self._hidden = set(i32(options.stop_token_ids).tolist())
+        for token in i32(options.prior_ids).tolist():
+            self._append(token)
+
+    def feed(self, ids: list[int], finish: int) -> tuple[str, int, int, list[int]]:
+        ends: list[int] = []
+        for used, token in enumerate(ids, 1):
+            last = used == len(ids) and finish == 1
+            if not (last and token in self._hidden and not self.options.include_stop_str_in_output):
+                self._append(token)
+            index, end = self._match()
+            if index >= 0:
+                ends.append(end)
+                return self._release(end), index, used, ends
+            ends.append(len(self._text))
+        if finish:
+            self._text += self._decoder.decode(b"", True)
+            return self._release(len(self._text)), -1, len(ids), ends
+        return self._release(len(self._text) - self._hold()), -1, len(ids), ends
+
+    def _append(self, token: int) -> None:
+        self._text += self._decoder.decode(bytes([token])) if token < 256 else ""
+
+    def _match(self) -> tuple[int, int]:
+        for index, stop in enumerate(self.options.stop):
+            at = self._text.find(stop)
+            if at >= 0:
+                return index, at + len(stop) if self.options.include_stop_str_in_output else at
+        return -1, 0
+
+    def _hold(self) -> int:
+        longest = 0
+        for stop in self.options.stop:
+            for size in range(1, len(stop)):
+                if self._text.endswith(stop[:size]):
+                    longest = max(longest, size)
+        return longest
+
+    def _release(self, end: int) -> str:
+        start, self._sent = self._sent, max(self._sent, end)
+        return self._text[start:end]
+
+
+def _ids(text: str, limit: int) -> bytes:
+    data = text.encode()
+    if limit and len(data) > limit:
+        raise InvalidArgument(
+            "PROMPT_TOO_LONG", f"The prompt has more than {limit} tokens.", "Shorten it.", param="prompt"
+        )
+    return pack_i32(list(data))
+
+
+async def _main() -> None:
+    from tests.fakes.grpc_host import GrpcHost
+
+    async with GrpcHost(FakeTokenizer().add) as host:
+        print(host.address, flush=True)
+        await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    import uvloop
+
+    try:
+        uvloop.run(_main())
+    except KeyboardInterrupt:
+        os._exit(0)
