@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def stub(folder: Path) -> AsyncIterator[Stub]:
-    async with serving(folder, allow_request_chat_template=True, render_timeout_s=1.0, max_streams=2) as made:
+    async with serving(folder, allow_request_chat_template=True, render_timeout_s=30.0, max_streams=2) as made:
         yield made
 
 
@@ -87,6 +88,12 @@ async def test_encode_and_back(stub: Stub) -> None:
     assert (long.code, long.http_status) == ("PROMPT_TOO_LONG", 400)
     bad = await failure(stub.Decode(pb.DecodeRequest(token_ids=[pack_i32([1, -7])])))
     assert bad.code == "BAD_TOKEN_ID"
+    many = pack_i32(np.ones((1 << 20) + 1))
+    for call in (
+        stub.Decode(pb.DecodeRequest(token_ids=[many])),
+        stub.GetTokenBytes(pb.GetTokenBytesRequest(token_ids=many)),
+    ):
+        assert (await failure(call)).code == "TOO_MANY_TOKEN_IDS"
 
 
 async def test_info(stub: Stub) -> None:
@@ -108,11 +115,12 @@ async def test_render_a_chat_with_an_injection(stub: Stub) -> None:
     assert (await failure(stub.RenderChat(request))).code == "PROMPT_TOO_LONG"
 
 
+LOOPS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("template", "code"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "CHAT_TEMPLATE_TIMEOUT"),
-        ("{{ 9 ** 99999999 }}", "CHAT_TEMPLATE_TIMEOUT"),
         ("{{ 'x' * 10 ** 10 }}", "BAD_CHAT_TEMPLATE"),
         (
             "{% set ns = namespace(x='y' * 9999) %}{% for i in range(90) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
@@ -128,6 +136,16 @@ async def test_render_a_chat_with_an_injection(stub: Stub) -> None:
     ],
 )
 async def test_a_bad_template_fails_alone(stub: Stub, template: str, code: str) -> None:
+    await fails_alone(stub, template, code)
+
+
+@pytest.mark.parametrize("template", [LOOPS, "{{ 9 ** 99999999 }}"])
+async def test_a_template_that_does_not_end(folder: Path, template: str) -> None:
+    async with serving(folder, allow_request_chat_template=True, render_timeout_s=3.0) as stub:
+        await fails_alone(stub, template, "CHAT_TEMPLATE_TIMEOUT")
+
+
+async def fails_alone(stub: Stub, template: str, code: str) -> None:
     bad = asyncio.ensure_future(failure(stub.RenderChat(chat(("user", "x"), chat_template=template))))
     good = [stub.RenderChat(chat(("user", f"hello {n}"))) for n in range(4)]
     for n, response in enumerate(await asyncio.gather(*good)):
@@ -140,9 +158,8 @@ async def test_a_bad_template_fails_alone(stub: Stub, template: str, code: str) 
 
 
 async def test_a_cancelled_rendering_leaves_no_process_at_work(stub: Stub) -> None:
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     before = children()
-    call = stub.RenderChat(chat(("user", "x"), chat_template=loops))
+    call = stub.RenderChat(chat(("user", "x"), chat_template=LOOPS))
     await wait_for(lambda: children() - before)
     call.cancel()
     await wait_for(lambda: not children() - before)
@@ -304,6 +321,39 @@ def test_the_process_is_light_and_starts_fast(folder: Path) -> None:
         assert resident < MAX_MIB << 20
         process.send_signal(signal.SIGTERM)
         assert process.wait(GENEROUS_S) == 0
+    finally:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_sigterm_waits_for_open_requests_and_not_for_idle_streams(folder: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "quire_tokenizer", "--model", str(folder)], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        lines = [json.loads(line) for line in iter(until_ready(process.stderr), "")]
+        address = next(line["address"] for line in lines if line["message"] == "listening")
+        requests: queue.Queue[pb.DetokenizeRequest] = queue.Queue()
+        with grpc.insecure_channel(address) as channel:
+            answers = tokenizer_pb2_grpc.TokenizerStub(channel).Detokenize(iter(requests.get, None))
+            requests.put(pb.DetokenizeRequest(open=[pb.DetokenizeOpen(handle=1)]))
+            next(answers)
+            process.send_signal(signal.SIGTERM)
+            while '"stopping"' not in process.stderr.readline():
+                pass
+            another = pb.DetokenizeRequest(open=[pb.DetokenizeOpen(handle=2)], close=pack_i32([2]))
+            requests.put(another)
+            while not (refused := next(answers)).errors:  # the signal was seen, the drain may not have begun
+                requests.put(another)
+            assert refused.errors[0].error.code == "TOKENIZER_DRAINING"
+            assert process.poll() is None
+            requests.put(pb.DetokenizeRequest(handle=pack_i32([1]), count=pack_i32([0]), finish=b"\x02"))
+            assert i32(next(answers).handle).tolist() == [1]
+            # The stream is still open.
+            assert process.wait(GENEROUS_S / 4) == 0
     finally:
         process.kill()
         process.wait()

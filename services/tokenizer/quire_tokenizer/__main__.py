@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from quire_common.server import run_aio, service_main
@@ -11,9 +12,13 @@ from quire_tokenizer.server import TokenizerService
 
 def main() -> int:
     """The process's exit code."""
-    return service_main(
-        "tokenizer", TokenizerConfig, lambda config: run_aio(config, lambda _: TokenizerService(config))
-    )
+    return service_main("tokenizer", TokenizerConfig, _run)
+
+
+def _run(config: TokenizerConfig) -> int:
+    # The tokenizers library would take a thread for each core of the host, for batches of texts.
+    os.environ.setdefault("RAYON_NUM_THREADS", str(config.encode_threads))
+    return run_aio(config, lambda _: TokenizerService(config))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge
+from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge, Unavailable
 from quire_tokenizer.stop_matcher import compile_stops
 from quire_tokenizer.text_stream import StopRules, TextStream
 
@@ -34,6 +34,7 @@ class StreamLimits:
     max_stop_strings: int
     max_stop_chars: int
     max_stop_token_ids: int
+    max_token_ids: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,8 @@ class Detokenizer:
         self._limits = limits
         self._on_end = on_end
         self._open: dict[int, _Open] = {}
+        # Set when the process is about to end: what is open may finish, nothing new may start.
+        self.draining = False
 
     def __len__(self) -> int:
         return len(self._open)
@@ -175,6 +178,10 @@ class Detokenizer:
 
     def _check(self, request: OpenRequest) -> None:
         limits = self._limits
+        if self.draining:
+            raise Unavailable(
+                "TOKENIZER_DRAINING", "This tokenizer is about to stop.", "Use another.", retry_after_s=1.0
+            )
         if request.handle in self._open:
             raise InvalidArgument("HANDLE_IN_USE", f"Handle {request.handle} is open.", "Use another, or close it.")
         if len(self._open) >= limits.max_handles:
@@ -195,6 +202,9 @@ class Detokenizer:
         if len(request.stop_token_ids) > limits.max_stop_token_ids:
             message = f"{len(request.stop_token_ids)} stop token ids; at most {limits.max_stop_token_ids} are taken."
             raise TooLarge("TOO_MANY_STOP_TOKENS", message, "Send fewer.", param="stop_token_ids")
+        if len(request.prior_ids) > limits.max_token_ids:
+            message = f"{len(request.prior_ids)} prior ids; at most {limits.max_token_ids} are taken."
+            raise TooLarge("TOO_MANY_TOKEN_IDS", message, "Start the request anew.", param="prior_ids")
         if request.prior_ids and min(request.prior_ids) < 0:
             raise _bad_token(min(request.prior_ids))
 

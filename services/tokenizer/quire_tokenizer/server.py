@@ -43,9 +43,10 @@ class TokenizerService:
         log.info("loaded", model=vocabulary.model, vocabulary=vocabulary.size, seconds=time.perf_counter() - started)
 
     async def drain(self, timeout_s: float) -> None:
-        """Routers close their streams once what runs on them is done, or has moved to another tokenizer."""
+        """Let the requests that are open on streams finish. An idle stream is not waited for."""
+        self._texts.drain()
         deadline = time.monotonic() + timeout_s
-        while self._texts.streams and time.monotonic() < deadline:
+        while self._texts.open_requests and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_S)
 
     async def close(self) -> None:

@@ -75,9 +75,8 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         request: pb.GetTokenBytesRequest,
         context: grpc.aio.ServicerContext[pb.GetTokenBytesRequest, pb.GetTokenBytesResponse],
     ) -> pb.GetTokenBytesResponse:
-        vocabulary = self._texts.tools.vocabulary
-        ids = i32(request.token_ids, "token_ids").tolist()
-        return pb.GetTokenBytesResponse(token_bytes=[vocabulary.token_bytes(i) for i in ids])
+        column = i32(request.token_ids, "token_ids")
+        return pb.GetTokenBytesResponse(token_bytes=await self._texts.tools.whole_decoder.token_bytes(column))
 
     async def GetTokenizerInfo(
         self,

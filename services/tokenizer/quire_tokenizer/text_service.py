@@ -46,10 +46,15 @@ class TextService:
         limits = RenderLimits(config.render_timeout_s, config.render_memory_mb << 20, config.max_text_bytes)
         self._renders = RenderPool(config.render_processes, config.max_waiting, limits)
         self._limits = StreamLimits(
-            config.max_handles, config.max_stop_strings, config.max_stop_chars, config.max_stop_token_ids
+            config.max_handles,
+            config.max_stop_strings,
+            config.max_stop_chars,
+            config.max_stop_token_ids,
+            config.max_token_ids,
         )
         self._tools: TextTools | None = None
-        self._streams = 0
+        self._streams: set[Detokenizer] = set()
+        self._draining = False
 
     @property
     def tools(self) -> TextTools:
@@ -68,24 +73,32 @@ class TextService:
     def detokenizing(self) -> Iterator[Detokenizer]:
         """A stream's state, for as long as the stream lives."""
         vocabulary = self.tools.vocabulary
-        if self._streams >= self._config.max_streams:
+        if len(self._streams) >= self._config.max_streams:
             raise Overloaded(
                 "TOO_MANY_STREAMS",
-                f"{self._streams} Detokenize streams are open.",
+                f"{len(self._streams)} Detokenize streams are open.",
                 "Use one stream for many requests, or run more tokenizers.",
                 retry_after_s=1.0,
             )
-        self._streams += 1
+        detokenizer = Detokenizer(vocabulary, self._limits, statistics.ended)
+        detokenizer.draining = self._draining
+        self._streams.add(detokenizer)
         try:
             with statistics.streaming():
-                yield Detokenizer(vocabulary, self._limits, statistics.ended)
+                yield detokenizer
         finally:
-            self._streams -= 1
+            self._streams.discard(detokenizer)
+
+    def drain(self) -> None:
+        """Let no further request start on a stream."""
+        self._draining = True
+        for detokenizer in self._streams:
+            detokenizer.draining = True
 
     @property
-    def streams(self) -> int:
-        """Detokenize streams that are open."""
-        return self._streams
+    def open_requests(self) -> int:
+        """Requests on all streams that have not ended."""
+        return sum(map(len, self._streams))
 
     async def close(self) -> None:
         """Release threads and processes."""
@@ -102,6 +115,5 @@ class TextService:
             max_bytes=config.max_text_bytes,
             allow_request_template=config.allow_request_chat_template,
         )
-        return TextTools(
-            vocabulary, encoder, renderer, WholeDecoder(vocabulary, self._work, max_texts=config.max_texts)
-        )
+        decoder = WholeDecoder(vocabulary, self._work, max_texts=config.max_texts, max_token_ids=config.max_token_ids)
+        return TextTools(vocabulary, encoder, renderer, decoder)

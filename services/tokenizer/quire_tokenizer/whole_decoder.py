@@ -1,13 +1,13 @@
-"""Token ids to whole texts, as the library has it. Knows nothing of streams."""
+"""Token ids to whole texts, as the library has it, and to the bytes of each. Knows nothing of streams."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quire_common.errors import InvalidArgument, TooLarge
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -15,31 +15,48 @@ if TYPE_CHECKING:
     from quire_tokenizer.vocabulary import Vocabulary
     from quire_tokenizer.work_pool import WorkPool
 
+    Ids = NDArray[np.int32]
+
+T = TypeVar("T")
 _INLINE_TOKENS = 2048
 
 
 class WholeDecoder:
     """Used from one event loop."""
 
-    def __init__(self, vocabulary: Vocabulary, pool: WorkPool, *, max_texts: int) -> None:
-        self._tokenizer = vocabulary.tokenizer
+    def __init__(self, vocabulary: Vocabulary, pool: WorkPool, *, max_texts: int, max_token_ids: int) -> None:
+        self._vocabulary = vocabulary
         self._pool = pool
         self._max_texts = max_texts
+        self._max_token_ids = max_token_ids
 
-    async def decode(self, columns: Sequence[NDArray[np.int32]], *, skip_special_tokens: bool) -> list[str]:
+    async def decode(self, columns: Sequence[Ids], *, skip_special_tokens: bool) -> list[str]:
         """One text per column. Ids beyond the vocabulary add nothing."""
         if len(columns) > self._max_texts:
             message = f"{len(columns)} texts; at most {self._max_texts} are taken."
             raise TooLarge("TOO_MANY_TEXTS", message, "Send fewer at a time.")
+
+        def work() -> list[str]:
+            ids = [column.tolist() for column in columns]
+            return self._vocabulary.tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._run(columns, work)
+
+    async def token_bytes(self, column: Ids) -> list[bytes]:
+        """What each token adds to a text that goes on."""
+
+        def work() -> list[bytes]:
+            return [self._vocabulary.token_bytes(i) for i in column.tolist()]
+
+        return await self._run([column], work)
+
+    async def _run(self, columns: Sequence[Ids], work: Callable[[], T]) -> T:
+        total = sum(map(len, columns))
+        if total > self._max_token_ids:
+            message = f"{total} token ids; at most {self._max_token_ids} are taken."
+            raise TooLarge("TOO_MANY_TOKEN_IDS", message, "Send fewer at a time.", param="token_ids")
         for column in columns:
             if len(column) and int(column.min()) < 0:
                 message = f"{int(column.min())} is no token id."
                 raise InvalidArgument("BAD_TOKEN_ID", message, "Send ids from 0 up.", param="token_ids")
-
-        def work() -> list[str]:
-            ids = [column.tolist() for column in columns]
-            return self._tokenizer.decode_batch(ids, skip_special_tokens=skip_special_tokens)
-
-        if sum(map(len, columns)) <= _INLINE_TOKENS:
-            return work()
-        return await self._pool.run(work)
+        return work() if total <= _INLINE_TOKENS else await self._pool.run(work)

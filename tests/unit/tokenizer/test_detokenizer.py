@@ -16,7 +16,7 @@ class Stream:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.ended: list[EndedRequest] = []
-        self.detokenizer = Detokenizer(vocabulary, StreamLimits(4, 3, 8, 2), self.ended.append)
+        self.detokenizer = Detokenizer(vocabulary, StreamLimits(4, 3, 8, 2, 5), self.ended.append)
         self.encode = vocabulary.tokenizer.encode
 
     def open(self, handle: int, stop: tuple[str, ...] = (), **options: object) -> None:
@@ -103,6 +103,7 @@ def test_ids_beyond_the_vocabulary_add_nothing(stream: Stream) -> None:
         ({"stop": ("x" * 9,)}, "STOP_STRING_TOO_LONG"),
         ({"stop_token_ids": frozenset({1, 2, 3})}, "TOO_MANY_STOP_TOKENS"),
         ({"prior_ids": (1, -1)}, "BAD_TOKEN_ID"),
+        ({"prior_ids": (1,) * 6}, "TOO_MANY_TOKEN_IDS"),
         ({"chars_sent": 1}, "RESUME_MISMATCH"),
         ({"handle": 1}, "HANDLE_IN_USE"),
     ],
@@ -122,6 +123,14 @@ def test_handles_are_bounded(stream: Stream) -> None:
         stream.open(4)
     stream.detokenizer.close([0])
     stream.open(4)
+
+
+def test_draining_lets_the_open_finish_and_no_other_start(stream: Stream) -> None:
+    stream.open(1)
+    stream.detokenizer.draining = True
+    with pytest.raises(QuireError, match="TOKENIZER_DRAINING"):
+        stream.open(2)
+    assert stream.step((1, stream.ids("hello"), LENGTH)).text == ["hello"]
 
 
 @pytest.mark.parametrize(("count", "tokens"), [([2], [1]), ([-1, 2], [1]), ([0], [1])])
