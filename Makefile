@@ -27,24 +27,24 @@ help: ## List these targets
 install: $(INSTALLED) $(STUBS) ## Make .venv with everything that runs
 
 $(INSTALLED): $(PROJECTS) constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing PyTorch"
-	$(PIP) torch==2.13.0
+	@$(PIP) torch==2.13.0
 	@echo "Installing Quire's services and what they stand on"
-	$(PIP) $(BUILD_TOOLS)
-	$(PIP) --no-build-isolation --editable . $(SERVICES:%=--editable services/%)
-	touch $@
+	@$(PIP) $(BUILD_TOOLS)
+	@$(PIP) --no-build-isolation --editable . $(SERVICES:%=--editable services/%)
+	@touch $@
 
 $(STUBS): $(CONTRACTS) hatch_build.py | $(INSTALLED)
-	$(BIN)/python hatch_build.py
-	touch $@
+	@$(BIN)/python hatch_build.py
+	@touch $@
 
 .PHONY: install-dev
 install-dev: install $(INSTALLED_DEV) ## The same, and what tests and lint need
 
 $(INSTALLED_DEV): requirements-dev.txt constraints.txt $(INSTALLED)
-	$(PIP) --requirement requirements-dev.txt
-	touch $@
+	@$(PIP) --requirement requirements-dev.txt
+	@touch $@
 
 .PHONY: proto
 proto: $(INSTALLED) ## Generate the stubs of proto/quire/v1

@@ -17,24 +17,12 @@ from quire.local import events
 from quire.local.ports import free_ports
 from quire.local.spec import SERVICES
 from quire.local.stack import LocalStack
-from quire.local.state import StackState, StateDirectory
+from quire.local.state import StateDirectory
 from quire.local.stop import stop_stack
-from tests.pipeline.stacks import fake_spec, listening_ports, processes_of
+from tests.pipeline.leftovers import assert_nothing_left, listening_ports, ports_of, processes_of, read_state
+from tests.pipeline.stacks import fake_spec
 
 LIMIT_S = 60.0
-
-
-def read_state(name: str = "test") -> StackState:
-    state = StateDirectory(name).read()
-    assert state is not None
-    return state
-
-
-def assert_nothing_left(state: StackState) -> None:
-    assert processes_of(state.stack_id) == []
-    assert not state.supervisor.alive()
-    ports = {service.port for service in state.services.values()} | {int(state.http.rpartition(":")[2])}
-    assert not ports & listening_ports()
 
 
 def wait_gone(processes: list[psutil.Process]) -> None:
@@ -49,7 +37,7 @@ def test_starts_five_services_reports_progress_and_leaves_nothing() -> None:
     assert state.phase == "ready"
     assert set(state.services) == set(SERVICES)
     assert len(processes_of(state.stack_id)) == len(SERVICES)
-    assert {service.port for service in state.services.values()} <= listening_ports()
+    assert ports_of(state) <= listening_ports()
     stack.close()
     assert_nothing_left(state)
     assert read_state().phase == "stopped"

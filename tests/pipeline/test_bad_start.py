@@ -1,0 +1,122 @@
+"""Stacks of real services that cannot start: the cause is the headline, with a fix, and nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.errors import StartFailed
+from quire.local.ports import free_ports
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from tests.pipeline.leftovers import assert_nothing_left, read_state
+
+Damage = Callable[[Path], None]
+
+
+def edit_config(folder: Path, **fields: object) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def unsupported_architecture(folder: Path) -> None:
+    edit_config(folder, architectures=["GPT2LMHeadModel"], model_type="gpt2")
+
+
+def missing_shard(folder: Path) -> None:
+    """An index that names a second shard, as a download that broke off leaves it."""
+    with (folder / "model.safetensors").open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    names = [name for name in header if name != "__metadata__"]
+    shards = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def truncated(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size // 2)
+
+
+def no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+
+
+def broken_config(folder: Path) -> None:
+    (folder / "config.json").write_text('{"architectures": [')
+
+
+CASES: list[tuple[Damage, str, tuple[str, ...]]] = [
+    (unsupported_architecture, "worker", ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")),
+    (missing_shard, "worker", ("model-00002-of-00002.safetensors",)),
+    (truncated, "worker", ("model.safetensors",)),
+    (no_weights, "worker", ("safetensors",)),
+    (broken_config, "worker", ("config.json",)),
+    (no_tokenizer, "tokenizer", ("tokenizer.json",)),
+]
+
+
+@pytest.mark.parametrize(("damage", "service", "words"), CASES, ids=[case[0].__name__ for case in CASES])
+def test_a_damaged_model(
+    tmp_path: Path, demo_model: Path, damage: Damage, service: str, words: tuple[str, ...]
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(demo_model, folder)
+    damage(folder)
+    with pytest.raises(StartFailed) as raised:
+        LocalStack(StackSpec("test", str(folder)))
+    error = raised.value
+    assert error.service == service
+    assert error.code not in ("", "CRASHED", "EXITED", "INTERNAL")
+    assert error.fix
+    for word in words:
+        assert word in f"{error.message} {error.fix}"
+    assert_nothing_left(read_state())
+
+
+BAD_FLAGS = [
+    ("worker", "no-such-flag", "1", "no-such-flag"),
+    ("scheduler", "scheduling-policy", "lottery", "lottery"),
+    ("router", "port", "70000", "70000"),
+    ("tokenizer", "listen", "nowhere", "nowhere"),
+]
+
+
+@pytest.mark.parametrize(("service", "flag", "value", "word"), BAD_FLAGS, ids=[f"{c[0]} {c[1]}" for c in BAD_FLAGS])
+def test_a_bad_flag(demo_model: Path, service: str, flag: str, value: str, word: str) -> None:
+    with pytest.raises(StartFailed) as raised:
+        LocalStack(StackSpec("test", str(demo_model), flags={service: {flag: value}}))
+    assert raised.value.service == service
+    assert word in raised.value.message
+    assert raised.value.fix
+    assert_nothing_left(read_state())
+
+
+def test_a_service_that_is_not_installed(demo_model: Path) -> None:
+    import sys
+
+    spec = StackSpec("test", str(demo_model), commands={"kvstore": (sys.executable, "-m", "quire_nothing")})
+    with pytest.raises(StartFailed) as raised:
+        LocalStack(spec)
+    assert raised.value.service == "kvstore"
+    assert "quire_nothing" in raised.value.message
+
+
+def test_a_port_that_a_real_service_finds_taken(demo_model: Path) -> None:
+    """Two services told to listen on one port: the second one says so, also after choosing again."""
+    (port,) = free_ports(1)
+    flags = {"worker": {"listen": f"127.0.0.1:{port}"}, "kvstore": {"listen": f"127.0.0.1:{port}"}}
+    with pytest.raises(StartFailed) as raised:
+        LocalStack(StackSpec("test", str(demo_model), flags=flags))
+    assert raised.value.code == "PORT_IN_USE"
+    assert str(port) in raised.value.message
+    assert_nothing_left(read_state())
