@@ -108,8 +108,8 @@ def load_model(
     digest = _model_digest(config, weights)
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)
+    pool = PagePool.of_bytes(group, options.kv_cache_bytes)
     with torch.inference_mode():
-        pool = PagePool.of_bytes(group, options.kv_cache_bytes)
         ops = TorchOps(spec.group_size, options.page_size)
         runner = ModelRunner(Decoder(spec, store, ops, max_model_len), pool)
     progress("pages", options.kv_cache_bytes, options.kv_cache_bytes)

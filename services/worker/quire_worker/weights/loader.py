@@ -62,8 +62,9 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
     progress(0, total)
     for spec in specs:
         target = store.destination(spec)
-        own = zlib.crc32(f"{spec.role}/{spec.layer}/{spec.shape}".encode())
-        generator = torch.Generator().manual_seed((seed << 32 | own) & (1 << 63) - 1)
+        # 32 bits, since torch's CPU generator reads no more of a seed.
+        own_seed = zlib.crc32(f"{seed}/{spec.role}/{spec.layer}/{spec.shape}".encode())
+        generator = torch.Generator().manual_seed(own_seed)
         target.normal_(1.0 if "norm" in spec.role else 0.0, _DUMMY_DEVIATION, generator=generator)
         # As if read from a bf16 checkpoint.
         target.copy_(target.to(torch.bfloat16))
