@@ -109,6 +109,26 @@ class PageKey:
             )
 
 
+@dataclass(frozen=True)
+class PageRun:
+    """Pages of one chain in prefix order, within one namespace and group."""
+
+    namespace: bytes
+    group: int
+    hashes: tuple[bytes, ...]
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def key(self, index: int) -> PageKey:
+        """The key of one page; raises InvalidArgument if a part of it is malformed."""
+        return PageKey(self.namespace, self.hashes[index], self.group)
+
+    def keys(self) -> tuple[PageKey, ...]:
+        """All keys; raises InvalidArgument."""
+        return tuple(PageKey(self.namespace, digest, self.group) for digest in self.hashes)
+
+
 NO_EXTRAS = PageExtras()
 
 

@@ -17,6 +17,8 @@ from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from quire_common.telemetry.logs import bind_request_id, request_id
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -29,6 +31,7 @@ __all__ = [
     "Span",
     "SpanKind",
     "context_of",
+    "continued",
     "enabled",
     "extract",
     "extract_headers",
@@ -168,6 +171,21 @@ def extract(context: common_pb2.RequestContext) -> Context:
     if _provider is None or not context.traceparent:
         return otel_context.get_current()
     return extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
+
+
+@contextlib.contextmanager
+def continued(context: common_pb2.RequestContext | None) -> Iterator[None]:
+    """Work done for a request by a thread or task that serves many: calls within carry its id and trace."""
+    if context is None:
+        yield
+        return
+    request_token = bind_request_id(context.request_id or request_id.get())
+    token = otel_context.attach(extract(context))
+    try:
+        yield
+    finally:
+        otel_context.detach(token)
+        request_id.reset(request_token)
 
 
 def inject_headers(parent: Span | None = None) -> dict[str, str]:

@@ -1,0 +1,223 @@
+"""A client of the kvstore: lookups, reads and puts of framed pages; `KvClient` for threads, `AioKvClient` for asyncio.
+
+What comes back from `get_pages` is as the store sent it: callers check it with `quire_common.pages.check_page` and
+treat PageCorrupt as a miss. All failures are QuireErrors; to a caller every one of them means "recompute".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import grpc
+
+from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import from_rpc_error
+from quire_common.pages import HEADER_BYTES, frame_page
+from quire_common.telemetry.tracing import continued
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from quire_common.pages import PageBytes, PageRun
+
+T = TypeVar("T")
+FRAME_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """Pages found from the first on, and the lease that keeps them; no lease if none was found or asked for."""
+
+    pages: int
+    lease: bytes
+    lease_ms: int
+    medium: str
+    boot_id: int
+    elapsed_us: int
+
+
+@dataclass(frozen=True)
+class PutOutcome:
+    """Of the pages named: how many the store wanted, and how many of these it keeps now."""
+
+    wanted: int
+    stored: int
+    refused: int
+
+
+class KvClient:
+    """Blocking calls; safe to use from several threads. `timeout_s` bounds each call."""
+
+    def __init__(self, channel: grpc.Channel, timeout_s: float = 5.0) -> None:
+        self._stub = kvstore_pb2_grpc.KvStoreStub(channel)
+        self._timeout_s = timeout_s
+
+    def lookup(
+        self,
+        run: PageRun,
+        *,
+        lease_ms: int = 0,
+        pin: bool = True,
+        context: common_pb2.RequestContext | None = None,
+    ) -> Lookup:
+        """The longest stored prefix of the run."""
+        return _lookup(self._call(self._stub.LookupAndPin, _lookup_request(run, lease_ms, pin, context), context))
+
+    def get_pages(
+        self,
+        lease: bytes,
+        indices: Sequence[int] | None = None,
+        *,
+        timeout_s: float | None = None,
+        context: common_pb2.RequestContext | None = None,
+    ) -> Iterator[tuple[int, bytes]]:
+        """Index and framed bytes of each page asked for, all of the lease by default, as they arrive."""
+        if indices is not None and not len(indices):
+            return
+        request = kvstore_pb2.GetRequest(context=context, lease=lease, pages=pack_i32(indices if indices else []))
+        with continued(context):
+            call = self._stub.Get(request, timeout=timeout_s or self._timeout_s)
+        parts: list[bytes] = []
+        try:
+            for frame in call:
+                parts.append(frame.data)
+                if frame.last:
+                    yield frame.page, parts[0] if len(parts) == 1 else b"".join(parts)
+                    parts = []
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+        finally:
+            call.cancel()  # a reader that stops early must not leave a thread of the store waiting
+
+    def put_pages(
+        self,
+        run: PageRun,
+        dtype: str,
+        page_bytes: int,
+        body: Callable[[int], PageBytes],
+        *,
+        lease_ms: int = 0,
+        timeout_s: float | None = None,
+        context: common_pb2.RequestContext | None = None,
+    ) -> PutOutcome:
+        """Put the run's pages that the store wants. `body(index)` is asked for these alone, in order.
+
+        On any failure the put is released, so that the store need not wait for its lease to expire.
+        """
+        keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
+        begin = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
+        begun = self._call(self._stub.BeginPut, begin, context)
+        wanted = i32(begun.wanted, "wanted").tolist()
+        if not wanted:
+            return PutOutcome(0, 0, 0)
+        try:
+            frames = _frames(begun.lease, run, dtype, wanted, body)
+            self._call(self._stub.Put, frames, context, timeout_s)
+            done = self._call(self._stub.CommitPut, kvstore_pb2.CommitPutRequest(lease=begun.lease), context)
+        except BaseException:
+            self._try_release(begun.lease)
+            raise
+        return PutOutcome(len(wanted), done.stored, done.refused)
+
+    def renew(self, lease: bytes, lease_ms: int = 0) -> int:
+        """Prolong a lease; returns its life in ms. Raises NotFound if it has ended."""
+        request = kvstore_pb2.RenewRequest(lease=lease, lease_ms=lease_ms)
+        return int(self._call(self._stub.Renew, request, None).lease_ms)
+
+    def release(self, *leases: bytes) -> int:
+        """End leases; unknown ones do no harm. Returns how many ended."""
+        request = kvstore_pb2.ReleaseRequest(leases=[lease for lease in leases if lease])
+        return int(self._call(self._stub.Release, request, None).released)
+
+    def _try_release(self, lease: bytes) -> None:
+        try:
+            self._stub.Release(kvstore_pb2.ReleaseRequest(leases=[lease]), timeout=self._timeout_s)
+        except grpc.RpcError:
+            return  # the store is away: the lease ends by itself
+
+    def _call(
+        self,
+        method: Callable[..., T],
+        request: object,
+        context: common_pb2.RequestContext | None,
+        timeout_s: float | None = None,
+    ) -> T:
+        try:
+            with continued(context):
+                return method(request, timeout=timeout_s or self._timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+
+class AioKvClient:
+    """Control calls for asyncio; data moves in workers alone."""
+
+    def __init__(self, channel: grpc.aio.Channel, timeout_s: float = 5.0) -> None:
+        self._stub = kvstore_pb2_grpc.KvStoreStub(channel)
+        self._timeout_s = timeout_s
+
+    async def lookup(
+        self,
+        run: PageRun,
+        *,
+        lease_ms: int = 0,
+        pin: bool = True,
+        context: common_pb2.RequestContext | None = None,
+    ) -> Lookup:
+        """The longest stored prefix of the run."""
+        try:
+            with continued(context):
+                request = _lookup_request(run, lease_ms, pin, context)
+                return _lookup(await self._stub.LookupAndPin(request, timeout=self._timeout_s))
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def renew(self, lease: bytes, lease_ms: int = 0) -> int:
+        """Prolong a lease; returns its life in ms. Raises NotFound if it has ended."""
+        try:
+            request = kvstore_pb2.RenewRequest(lease=lease, lease_ms=lease_ms)
+            return int((await self._stub.Renew(request, timeout=self._timeout_s)).lease_ms)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+    async def release(self, *leases: bytes) -> int:
+        """End leases; unknown ones do no harm. Returns how many ended."""
+        try:
+            request = kvstore_pb2.ReleaseRequest(leases=[lease for lease in leases if lease])
+            return int((await self._stub.Release(request, timeout=self._timeout_s)).released)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+
+
+def _lookup_request(
+    run: PageRun, lease_ms: int, pin: bool, context: common_pb2.RequestContext | None
+) -> kvstore_pb2.LookupAndPinRequest:
+    keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
+    return kvstore_pb2.LookupAndPinRequest(context=context, keys=keys, lease_ms=lease_ms, no_pin=not pin)
+
+
+def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
+    return Lookup(
+        response.pages,
+        response.lease,
+        response.lease_ms,
+        response.medium,
+        response.epoch.boot_id,
+        response.elapsed_us,
+    )
+
+
+def _frames(
+    lease: bytes, run: PageRun, dtype: str, wanted: Sequence[int], body: Callable[[int], PageBytes]
+) -> Iterator[kvstore_pb2.PutFrame]:
+    """Each page's header with the start of its body, then the rest, 1 MiB at a time."""
+    for index in wanted:
+        view = memoryview(body(index)).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on
+        header = frame_page(run.key(index), dtype, view)
+        first = FRAME_BYTES - HEADER_BYTES
+        yield kvstore_pb2.PutFrame(lease=lease, page=index, offset=0, data=header + view[:first])
+        for start in range(first, len(view), FRAME_BYTES):
+            data = bytes(view[start : start + FRAME_BYTES])
+            yield kvstore_pb2.PutFrame(page=index, offset=HEADER_BYTES + start, data=data)

@@ -1,0 +1,112 @@
+"""Leases: a name and a deadline for what a peer holds. Knows nothing of what that is.
+
+An unknown, ended or expired lease is NOT_FOUND, all alike. Not thread-safe: the store's lock guards it.
+"""
+
+from __future__ import annotations
+
+import heapq
+import secrets
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from quire_common.errors import NotFound, Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+H = TypeVar("H")
+ID_BYTES = 16
+
+
+@dataclass
+class Lease(Generic[H]):
+    """`held` is what ends with it."""
+
+    id: bytes
+    held: H
+    granted_ms: int
+    deadline_s: float
+
+
+class LeaseTable(Generic[H]):
+    """At most `limit` leases, none longer than `max_ms`."""
+
+    def __init__(self, limit: int, default_ms: int, max_ms: int, clock: Callable[[], float]) -> None:
+        self._limit = limit
+        self._default_ms = default_ms
+        self._max_ms = max_ms
+        self._clock = clock
+        self._leases: dict[bytes, Lease[H]] = {}
+        # One entry per lease; one that is out of date is pushed again or dropped when it comes up.
+        self._by_deadline: list[tuple[float, bytes]] = []
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def __iter__(self) -> Iterator[Lease[H]]:
+        return iter(self._leases.values())
+
+    def granted_ms(self, lease_ms: int) -> int:
+        """The life that a request for `lease_ms` gets; 0 asks for the default."""
+        return min(lease_ms or self._default_ms, self._max_ms)
+
+    def require_room(self) -> None:
+        """Raises Overloaded where `grant` would."""
+        if len(self._leases) >= self._limit:
+            raise Overloaded(
+                "TOO_MANY_LEASES",
+                f"All {self._limit} leases of the kvstore are taken.",
+                "Release leases, retry later, or raise max_leases.",
+                retry_after_s=1.0,
+            )
+
+    def grant(self, held: H, lease_ms: int) -> Lease[H]:
+        """A new lease; raises Overloaded."""
+        self.require_room()
+        granted_ms = self.granted_ms(lease_ms)
+        lease = Lease(secrets.token_bytes(ID_BYTES), held, granted_ms, self._clock() + granted_ms / 1000)
+        self._leases[lease.id] = lease
+        heapq.heappush(self._by_deadline, (lease.deadline_s, lease.id))
+        return lease
+
+    def find(self, lease_id: bytes) -> Lease[H]:
+        """The living lease of this name; raises NotFound."""
+        lease = self._leases.get(lease_id)
+        if lease is None or lease.deadline_s <= self._clock():
+            raise NotFound(
+                "LEASE_UNKNOWN",
+                "The kvstore has no such lease: it was released, has expired, or is of another life of the service.",
+                "Look the pages up again.",
+                param="lease",
+            )
+        return lease
+
+    def renew(self, lease_id: bytes, lease_ms: int) -> int:
+        """Prolong a lease, never shorten it; returns the life from now on. Raises NotFound."""
+        lease = self.find(lease_id)
+        now = self._clock()
+        lease.deadline_s = max(lease.deadline_s, now + self.granted_ms(lease_ms) / 1000)
+        return round((lease.deadline_s - now) * 1000)
+
+    def end(self, lease_id: bytes) -> Lease[H] | None:
+        """Take a lease out; None if there is none (any more)."""
+        lease = self._leases.pop(lease_id, None)
+        if len(self._by_deadline) > 2 * len(self._leases) + 64:
+            self._by_deadline = [(lease.deadline_s, lease.id) for lease in self._leases.values()]
+            heapq.heapify(self._by_deadline)
+        return lease
+
+    def expire(self) -> list[Lease[H]]:
+        """Take out all whose time has come."""
+        now, expired = self._clock(), []
+        while self._by_deadline and self._by_deadline[0][0] <= now:
+            lease = self._leases.get(heapq.heappop(self._by_deadline)[1])
+            if lease is None:
+                continue
+            if lease.deadline_s > now:
+                heapq.heappush(self._by_deadline, (lease.deadline_s, lease.id))
+            else:
+                del self._leases[lease.id]
+                expired.append(lease)
+        return expired

@@ -1,0 +1,64 @@
+"""A put under way: pages that are being written and that nobody sees yet. Knows nothing of memory management."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.errors import InvalidArgument
+from quire_common.pages import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quire_common.pages import PageKey, PageRun
+
+MAX_FRAME_BYTES = 1 << 20
+
+
+@dataclass
+class Put:
+    """The wanted pages of a run, by index: where each is written and how much of it has come."""
+
+    run: PageRun
+    page_bytes: int
+    offsets: dict[int, int]
+    received: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def framed_bytes(self) -> int:
+        """Of one page: header and body."""
+        return HEADER_BYTES + self.page_bytes
+
+    @property
+    def pending_bytes(self) -> int:
+        """Of all pages."""
+        return self.framed_bytes * len(self.offsets)
+
+    def wanted_keys(self) -> Iterator[PageKey]:
+        """The wanted pages' keys."""
+        return (self.run.key(index) for index in self.offsets)
+
+    def complete(self, index: int) -> bool:
+        """Whether all of a page has come."""
+        return self.received.get(index, 0) == self.framed_bytes
+
+    def accept(self, index: int, offset: int, size: int) -> int:
+        """Where in memory a frame goes; raises InvalidArgument. Frames come in order; offset 0 starts the page anew."""
+        if index not in self.offsets:
+            raise _bad(f"Page {index} is not wanted.", "Send the pages that BeginPut wants.")
+        if size > MAX_FRAME_BYTES:
+            raise _bad(f"A frame has {size} bytes, more than {MAX_FRAME_BYTES}.", "Send frames of at most 1 MiB.")
+        expected = 0 if offset == 0 else self.received.get(index, 0)
+        if offset != expected or offset + size > self.framed_bytes:
+            raise _bad(
+                f"A frame covers bytes {offset} to {offset + size} of page {index}; expected {expected} on, "
+                f"up to {self.framed_bytes}.",
+                "Send each page's frames in order, without gaps: header and body.",
+            )
+        self.received[index] = offset + size
+        return self.offsets[index] + offset
+
+
+def _bad(message: str, fix: str) -> InvalidArgument:
+    return InvalidArgument("BAD_PUT_FRAME", message, fix)

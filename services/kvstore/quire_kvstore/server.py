@@ -1,0 +1,69 @@
+"""The gRPC wiring of the kvstore: its servicer, its sweeper thread, its start, drain and close."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from typing import TYPE_CHECKING
+
+from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from quire_kvstore.page_store import PageStore
+from quire_kvstore.servicer import KvStoreServicer
+from quire_kvstore.store_metrics import StoreMetrics
+from quire_kvstore.transfers import Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+    from quire_kvstore.config import KvstoreConfig
+
+_THREADS_FOR_SHORT_CALLS = 8
+
+
+def worker_threads(config: KvstoreConfig) -> int:
+    """Each stream holds a thread; what is left answers the short calls, health among them."""
+    return config.max_transfers + config.max_watchers + _THREADS_FOR_SHORT_CALLS
+
+
+class KvstoreService:
+    """See quire_common.server.SyncService."""
+
+    name = "kvstore"
+
+    def __init__(self, config: KvstoreConfig) -> None:
+        self.store = PageStore(config)
+        self._config = config
+        self._transfers = Transfers(config.max_transfers, config.transfer_timeout_s)
+        self._metrics = StoreMetrics()
+        self._stopping = threading.Event()
+        self._sweeper = threading.Thread(target=self._sweep, name="sweeper", daemon=True)
+
+    def register(self, server: grpc.Server) -> Sequence[str]:
+        """Put the KvStore contract on the server."""
+        epoch = common_pb2.Epoch(boot_id=secrets.randbits(64), run=1)
+        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(self.store, self._transfers, epoch), server)
+        return [kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name]
+
+    def start(self) -> None:
+        """Nothing to load: memory starts empty."""
+        self._sweeper.start()
+
+    def drain(self, timeout_s: float) -> None:
+        """Answer every lookup with a miss; let the transfers finish. Leases are not waited for: a miss is cheap."""
+        self.store.drain()
+        self._transfers.drain(timeout_s)
+
+    def close(self) -> None:
+        """Stop the sweeper and give the memory back."""
+        self._stopping.set()
+        if self._sweeper.is_alive():
+            self._sweeper.join()
+        self.store.close()
+
+    def _sweep(self) -> None:
+        while not self._stopping.wait(self._config.sweep_s):
+            self.store.sweep()
+            self._transfers.sweep()
+            self._metrics.update(self.store.stats())

@@ -1,0 +1,166 @@
+"""The KvStore contract: protobuf to store and back. One short method per RPC; everything else is the store's."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import InvalidArgument
+from quire_common.pages import PageKey, PageRun
+from quire_kvstore.puts import MAX_FRAME_BYTES
+from quire_kvstore.ram_tier import MEDIUM
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import grpc
+
+    from quire_kvstore.page_feed import PageChange
+    from quire_kvstore.page_store import PageStore
+    from quire_kvstore.transfers import Transfers
+
+# Hashes in one frame of a snapshot: 128 KiB.
+SNAPSHOT_FRAME_PAGES = 4096
+
+
+class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
+    """Typed errors are raised; the interceptors turn them into statuses."""
+
+    def __init__(self, store: PageStore, transfers: Transfers, epoch: common_pb2.Epoch) -> None:
+        self._store = store
+        self._transfers = transfers
+        self._epoch = epoch
+
+    def LookupAndPin(
+        self, request: kvstore_pb2.LookupAndPinRequest, context: grpc.ServicerContext
+    ) -> kvstore_pb2.LookupAndPinResponse:
+        started = time.perf_counter()
+        pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin)
+        return kvstore_pb2.LookupAndPinResponse(
+            pages=pages,
+            lease=lease.id if lease else b"",
+            epoch=self._epoch,
+            lease_ms=lease.granted_ms if lease else 0,
+            medium=MEDIUM if pages else "",
+            elapsed_us=int((time.perf_counter() - started) * 1e6),
+        )
+
+    def BeginPut(
+        self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
+    ) -> kvstore_pb2.BeginPutResponse:
+        wanted, lease = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
+        return kvstore_pb2.BeginPutResponse(
+            wanted=pack_i32(wanted), lease=lease.id if lease else b"", epoch=self._epoch
+        )
+
+    def Put(
+        self, request_iterator: Iterator[kvstore_pb2.PutFrame], context: grpc.ServicerContext
+    ) -> kvstore_pb2.PutResponse:
+        lease = b""
+        with self._transfers.track(context):
+            for frame in request_iterator:
+                lease = lease or frame.lease or _no_lease()
+                self._store.write(lease, frame.page, frame.offset, frame.data)
+        return kvstore_pb2.PutResponse(pages=self._store.complete_pages(lease or _no_lease()))
+
+    def CommitPut(
+        self, request: kvstore_pb2.CommitPutRequest, context: grpc.ServicerContext
+    ) -> kvstore_pb2.CommitPutResponse:
+        stored, refused = self._store.commit(request.lease)
+        return kvstore_pb2.CommitPutResponse(stored=stored, refused=refused)
+
+    def Get(self, request: kvstore_pb2.GetRequest, context: grpc.ServicerContext) -> Iterator[kvstore_pb2.GetFrame]:
+        indices = self._store.readable(request.lease, i32(request.pages, "pages").tolist())
+        with self._transfers.track(context):
+            for index in indices:
+                offset, last = 0, False
+                while not last:
+                    data, last = self._store.read(request.lease, index, offset, MAX_FRAME_BYTES)
+                    yield kvstore_pb2.GetFrame(page=index, offset=offset, data=data, last=last)
+                    offset += len(data)
+
+    def Renew(self, request: kvstore_pb2.RenewRequest, context: grpc.ServicerContext) -> kvstore_pb2.RenewResponse:
+        return kvstore_pb2.RenewResponse(lease_ms=self._store.renew(request.lease, request.lease_ms))
+
+    def Release(
+        self, request: kvstore_pb2.ReleaseRequest, context: grpc.ServicerContext
+    ) -> kvstore_pb2.ReleaseResponse:
+        return kvstore_pb2.ReleaseResponse(released=self._store.release(request.leases))
+
+    def Watch(
+        self, request: common_pb2.WatchPagesRequest, context: grpc.ServicerContext
+    ) -> Iterator[common_pb2.PageEvents]:
+        watcher = self._store.open_watch()
+        try:
+            if not context.add_callback(watcher.close):
+                return
+            while not watcher.closed:
+                yield from _snapshot(self._epoch, *self._store.snapshot(watcher))
+                while (change := watcher.next()) is not None:
+                    yield _change(self._epoch, change)
+        finally:
+            self._store.close_watch(watcher)
+
+    def Stats(self, request: kvstore_pb2.StatsRequest, context: grpc.ServicerContext) -> kvstore_pb2.StatsResponse:
+        stats = self._store.stats()
+        ram = kvstore_pb2.TierStats(
+            medium=MEDIUM,
+            pages=stats.pages,
+            bytes=stats.used_bytes,
+            capacity_bytes=stats.capacity_bytes,
+            hits=stats.counts.hits,
+            misses=stats.counts.misses,
+            evictions=stats.evictions,
+            stored=stats.counts.stored,
+            corrupt=stats.counts.corrupt,
+        )
+        return kvstore_pb2.StatsResponse(
+            epoch=self._epoch, tiers=[ram], leases=stats.leases, pending_puts=stats.pending_puts
+        )
+
+
+def _no_lease() -> NoReturn:
+    raise InvalidArgument("NO_LEASE", "The stream names no lease.", "Name it in the first frame.", param="lease")
+
+
+def _run(keys: kvstore_pb2.PageKeys) -> PageRun:
+    return PageRun(keys.namespace, keys.group, tuple(keys.hashes))
+
+
+def _snapshot(epoch: common_pb2.Epoch, sequence: int, keys: Sequence[PageKey]) -> Iterator[common_pb2.PageEvents]:
+    """At least one frame, also of nothing: it tells the watcher that it is complete."""
+    last = max(len(keys) - 1, 0) // SNAPSHOT_FRAME_PAGES
+    for frame in range(last + 1):
+        part = keys[frame * SNAPSHOT_FRAME_PAGES : (frame + 1) * SNAPSHOT_FRAME_PAGES]
+        yield common_pb2.PageEvents(
+            epoch=epoch,
+            sequence=sequence,
+            snapshot=True,
+            snapshot_complete=frame == last,
+            stored=[
+                common_pb2.StoredPages(namespace=namespace, group=group, hashes=hashes, medium=MEDIUM)
+                for (namespace, group), hashes in _by_pool(part).items()
+            ],
+        )
+
+
+def _change(epoch: common_pb2.Epoch, change: PageChange) -> common_pb2.PageEvents:
+    events = common_pb2.PageEvents(epoch=epoch, sequence=change.sequence)
+    last = b""
+    for key, parent in zip(change.stored, change.parents, strict=True):
+        if not events.stored or parent != last:
+            events.stored.add(namespace=key.namespace, group=key.group, parent=parent, medium=MEDIUM)
+        events.stored[-1].hashes.append(key.hash)
+        last = key.hash
+    for (namespace, group), hashes in _by_pool(change.removed).items():
+        events.removed_pages.add(namespace=namespace, group=group, hashes=hashes)
+    return events
+
+
+def _by_pool(keys: Iterable[PageKey]) -> dict[tuple[bytes, int], list[bytes]]:
+    pools: dict[tuple[bytes, int], list[bytes]] = {}
+    for key in keys:
+        pools.setdefault((key.namespace, key.group), []).append(key.hash)
+    return pools

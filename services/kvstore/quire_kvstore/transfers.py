@@ -1,0 +1,65 @@
+"""Put and Get streams under way: how many there may be, and how long each may take.
+
+Every stream holds a thread of the server; without bounds, peers that stall would take all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import grpc
+
+
+class Transfers:
+    """At most `limit` streams, cancelled after `timeout_s`."""
+
+    def __init__(self, limit: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._limit = limit
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._running: dict[grpc.ServicerContext, float] = {}
+
+    def __len__(self) -> int:
+        return len(self._running)
+
+    @contextlib.contextmanager
+    def track(self, context: grpc.ServicerContext) -> Iterator[None]:
+        """Around a stream's handler; raises Overloaded."""
+        with self._lock:
+            if len(self._running) >= self._limit:
+                raise Overloaded(
+                    "TOO_MANY_TRANSFERS",
+                    f"{self._limit} transfers of pages are under way.",
+                    "Treat it as a miss, or retry.",
+                    retry_after_s=0.1,
+                )
+            self._running[context] = self._clock() + self._timeout_s
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running.pop(context, None)
+                self._changed.notify_all()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until none is under way, or for `timeout_s`."""
+        with self._lock:
+            self._changed.wait_for(lambda: not self._running, timeout_s)
+
+    def sweep(self) -> None:
+        """Cancel the streams whose time is over; their handlers end by themselves."""
+        now = self._clock()
+        with self._lock:
+            late = [context for context, deadline_s in self._running.items() if deadline_s <= now]
+        for context in late:
+            context.cancel()
