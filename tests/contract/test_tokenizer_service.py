@@ -1,14 +1,10 @@
-"""The tokenizer over gRPC: real rendering processes, real streams, and its own process at the end."""
+"""The tokenizer over gRPC: real rendering processes and real streams; its own process is tested beside this."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import queue
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -33,8 +29,6 @@ from quire_tokenizer.server import TokenizerService
 from tests.unit.tokenizer import folders
 
 Stub = Any  # the generated stubs have no asyncio types
-MAX_MIB = 120
-MAX_START_S = 3.0
 GENEROUS_S = 60.0
 
 
@@ -300,95 +294,6 @@ async def test_one_span_for_each_traced_request(stub: Stub) -> None:
     assert span.context is not None
     assert span.context.trace_id == int("ab" * 16, 16)
     assert dict(span.attributes or {}) == {"quire.tokens": 2 * len(hello), "quire.characters": 10}
-
-
-def test_the_process_is_light_and_starts_fast(folder: Path) -> None:
-    """Start is measured in CPU seconds: the machine that runs the tests has other work."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire_tokenizer", "--model", str(folder)], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        lines = [json.loads(line) for line in iter(until_ready(process.stderr), "")]
-        address = next(line["address"] for line in lines if line["message"] == "listening")
-        with grpc.insecure_channel(address) as channel:
-            asked = tokenizer_pb2_grpc.TokenizerStub(channel)
-            assert asked.GetTokenizerInfo(pb.GetTokenizerInfoRequest(), timeout=GENEROUS_S).model == "tiny"
-        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
-        cpu_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        resident = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        assert cpu_s < MAX_START_S
-        assert resident < MAX_MIB << 20
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(GENEROUS_S) == 0
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
-
-
-def test_sigterm_waits_for_open_requests_and_not_for_idle_streams(folder: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "quire_tokenizer", "--model", str(folder)], stderr=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stderr is not None
-        lines = [json.loads(line) for line in iter(until_ready(process.stderr), "")]
-        address = next(line["address"] for line in lines if line["message"] == "listening")
-        requests: queue.Queue[pb.DetokenizeRequest] = queue.Queue()
-        with grpc.insecure_channel(address) as channel:
-            answers = tokenizer_pb2_grpc.TokenizerStub(channel).Detokenize(iter(requests.get, None))
-            requests.put(pb.DetokenizeRequest(open=[pb.DetokenizeOpen(handle=1)]))
-            next(answers)
-            process.send_signal(signal.SIGTERM)
-            while '"stopping"' not in process.stderr.readline():
-                pass
-            another = pb.DetokenizeRequest(open=[pb.DetokenizeOpen(handle=2)], close=pack_i32([2]))
-            requests.put(another)
-            while not (refused := next(answers)).errors:  # the signal was seen, the drain may not have begun
-                requests.put(another)
-            assert refused.errors[0].error.code == "TOKENIZER_DRAINING"
-            assert process.poll() is None
-            requests.put(pb.DetokenizeRequest(handle=pack_i32([1]), count=pack_i32([0]), finish=b"\x02"))
-            assert i32(next(answers).handle).tolist() == [1]
-            # The stream is still open.
-            assert process.wait(GENEROUS_S / 4) == 0
-    finally:
-        process.kill()
-        process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
-
-
-def until_ready(stderr: Any) -> Any:
-    """Reads lines up to the one that says ready; then the empty string."""
-    done = False
-
-    def line() -> str:
-        nonlocal done
-        if done:
-            return ""
-        text = str(stderr.readline())
-        done = '"ready"' in text or not text
-        return text
-
-    return line
-
-
-@pytest.mark.parametrize(("arguments", "code"), [([], "MODEL_REQUIRED"), (["--model", "/nowhere"], "MODEL_NOT_FOUND")])
-def test_a_start_that_fails_says_why(arguments: list[str], code: str) -> None:
-    run = subprocess.run(
-        [sys.executable, "-m", "quire_tokenizer", *arguments],
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=GENEROUS_S,
-        check=False,
-    )
-    assert run.returncode == 2
-    headline = json.loads(run.stderr.splitlines()[-1])
-    assert headline["code"] == code
-    assert headline["fix"]
 
 
 async def test_sixty_four_streams_worth_of_rows_cost_little(stub: Stub) -> None:

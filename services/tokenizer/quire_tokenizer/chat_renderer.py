@@ -16,7 +16,8 @@ from quire_common.errors import ConfigError, FailedPrecondition, InvalidArgument
 from quire_tokenizer.chat_template import ChatTemplate
 from quire_tokenizer.conversation import Conversation, parse_conversation
 from quire_tokenizer.model_folder import DEFAULT_TEMPLATE, TOOL_TEMPLATE
-from quire_tokenizer.provenance import CONTINUATION_MARK, Provenance, Rendering
+from quire_tokenizer.provenance import Provenance, Rendering
+from quire_tokenizer.stand_ins import CONTINUATION_MARK
 
 if TYPE_CHECKING:
     from quire_tokenizer.render_pool import RenderPool

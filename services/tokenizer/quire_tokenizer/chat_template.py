@@ -15,7 +15,7 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from quire_tokenizer.provenance import STAND_INS
+from quire_tokenizer import stand_ins
 
 if TYPE_CHECKING:
     from jinja2.parser import Parser
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _PROBE = "q7u1r3probe"
 _PROBE_CHARS = 1 << 20
 # All but ASCII and the symbols that stand for other characters while a conversation is rendered (see provenance.py).
-_ESCAPABLE = re.compile(f"(?![{STAND_INS[0]}-{STAND_INS[1]}])[^\x00-\x7f]")
+_ESCAPABLE = re.compile(f"(?![{stand_ins.RANGE}])[^\x00-\x7f]")
 
 
 class TemplateRefused(TemplateError):

@@ -13,7 +13,8 @@ from typing import Any
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_tokenizer.encoder import invalid_unicode
 from quire_tokenizer.model_folder import TOKEN_VARIABLES
-from quire_tokenizer.provenance import CONTINUATION_MARK, strings_of
+from quire_tokenizer.provenance import strings_of
+from quire_tokenizer.stand_ins import CONTINUATION_MARK
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 # Levels of lists and objects in messages, tools and arguments.

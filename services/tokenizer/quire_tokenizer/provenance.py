@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
+from quire_tokenizer.stand_ins import BLOCK, FIRST, LAST
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -26,12 +27,6 @@ Span = tuple[int, int]
 _PREFERRED = "|｜▁[]<>"
 # Part of names in templates' data, such as tool_calls, or of JSON.
 _AVOIDED = frozenset("_-.:,;\"'{}")
-# SignWriting: symbols without case, width or normal forms, and printable, so that Python's repr, which some templates
-# show, does not escape them as it would private characters. Rare in text; where they are met, another block is taken.
-_FIRST, _LAST, _BLOCK = 0x1D800, 0x1D9F0, 16
-STAND_INS = (chr(_FIRST), chr(_LAST + _BLOCK - 1))
-# Put at the end of a message that is to be continued; the last of the same symbols.
-CONTINUATION_MARK = STAND_INS[1]
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,8 @@ class Provenance:
         present = [c for c in self._characters if c in text]
         if not present:
             return None
-        for start in range(_FIRST, _LAST - len(present), _BLOCK):
+        size = max(BLOCK, len(present))
+        for start in range(FIRST, LAST - size, size):
             block = range(start, start + len(present))
             if not any(chr(c) in text for c in block):
                 to_symbol = {ord(c): symbol for c, symbol in zip(present, block, strict=True)}

@@ -83,7 +83,7 @@ async def test_tools_and_template_arguments_cannot_either(tmp_path: Path) -> Non
 
 async def test_one_rendering_where_nothing_is_suspicious(vocabulary: Vocabulary) -> None:
     here = Here()
-    renderer = ChatRenderer(vocabulary, here, max_bytes=1000, allow_request_template=False)  # type: ignore[arg-type]  # a fake
+    renderer = ChatRenderer(vocabulary, here, max_bytes=1000, allow_request_template=False)  # type: ignore[arg-type]  # only render is used
     await renderer.render(request(("user", "what's (this)? [brackets], _underscores_ and - dashes")))
     assert here.rendered == 1
     await renderer.render(request(("user", "a < b")))
