@@ -17,6 +17,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 # Build requirements of the packages, installed under the constraints once instead of once per package.
 BUILD_TOOLS := hatchling editables grpcio-tools setuptools
 SOURCES := quire services bench tests tools hatch_build.py
+TYPED := quire services bench tests
 BUF := @bufbuild/buf@1.75.0
 
 .PHONY: help
@@ -89,7 +90,7 @@ redis:
 lint: install-dev ## ruff, mypy, and buf where there is Node
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/ruff format --check $(SOURCES)
-	$(BIN)/mypy $(SOURCES)
+	$(BIN)/mypy $(TYPED)
 	@if command -v npx > /dev/null; then echo "buf lint"; npx --yes $(BUF) lint; \
 	else echo "buf lint: left out, there is no npx here"; fi
 

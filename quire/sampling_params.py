@@ -36,7 +36,7 @@ class SamplingParams:
     stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] | None = None
     ignore_eos: bool = False
-    # None: up to the model's context.
+    # None: up to the model's context; for conversations alone so far.
     max_tokens: int | None = 16
     min_tokens: int = 0
     # Alternatives per token: None no logprobs, 0 the chosen token alone.

@@ -70,9 +70,17 @@ def build_request(
         return_timings=return_timings,
         timeout_ms=round(timeout_s * 1000),
     )
+    asked = normalise(prompt)
     if params.max_tokens is not None:
         request.max_tokens = params.max_tokens
-    asked = normalise(prompt)
+    elif not isinstance(asked, ChatPrompt):
+        # The contract's default is 16 for text, OpenAI's; vLLM's users mean the rest of the context.
+        raise errors.Unsupported(
+            "UNSUPPORTED_PARAM",
+            "max_tokens=None is supported for conversations alone.",
+            "Give max_tokens.",
+            param="max_tokens",
+        )
     if isinstance(asked, str):
         request.text = asked
     elif isinstance(asked, ChatPrompt):

@@ -15,7 +15,7 @@ from quire.cli.terminal import paint
 
 HELP = "read the services' logs"
 _POLL_S = 0.2
-_SHOWN_APART = ("ts", "time", "timestamp", "level", "message", "msg", "event", "service", "logger", "instance")
+_SHOWN_APART = ("ts", "time", "timestamp", "level", "message", "msg", "event", "logger", "instance")
 _STYLES = {"error": "red", "warning": "yellow", "critical": "red"}
 
 
@@ -101,7 +101,7 @@ def _show(name: str, line: str, *, raw: bool) -> str:
         return f"{prefix} {line}"
     level = str(record.get("level", "info")).lower()
     text = str(record.get("message") or record.get("msg") or record.get("event") or "")
-    rest = " ".join(f"{k}={v}" for k, v in record.items() if k not in _SHOWN_APART and v not in ("", None))
+    rest = " ".join(f"{k}={v}" for k, v in record.items() if k not in _SHOWN_APART and v not in ("", None, name))
     clock = time.strftime("%H:%M:%S", time.localtime(_time_of(line)))
     styled = paint(f"{level:<7}", _STYLES[level]) if level in _STYLES else f"{level:<7}"
     return f"{prefix} {clock} {styled} {text} {paint(rest, 'dim')}".rstrip()

@@ -18,6 +18,7 @@ from quire.errors import QuireError
 from quire.local import events
 from quire.local.spec import StackSpec
 from quire.local.state import StateDirectory
+from quire.local.stop import stop_stack
 from quire.local.supervisor import Supervisor
 
 EXIT_FAILED = 1
@@ -42,12 +43,20 @@ async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
     return await supervisor.run()
 
 
+def sweep(directory: StateDirectory) -> None:
+    """End what a supervisor that was killed left of its children's children. Its lock is ours: it is dead."""
+    before = directory.read()
+    if before is not None:
+        stop_stack(before, 0.0)
+
+
 def main() -> int:
     """Exit code 0 for a stack that was stopped, 1 for one that failed."""
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:
         with directory.hold():
+            sweep(directory)
             well = asyncio.run(supervise(spec, directory))
     except QuireError as error:
         emit(events.Failed("", error.code, error.message, error.fix, ""))

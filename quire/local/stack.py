@@ -36,8 +36,8 @@ class LocalStack:
         try:
             self.ready = self._until_ready()
         except BaseException:
-            if self._finalizer is not None:
-                self._finalizer()
+            self.terminate()  # for a detached one; an owned one sees its end of input besides
+            _end(self._popen, limit_s)
             _close(self._popen.stdout)
             raise
         if spec.owned:

@@ -53,14 +53,14 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             yield from self._count(request, index)
 
     def _count(self, request: inference_pb2.GenerateRequest, index: int) -> Iterator[inference_pb2.GenerateResponse]:
-        for token in range(request.max_tokens):
+        for token in range(request.max_tokens or 16):
             if request.text == "fail later" and token == 2:
                 error = common_pb2.RequestError(
                     code="ENGINE_LOST", message="lost", fix="retry", grpc_code=grpc.StatusCode.UNAVAILABLE.value[0]
                 )
                 yield inference_pb2.GenerateResponse(request_id=request.request_id, index=index, error=error)
                 return
-            last = token == request.max_tokens - 1
+            last = token == (request.max_tokens or 16) - 1
             response = inference_pb2.GenerateResponse(request_id=request.request_id, index=index, text=f"{token} ")
             if request.return_token_ids:
                 response.token_ids = struct.pack("<i", token)

@@ -173,6 +173,29 @@ def test_services_die_with_a_supervisor_that_is_killed() -> None:
     assert_nothing_left(state)
 
 
+def test_what_a_killed_supervisor_left_is_swept_by_the_next() -> None:
+    stack = LocalStack(fake_spec(switches={"tokenizer": ("--grandchild",)}))
+    before = read_state()
+    os.kill(stack.supervisor_pid, signal.SIGKILL)
+    stack.close()
+    assert len(processes_of(before.stack_id)) >= 1  # the child of a child; the kernel may still end the others
+    stack = LocalStack(fake_spec())
+    assert processes_of(before.stack_id) == []
+    stack.close()
+
+
+def test_a_start_that_is_interrupted_leaves_nothing() -> None:
+    spec = fake_spec(owned=False, switches={"scheduler": ("--never-ready",)})
+
+    def interrupt(event: events.Event) -> None:
+        if isinstance(event, events.Progress) and event.phase == "ready":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        LocalStack(spec, interrupt)
+    assert_nothing_left(read_state())
+
+
 def test_an_owned_stack_ends_with_an_owner_that_is_killed(tmp_path: Path) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(fake_spec().to_json())

@@ -13,6 +13,7 @@ from quire import (
     Overloaded,
     SamplingParams,
     Unavailable,
+    Unsupported,
 )
 from quire.columns import unpack_i32
 from tests.fakes.fake_router import FakeRouter
@@ -91,7 +92,9 @@ def test_every_parameter_travels(fake: Fake) -> None:
 def test_what_was_not_given_is_absent(fake: Fake) -> None:
     router, address = fake
     with Client(address) as client:
-        list(client.generate("hi", SamplingParams(max_tokens=None)))
+        list(client.generate(ChatPrompt([{"role": "user", "content": "x"}]), SamplingParams(max_tokens=None)))
+        with pytest.raises(Unsupported, match="max_tokens=None"):
+            client.complete("hi", SamplingParams(max_tokens=None))
     (request,) = router.requests
     assert not request.HasField("max_tokens")
     assert not request.sampling.HasField("seed")
