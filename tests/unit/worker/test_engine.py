@@ -12,7 +12,7 @@ from quire_common.errors import FailedPrecondition, InvalidArgument
 from quire_common.sequence import RequestContext, Sampling
 from quire_worker.engine.ports import NullObserver, SlotTrace
 from tests.fakes.counting_runner import continuation
-from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, ids, small_spec
+from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, small_spec
 
 PROMPT = [5, 6, 7, 8, 9]
 
@@ -364,4 +364,3 @@ def test_limits_of_slots_that_do_not_exist_are_ignored() -> None:
     bench = EngineBench()
     bench.grant(limit={-1: 5, 10**6: 5, 0: 5})
     assert bench.step() is not None
-    assert ids().dtype == np.int32

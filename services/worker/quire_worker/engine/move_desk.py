@@ -37,7 +37,7 @@ class MoveDesk:
             return
         if possible and move.kind == MoveKind.LOAD:
             self._residents.states.arrived(move.device_page, 0)
-        self._note(MoveResult(move.id, ok=False, pages=0, us=0))
+        self._note(move, MoveResult(move.id, ok=False, pages=0, us=0))
 
     def collect(self) -> None:
         """Take in what the mover has finished."""
@@ -47,7 +47,7 @@ class MoveDesk:
                 continue
             if move.kind == MoveKind.LOAD:
                 self._residents.states.arrived(move.device_page, result.pages)
-            self._note(result)
+            self._note(move, result)
 
     def cancel(self) -> None:
         """Forget all moves; no page is touched on their behalf afterwards."""
@@ -68,6 +68,6 @@ class MoveDesk:
             return self._residents.can_load(move.device_page)
         return move.kind == MoveKind.STORE and self._residents.can_store(move.device_page)
 
-    def _note(self, result: MoveResult) -> None:
+    def _note(self, move: PageMove, result: MoveResult) -> None:
         self._draft.moves.append(result)
-        self._observer.moved(result.pages, result.ok)
+        self._observer.moved(move.kind, result.pages, result.ok)

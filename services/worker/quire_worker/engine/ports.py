@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from quire_common.credit import Finish, StepTiming
+    from quire_common.credit import Finish, MoveKind, StepTiming
     from quire_common.sequence import RequestContext
     from quire_worker.step import StepBatch, StepOutput
 
@@ -55,7 +55,7 @@ class Observer(Protocol):
     def slot_ended(self, trace: SlotTrace) -> None:
         """After a sequence left its slot."""
 
-    def moved(self, pages: int, ok: bool) -> None:
+    def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
         """After a page move."""
 
 
@@ -68,5 +68,5 @@ class NullObserver:
     def slot_ended(self, trace: SlotTrace) -> None:
         """Nothing."""
 
-    def moved(self, pages: int, ok: bool) -> None:
+    def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
         """Nothing."""

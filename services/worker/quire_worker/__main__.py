@@ -1,0 +1,22 @@
+"""`python -m quire_worker --model FOLDER`: flags to config, then the service's whole life."""
+
+from __future__ import annotations
+
+import sys
+
+from quire_common.server import run_sync, service_main
+from quire_worker.config import WorkerConfig
+from quire_worker.server import WorkerService
+
+
+def main() -> int:
+    """The process's exit code."""
+    return service_main("worker", WorkerConfig, _run)
+
+
+def _run(config: WorkerConfig) -> int:
+    return run_sync(config, lambda bound: WorkerService(config, bound))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The worker's configuration. Names are vLLM's where vLLM has one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from quire_common.config import ServiceConfig, option
+
+DEFAULT_KV_CACHE_BYTES = 256 << 20
+CPU_PAGE_SIZE = 16
+
+
+@dataclass(frozen=True)
+class WorkerConfig(ServiceConfig):
+    """One engine replica's muscle: runs the model and holds its KV pages, as a scheduler grants."""
+
+    model: str = option("", "folder of the model (Hugging Face layout: config.json, safetensors)")
+    served_model_name: str = option("", "name that clients know the model by; default: --model as it is given")
+    max_model_len: int = option(0, "longest sequence in tokens; 0: the model's own context", at_least=0)
+    max_num_seqs: int = option(256, "sequences that decode in one step; 2.5 times as many may wait", at_least=1)
+    kv_cache_memory_bytes: int = option(0, "bytes of KV pages; 0: 256 MiB", at_least=0)
+    block_size: int = option(0, "tokens per KV page; 0: 16", at_least=0, at_most=1024)
+    dtype: str = option("auto", "type that is computed in; the CPU computes in float32", choices=("auto", "float32"))
+    load_format: str = option(
+        "auto", "where weights come from; dummy: random ones", choices=("auto", "safetensors", "dummy")
+    )
+    seed: int = option(0, "seed of dummy weights", at_least=0)
+    torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
+    kvstore: str = option("", "host:port of a kvstore for page moves; empty: every move fails at once")
+
+    @cached_property
+    def name(self) -> str:
+        """What the model is called towards clients."""
+        return self.served_model_name or self.model
+
+    @cached_property
+    def page_size(self) -> int:
+        """Tokens per page."""
+        return self.block_size or CPU_PAGE_SIZE
+
+    @cached_property
+    def kv_cache_bytes(self) -> int:
+        """Bytes of the page pool."""
+        return self.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES

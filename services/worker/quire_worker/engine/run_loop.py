@@ -1,0 +1,200 @@
+"""RunLoop: the model thread. Takes what came in, applies it at a step boundary, runs the step, hands the Report out.
+
+Reader threads and the writer reach it through queues alone, so that gRPC never waits for the model nor the model for
+gRPC. One scheduler is attached at a time and the newest wins: a scheduler that hangs must not lock its replacement out.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error
+from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.session import Closed, Flush, Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.credit import Epoch, Grant, WorkerHello
+    from quire_worker.engine.engine import Engine
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Attach:
+    session: Session
+
+
+@dataclass(frozen=True, slots=True)
+class _Granted:
+    session: Session
+    grant: Grant
+    arrival_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Detach:
+    session: Session
+    error: QuireError | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Wake:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    pass
+
+
+class RunLoop:
+    """`attach`, `granted`, `detach` and `wake` may be called from any thread and return at once."""
+
+    def __init__(
+        self, engine: Engine, hello: Callable[[Epoch], WorkerHello], on_fatal: Callable[[QuireError], None]
+    ) -> None:
+        self._engine = engine
+        self._hello = hello
+        self._on_fatal = on_fatal
+        self._inbox: queue.SimpleQueue[_Attach | _Granted | _Detach | _Wake | _Stop] = queue.SimpleQueue()
+        self._session: Session | None = None
+        self._ended = False
+        self._ending = threading.Lock()
+        self._vacant = threading.Event()
+        self._vacant.set()
+        self._thread = threading.Thread(target=self._main, name="model", daemon=True)
+
+    def start(self) -> None:
+        """Start the model thread."""
+        self._thread.start()
+
+    def attach(self) -> Session:
+        """A new scheduler: the one before is told that it was replaced; the hello is the session's first frame."""
+        session = Session()
+        with self._ending:
+            if self._ended:
+                session.outbox.put(Closed(_stopped()))
+            else:
+                self._inbox.put(_Attach(session))
+        return session
+
+    def granted(self, session: Session, grant: Grant, arrival_us: int) -> None:
+        """A Grant of the session; ignored if it is no longer attached."""
+        self._inbox.put(_Granted(session, grant, arrival_us))
+
+    def detach(self, session: Session, error: QuireError | None = None) -> None:
+        """The session's stream has ended, or must end with the error. Idempotent."""
+        self._inbox.put(_Detach(session, error))
+
+    def wake(self) -> None:
+        """Something that the engine polls has changed."""
+        self._inbox.put(_Wake())
+
+    def wait_vacant(self, timeout_s: float) -> bool:
+        """Wait until no slot holds a sequence; whether that came true in time."""
+        return self._vacant.wait(timeout_s)
+
+    def close(self) -> None:
+        """End the session and the thread; returns when the step that runs has ended."""
+        self._inbox.put(_Stop())
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _main(self) -> None:
+        try:
+            while self._take_in(wait=self._step_once()):
+                pass
+        except Exception as error:
+            log.exception("the model thread failed")
+            self._on_fatal(as_quire_error(error))
+        finally:
+            self._end_session(_stopped())
+            self._vacant.set()
+            self._refuse_the_rest()
+
+    def _step_once(self) -> bool:
+        """Run a step if there is one to run; whether there is nothing to do until something comes in."""
+        session = self._session
+        if session is None:
+            return True
+        try:
+            report = self._engine.step()
+        except Exception as error:
+            log.exception("the engine failed outside the model; its run is over")
+            self._break_off(as_quire_error(error))
+            return True
+        if not self._engine.residents.table.started():
+            self._vacant.set()
+        session.outbox.put(Flush() if report is None else report)
+        return report is None
+
+    def _take_in(self, wait: bool) -> bool:
+        """Everything that has come in; False at the end."""
+        try:
+            while True:
+                item = self._inbox.get(block=wait)
+                wait = False
+                if isinstance(item, _Stop):
+                    return False
+                self._handle(item)
+        except queue.Empty:
+            return True
+
+    def _handle(self, item: _Attach | _Granted | _Detach | _Wake) -> None:
+        if isinstance(item, _Granted) and item.session is self._session:
+            self._vacant.clear()
+            try:
+                self._engine.apply(item.grant, item.arrival_us)
+            except Exception as error:
+                if not isinstance(error, QuireError):
+                    log.exception("a Grant could not be applied")
+                self._break_off(as_quire_error(error))
+        elif isinstance(item, _Attach):
+            if self._session is not None:
+                self._break_off(_replaced())
+            self._session = item.session
+            item.session.outbox.put(self._hello(self._engine.epoch))
+            log.info("scheduler attached", run=self._engine.epoch.run)
+        elif isinstance(item, _Detach) and item.session is self._session:
+            self._break_off(item.error)
+
+    def _break_off(self, error: QuireError | None) -> None:
+        """The present session is over: clear the slots, and count another run."""
+        self._end_session(error)
+        epoch = self._engine.begin_run()
+        self._vacant.set()
+        log.info("scheduler detached", run=epoch.run, code=error.code if error else "")
+
+    def _end_session(self, error: QuireError | None) -> None:
+        if self._session is not None:
+            self._session.outbox.put(Closed(error))
+            self._session = None
+
+    def _refuse_the_rest(self) -> None:
+        """Nobody may wait for a thread that is gone."""
+        with self._ending:
+            self._ended = True
+        try:
+            while True:
+                item = self._inbox.get_nowait()
+                if isinstance(item, _Attach):
+                    item.session.outbox.put(Closed(_stopped()))
+        except queue.Empty:
+            return
+
+
+def _stopped() -> QuireError:
+    return Unavailable("WORKER_STOPPED", "The worker has stopped.", "Attach to it once it is up again.")
+
+
+def _replaced() -> QuireError:
+    return FailedPrecondition(
+        "SCHEDULER_REPLACED",
+        "Another scheduler attached to this worker; only the newest is served.",
+        "Run one scheduler per worker; see which other instance names this worker.",
+    )

@@ -1,0 +1,68 @@
+"""WorkerObserver: the engine's events as Prometheus metrics and spans."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.credit import Finish, MoveKind
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry import metrics, tracing
+
+if TYPE_CHECKING:
+    from quire_common.credit import StepTiming
+    from quire_worker.engine.ports import SlotTrace
+
+STEP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0)
+
+
+class WorkerObserver:
+    """Called from the model thread. Sampled tokens count as `sampled`, computed prompt tokens as `prefill`."""
+
+    def __init__(self) -> None:
+        self._steps = metrics.counter("quire_worker_steps_total", "Steps run")
+        self._step_seconds = metrics.histogram(
+            "quire_worker_step_seconds", "Time of one step, without waiting", buckets=STEP_BUCKETS_S
+        )
+        tokens = metrics.counter("quire_worker_tokens_total", "Tokens, by what was done to them", ("kind",))
+        self._prefill, self._sampled = tokens.labels("prefill"), tokens.labels("sampled")
+        slots = metrics.gauge("quire_worker_slots", "Slots that hold a sequence, after the last step", ("state",))
+        self._running, self._spare = slots.labels("running"), slots.labels("spare")
+        self._moved = metrics.counter("quire_worker_pages_moved_total", "Pages that arrived by moves", ("kind",))
+        self._failed = metrics.counter("quire_worker_moves_failed_total", "Moves that did not bring all", ("kind",))
+
+    def step_done(self, timing: StepTiming, prefill_tokens: int, tokens: int, running: int, spare: int) -> None:
+        """See Observer."""
+        self._steps.inc()
+        self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
+        if prefill_tokens:
+            self._prefill.inc(prefill_tokens)
+        self._sampled.inc(tokens)
+        self._running.set(running)
+        self._spare.set(spare)
+
+    def slot_ended(self, trace: SlotTrace) -> None:
+        """Two spans under the request's own: prefill, from its start to its first token, and decode."""
+        if not tracing.enabled():
+            return
+        parent = tracing.extract(context_to_pb(trace.context))
+        error = "STEP_FAILED" if trace.finish == Finish.ERROR else ""
+        prefill_end = trace.first_token_ns or trace.ended_ns
+        prefilled = {"quire.prompt_tokens": trace.prompt_tokens, "quire.cached_tokens": trace.cached_tokens}
+        tracing.record_span(
+            "prefill",
+            parent,
+            trace.started_ns,
+            prefill_end,
+            prefilled,
+            error_type="" if trace.first_token_ns else error,
+        )
+        if trace.first_token_ns:
+            decoded = {"quire.output_tokens": trace.output_tokens}
+            tracing.record_span("decode", parent, prefill_end, trace.ended_ns, decoded, error_type=error)
+
+    def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
+        """See Observer."""
+        name = kind.name.lower()
+        self._moved.labels(name).inc(pages)
+        if not ok:
+            self._failed.labels(name).inc()

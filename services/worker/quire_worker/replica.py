@@ -1,0 +1,89 @@
+"""Replica: a loaded model with its engine, its model thread and its mover: what a ready worker consists of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.channel import sync_channel
+from quire_common.credit import Epoch, ModelInfo, WorkerHello
+from quire_common.kv_client import KvClient
+from quire_worker.engine.engine import Engine
+from quire_worker.engine.moves import Mover, NoMover
+from quire_worker.engine.page_mover import KvStoreCarrier, PageMover
+from quire_worker.engine.run_loop import RunLoop
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.observer import WorkerObserver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import grpc
+
+    from quire_common.errors import QuireError
+    from quire_worker.config import WorkerConfig
+    from quire_worker.engine.ports import PageBytes, Runner
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model as the engine needs it. `num_pages` counts page 0; `device` is cpu or cuda."""
+
+    runner: Runner
+    pages: PageBytes
+    info: ModelInfo
+    num_pages: int
+    device: str = "cpu"
+
+    def engine_spec(self, max_num_seqs: int) -> EngineSpec:
+        """The sizes of an engine that runs it."""
+        return EngineSpec(
+            max_num_seqs=max_num_seqs,
+            max_model_len=self.info.max_model_len,
+            vocab_size=self.info.vocab_size,
+            page_size=self.info.pages.page_size,
+            num_pages=self.num_pages,
+            eos_token_ids=self.info.eos_token_ids,
+        )
+
+
+class Replica:
+    """Started by its maker; `close` ends it."""
+
+    def __init__(self, config: WorkerConfig, loaded: LoadedModel, on_fatal: Callable[[QuireError], None]) -> None:
+        self.info = loaded.info
+        self._loaded = loaded
+        self._channel: grpc.Channel | None = None
+        self._mover = self._make_mover(config, loaded)
+        self.engine = Engine(loaded.engine_spec(config.max_num_seqs), loaded.runner, self._mover, WorkerObserver())
+        self.loop = RunLoop(self.engine, self.hello, on_fatal)
+        if isinstance(self._mover, PageMover):
+            self._mover.wake = self.loop.wake
+        self.loop.start()
+
+    def hello(self, epoch: Epoch) -> WorkerHello:
+        """What a scheduler is told first."""
+        spec = self.engine.spec
+        return WorkerHello(
+            epoch=epoch,
+            num_slots=spec.num_slots,
+            max_num_seqs=spec.max_num_seqs,
+            num_pages=(spec.num_pages,),
+            model=self.info,
+            capabilities=(self._loaded.device,),
+        )
+
+    def close(self) -> None:
+        """End threads and channels."""
+        self.loop.close()
+        self._mover.close()
+        if self._channel is not None:
+            self._channel.close()
+
+    def _make_mover(self, config: WorkerConfig, loaded: LoadedModel) -> Mover:
+        if not config.kvstore:
+            return NoMover()
+        self._channel = sync_channel(config.kvstore, config)
+        geometry = loaded.info.pages
+        carrier = KvStoreCarrier(KvClient(self._channel), geometry.namespace, geometry.groups[0])
+        return PageMover(carrier, loaded.pages)

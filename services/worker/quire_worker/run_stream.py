@@ -1,0 +1,64 @@
+"""RunStream: one scheduler's Run call. A reader thread takes Grants in, the call's own thread sends Reports out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire.v1 import worker_pb2
+from quire_common.credit import Report, decode_grant, encode_report
+from quire_common.credit.hello import check_hello, worker_hello_to_pb
+from quire_common.errors import InvalidArgument, QuireError, as_quire_error
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import grpc
+
+    from quire_worker.engine.run_loop import RunLoop
+
+log = get_logger(__name__)
+
+
+class RunStream:
+    """Lives as long as the call does."""
+
+    def __init__(self, loop: RunLoop, requests: Iterator[worker_pb2.Grant], context: grpc.ServicerContext) -> None:
+        self._loop = loop
+        self._requests = requests
+        self._context = context
+
+    def reports(self) -> Iterator[worker_pb2.Report]:
+        """The worker's hello, then Reports; raises the QuireError that ended the session, if one did."""
+        self._greet()
+        session = self._loop.attach()
+        self._context.add_callback(lambda: self._loop.detach(session))
+
+        def read() -> None:
+            error: QuireError | None = None
+            try:
+                for message in self._requests:
+                    self._loop.granted(session, decode_grant(message), time.monotonic_ns() // 1000)
+            except Exception as problem:
+                if self._context.is_active():  # else the scheduler has left, and nobody is there to be told
+                    error = as_quire_error(problem)
+                    log.warning("a Grant was refused", code=error.code, error=error.message)
+            self._loop.detach(session, error)
+
+        threading.Thread(target=read, name="grants", daemon=True).start()
+        try:
+            for frame in session.frames():
+                if isinstance(frame, Report):
+                    yield encode_report(frame)
+                else:
+                    yield worker_pb2.Report(hello=worker_hello_to_pb(frame))
+        finally:
+            self._loop.detach(session)
+
+    def _greet(self) -> None:
+        first = next(self._requests, None)
+        if first is None or not first.HasField("hello"):
+            raise InvalidArgument("HELLO_MISSING", "The first frame carries no hello.", "Send the hello first.")
+        check_hello(first.hello)

@@ -1,0 +1,71 @@
+"""The worker's life: the port opens, the model loads while anyone may watch, the engine runs; SIGTERM drains it."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire_common.errors import as_quire_error
+from quire_common.telemetry.logs import get_logger
+from quire_worker.load_watch import LoadWatch
+from quire_worker.model_source import load_configured
+from quire_worker.replica import LoadedModel, Replica
+from quire_worker.servicer import WorkerServicer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import grpc
+
+    from quire_common.server import BoundServer
+    from quire_worker.config import WorkerConfig
+
+    Load = Callable[[WorkerConfig, Callable[[str, int, int], None]], LoadedModel]
+
+log = get_logger(__name__)
+# Reader, model and writer threads hand over to one another within a step; Python's 5 ms would be several steps long.
+SWITCH_INTERVAL_S = 0.0001
+
+
+class WorkerService:
+    """See quire_common.server.SyncService. `load` is another in tests alone."""
+
+    name = "worker"
+
+    def __init__(self, config: WorkerConfig, bound: BoundServer, load: Load = load_configured) -> None:
+        self._config = config
+        self._bound = bound
+        self._load = load
+        self._watch = LoadWatch()
+        self._replica: Replica | None = None
+        self._servicer = WorkerServicer(self._watch, lambda: self._replica, (config.name, config.model))
+
+    def register(self, server: grpc.Server) -> Sequence[str]:
+        """The Worker contract."""
+        worker_pb2_grpc.add_WorkerServicer_to_server(self._servicer, server)
+        return [worker_pb2.DESCRIPTOR.services_by_name["Worker"].full_name]
+
+    def start(self) -> None:
+        """Load the model and start the engine; watchers of Load hear of a failure before the process ends by it."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        try:
+            loaded = self._load(self._config, self._watch.progress)
+            self._replica = Replica(self._config, loaded, self._bound.fail)
+        except Exception as error:
+            self._watch.failed(as_quire_error(error))
+            raise
+        spec = self._replica.engine.spec
+        log.info("model loaded", model=loaded.info.name, pages=spec.num_pages, slots=spec.num_slots)
+        self._watch.succeeded(loaded.info)
+
+    def drain(self, timeout_s: float) -> None:
+        """Take no other scheduler, and let the present one's sequences end."""
+        self._servicer.draining = True
+        if self._replica is not None:
+            self._replica.loop.wait_vacant(timeout_s)
+
+    def close(self) -> None:
+        """End threads and channels."""
+        if self._replica is not None:
+            self._replica.close()
