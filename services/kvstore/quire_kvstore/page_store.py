@@ -293,22 +293,22 @@ class PageStore:
     def _intact(self, put: Put, index: int) -> bool:
         with self._tier.reserved(put.offsets[index], put.framed_bytes) as framed:
             try:
-                check_page(framed, put.run.key(index), length=put.page_bytes).release()
+                check_page(framed, put.run.key(index)).release()
             except PageCorrupt as error:
                 log.warning("a page was put corrupt", index=index, reason=str(error))
                 return False
         return True
 
     def _finish(self, put: Put, intact: Sequence[int]) -> None:
-        """Publish the intact pages, the last first, and forget the put."""
+        """Publish the intact pages, and forget the put."""
         self._pending.difference_update(put.wanted_keys())
         self._pending_bytes -= put.pending_bytes
         for index in sorted(put.offsets.keys() - set(intact)):
             self._tier.cancel(put.offsets[index])
-        for index in reversed(intact):
+        for index in intact:
             self._tier.publish(put.run.key(index), put.offsets[index], put.framed_bytes)
         if intact:
-            self._tier.touch(put.run.keys())  # what was there before is the head: it must outlive the new tail
+            self._tier.touch(put.run.keys())  # all of it, since the head may have been here before
         self._counts.stored += len(intact)
         self._counts.refused += len(put.offsets) - len(intact)
         parents = [put.run.hashes[index - 1] if index else b"" for index in intact]
