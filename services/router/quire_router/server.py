@@ -45,21 +45,21 @@ class RouterService:
         self._config = config
         self._keys = load_api_keys(config.api_key, config.api_key_file)
         self._changed = asyncio.Event()
-        self._pool = TokenizerPool(config, self._changed.set)
-        self._fleet = Fleet(config, self._pool, bound.instance, self._changed.set)
-        self._admission = Admission(config.max_concurrent_requests)
-        self._catalog = Catalog(config.served_model_name, self._fleet.models)
-        tokenizer = TokenizerClient(self._pool)
+        self.pool = TokenizerPool(config, self._changed.set)
+        self.fleet = Fleet(config, self.pool, bound.instance, self._changed.set)
+        self.admission = Admission(config.max_concurrent_requests)
+        self._catalog = Catalog(config.served_model_name, self.fleet.models)
+        tokenizer = TokenizerClient(self.pool)
         self._pipeline = Pipeline(
             self._catalog,
             Encoder(tokenizer),
-            self._fleet,
+            self.fleet,
             PLACEMENTS[config.placement](),
-            self._admission,
+            self.admission,
             TokenBytes(tokenizer),
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
-        self._status = StatusRoutes(self._catalog, self._fleet, self._pool, self._admission)
+        self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission)
         with_metrics = config.metrics_on_main or not self._keys
         self.routes = make_routes(config, self._pipeline, self._status, with_metrics=with_metrics)
         edge = Edge(self.routes, self._keys, config.max_body_bytes)
@@ -89,7 +89,7 @@ class RouterService:
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nobody more; wait for those inside."""
-        await self._admission.close(timeout_s)
+        await self.admission.close(timeout_s)
 
     async def close(self) -> None:
         """Close HTTP, then let go of everybody behind."""
@@ -98,13 +98,13 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._fleet.close()
-        await self._pool.close()
+        await self.fleet.close()
+        await self.pool.close()
 
     async def _watch_schedulers(self) -> None:
         async for endpoints in self._discovery.watch("scheduler"):
-            self._fleet.update(endpoints)
+            self.fleet.update(endpoints)
 
     async def _watch_tokenizers(self) -> None:
         async for endpoints in self._discovery.watch("tokenizer"):
-            self._pool.update(endpoints)
+            self.pool.update(endpoints)

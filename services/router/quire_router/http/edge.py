@@ -35,6 +35,12 @@ _CLIENT_GONE = 499
 log = get_logger(__name__)
 
 
+class MethodNotAllowed(InvalidArgument):
+    """A known path, another method. HTTP's alone, so it is not in the common tree."""
+
+    http_status = 405
+
+
 class Edge:
     """An ASGI application around the routes."""
 
@@ -59,6 +65,7 @@ class Edge:
             wants_timings=headers.get(b"x-quire-timings", "") == "1",
             arrived_ns=arrived_ns,
         )
+        scope["app"] = self._app  # so that Starlette raises a wrong method instead of answering it itself
         bind_request_id(exchange.request_id)
         status = 0
 
@@ -106,7 +113,7 @@ def _typed(error: Exception) -> QuireError:
         return error
     if isinstance(error, HTTPException):
         if error.status_code == 405:
-            return InvalidArgument("METHOD_NOT_ALLOWED", "This path has no such method.", "See the README's routes.")
+            return MethodNotAllowed("METHOD_NOT_ALLOWED", "This path has no such method.", "See the README's routes.")
         return NotFound("NO_SUCH_PATH", "There is nothing at this path.", "See the README's routes.")
     log.exception("the request failed")
     return internal_error()

@@ -15,7 +15,7 @@ from quire_router.http.exchange import exchange_of, request_id_from, send_json
 from quire_router.http.parse import Limits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from starlette.types import Receive, Scope, Send
 
@@ -59,7 +59,7 @@ class GenerateEndpoint:
         parsed = self._parse(body, self._limits, timings=exchange.wants_timings)
         caller = self._caller(exchange, parsed)
         async with _watching(receive) as watch:
-            generation = await self._pipeline.generate(parsed.job, caller, exchange.arrived_ns)
+            generation = await watch.unless_gone(self._pipeline.generate(parsed.job, caller, exchange.arrived_ns))
             try:
                 watch.on_gone(generation)
                 answer = self._make_format(generation, parsed)
@@ -120,7 +120,21 @@ class _Watch:
 
     def __init__(self) -> None:
         self._gone = False
+        self._starting: asyncio.Task[Any] | None = None
         self._generation: Generation | None = None
+
+    async def unless_gone(self, work: Awaitable[Generation]) -> Generation:
+        """Await the work; a client that goes meanwhile ends it with CLIENT_GONE."""
+        self._starting = asyncio.current_task()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._starting is None or not self._gone:
+                raise
+            self._starting.uncancel()
+            raise client_gone() from None
+        finally:
+            self._starting = None
 
     def on_gone(self, generation: Generation) -> None:
         """Cancel this one when the client goes, at once if it has gone already."""
@@ -133,6 +147,8 @@ class _Watch:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._gone = True
+        if self._starting is not None:
+            self._starting.cancel()
         if self._generation is not None:
             self._generation.cancel(client_gone())
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _BACKLOG = 2048
 # A client that takes nothing for so long is disconnected by the kernel, also in the middle of a stream.
 _STALLED_CLIENT_MS = 120_000
+# The kernel's own default grows to megabytes for every client that reads slowly.
+_SEND_BUFFER_BYTES = 256 * 1024
 
 
 class _Server(uvicorn.Server):
@@ -84,6 +86,7 @@ def _bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_CLIENT_MS)

@@ -1,0 +1,185 @@
+"""Bad input over HTTP: each a typed error with cause and fix, from one table; a request beside them is unharmed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from quire_router.http.protocol import MAX_HEAD_BYTES
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.router_rig import RouterRig, router_rig
+
+LIMIT = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Bad:
+    name: str
+    code: str
+    status: int = 400
+    param: str | None = None
+    path: str = "/v1/completions"
+    fields: dict[str, Any] = field(default_factory=dict)
+    body: bytes | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+    says: str = ""
+
+
+def completion(name: str, code: str, param: str, says: str = "", status: int = 400, **fields: Any) -> Bad:
+    return Bad(name, code, status, param, fields={"prompt": "a", **fields}, says=says)
+
+
+def chat(name: str, code: str, param: str | None, says: str = "", **fields: Any) -> Bad:
+    messages = [{"role": "user", "content": "a"}]
+    return Bad(name, code, param=param, path="/v1/chat/completions", fields={"messages": messages, **fields}, says=says)
+
+
+TABLE = [
+    completion("unknown model", "MODEL_NOT_FOUND", "model", "`other` does not exist here", 404, model="other"),
+    completion("long text", "PROMPT_TOO_LONG", "prompt", prompt="x" * 200),
+    completion("long ids", "PROMPT_TOO_LONG", "prompt", "100 tokens, the prompt has 200", prompt=[1] * 200),
+    completion("max_tokens 0", "OUT_OF_RANGE", "max_tokens", "max_tokens is 0", max_tokens=0),
+    completion("max_tokens negative", "OUT_OF_RANGE", "max_tokens", max_tokens=-5),
+    completion("max_tokens beyond the context", "MAX_TOKENS_TOO_LARGE", "max_tokens", "to 99", max_tokens=100),
+    completion("min over max", "MIN_TOKENS_TOO_LARGE", "min_tokens", min_tokens=9, max_tokens=3),
+    completion("max_tokens text", "BAD_TYPE", "max_tokens", "a string, not an integer", max_tokens="5"),
+    completion("max_tokens true", "BAD_TYPE", "max_tokens", max_tokens=True),
+    completion("temperature NaN", "OUT_OF_RANGE", "temperature", "temperature is nan", temperature=float("nan")),
+    completion("temperature infinite", "OUT_OF_RANGE", "temperature", temperature=float("inf")),
+    completion("temperature negative", "OUT_OF_RANGE", "temperature", temperature=-1),
+    completion("top_p 0", "OUT_OF_RANGE", "top_p", top_p=0),
+    completion("top_k -2", "OUT_OF_RANGE", "top_k", top_k=-2),
+    completion("seed too large", "OUT_OF_RANGE", "seed", seed=2**64),
+    completion("n 0", "OUT_OF_RANGE", "n", n=0),
+    completion("n too large", "OUT_OF_RANGE", "n", n=100_000),
+    completion("too many sequences", "TOO_MANY_SEQUENCES", "n", prompt=["a"] * 20, n=100),
+    completion("100k stop strings", "TOO_MANY_ITEMS", "stop", "stop has 100000 items", stop=["x"] * 100_000),
+    completion("empty stop string", "BAD_STRING", "stop", stop=[""]),
+    completion("long stop string", "BAD_STRING", "stop", stop="x" * 5000),
+    completion("100k stop ids", "TOO_MANY_ITEMS", "stop_token_ids", stop_token_ids=list(range(100_000))),
+    completion("logprobs", "TOO_MANY_LOGPROBS", "logprobs", "gives 20 at most", logprobs=1000),
+    completion("unknown field", "UNKNOWN_FIELD", "temperture", "Did you mean temperature?", temperture=1),
+    completion("field of the other route", "UNKNOWN_FIELD", "messages", messages=[]),
+    completion("unsupported field", "PARAMETER_UNSUPPORTED", "presence_penalty", presence_penalty=0.5),
+    completion("unsupported pair", "PARAMETER_UNSUPPORTED", "echo", echo=True, logprobs=1),
+    completion("no prompt", "MISSING_FIELD", "prompt", prompt=None),
+    completion("empty prompt list", "EMPTY_PROMPT", "prompt", prompt=[]),
+    completion("empty prompt", "EMPTY_PROMPT", "prompt", prompt=""),
+    completion("mixed prompt", "BAD_TYPE", "prompt[]", prompt=["a", 5]),
+    completion("prompt of a wrong type", "BAD_TYPE", "prompt", prompt={"a": 1}),
+    completion("id out of the vocabulary", "TOKEN_OUT_OF_RANGE", "prompt", "Token id 5000", prompt=[1, 5000]),
+    completion("negative id", "TOKEN_OUT_OF_RANGE", "prompt", prompt=[-1]),
+    completion("id beyond int32", "TOKEN_OUT_OF_RANGE", "prompt", prompt=[2**40]),
+    completion("too many prompts", "TOO_MANY_ITEMS", "prompt", prompt=["a"] * 2000),
+    completion("stream_options alone", "STREAM_OFF", "stream_options", stream_options={"include_usage": True}),
+    completion("unknown stream option", "UNKNOWN_FIELD", "usage", stream=True, stream_options={"usage": True}),
+    completion("long cache salt", "TOO_MANY_ITEMS", "cache_salt", cache_salt="x" * 1000),
+    chat("no messages", "MISSING_FIELD", "messages", messages=[]),
+    chat("message of a wrong type", "BAD_TYPE", "messages[0]", messages=["hi"]),
+    chat("message without a role", "BAD_TYPE", "messages[0].role", messages=[{"content": "a"}]),
+    chat(
+        "an image",
+        "PARAMETER_UNSUPPORTED",
+        "messages[0].content[0] of a type other than text",
+        messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
+    ),
+    chat("tools", "PARAMETER_UNSUPPORTED", "tools", tools=[{"type": "function"}]),
+    chat("json mode", "PARAMETER_UNSUPPORTED", "response_format", response_format={"type": "json_object"}),
+    chat("top_logprobs alone", "LOGPROBS_OFF", "top_logprobs", top_logprobs=2),
+    chat(
+        "contradiction",
+        "CONTRADICTION",
+        "continue_final_message",
+        continue_final_message=True,
+        add_generation_prompt=True,
+    ),
+    Bad("broken UTF-8", "INVALID_UTF8", body=b'{"prompt": "\xff\xfe"}', says="byte 12 is wrong"),
+    Bad("broken JSON", "INVALID_JSON", body=b'{"prompt": "a",}', says="column"),
+    Bad("broken JSON with NaN", "INVALID_JSON", body=b'{"prompt": NaN'),
+    Bad("lone surrogate", "INVALID_JSON", body=b'{"prompt": "\\ud800"}'),
+    Bad("lone surrogate with NaN", "INVALID_JSON", body=b'{"prompt": "\\ud800", "temperature": NaN}'),
+    Bad("deep nesting", "INVALID_JSON", body=b'{"a":' + b"[" * 100_000),
+    Bad("deep nesting with NaN", "INVALID_JSON", body=b'{"a":NaN,"b":' + b"[" * 100_000),
+    Bad("empty body", "INVALID_JSON", body=b""),
+    Bad("no object", "NOT_AN_OBJECT", body=b"[1]"),
+    Bad("10 MB body", "BODY_TOO_LARGE", 413, body=b" " * 10_000_000, says="longer than 4194304 bytes"),
+    Bad("a form", "BAD_CONTENT_TYPE", body=b"a=b", headers={"content-type": "application/x-www-form-urlencoded"}),
+    Bad("unknown path", "NO_SUCH_PATH", 404, path="/v1/nothing", body=b"{}"),
+    Bad("wrong method", "METHOD_NOT_ALLOWED", 405, path="/version", body=b"{}"),
+]
+
+
+@pytest.mark.parametrize("group", range(4))
+async def test_each_fails_alone_with_cause_and_fix(group: int) -> None:
+    async with router_rig([FakeScheduler(max_model_len=100)], max_body_bytes=LIMIT) as rig:
+        rig.scheduler.gate.clear()
+        beside = asyncio.ensure_future(rig.complete("abc", max_tokens=6))
+        for bad in TABLE[group::4]:
+            response = await send(rig, bad)
+            assert response.status_code == bad.status, (bad.name, response.text)
+            error = response.json()["error"]
+            assert set(error) == {"message", "type", "param", "code"}
+            assert (error["code"], error["param"]) == (bad.code, bad.param), bad.name
+            assert error["type"] == "invalid_request_error"
+            assert bad.says in error["message"], bad.name
+            assert len(error["message"]) < 600 and response.headers["x-request-id"]
+        rig.scheduler.gate.set()
+        assert (await beside).json()["choices"][0]["text"] == "abcabc"
+        assert len(rig.scheduler.submits) == 1  # none of them got so far
+        assert (await rig.http.get("/load")).json()["server_load"] == 0
+
+
+async def send(rig: RouterRig, bad: Bad) -> httpx.Response:
+    content = bad.body if bad.body is not None else json.dumps(bad.fields).encode()
+    headers = {"content-type": "application/json", **bad.headers}
+    return await rig.http.post(bad.path, content=content, headers=headers)
+
+
+def test_no_name_twice() -> None:
+    names = [bad.name for bad in TABLE]
+    assert len(names) == len(set(names))
+
+
+async def test_a_body_without_a_length_is_cut_at_the_limit() -> None:
+    async def chunks() -> Any:
+        for _ in range(10):
+            yield b" " * 1_000_000
+
+    async with router_rig(max_body_bytes=LIMIT) as rig:
+        response = await rig.http.post(
+            "/v1/completions", content=chunks(), headers={"content-type": "application/json"}
+        )
+        assert response.status_code == 413 and response.headers["connection"] == "close"
+
+
+async def test_neutral_values_of_unsupported_fields_and_hints_pass() -> None:
+    neutral = {
+        "presence_penalty": 0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "seed": None,
+        "user": "somebody",
+        "metadata": {"a": "b"},
+        "store": False,
+    }
+    async with router_rig() as rig:
+        response = await rig.chat("a", max_tokens=2, **neutral)
+        assert response.status_code == 200, response.text
+
+
+async def test_an_endless_head_is_refused() -> None:
+    async with router_rig() as rig:
+        host, port = rig.router.http.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET /livez HTTP/1.1\r\nx: " + b"y" * (2 * MAX_HEAD_BYTES))
+        answer = await asyncio.wait_for(reader.readline(), 30)
+        assert answer.startswith(b"HTTP/1.1 400")
+        writer.close()
