@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.scratch import Scratch
-from quire_worker.ops.torch_plan import LEAST, Group, TorchPlan, group_masks
+from quire_worker.ops.torch_plan import LEAST, Block, Group, Mask, TorchPlan, group_masks
 
 
 def paged_attention(
@@ -48,43 +48,71 @@ def _attend(
     query: Tensor, flat: Tensor, group: Group, tile_size: int, shape: HeadShape, window: int, scratch: Scratch
 ) -> Tensor:
     """[sequences * K, real rows, D]."""
-    kv_heads, head_dim = shape.kv_heads, shape.head_dim
-    per_kv = shape.heads // kv_heads
+    per_kv = shape.heads // shape.kv_heads
     real = group.tokens * per_kv
     masks = group_masks(group, window, tile_size, per_kv)
-    largest = total = result = query  # bound by the first tile, which every sequence reaches
-    for number, (tile, mask) in enumerate(zip(group.tiles, masks, strict=True)):
-        items, first = tile.sequences * kv_heads, tile.first_row
-        rows, live_rows = group.rows - first, real - first
-        gathered = scratch.take("attention.kv", tile.index.numel(), flat.shape[1])
-        torch.index_select(flat, 0, tile.index, out=gathered)
-        key, value = gathered.view(items, 2, tile_size, head_dim).unbind(1)
-        scores = scratch.take("attention.scores", items, rows, tile_size)
-        torch.bmm(query[:items, first:], key.transpose(1, 2), out=scores)
-        live = scores[:, :live_rows]
-        if shape.softcap:
-            live.div_(shape.softcap).tanh_().mul_(shape.softcap)
-        if mask is not None:
-            start, hidden = mask
-            scores.view(tile.sequences, kv_heads, rows, tile_size)[start:, :, :live_rows].add_(hidden)
-        # A row with nothing to see in this tile keeps what it has: weights exp(-inf - LEAST) = 0, shrink exp(0) = 1.
-        peak = live.amax(dim=-1, keepdim=True).clamp_(min=LEAST)
-        if number == 0:
-            largest = peak
-            live.sub_(peak).exp_()
-            total = live.sum(dim=-1, keepdim=True)
-            result = torch.bmm(scores, value)[:, :live_rows]
-            continue
-        before = largest[:items, first:]
-        torch.maximum(before, peak, out=peak)
-        shrink = (before - peak).exp_()
-        before.copy_(peak)
-        live.sub_(peak).exp_()
-        total[:items, first:].mul_(shrink).add_(live.sum(dim=-1, keepdim=True))
-        weighted = scratch.take("attention.weighted", items, rows, head_dim)
-        torch.bmm(scores, value, out=weighted)
-        result[:items, first:].mul_(shrink).add_(weighted[:, :live_rows])
+    largest = total = result = query  # bound by the first block, which every sequence reaches
+    for number, (block, hidden) in enumerate(zip(group.blocks, masks, strict=True)):
+        items = block.sequences * shape.kv_heads
+        part = slice(0, items), slice(block.first_row, None)
+        before = largest[part] if number else None
+        peak, sums, weighted = _block(query[part], flat, block, hidden, before, tile_size, shape, real, scratch)
+        if before is None:
+            largest, total, result = peak[-1], sums[0], weighted[0].clone()
+            shrink = (peak[:-1] - peak[1:]).exp_()
+            sums, weighted = sums[1:], weighted[1:]
+        else:
+            shrink = torch.cat((before[None], peak[:-1])).sub_(peak).exp_()
+            before.copy_(peak[-1])
+        # The one place where tiles meet, in the order of positions, however many of them a block holds.
+        part_total, part_result = total[part], result[part]
+        for factor, more_total, more_result in zip(shrink.unbind(), sums.unbind(), weighted.unbind(), strict=True):
+            part_total.mul_(factor).add_(more_total)
+            part_result.mul_(factor).add_(more_result)
     return result.div_(total)
+
+
+def _block(
+    query: Tensor,
+    flat: Tensor,
+    block: Block,
+    masks: list[Mask],
+    before: Tensor | None,
+    tile_size: int,
+    shape: HeadShape,
+    real: int,
+    scratch: Scratch,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """For each tile: the largest score so far, the sum of weights and the weighted sum of values.
+
+    All are [tiles, items, rows, .]; the last is scratch memory.
+    """
+    items, rows, head_dim = query.shape
+    live_rows = real - block.first_row
+    gathered = scratch.take("attention.kv", block.index.numel(), flat.shape[1])
+    torch.index_select(flat, 0, block.index, out=gathered)
+    key, value = gathered.view(block.tiles * items, 2, tile_size, head_dim).unbind(1)
+    if block.tiles > 1:
+        query = query.expand(block.tiles, -1, -1, -1).reshape(block.tiles * items, rows, head_dim)
+    scores = scratch.take("attention.scores", block.tiles * items, rows, tile_size)
+    torch.bmm(query, key.transpose(1, 2), out=scores)
+    live = scores[:, :live_rows]
+    if shape.softcap:
+        live.div_(shape.softcap).tanh_().mul_(shape.softcap)
+    by_sequence = scores.view(block.tiles, block.sequences, shape.kv_heads, rows, tile_size)
+    for mask in masks:
+        by_sequence[mask.tile, mask.first :, :, :live_rows].add_(mask.hidden)
+    # A row with nothing to see in a tile keeps what it has: weights exp(-inf - LEAST) = 0, shrink exp(0) = 1.
+    peak = live.amax(dim=-1, keepdim=True).clamp_(min=LEAST).view(block.tiles, items, live_rows, 1)
+    if before is not None:
+        torch.maximum(before, peak[0], out=peak[0])
+    if block.tiles > 1:
+        peak = peak.cummax(dim=0).values
+    live.sub_(peak.view(-1, live_rows, 1)).exp_()
+    weighted = scratch.take("attention.weighted", block.tiles * items, rows, head_dim)
+    torch.bmm(scores, value, out=weighted)
+    sums = live.sum(dim=-1, keepdim=True).view(peak.shape)
+    return peak, sums, weighted.view(block.tiles, items, rows, head_dim)[:, :, :live_rows]
 
 
 def _scatter(result: Tensor, out: Tensor, group: Group, shape: HeadShape) -> None:

@@ -21,19 +21,34 @@ MASKED = -math.inf
 LEAST = -1e30
 """Far below any score: the largest score of a row that sees nothing, finite so that differences are no NaN."""
 _CHUNK_MULTIPLE = 16
+_BLOCK_SCORES = 1 << 16
+"""Most scores that a block of several tiles computes at once: fewer calls where there is little to do in each."""
 
 
 @dataclass(slots=True)
-class Tile:
-    """One run of keys, and the prefix of its group that reaches it."""
+class Mask:
+    """What one tile of a block hides."""
+
+    tile: int
+    """Within the block."""
+    first: int
+    """Sequences before it see the whole tile."""
+    hidden: Tensor
+    """[sequences - first, 1, rows of the block, T]: 0 or MASKED."""
+
+
+@dataclass(slots=True)
+class Block:
+    """Successive key tiles, computed at once, that the same prefix of the group's sequences reaches."""
 
     sequences: int
     first_row: int
-    """Query rows before it lie before the tile's first key in every sequence: nothing to do."""
+    """Query rows before it lie before the block's first key in every sequence: nothing to do."""
     index: Tensor
-    """[sequences * K * 2 (key, value) * pages per tile] int64: page parts of layer 0 in the flat pool."""
+    """[tiles * sequences * K * 2 (key, value) * pages per tile] int64: page parts of layer 0 in the flat pool."""
     begin: int
     """Position of the first key."""
+    tiles: int
 
 
 @dataclass(slots=True)
@@ -50,9 +65,9 @@ class Group:
     """Indices into `source` that are not padding; None where all are real."""
     position: Int64
     """[sequences, tokens] absolute positions; padding repeats the last."""
-    tiles: list[Tile]
-    masks: dict[int, list[tuple[int, Tensor] | None]] = field(default_factory=dict)
-    """Window -> for each tile: None, or the first sequence that needs a mask and [sequences - first, 1, rows, T]."""
+    blocks: list[Block]
+    masks: dict[int, list[list[Mask]]] = field(default_factory=dict)
+    """Window -> the masks of each block."""
 
 
 @dataclass(slots=True)
@@ -129,49 +144,73 @@ class _Planner:
         real = None if is_real.all() else torch.from_numpy(np.flatnonzero(is_real))
         position = self.position[members][:, None].astype(np.int64) + offset
         rows = -(-tokens * self.heads_per_kv // self.row_tile) * self.row_tile
-        return Group(tokens, rows, torch.from_numpy(source), real, position, self._tiles(members, end, position[:, 0]))
+        blocks = self._blocks(members, end, position[:, 0], rows)
+        return Group(tokens, rows, torch.from_numpy(source), real, position, blocks)
 
-    def _tiles(self, members: Int64, end: Int32, first: Int64) -> list[Tile]:
+    def _blocks(self, members: Int64, end: Int32, first: Int64, rows: int) -> list[Block]:
         pages_per_tile = self.tile // self.page_size
-        wanted = np.arange(-(-int(end[0]) // self.tile) * pages_per_tile)
-        width = min(wanted.size, self.page_table.shape[1])
-        table = np.zeros((members.size, wanted.size), np.int64)
+        tiles = -(-int(end[0]) // self.tile)
+        page = np.arange(tiles * pages_per_tile)
+        width = min(page.size, self.page_table.shape[1])
+        table = np.zeros((members.size, page.size), np.int64)
         table[:, :width] = self.page_table[members, :width]
         # Pages behind a sequence's last token are granted but may be stale: read the dummy page instead.
-        table[wanted[None, :] * self.page_size >= end[:, None]] = 0
-        parts = (table[:, None, :] * self.kv_heads + np.arange(self.kv_heads)[None, :, None]) * (self.layers * 2)
-        tiles = []
-        for begin in range(0, int(end[0]), self.tile):
-            reached = int(np.count_nonzero(end > begin))
-            at = begin // self.page_size
-            key = parts[:reached, :, None, at : at + pages_per_tile]
-            skipped = int(np.maximum(0, begin - first[:reached]).min()) * self.heads_per_kv
+        table[page[None, :] * self.page_size >= end[:, None]] = 0
+        heads = np.arange(self.kv_heads)[None, :, None]
+        parts = (table[:, None, :] * self.kv_heads + heads) * (self.layers * 2)
+        parts = parts.reshape(members.size, self.kv_heads, tiles, 1, pages_per_tile)
+        blocks = []
+        for at, count, reached in self._runs(end, tiles, rows):
+            key = parts[:reached, :, at : at + count]
             # Keys and values of an item side by side: they lie side by side in the pool too, and memory likes that.
-            index = torch.from_numpy(np.concatenate((key, key + 1), axis=2).reshape(-1))
-            tiles.append(Tile(reached, skipped // self.row_tile * self.row_tile, index, begin))
-        return tiles
+            both = np.concatenate((key, key + 1), axis=3)
+            index = torch.from_numpy(both.transpose(2, 0, 1, 3, 4).reshape(-1))
+            begin = at * self.tile
+            skipped = int(np.maximum(0, begin - first[:reached]).min()) * self.heads_per_kv
+            blocks.append(Block(reached, skipped // self.row_tile * self.row_tile, index, begin, count))
+        return blocks
+
+    def _runs(self, end: Int32, tiles: int, rows: int) -> list[tuple[int, int, int]]:
+        """(first tile, number of tiles, sequences that reach them) of each block."""
+        reached = np.count_nonzero(end[None, :] > np.arange(tiles)[:, None] * self.tile, axis=1).tolist()
+        runs: list[tuple[int, int, int]] = []
+        for at, sequences in enumerate(reached):
+            scores = sequences * self.kv_heads * rows * self.tile
+            if runs and runs[-1][2] == sequences and (runs[-1][1] + 1) * scores <= _BLOCK_SCORES:
+                runs[-1] = (runs[-1][0], runs[-1][1] + 1, sequences)
+            else:
+                runs.append((at, 1, sequences))
+        return runs
 
 
-def group_masks(group: Group, window: int, tile: int, heads_per_kv: int) -> list[tuple[int, Tensor] | None]:
-    """Masks of a group's tiles under a window (0: none); computed once per step and window."""
+def group_masks(group: Group, window: int, tile: int, heads_per_kv: int) -> list[list[Mask]]:
+    """Masks of a group's blocks under a window (0: none); computed once per step and window."""
     if window not in group.masks:
-        group.masks[window] = [_mask(group, each, window, tile, heads_per_kv) for each in group.tiles]
+        group.masks[window] = [
+            [
+                mask
+                for number in range(block.tiles)
+                if (mask := _mask(group, block, number, window, tile, heads_per_kv)) is not None
+            ]
+            for block in group.blocks
+        ]
     return group.masks[window]
 
 
-def _mask(group: Group, tile: Tile, window: int, size: int, heads_per_kv: int) -> tuple[int, Tensor] | None:
-    position = group.position[: tile.sequences, tile.first_row // heads_per_kv :]
-    needs = position[:, 0] < tile.begin + size - 1
+def _mask(group: Group, block: Block, number: int, window: int, tile: int, heads_per_kv: int) -> Mask | None:
+    begin = block.begin + number * tile
+    position = group.position[: block.sequences, block.first_row // heads_per_kv :]
+    needs = position[:, 0] < begin + tile - 1
     if window:
-        needs |= position[:, -1] - window >= tile.begin
+        needs |= position[:, -1] - window >= begin
     if not needs.any():
         return None
     first = int(needs.argmax())
     query = np.repeat(position[first:], heads_per_kv, axis=1)[:, :, None]
     # first_row is a multiple of the row tile, not of the heads: drop the heads of its token that lie before it.
-    query = query[:, tile.first_row % heads_per_kv :]
-    key = tile.begin + np.arange(size)
+    query = query[:, block.first_row % heads_per_kv :]
+    key = begin + np.arange(tile)
     hidden = key > query
     if window:
         hidden |= key <= query - window
-    return first, torch.from_numpy(np.where(hidden, np.float32(MASKED), np.float32(0.0)))[:, None]
+    return Mask(number, first, torch.from_numpy(np.where(hidden, np.float32(MASKED), np.float32(0.0)))[:, None])

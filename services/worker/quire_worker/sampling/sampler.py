@@ -29,6 +29,7 @@ from quire_worker.step import Float32, Int32, Int64
 
 GREEDY_BELOW = 1e-5
 DAMAGED = -1
+_NONE = np.float32(0.0)
 _BLOCK_ELEMENTS = 1 << 16
 
 
@@ -108,13 +109,17 @@ def _filter(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64
 
 
 def _kept(scaled: Float32, weight: Float32, top_k: int, top_p: float, min_p: float) -> Int64:
-    """Ids of the tokens that a row keeps, ascending; its largest weight is 1."""
-    keep = weight >= min(min_p, 1.0)
+    """Ids of the tokens that a row keeps, ascending; its largest weight is 1.
+
+    Tokens of weight 0 go too: noise spans 21, so none that is 100 below the largest can win.
+    """
+    mass = weight
+    if min_p > 0.0:
+        mass = np.where(weight >= min(min_p, 1.0), mass, _NONE)
     if 0 < top_k < scaled.size:
-        keep &= scaled >= np.partition(scaled, scaled.size - top_k)[scaled.size - top_k]
-    if top_p < 1.0:
-        keep &= weight >= _nucleus(weight[keep], top_p)
-    return np.flatnonzero(keep)
+        least = np.partition(scaled, scaled.size - top_k)[scaled.size - top_k]
+        mass = np.where(scaled >= least, mass, _NONE)
+    return np.flatnonzero(mass >= _nucleus(mass, top_p) if top_p < 1.0 else mass > _NONE)
 
 
 def _nucleus(mass: Float32, top_p: float) -> float:
