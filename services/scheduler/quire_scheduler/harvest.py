@@ -43,7 +43,7 @@ class Harvest:
         if len(report.slot):
             self._rows(report, fence, now)
         elif report.error:
-            self._errors(dict(report.error), fence, now)
+            self._errors(report, dict(report.error), fence, now)
         self._lifecycle.retired(replica.slots.retire(report.retired))
         replica.pools.advance(report.retired, self._completed)
         stats, prefill = replica.stats, int(report.step_prefill_tokens.sum())
@@ -92,7 +92,7 @@ class Harvest:
         if report.finish.any():
             self._finishes(report, rows, requests, fence, drop, now)
         elif report.error:
-            self._errors(dict(report.error), fence, now)
+            self._errors(report, dict(report.error), fence, now)
         self._replica.outputs.add_rows(rows.select(~drop) if drop.any() else rows)
 
     def _append_step(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
@@ -179,13 +179,16 @@ class Harvest:
             has_token = reason is FinishReason.STOP and report.count[index]
             stop_token = int(report.token[ends[index] - 1]) if has_token else -1
             self._lifecycle.finish(request, reason, now, fence, stop_token)
-        self._errors(errors, fence, now)
+        self._errors(report, errors, fence, now)
 
-    def _errors(self, errors: dict[int, QuireError], fence: Fence, now: float) -> None:
-        """Errors of slots without a row: the present holders'."""
+    def _errors(self, report: Report, errors: dict[int, QuireError], fence: Fence, now: float) -> None:
+        """Errors of slots without a row, a refused start for one: whoever held the slot when the Report was made."""
+        slots = self._replica.slots
         for slot, error in errors.items():
-            request = self._replica.slots.holder[slot] if 0 <= slot < self._replica.slots.num_slots else None
-            if request is not None:
+            if not 0 <= slot < slots.num_slots:
+                continue
+            request = slots.held_at(slot, report.retired) or slots.holder[slot]
+            if request is not None and request.state is not State.FINISHED:
                 self._error(request, error, fence, now)
 
     def _error(self, request: Request, error: QuireError | None, fence: Fence, now: float) -> None:

@@ -12,9 +12,14 @@ from quire_scheduler.page_allocator import Fence
 from quire_scheduler.request import State
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_common.errors import QuireError
     from quire_scheduler.replica import Replica
     from quire_scheduler.request import Request
+
+    # Told of each request that has left, with the reason in words and the error's code, if any.
+    Ended = Callable[[Request, str, str], None]
 
 _MOST_PAGES_LOST = 3
 
@@ -22,27 +27,28 @@ _MOST_PAGES_LOST = 3
 class Lifecycle:
     """The exits. A `fence` tells that the worker ended the slot by itself; without one the next Grant stops it."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, ended: Ended | None = None) -> None:
         self._replica = replica
+        self._ended = ended
 
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
         """The worker finished the sequence; the row that says so is added by the caller."""
         self._leave(request, now, fence)
         self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
-        self._replica.stats.ended(reason.name.lower())
+        self._count(request, reason.name.lower())
 
     def abort(self, request: Request, now: float) -> None:
         """The session wants no more of it."""
         self._leave(request, now, None)
         self._replica.outputs.aborted(request.session, self._note(request, now, -1))
-        self._replica.stats.ended("abort")
+        self._count(request, "abort")
 
     def fail(self, request: Request, error: QuireError, now: float, fence: Fence | None = None) -> None:
         """It ends by an error."""
         self._leave(request, now, fence)
         request.timing.finished(now)
         self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
-        self._replica.stats.ended("error")
+        self._count(request, "error", error.code)
 
     def preempt(self, request: Request, now: float) -> None:
         """Take slot and pages away; it is seated again once the stop has retired and no late token can come."""
@@ -91,6 +97,11 @@ class Lifecycle:
                 request.to(State.FINISHED)
         replica.kv.abandon(request)
         del replica.requests[request.session, request.handle]
+
+    def _count(self, request: Request, reason: str, code: str = "") -> None:
+        self._replica.stats.ended(reason)
+        if self._ended is not None:
+            self._ended(request, reason, code)
 
     def _stop(self, request: Request) -> None:
         replica = self._replica

@@ -51,9 +51,8 @@ class Lockstep:
     def reported(self, report: Report) -> None:
         """See GrantPolicy."""
         self._progress |= bool(report.steps or len(report.moved_id))
-        if report.steps:
-            done = int(report.step_applied[-1]) >= self._outstanding
-        else:
-            done = report.retired >= self._outstanding and not report.in_flight
-        if done:
+        stepped = report.steps and int(report.step_applied[-1]) >= self._outstanding
+        # Applied, and nothing runs. Should its step be about to launch, then sending the next Grant early is harmless.
+        idle = report.retired >= self._outstanding and not report.in_flight
+        if stepped or idle:
             self._outstanding = 0

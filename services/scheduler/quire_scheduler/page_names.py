@@ -26,12 +26,19 @@ class Stored(NamedTuple):
     tokens: bytes
 
 
+class Removed(NamedTuple):
+    """Pages that are no longer held."""
+
+    group: int
+    hashes: tuple[bytes, ...]
+
+
 class PageEvent(NamedTuple):
     """One change; `sequence` grows by one."""
 
     sequence: int
     stored: tuple[Stored, ...]
-    removed: tuple[bytes, ...]
+    removed: tuple[Removed, ...]
 
 
 class _Named(NamedTuple):
@@ -80,7 +87,7 @@ class PageNames:
                 del self._copies[group][digest], self._named[group][digest]
                 removed.append(digest)
         if removed:
-            self._tell((), tuple(removed))
+            self._tell((), (Removed(group, tuple(removed)),))
 
     def snapshot(self) -> list[Stored]:
         """All that is held now, as of `sequence`."""
@@ -114,7 +121,7 @@ class PageNames:
         """Pages with a name."""
         return sum(len(hash_of) for hash_of in self._hash_of)
 
-    def _tell(self, stored: tuple[Stored, ...], removed: tuple[bytes, ...]) -> None:
+    def _tell(self, stored: tuple[Stored, ...], removed: tuple[Removed, ...]) -> None:
         self.sequence += 1
         self._events.append(PageEvent(self.sequence, stored, removed))
         for listener in self.listeners:

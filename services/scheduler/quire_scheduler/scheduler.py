@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.grant_policy import GrantPolicy
     from quire_scheduler.kv_traffic import Effects, LookupResult
+    from quire_scheduler.lifecycle import Ended
     from quire_scheduler.outputs import SessionOutputs
     from quire_scheduler.page_names import PageNames
     from quire_scheduler.stats import Stats
@@ -52,11 +53,17 @@ class Scheduler:
     """The brain of one engine replica, for one epoch of its worker."""
 
     def __init__(
-        self, config: SchedulerConfig, hello: WorkerHello, policy: GrantPolicy | None = None, *, kvstore: bool = False
+        self,
+        config: SchedulerConfig,
+        hello: WorkerHello,
+        policy: GrantPolicy | None = None,
+        *,
+        kvstore: bool = False,
+        ended: Ended | None = None,
     ) -> None:
         self._replica = Replica(config, hello, kvstore=kvstore)
         self._policy: GrantPolicy = policy or Lockstep(config, hello)
-        self._lifecycle = Lifecycle(self._replica)
+        self._lifecycle = Lifecycle(self._replica, ended)
         self._planner = Planner(self._replica, self._lifecycle, self._policy)
         self._harvest = Harvest(self._replica, self._lifecycle)
         self._next_uid = 1
@@ -140,6 +147,10 @@ class Scheduler:
         self.end_all(error, now)
         self._replica.kv.lost()
         return self._replica.outputs.take()
+
+    def count(self, session: int) -> int:
+        """Requests of a session that have not ended."""
+        return sum(owner == session for owner, _ in self._replica.requests)
 
     @property
     def idle(self) -> bool:

@@ -1,0 +1,25 @@
+"""Wakes everybody who waits, each time it rings. For watchers that look for themselves what has changed."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class Bell:
+    """One loop's. A ring between two waits is missed, so look before waiting."""
+
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+
+    def ring(self) -> None:
+        """Wake all who wait now."""
+        event, self._event = self._event, asyncio.Event()
+        event.set()
+
+    async def wait(self, timeout_s: float | None = None) -> bool:
+        """Until the next ring; False where the time ran out."""
+        try:
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True

@@ -1,0 +1,256 @@
+"""The loop around the core: sessions on one side, the worker's link on the other, lookups and releases beside.
+
+Owns the core of the present epoch, or none while the worker is away. Everything here runs in one event loop; the core
+is called synchronously. Knows nothing of protobuf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.errors import QuireError, Unavailable
+from quire_common.telemetry.logs import get_logger
+from quire_scheduler import metrics
+from quire_scheduler.admission import draining_error
+from quire_scheduler.bell import Bell
+from quire_scheduler.clock import now_s
+from quire_scheduler.kv_traffic import LookupResult
+from quire_scheduler.request_spans import RequestSpans
+from quire_scheduler.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+    from quire_common.credit import Grant, ModelInfo, Report, WorkerHello
+    from quire_common.sequence import RequestContext
+    from quire_common.sequence import Sequence as TokenSequence
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.kv_traffic import Lookup
+    from quire_scheduler.outputs import SessionOutputs
+    from quire_scheduler.request import Request
+    from quire_scheduler.sink import Sink
+
+log = get_logger(__name__)
+_TICK_S = 0.1
+_READY, _DRAINING = "ready", "draining"
+
+
+class KvStore(Protocol):
+    """What the engine needs of a kvstore. Never raises: failures are misses."""
+
+    async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
+        """Pin the longest stored prefix in every group."""
+
+    async def release(self, leases: Sequence[bytes]) -> None:
+        """Give leases back."""
+
+
+class Engine:
+    """One replica, over all epochs of its worker."""
+
+    def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None) -> None:
+        self.config = config
+        self.core: Scheduler | None = None
+        self.draining = False
+        self.progress = 0.0
+        self.detail = "waiting for the worker"
+        # Rings when phase, progress or the model change.
+        self.phase_bell = Bell()
+        # Rings when pages were stored or removed, and at a new epoch.
+        self.page_bell = Bell()
+        # Called when there may be a Grant to send; set by the link.
+        self.kick: Callable[[], None] = lambda: None
+        self._phase = "loading"
+        self._kvstore = kvstore
+        self._sinks: dict[int, Sink] = {}
+        self._next_session = 1
+        self._outputs: list[SessionOutputs] = []
+        self._spans = RequestSpans()
+        self._meter = metrics.Meter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._idle_bell = Bell()
+
+    @property
+    def phase(self) -> str:
+        """loading, ready, draining or failed."""
+        return _DRAINING if self.draining and self._phase == _READY else self._phase
+
+    def set_phase(self, phase: str, progress: float, detail: str) -> None:
+        """Tell watchers how far the worker is."""
+        if (phase, progress, detail) != (self._phase, self.progress, self.detail):
+            self._phase, self.progress, self.detail = phase, progress, detail
+            self.phase_bell.ring()
+
+    def attach(self, hello: WorkerHello) -> None:
+        """The worker is there: a new epoch begins."""
+        self.core = Scheduler(self.config, hello, kvstore=self._kvstore is not None, ended=self._ended)
+        self.core.names.listeners.append(self.page_bell.ring)
+        self._meter = metrics.Meter()
+        if self.draining:
+            self.core.drain()
+        self.set_phase(_READY, 1.0, hello.model.name)
+        self.page_bell.ring()
+
+    def detach(self, error: QuireError, phase: str, detail: str) -> None:
+        """The worker is gone: its requests fail with the error, its leases are released."""
+        core, self.core = self.core, None
+        self.set_phase(phase, 0.0, detail)
+        if core is not None:
+            self._outputs += core.worker_lost(error, now_s())
+            self._carry_out(core)
+            self.flush()
+            self.page_bell.ring()
+
+    def open_session(self, sink: Sink) -> int:
+        """A session begins; its number names it in `submit` and `abort`."""
+        session, self._next_session = self._next_session, self._next_session + 1
+        self._sinks[session] = sink
+        return session
+
+    def close_session(self, session: int) -> None:
+        """Nobody listens any more: what still runs is aborted. Idempotent."""
+        self._sinks.pop(session, None)
+        if self.core is not None and self.core.abort_session(session, now_s()):
+            self._changed()
+
+    def submit(self, session: int, handle: int, context: RequestContext, sequence: TokenSequence) -> None:
+        """Take a request in; raises the QuireError that refuses it."""
+        if self.core is None:
+            raise self.not_ready()
+        traced = self._spans.begin(session, handle, context)
+        try:
+            self.core.submit(session, handle, traced, sequence, now_s())
+        except QuireError as error:
+            self._spans.refused(session, handle, error.code)
+            metrics.refused.labels(error.code).inc()
+            raise
+        self._changed()
+
+    def abort(self, session: int, handles: Sequence[int]) -> None:
+        """End requests; those that have ended already are of no concern."""
+        if self.core is not None:
+            now = now_s()
+            for handle in handles:
+                self.core.abort(session, handle, now)
+            self._changed()
+
+    def running(self, session: int) -> int:
+        """Requests of the session that have not ended."""
+        return self.core.count(session) if self.core is not None else 0
+
+    def model(self) -> ModelInfo:
+        """The model with the context that this replica can serve; raises Unavailable while the worker is away."""
+        if self.core is None:
+            raise self.not_ready()
+        return replace(self.core.hello.model, max_model_len=self.core.max_len)
+
+    def not_ready(self) -> Unavailable:
+        """What is answered while there is no worker."""
+        return Unavailable(
+            "WORKER_NOT_READY",
+            "This replica's worker is not ready.",
+            "Send the request to another replica, or wait.",
+            retry_after_s=1.0,
+        )
+
+    def on_report(self, report: Report) -> None:
+        """Apply a Report; what sessions must hear waits for `flush`."""
+        if self.core is not None:
+            self._outputs += self.core.on_report(report, now_s())
+            self._meter.report(report, self.core.stats)
+
+    def next_grant(self) -> Grant | None:
+        """The next Grant to send, if any."""
+        if self.core is None:
+            return None
+        grant = self.core.next_grant(now_s())
+        self._carry_out(self.core)
+        return grant
+
+    def flush(self) -> None:
+        """Deliver what sessions must hear; sessions that cannot keep up are ended."""
+        if self.core is not None:
+            self._outputs += self.core.take_outputs()
+        outputs, self._outputs = self._outputs, []
+        for out in outputs:
+            sink = self._sinks.get(out.session)
+            if sink is not None and not sink.deliver(out):
+                log.warning("session ended: it does not keep up", session=out.session)
+                self.close_session(out.session)
+        if self.core is None or self.core.idle:
+            self._idle_bell.ring()
+
+    async def tick(self) -> None:
+        """Run for ever: deadlines of what waits while no Report comes, and gauges."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            if self.core is not None:
+                self.core.expire(now_s())
+                metrics.show(self.core.load())
+                self._changed()
+
+    async def drain(self, timeout_s: float | None) -> int:
+        """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""
+        self.draining = True
+        self.phase_bell.ring()
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        if self.core is not None:
+            self.core.drain()
+        while self.core is not None and not self.core.idle:
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                ended = self.core.end_all(draining_error(), now_s())
+                self._changed()
+                self.flush()
+                return ended
+            await self._idle_bell.wait(left)
+        return 0
+
+    async def close(self) -> None:
+        """End lookups; leases that are held still are given back."""
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        core, self.core = self.core, None
+        if core is not None and self._kvstore is not None:
+            core.worker_lost(draining_error(), now_s())
+            if leases := core.take_effects().releases:
+                await self._kvstore.release(leases)
+
+    def _changed(self) -> None:
+        """Something was asked for outside a Report: there may be a Grant to send, or something to tell."""
+        if self.core is not None:
+            self._carry_out(self.core)
+        self.kick()
+
+    def _carry_out(self, core: Scheduler) -> None:
+        effects = core.take_effects()
+        if not effects or self._kvstore is None:
+            return
+        for lookup in effects.lookups:
+            self._spawn(self._look_up(self._kvstore, core, lookup))
+        if effects.releases:
+            self._spawn(self._kvstore.release(effects.releases))
+
+    async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
+        result = LookupResult(0, (), 0, 0.0)
+        try:
+            result = await kvstore.look_up(lookup, core.hello)
+        finally:
+            # Also of an epoch that is over: then all that is left to do is to release what was pinned.
+            core.on_lookup(lookup.uid, result)
+            self._carry_out(core)
+            self.kick()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _ended(self, request: Request, reason: str, code: str) -> None:
+        metrics.ended(request, reason)
+        self._spans.end(request, reason, code)

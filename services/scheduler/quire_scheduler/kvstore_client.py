@@ -1,0 +1,83 @@
+"""The kvstore's control calls that a scheduler makes: look up with a lease, and release. Every failure is a miss."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from quire_common.channel import aio_channel
+from quire_common.errors import as_quire_error
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry import tracing
+from quire_common.telemetry.logs import get_logger
+from quire_scheduler.clock import now_s
+from quire_scheduler.kv_traffic import LookupResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.credit import WorkerHello
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.kv_traffic import Lookup
+
+log = get_logger(__name__)
+_RELEASE_TIMEOUT_S = 5.0
+# Of a lease's time, the part within which a load may still begin.
+_USABLE = 0.8
+
+
+class KvstoreClient:
+    """One channel."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self._channel = aio_channel(config.kvstore, config)
+        self._stub = kvstore_pb2_grpc.KvStoreStub(self._channel)
+        self._timeout_s = config.kvstore_timeout_ms / 1000
+        self._lease_ms = config.kvstore_lease_ms
+
+    async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
+        """See engine.KvStore."""
+        started = time.perf_counter()
+        context = context_to_pb(lookup.context)
+        with tracing.span("scheduler.kv_lookup", parent=tracing.extract(context)):
+            tracing.inject(context)
+            asked = [self._look_up_group(lookup, context, hello, group) for group in range(len(hello.num_pages))]
+            found = await asyncio.gather(*asked)
+        us = int((time.perf_counter() - started) * 1e6)
+        leases = tuple(answer.lease for answer in found if answer is not None and answer.lease)
+        complete = [answer for answer in found if answer is not None and answer.lease]
+        if len(complete) < len(found):
+            return LookupResult(0, leases, us, 0.0)
+        lease_ms = min(answer.lease_ms or self._lease_ms for answer in complete)
+        pages = min(len(lookup.hashes), *(answer.pages for answer in complete))
+        return LookupResult(pages, leases, us, now_s() + lease_ms / 1000 * _USABLE)
+
+    async def release(self, leases: Sequence[bytes]) -> None:
+        """See engine.KvStore. A lease whose release is lost ends by its time."""
+        try:
+            await self._stub.Release(kvstore_pb2.ReleaseRequest(leases=leases), timeout=_RELEASE_TIMEOUT_S)
+        except grpc.RpcError as error:
+            log.warning("leases not released", count=len(leases), code=as_quire_error(error).code)
+
+    async def close(self) -> None:
+        """End all calls."""
+        await self._channel.close()
+
+    async def _look_up_group(
+        self, lookup: Lookup, context: common_pb2.RequestContext, hello: WorkerHello, group: int
+    ) -> kvstore_pb2.LookupAndPinResponse | None:
+        request = kvstore_pb2.LookupAndPinRequest(
+            context=context,
+            keys=kvstore_pb2.PageKeys(namespace=hello.model.pages.namespace, group=group, hashes=lookup.hashes),
+            lease_ms=self._lease_ms,
+        )
+        try:
+            answer: kvstore_pb2.LookupAndPinResponse = await self._stub.LookupAndPin(request, timeout=self._timeout_s)
+        except grpc.RpcError as error:
+            log.debug("lookup failed", code=as_quire_error(error).code, request_id=lookup.context.request_id)
+            return None
+        return answer

@@ -1,0 +1,76 @@
+"""The scheduler's metrics. Per step only counters move; gauges are set now and then."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry.metrics import counter, gauge, histogram
+
+if TYPE_CHECKING:
+    from quire_common.credit import Report
+    from quire_scheduler.request import Request
+    from quire_scheduler.scheduler import LoadFigures
+    from quire_scheduler.stats import Stats
+
+_P = "quire_scheduler_"
+_STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+refused = counter(_P + "requests_refused_total", "Requests that were not admitted.", ("code",))
+_running = gauge(_P + "requests_running", "Requests that hold a slot.")
+_waiting = gauge(_P + "requests_waiting", "Requests that wait for a slot.")
+_pages = gauge(_P + "pages", "Device pages of the fullest KV group.", ("state",))
+_finished = counter(_P + "requests_finished_total", "Requests that ended.", ("reason",))
+_counts = {
+    "steps": counter(_P + "steps_total", "Steps that the worker reported."),
+    "grants": counter(_P + "grants_total", "Grants sent."),
+    "prompt_tokens": counter(_P + "prompt_tokens_total", "Prompt tokens of started requests."),
+    "cached_tokens": counter(_P + "prompt_tokens_cached_total", "Prompt tokens loaded instead of computed."),
+    "generation_tokens": counter(_P + "generation_tokens_total", "Output tokens."),
+    "prefill_tokens": counter(_P + "prefill_tokens_total", "Tokens computed by prefill, recomputation included."),
+    "preemptions": counter(_P + "preemptions_total", "Times that a request lost its slot for lack of pages."),
+    "pages_lost": counter(_P + "pages_lost_total", "Times that the worker lost a request's pages."),
+    "late_tokens": counter(_P + "late_tokens_total", "Tokens of steps launched before their request was stopped."),
+    "cache_queries": counter(_P + "external_prefix_cache_queries_total", "Prompt tokens looked up in the kvstore."),
+    "cache_hits": counter(_P + "external_prefix_cache_hits_total", "Prompt tokens found in the kvstore."),
+}
+_step_s = histogram(_P + "step_seconds", "Time of a step on the worker.", buckets=_STEP_BUCKETS_S)
+_queue_s = histogram(_P + "request_queue_seconds", "From submission to the first slot.")
+_ttft_s = histogram(_P + "time_to_first_token_seconds", "From submission to the first token.")
+_request_s = histogram(_P + "request_seconds", "From submission to the end.")
+
+
+class Meter:
+    """Turns one core's counts into increments."""
+
+    def __init__(self) -> None:
+        self._seen = dict.fromkeys(_counts, 0)
+
+    def report(self, report: Report, stats: Stats) -> None:
+        """After each Report."""
+        for name, metric in _counts.items():
+            value = getattr(stats, name)
+            if value != self._seen[name]:
+                metric.inc(value - self._seen[name])
+                self._seen[name] = value
+        for timing in report.timing:
+            _step_s.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
+
+
+def show(load: LoadFigures) -> None:
+    """Set the gauges."""
+    _running.set(load.running)
+    _waiting.set(load.waiting)
+    _pages.labels("free").set(load.free_pages)
+    _pages.labels("referenced").set(load.referenced_pages)
+    _pages.labels("fenced").set(load.pages - load.free_pages - load.referenced_pages)
+
+
+def ended(request: Request, reason: str) -> None:
+    """A request left."""
+    timing = request.timing
+    _finished.labels(reason).inc()
+    _request_s.observe(timing.finished_s - timing.submitted_s)
+    if timing.first_start_s:
+        _queue_s.observe(timing.first_start_s - timing.submitted_s)
+    if timing.first_token_s:
+        _ttft_s.observe(timing.first_token_s - timing.submitted_s)

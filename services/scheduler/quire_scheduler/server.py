@@ -1,0 +1,69 @@
+"""The gRPC wiring of the scheduler: which servicer is on the port, and what happens at start, drain and close."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from quire_common.config import split_address
+from quire_common.errors import ConfigError
+from quire_scheduler.engine import Engine
+from quire_scheduler.kvstore_client import KvstoreClient
+from quire_scheduler.servicer import SchedulerServicer
+from quire_scheduler.worker_link import WorkerLink
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import grpc
+
+    from quire_common.server import BoundServer
+    from quire_scheduler.config import SchedulerConfig
+
+
+class SchedulerService:
+    """See quire_common.server.AioService."""
+
+    name = "scheduler"
+
+    def __init__(self, config: SchedulerConfig, bound: BoundServer) -> None:
+        if not config.worker:
+            raise ConfigError(
+                "WORKER_MISSING", "The scheduler has no worker.", "Give --worker host:port.", param="worker"
+            )
+        split_address(config.worker, "--worker")
+        if config.kvstore:
+            split_address(config.kvstore, "--kvstore")
+        self._kvstore = KvstoreClient(config) if config.kvstore else None
+        self._engine = Engine(config, self._kvstore)
+        self._link = WorkerLink(config, self._engine)
+        self._servicer = SchedulerServicer(self._engine, bound.instance)
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def register(self, server: grpc.aio.Server) -> Sequence[str]:
+        """Put the Scheduler contract on the server."""
+        scheduler_pb2_grpc.add_SchedulerServicer_to_server(self._servicer, server)
+        return [scheduler_pb2.DESCRIPTOR.services_by_name["Scheduler"].full_name]
+
+    async def start(self) -> None:
+        """Ready when the worker is: loading may take minutes, and WatchLoad tells of it meanwhile."""
+        self._tasks = [asyncio.ensure_future(self._link.run()), asyncio.ensure_future(self._engine.tick())]
+        await self._link.wait_ready()
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests, let the admitted finish."""
+        await self._engine.drain(timeout_s)
+
+    async def close(self) -> None:
+        """End the link and all that hangs on it."""
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._engine.close()
+        await self._link.close()
+        if self._kvstore is not None:
+            await self._kvstore.close()

@@ -1,0 +1,67 @@
+"""The Scheduler contract: one short method per RPC."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from quire_common.credit.hello import epoch_to_pb, model_to_pb
+from quire_common.sequence import context_from_pb, sequence_from_pb
+from quire_scheduler.load_watch import watch_load
+from quire_scheduler.page_watch import watch_pages
+from quire_scheduler.session import Session
+from quire_scheduler.single_stream import SingleStream
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire_scheduler.engine import Engine
+
+ROLE = "both"
+
+
+class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
+    """Errors are raised as QuireError; the interceptor turns them into statuses."""
+
+    def __init__(self, engine: Engine, instance: str) -> None:
+        self._engine = engine
+        self._instance = instance
+
+    async def Session(
+        self, request_iterator: AsyncIterator[scheduler_pb2.SessionRequest], context: Any
+    ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
+        async for message in Session(self._engine).run(request_iterator):
+            yield message
+
+    async def GenerateTokens(
+        self, request: scheduler_pb2.GenerateTokensRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
+        stream = SingleStream(self._engine)
+        async for message in stream.run(context_from_pb(request.context), sequence_from_pb(request.sequence)):
+            yield message
+
+    async def GetModelInfo(
+        self, request: scheduler_pb2.GetModelInfoRequest, context: Any
+    ) -> scheduler_pb2.GetModelInfoResponse:
+        response = scheduler_pb2.GetModelInfoResponse(
+            model=model_to_pb(self._engine.model()), instance=self._instance, role=ROLE
+        )
+        if self._engine.core is not None:
+            response.epoch.CopyFrom(epoch_to_pb(self._engine.core.hello.epoch))
+        return response
+
+    async def WatchLoad(
+        self, request: scheduler_pb2.WatchLoadRequest, context: Any
+    ) -> AsyncIterator[scheduler_pb2.Load]:
+        async for load in watch_load(self._engine, self._instance, request.interval_ms):
+            yield load
+
+    async def WatchPages(
+        self, request: common_pb2.WatchPagesRequest, context: Any
+    ) -> AsyncIterator[common_pb2.PageEvents]:
+        async for events in watch_pages(self._engine, request):
+            yield events
+
+    async def Drain(self, request: scheduler_pb2.DrainRequest, context: Any) -> scheduler_pb2.DrainResponse:
+        timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
+        return scheduler_pb2.DrainResponse(aborted=await self._engine.drain(timeout_s))

@@ -1,0 +1,145 @@
+"""One router's Session stream: submits and aborts in, one message per step out, through a bounded queue.
+
+A session whose router does not read is ended rather than waited for; when the stream ends, its requests are aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire.v1 import scheduler_pb2
+from quire_common.columns import i32
+from quire_common.credit.hello import PROTOCOL_VERSION, epoch_to_pb
+from quire_common.errors import FailedPrecondition, Overloaded, QuireError, as_quire_error, to_message
+from quire_common.sequence import context_from_pb, sequence_from_pb, unsupported
+from quire_common.telemetry.logs import get_logger
+from quire_scheduler.session_wire import outputs_to_pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire_scheduler.engine import Engine
+    from quire_scheduler.outputs import SessionOutputs
+
+log = get_logger(__name__)
+
+
+class Session:
+    """A Sink of the engine for one stream."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: asyncio.Queue[scheduler_pb2.SessionResponse | None] = asyncio.Queue()
+        self._bound = engine.config.session_queue
+        self._error: QuireError | None = None
+        self._half_closed = False
+        self._number = 0
+
+    async def run(
+        self, requests: AsyncIterator[scheduler_pb2.SessionRequest]
+    ) -> AsyncIterator[scheduler_pb2.SessionResponse]:
+        """The stream's life."""
+        first = await anext(requests, None)
+        if first is None:
+            return
+        _check_hello(first)
+        self._number = self._engine.open_session(self)
+        reader = asyncio.ensure_future(self._read(first, requests))
+        try:
+            yield scheduler_pb2.SessionResponse(welcome=self._welcome())
+            while (message := await self._queue.get()) is not None:
+                yield message
+            if self._error is not None:
+                raise self._error
+        finally:
+            reader.cancel()
+            self._engine.close_session(self._number)
+
+    def deliver(self, outputs: SessionOutputs) -> bool:
+        """See Sink."""
+        if not self._put(outputs_to_pb(outputs)):
+            return False
+        self._end_if_done()
+        return True
+
+    async def _read(
+        self, first: scheduler_pb2.SessionRequest, requests: AsyncIterator[scheduler_pb2.SessionRequest]
+    ) -> None:
+        try:
+            self._apply(first)
+            async for message in requests:
+                self._apply(message)
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:
+            if not isinstance(error, QuireError):
+                log.exception("session broke")
+            self._end(as_quire_error(error))
+        else:
+            # The router wants nothing more; what runs may finish.
+            self._half_closed = True
+            self._end_if_done()
+
+    def _apply(self, message: scheduler_pb2.SessionRequest) -> None:
+        for submit in message.submit:
+            try:
+                self._submit(submit)
+            except QuireError as error:
+                refusal = scheduler_pb2.SessionResponse()
+                refusal.failed.add(handle=submit.handle, error=to_message(error))
+                if not self._put(refusal):
+                    return
+        if message.abort:
+            self._engine.abort(self._number, i32(message.abort, "abort").tolist())
+
+    def _submit(self, submit: scheduler_pb2.Submit) -> None:
+        if submit.HasField("transfer"):
+            raise unsupported("transfer")
+        self._engine.submit(
+            self._number, submit.handle, context_from_pb(submit.context), sequence_from_pb(submit.sequence)
+        )
+
+    def _put(self, message: scheduler_pb2.SessionResponse) -> bool:
+        if self._queue.qsize() < self._bound:
+            self._queue.put_nowait(message)
+            return True
+        self._end(
+            Overloaded(
+                "SESSION_TOO_SLOW",
+                f"{self._bound} messages wait for this session's router.",
+                "Read the session faster, or raise --session-queue.",
+            )
+        )
+        return False
+
+    def _end(self, error: QuireError) -> None:
+        """What waits in the queue is not worth sending any more."""
+        self._error = error
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    def _end_if_done(self) -> None:
+        if self._half_closed and not self._engine.running(self._number):
+            self._queue.put_nowait(None)
+
+    def _welcome(self) -> scheduler_pb2.SessionWelcome:
+        welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION)
+        if self._engine.core is not None:
+            hello = self._engine.core.hello
+            welcome.epoch.CopyFrom(epoch_to_pb(hello.epoch))
+            welcome.capabilities.extend(hello.model.capabilities)
+        return welcome
+
+
+def _check_hello(first: scheduler_pb2.SessionRequest) -> None:
+    if not first.HasField("hello"):
+        raise FailedPrecondition("HELLO_MISSING", "The session's first frame has no hello.", "Send hello first.")
+    if first.hello.protocol_version != PROTOCOL_VERSION:
+        raise FailedPrecondition(
+            "PROTOCOL_VERSION",
+            f"The router speaks version {first.hello.protocol_version} of the session, this scheduler "
+            f"{PROTOCOL_VERSION}.",
+            "Deploy routers and schedulers of one release.",
+        )

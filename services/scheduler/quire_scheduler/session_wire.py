@@ -1,0 +1,59 @@
+"""A step's outputs for one session, packed: columns as bytes, notes as messages. The one place that knows both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.v1 import common_pb2, scheduler_pb2
+from quire_common.credit.report import logprobs_to_pb
+from quire_common.errors import to_message
+
+if TYPE_CHECKING:
+    from quire_scheduler.outputs import FinishedNote, SessionOutputs
+
+
+def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
+    """Domain to wire."""
+    message = scheduler_pb2.SessionResponse(
+        handle=out.handle.tobytes(), count=out.count.tobytes(), token=out.token.tobytes(), finish=out.finish.tobytes()
+    )
+    if out.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_pb(out.logprobs))
+    for admitted in out.admitted:
+        message.admitted.add(handle=admitted.handle, attempt=admitted.attempt, cached_tokens=admitted.cached_tokens)
+    for finished in out.finished:
+        message.finished.append(finished_to_pb(finished))
+    for failed in out.failed:
+        message.failed.add(handle=failed.handle, error=to_message(failed.error))
+    return message
+
+
+def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensResponse:
+    """The same for a stream of one request."""
+    message = scheduler_pb2.GenerateTokensResponse(token=out.token.tobytes())
+    if len(out.finish) and out.finish[-1]:
+        message.finish_reason = common_pb2.FinishReason.Name(int(out.finish[-1]))  # type: ignore[assignment]  # names are accepted
+    if out.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_pb(out.logprobs))
+    if out.finished:
+        message.finished.CopyFrom(finished_to_pb(out.finished[0]))
+    return message
+
+
+def finished_to_pb(note: FinishedNote) -> scheduler_pb2.Finished:
+    """Domain to wire."""
+    message = scheduler_pb2.Finished(
+        handle=note.handle,
+        usage=common_pb2.Usage(
+            prompt_tokens=note.prompt_tokens,
+            completion_tokens=note.completion_tokens,
+            cached_tokens=note.cached_tokens,
+        ),
+        timings=[
+            common_pb2.HopTiming(service=hop.service, phase=hop.phase, us=hop.us, count=hop.operations)
+            for hop in note.hops
+        ],
+    )
+    if note.stop_token_id >= 0:
+        message.stop_token_id = note.stop_token_id
+    return message

@@ -1,0 +1,49 @@
+"""One request per call, for clients that are no router: a session of its own with one handle."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire_scheduler.session_wire import outputs_to_generated
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire.v1 import scheduler_pb2
+    from quire_common.sequence import RequestContext, Sequence
+    from quire_scheduler.engine import Engine
+    from quire_scheduler.outputs import SessionOutputs
+
+_HANDLE = 0
+
+
+class SingleStream:
+    """A Sink of the engine. Its queue is bounded by the request's tokens."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._queue: asyncio.Queue[SessionOutputs] = asyncio.Queue()
+
+    async def run(
+        self, context: RequestContext, sequence: Sequence
+    ) -> AsyncIterator[scheduler_pb2.GenerateTokensResponse]:
+        """The request's life; raises what it failed by. Ending the stream early aborts it."""
+        session = self._engine.open_session(self)
+        try:
+            self._engine.submit(session, _HANDLE, context, sequence)
+            finished = False
+            while not finished:
+                outputs = await self._queue.get()
+                if outputs.failed:
+                    raise outputs.failed[0].error
+                if len(outputs.handle):
+                    yield outputs_to_generated(outputs)
+                finished = bool(outputs.finished)
+        finally:
+            self._engine.close_session(session)
+
+    def deliver(self, outputs: SessionOutputs) -> bool:
+        """See Sink."""
+        self._queue.put_nowait(outputs)
+        return True

@@ -1,0 +1,190 @@
+"""The link to the replica's worker: follows its loading, opens Run, feeds Reports to the engine and sends its Grants.
+
+When the worker is lost, its requests fail, and the link comes back with a backoff to a new epoch. Frames of another
+epoch are dropped. Lost is: the stream broke, it said nothing sensible, or a Grant was not answered in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire_common.channel import aio_channel
+from quire_common.credit import decode_report, encode_grant
+from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello_from_pb
+from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error, from_message
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.engine import Engine
+
+log = get_logger(__name__)
+_FIRST_BACKOFF_S = 0.1
+_LAST_BACKOFF_S = 2.0
+_WATCHDOG_S = 0.5
+
+
+class WorkerLink:
+    """One channel to one worker, for the life of the scheduler."""
+
+    def __init__(self, config: SchedulerConfig, engine: Engine) -> None:
+        self._address = config.worker
+        self._timeout_s = config.worker_timeout_s
+        self._channel = aio_channel(config.worker, config)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._engine = engine
+        self._call: Any = None
+        self._pumping = False
+        self._kicked: asyncio.Task[None] | None = None
+        # When the oldest Grant that was not answered was sent; 0: all are.
+        self._unanswered_since = 0.0
+        self._hung = False
+        self._ready = asyncio.Event()
+        engine.kick = self._kick
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._follow_load()
+                await self._serve()
+                raise _lost("it ended the stream")
+            except (QuireError, grpc.RpcError) as error:
+                reason = as_quire_error(error)
+                was_attached = self._engine.core is not None
+                self._detach(reason)
+            except Exception:
+                log.exception("the link to the worker broke")
+                was_attached = True
+                self._detach(_lost("its frames could not be understood"))
+            backoff_s = _FIRST_BACKOFF_S if was_attached else min(backoff_s * 2, _LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
+
+    async def wait_ready(self) -> None:
+        """Until the first epoch has begun."""
+        await self._ready.wait()
+
+    async def close(self) -> None:
+        """End all calls."""
+        if self._kicked is not None:
+            self._kicked.cancel()
+        await self._channel.close()
+
+    async def _follow_load(self) -> None:
+        """Tell the engine how the worker's loading goes; return when its model is ready."""
+        loaded = False
+        async for progress in self._stub.Load(worker_pb2.LoadRequest()):
+            if progress.HasField("error"):
+                error = from_message(progress.error)
+                self._engine.set_phase("failed", 0.0, f"{error.code}: {error.message}")
+                raise error
+            done = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
+            self._engine.set_phase("loading", min(done, 1.0), f"{progress.phase} {progress.detail}".strip())
+            loaded = progress.phase == "ready" or progress.HasField("model")
+        if not loaded:
+            raise _lost("it stopped loading")
+
+    async def _serve(self) -> None:
+        """One epoch."""
+        call = self._stub.Run()
+        watchdog: asyncio.Task[None] | None = None
+        try:
+            await call.write(scheduler_hello())
+            first = await call.read()
+            if first is grpc.aio.EOF or not first.HasField("hello"):
+                raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
+            hello = worker_hello_from_pb(first.hello)
+            self._call, self._unanswered_since, self._hung = call, 0.0, False
+            self._engine.attach(hello)
+            self._ready.set()
+            log.info("worker attached", worker=self._address, model=hello.model.name, run=hello.epoch.run)
+            watchdog = asyncio.ensure_future(self._watch(call))
+            epoch = epoch_to_pb(hello.epoch)
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if message.epoch != epoch:
+                    log.warning("a frame of another epoch was dropped", run=message.epoch.run)
+                    continue
+                self._unanswered_since = 0.0
+                self._engine.on_report(decode_report(message))
+                # The worker's next step first, then what sessions must hear of the last.
+                await self._pump()
+                self._engine.flush()
+        except asyncio.CancelledError:
+            # A call that is cancelled here ends its reader so: only the watchdog's is not the link's own end.
+            if self._hung:
+                raise _lost("it hangs") from None
+            raise
+        finally:
+            self._call = None
+            if watchdog is not None:
+                watchdog.cancel()
+            call.cancel()
+
+    async def _pump(self) -> None:
+        """Send Grants until there is none to send. Whoever finds another pumping leaves it to them."""
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._call is not None and (grant := self._engine.next_grant()) is not None:
+                if not self._unanswered_since:
+                    self._unanswered_since = asyncio.get_running_loop().time()
+                await self._call.write(encode_grant(grant))
+        finally:
+            self._pumping = False
+
+    def _kick(self) -> None:
+        """Something changed outside a Report: pump soon, once for all that happens in this turn of the loop."""
+        if self._kicked is None or self._kicked.done():
+            self._kicked = asyncio.ensure_future(self._pump_and_flush())
+
+    async def _pump_and_flush(self) -> None:
+        # A stream that breaks under a write is noticed, and handled, by its reader.
+        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+            await self._pump()
+        self._engine.flush()
+
+    async def _watch(self, call: Any) -> None:
+        """Hung is dead: a worker that answers pings but not Grants is given up."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(min(_WATCHDOG_S, self._timeout_s))
+            if self._unanswered_since and loop.time() - self._unanswered_since > self._timeout_s:
+                log.error("the worker hangs", worker=self._address, seconds=self._timeout_s)
+                self._hung = True
+                call.cancel()
+                return
+
+    def _detach(self, reason: QuireError) -> None:
+        detail = f"{reason.code}: {reason.message}"
+        if self._engine.core is not None:
+            log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)
+        phase = "failed" if self._engine.phase == "failed" else "loading"
+        self._engine.detach(worker_lost_error(), phase, detail)
+
+
+def worker_lost_error() -> Unavailable:
+    """What requests are told whose worker went away."""
+    return Unavailable(
+        "WORKER_LOST", "The worker that ran this request went away.", "Resume it on another replica.", retry_after_s=1.0
+    )
+
+
+def _lost(how: str) -> Unavailable:
+    return Unavailable("WORKER_LOST", f"The worker was lost: {how}.", "See the worker's log.")
+
+
+async def _failure(call: Any) -> QuireError:
+    """The status of a stream that ended instead of answering."""
+    try:
+        await call
+    except grpc.RpcError as error:
+        return as_quire_error(error)
+    return FailedPrecondition("WORKER_LOST", f"{await call.code()}", "See the worker's log.")

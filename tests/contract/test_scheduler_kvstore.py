@@ -1,0 +1,64 @@
+"""Prompts that come back from the kvstore, and leases that are released on every path, over real gRPC."""
+
+from __future__ import annotations
+
+from tests.fakes.fake_worker import undisturbed
+from tests.fakes.scheduler_rig import a_sequence
+from tests.fakes.scheduler_stack import Router, kvstore, stack
+
+
+async def test_prompts_are_stored_and_come_back() -> None:
+    async with kvstore() as (store, address), stack(kvstore=address, kvstore_timeout_ms=5000, page_size=4) as s:
+        await s.share(store.pages)
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(13, 5)})
+        await router.done(1)
+        await s.until_quiet()
+        assert len(store.pages) == 3
+        await router.submit({2: a_sequence(13, 5), 3: a_sequence(13, 5, skip_cache_read=True)})
+        await router.submit({4: a_sequence(13, 5, cache_salt="mine")})
+        await router.done(2, 3, 4)
+        cached = {h: router.finished[h].usage.cached_tokens for h in (1, 2, 3, 4)}
+        assert cached == {1: 0, 2: 12, 3: 0, 4: 0}
+        assert all(router.tokens[h] == undisturbed(a_sequence(13, 5))[0] for h in cached)
+        phases = {(t.service, t.phase): t for t in router.finished[2].timings}
+        assert phases["kvstore", "lookup"].us > 0 and phases["kvstore", "load"].count == 3
+        await s.until_quiet()
+        await s.until(lambda: not store.leases)
+        assert sorted(store.released) == sorted(store.granted)
+        assert store.requests[0].keys.namespace == b"ns"
+
+
+async def test_a_kvstore_that_hangs_or_is_gone_is_a_miss() -> None:
+    async with kvstore() as (store, address), stack(kvstore=address, kvstore_timeout_ms=30, page_size=4) as s:
+        store.hang = True
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(13, 5)})
+        await router.done(1)
+        assert router.tokens[1] == undisturbed(a_sequence(13, 5))[0]
+    async with stack(kvstore="127.0.0.1:1", kvstore_timeout_ms=200, page_size=4) as s:
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(13, 5)})
+        await router.done(1)
+        assert router.tokens[1] == undisturbed(a_sequence(13, 5))[0]
+
+
+async def test_leases_are_released_when_the_worker_dies_mid_load() -> None:
+    async with kvstore() as (store, address), stack(kvstore=address, kvstore_timeout_ms=5000, page_size=4) as s:
+        await s.share(store.pages)
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(13, 5)})
+        await router.done(1)
+        await s.until_quiet()
+        s.worker.answering.clear()
+        await router.submit({2: a_sequence(13, 5)})
+        await s.until(lambda: len(store.granted) == 1 and s.core.load().running == 1)
+        await s.worker.stop()
+        await router.done(2)
+        assert router.failed[2].code == "WORKER_LOST"
+        await s.until(lambda: not store.leases)
+        assert store.released == store.granted

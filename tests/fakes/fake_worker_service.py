@@ -1,0 +1,76 @@
+"""The Worker contract over real gRPC, with the fake worker behind it. Can be killed, hang, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import numpy as np
+
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire_common.credit import Epoch, WorkerHello, decode_grant, encode_report
+from quire_common.credit.hello import model_to_pb, worker_hello_to_pb
+from quire_common.errors import ConfigError, to_message
+from quire_common.transport import SERVER_OPTIONS
+from tests.fakes.fake_worker import FakeWorker
+
+
+class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
+    def __init__(self, hello: WorkerHello) -> None:
+        self.hello = hello
+        self.worker: FakeWorker | None = None
+        self.store: dict[bytes, list[int]] = {}
+        self.runs = 0
+        self.step_s = 0.0
+        # Cleared: Grants are read and not answered. Load waits for `may_load`.
+        self.answering = asyncio.Event()
+        self.answering.set()
+        self.may_load = asyncio.Event()
+        self.may_load.set()
+        self.load_error: ConfigError | None = None
+        self.contexts: list[worker_pb2.Start] = []
+        self.address = ""
+        self._server: grpc.aio.Server | None = None
+
+    async def start(self, address: str = "127.0.0.1:0") -> str:
+        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port(address)
+        await self._server.start()
+        self.address = f"127.0.0.1:{port}"
+        return self.address
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(None)
+
+    async def Load(self, request: worker_pb2.LoadRequest, context: Any) -> AsyncIterator[worker_pb2.LoadProgress]:
+        yield worker_pb2.LoadProgress(phase="weights", done_bytes=1, total_bytes=4, detail="model.safetensors")
+        await self.may_load.wait()
+        if self.load_error is not None:
+            yield worker_pb2.LoadProgress(error=to_message(self.load_error))
+            return
+        yield worker_pb2.LoadProgress(phase="ready", model=model_to_pb(self.hello.model))
+
+    async def Run(
+        self, request_iterator: AsyncIterator[worker_pb2.Grant], context: Any
+    ) -> AsyncIterator[worker_pb2.Report]:
+        first = await anext(aiter(request_iterator))
+        assert first.HasField("hello")
+        self.runs += 1
+        hello = replace(self.hello, epoch=Epoch(self.hello.epoch.boot_id, self.runs))
+        self.worker = worker = FakeWorker(hello, store=self.store, rng=np.random.default_rng(self.runs))
+        yield worker_pb2.Report(hello=worker_hello_to_pb(hello))
+        async for message in request_iterator:
+            self.contexts += message.start
+            worker.deliver(decode_grant(message))
+            await self.answering.wait()
+            if self.step_s:
+                await asyncio.sleep(self.step_s)
+            # Moves in flight go on by themselves.
+            for _ in range(8):
+                if (report := worker.step()) is not None:
+                    yield encode_report(report)
