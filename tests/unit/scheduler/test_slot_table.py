@@ -1,0 +1,45 @@
+"""Whose a token is goes by the Grant that was applied at its step, never by when it is reported."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire_common.sequence import RequestContext, Sequence, Stop
+from quire_scheduler.request import Request
+from quire_scheduler.slot_table import SlotTable
+
+
+def request(uid: int) -> Request:
+    return Request.new(uid, 0, uid, RequestContext(f"r{uid}"), Sequence(np.zeros(4, np.int32), Stop(9)), 0.0)
+
+
+def test_late_rows_belong_to_who_held_the_slot_then() -> None:
+    table, first, second = SlotTable(1), request(1), request(2)
+    slot = table.take(first, seq=3, ceiling=9, capacity=4)
+    table.stop(slot, seq=7)
+    assert first.slot == -1
+    assert table.take(second, seq=7, ceiling=9, capacity=4) == slot
+    assert [table.held_at(slot, applied) for applied in (2, 3, 6, 7, 9)] == [None, first, first, second, second]
+    assert table.stopping() == [first]
+    assert table.retire(6) == []
+    assert table.retire(7) == [first]
+    assert table.held_at(slot, 6) is None
+    table.check_integrity()
+
+
+def test_a_slot_that_the_worker_ended_has_no_late_rows() -> None:
+    table = SlotTable(2)
+    slot = table.take(request(1), seq=1, ceiling=9, capacity=4)
+    table.finish(slot)
+    assert table.held_at(slot, 1) is None
+    assert (table.num_free, table.num_active) == (2, 0)
+
+
+def test_integrity_notices_a_lost_count() -> None:
+    table = SlotTable(2)
+    slot = table.take(request(1), seq=1, ceiling=9, capacity=4)
+    table.check_integrity()
+    table.known_len[slot] += 1
+    with pytest.raises(AssertionError, match="lost count"):
+        table.check_integrity()
