@@ -70,7 +70,7 @@ def running() -> Iterator[Running]:
 def refusal(call: Callable[[], object]) -> QuireError:
     with pytest.raises((grpc.RpcError, QuireError)) as caught:
         call()
-    return caught.value if isinstance(caught.value, QuireError) else from_rpc_error(caught.value)  # type: ignore[arg-type]  # an RpcError
+    return caught.value if isinstance(caught.value, QuireError) else from_rpc_error(caught.value)  # type: ignore[arg-type]  # the other kind is an RpcError
 
 
 def keys(run: PageRun) -> kvstore_pb2.PageKeys:

@@ -12,6 +12,7 @@ import grpc
 
 from quire_common.errors import Overloaded
 from quire_common.telemetry.interceptors import (
+    UNTRACED,
     AioServerInterceptor,
     SyncServerInterceptor,
     aio_client_interceptors,
@@ -20,7 +21,7 @@ from quire_common.telemetry.interceptors import (
 from quire_common.telemetry.logs import request_id
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Collection, Iterator
 
 SERVICE = "test.Echo"
 KINDS = ("Unary", "ServerStream", "ClientStream", "Bidi")
@@ -138,10 +139,10 @@ class SyncEcho(grpc.GenericRpcHandler):
 
 
 @contextlib.asynccontextmanager
-async def aio_echo() -> AsyncIterator[tuple[AioEcho, Any]]:
+async def aio_echo(untraced: Collection[str] = UNTRACED) -> AsyncIterator[tuple[AioEcho, Any]]:
     """A running aio service and an intercepted channel to it."""
     echo = AioEcho()
-    server = grpc.aio.server(interceptors=[AioServerInterceptor()])
+    server = grpc.aio.server(interceptors=[AioServerInterceptor(untraced)])
     server.add_generic_rpc_handlers((echo,))
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -14,6 +14,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from quire.v1 import common_pb2
 from quire_common.telemetry import tracing
+from quire_common.telemetry.interceptors import UNTRACED
+from quire_common.telemetry.metrics import registry
 from tests.otlp_sink import OtlpSink
 from tests.unit.common.echo import KINDS, SERVICE, aio_call, aio_echo, sync_call, sync_echo
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from opentelemetry.sdk.trace import ReadableSpan
+
+BIDI_OK = {"service": SERVICE, "method": "Bidi", "code": "OK"}
 
 
 @pytest.fixture
@@ -171,3 +175,31 @@ def test_a_dead_collector_does_not_hold_up_the_end() -> None:
     started = time.monotonic()
     tracing.shutdown_tracing(0.5)
     assert time.monotonic() - started < 10
+
+
+def test_work_continued_for_a_request_carries_its_id_and_trace(spans: InMemorySpanExporter) -> None:
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    request = common_pb2.RequestContext(request_id="r7", traceparent=f"00-{trace_id}-b7ad6b7169203331-01")
+    with sync_echo() as (_, channel):
+        with tracing.continued(request):
+            assert sync_call(channel, "Unary", b"id") == b"r7"
+        assert sync_call(channel, "Unary", b"id") == b"", "and nothing stays behind"
+        with tracing.continued(None):
+            assert sync_call(channel, "Unary", b"id") == b""
+    first, second, third = by_kind(spans, tracing.SpanKind.SERVER)
+    assert f"{ids(first)[0]:032x}" == trace_id
+    assert len({ids(span)[0] for span in (first, second, third)}) == 3
+
+
+@pytest.mark.parametrize("kind", ["Session", "Run", "Detokenize"])
+def test_streams_of_many_requests_get_no_span_of_their_own(kind: str) -> None:
+    assert any(name.endswith(f"/{kind}") for name in UNTRACED)
+
+
+async def test_untraced_methods_have_no_server_span_but_are_counted(spans: InMemorySpanExporter) -> None:
+    async with aio_echo(untraced=[f"/{SERVICE}/Bidi"]) as (_, channel):
+        before = registry.get_sample_value("quire_grpc_server_handled_total", BIDI_OK) or 0.0
+        await aio_call(channel, "Bidi", b"x")
+        await aio_call(channel, "Writes", b"x")
+    assert [span.name for span in by_kind(spans, tracing.SpanKind.SERVER)] == [f"{SERVICE}/Writes"]
+    assert registry.get_sample_value("quire_grpc_server_handled_total", BIDI_OK) == before + 1

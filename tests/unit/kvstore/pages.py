@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire_common.pages import HEADER_BYTES, PageRun, frame_page
+from quire_common.pages import HEADER_BYTES, PageRun, check_page, frame_page
 from quire_kvstore.config import KvstoreConfig
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def framed(run: PageRun, index: int, size: int = BODY_BYTES) -> bytes:
 
 def config(pages: int, **changes: object) -> KvstoreConfig:
     """A store with room for so many of these pages."""
-    return replace(KvstoreConfig(ram_bytes=pages * FRAMED_BYTES), **changes)  # type: ignore[arg-type]  # by name
+    return replace(KvstoreConfig(ram_bytes=pages * FRAMED_BYTES), **changes)  # type: ignore[arg-type]  # changes by name
 
 
 def put(store: PageStore, run: PageRun) -> tuple[int, int]:
@@ -64,3 +64,12 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+def read_all(store: PageStore, lease: bytes, run: PageRun, index: int, step: int = FRAMED_BYTES) -> None:
+    """Reads a page in steps and checks every byte."""
+    data, last = b"", False
+    while not last:
+        part_, last = store.read(lease, index, len(data), step)
+        data += part_
+    assert bytes(check_page(data, run.key(index), "uint8", BODY_BYTES)) == body(run, index)

@@ -24,7 +24,7 @@ def aio_client_interceptors(target: str = "") -> list[grpc.aio.ClientInterceptor
 
 def _with_context(details: Details, parent: tracing.Span | None = None) -> Details:
     metadata = grpc.aio.Metadata(*with_context(details.metadata, parent))
-    return details._replace(metadata=metadata)  # type: ignore[attr-defined, no-any-return]  # a named tuple
+    return details._replace(metadata=metadata)  # type: ignore[attr-defined, no-any-return]  # the real one is a named tuple
 
 
 class _UnaryUnary(grpc.aio.UnaryUnaryClientInterceptor):

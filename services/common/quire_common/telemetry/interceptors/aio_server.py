@@ -82,7 +82,7 @@ def _streaming(behaviour: Any, method: ServerMethod) -> Any:
 
 
 async def _write_all(responses: AsyncIterator[Any], context: Any) -> None:
-    async with contextlib.aclosing(responses):  # type: ignore[type-var]  # an async generator, checked by the caller
+    async with contextlib.aclosing(responses):  # type: ignore[type-var]  # the caller checks that it is an async generator
         async for response in responses:
             await context.write(response)
 
