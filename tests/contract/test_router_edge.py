@@ -180,6 +180,7 @@ def test_the_process_opens_at_once_and_ends_on_sigterm() -> None:
         (["--port=0", "--api-key-file=/nothing/here"], "API_KEY_FILE"),
         (["--port=0", "--ssl-certfile=/nothing/here", "--ssl-keyfile=/nothing"], "TLS_FILE"),
         (["--port=0", "--placement=magic"], "BAD_VALUE"),
+        (["--port=0", "--schedulers=127.0.0.1:1"], "NO_PEERS"),
     ],
 )
 def test_a_bad_start_names_its_cause(flags: list[str], code: str) -> None:

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_router.core.delta import Delta
     from quire_router.core.generation import Generation
-    from quire_router.engine.load import Model
 
 
 class GenerateFormat:
@@ -79,18 +78,3 @@ class GenerateFormat:
                 added.top.add(token_id=token_id, token=token_bytes.get(token_id), logprob=logprob)
         if delta.offsets:
             self._characters[delta.index] = delta.offsets[-1]
-
-
-def model_to_pb(name: str, model: Model) -> pb.ModelInfo:
-    """A model under the name that it is served by."""
-    return pb.ModelInfo(
-        name=name,
-        architecture=model.architecture,
-        max_model_len=model.max_model_len,
-        vocab_size=model.vocab_size,
-        eos_token_ids=pack_i32(model.eos_token_ids),
-        digest=model.digest,
-        parameters=model.parameters,
-        weights_version=model.weights_version,
-        capabilities=model.capabilities,
-    )

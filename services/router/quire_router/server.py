@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire_common.discovery import make_discovery
+from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 from quire_router.api_keys import load_api_keys
 from quire_router.core.admission import Admission
@@ -78,6 +79,7 @@ class RouterService:
     async def start(self) -> None:
         """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
         await self.http.start()
+        self._check_peers()
         log.info("http", url=f"{self.http.scheme}://{self.http.address}")
         self._tasks = [
             asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
@@ -86,6 +88,16 @@ class RouterService:
         while not self._status.ready:
             await self._changed.wait()
             self._changed.clear()
+
+    def _check_peers(self) -> None:
+        for service in ("schedulers", "tokenizers"):
+            if self._config.discovery in ("static", "dns") and not getattr(self._config, service):
+                raise ConfigError(
+                    "NO_PEERS",
+                    f"The router has no {service}.",
+                    f"Give --{service} host:port[,host:port...], or a registry with --discovery redis://...",
+                    param=service,
+                )
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nobody more; wait for those inside."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire.v1 import inference_pb2 as ib
 from quire.v1 import inference_pb2_grpc
+from quire_common.credit.hello import model_to_pb
 from quire_common.errors import QuireError
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.job import Caller
 from quire_router.http.exchange import new_request_id, request_id_from
 from quire_router.request_codec import parse_generate
-from quire_router.response_codec import GenerateFormat, model_to_pb
+from quire_router.response_codec import GenerateFormat
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,7 +52,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def ListModels(self, request: ib.ListModelsRequest, context: Any) -> ib.ListModelsResponse:
         self._keys.authenticate(_metadata(context).get("authorization", ""))
         served = self._catalog.served()
-        return ib.ListModelsResponse(models=[model_to_pb(entry.name, entry.model) for entry in served])
+        return ib.ListModelsResponse(models=[model_to_pb(replace(entry.model, name=entry.name)) for entry in served])
 
     def _caller(
         self, request: ib.GenerateRequest, metadata: dict[str, str], tenant: str, remaining_s: float | None

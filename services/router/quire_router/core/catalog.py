@@ -11,7 +11,7 @@ from quire_router.engine.fleet import no_replica
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire_router.engine.load import Model
+    from quire_common.credit.hello import ModelInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,13 +19,13 @@ class ServedModel:
     """A model under the name that the client used."""
 
     name: str
-    model: Model
+    model: ModelInfo
 
 
 class Catalog:
     """With names from the flag, all of them mean the first model; without, models go by their own names."""
 
-    def __init__(self, names: Sequence[str], models: Callable[[], Sequence[Model]]) -> None:
+    def __init__(self, names: Sequence[str], models: Callable[[], Sequence[ModelInfo]]) -> None:
         self._names = tuple(names)
         self._models = models
 

@@ -13,9 +13,9 @@ from quire_router.text.detokenize_stream import DetokenizeStream
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from quire_common.credit.hello import ModelInfo
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
-    from quire_router.engine.load import Model
     from quire_router.text.tokenizer_pool import TokenizerPool
 
 _RETRY_AFTER_S = 2.0
@@ -32,7 +32,7 @@ class Fleet:
         self._router_id = router_id
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._models: dict[str, Model] = {}
+        self._models: dict[str, ModelInfo] = {}
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Discovery's newest list: new ones are connected, those that are gone lose their sequences."""
@@ -55,7 +55,7 @@ class Fleet:
                 self.replicas[instance] = replica
                 self._tasks[instance] = asyncio.create_task(replica.run(), name=f"replica {instance}")
 
-    def models(self) -> list[Model]:
+    def models(self) -> list[ModelInfo]:
         """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
         return list(self._models.values())
 

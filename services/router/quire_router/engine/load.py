@@ -1,4 +1,4 @@
-"""A scheduler's model and load, as plain values."""
+"""A scheduler's load, as a plain value."""
 
 from __future__ import annotations
 
@@ -15,18 +15,3 @@ class Load:
     running: int = 0
     waiting: int = 0
     max_num_seqs: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """What GetModelInfo said of the model that a scheduler runs."""
-
-    name: str
-    architecture: str
-    max_model_len: int
-    vocab_size: int
-    eos_token_ids: tuple[int, ...]
-    digest: bytes
-    parameters: int
-    weights_version: str
-    capabilities: tuple[str, ...]

@@ -20,9 +20,9 @@ from quire_router.engine.session import Session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_common.credit.hello import ModelInfo
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
-    from quire_router.engine.load import Model
     from quire_router.text.detokenize_stream import DetokenizeStream
 
 log = get_logger(__name__)
@@ -43,7 +43,7 @@ class Replica:
         self.instance = instance
         self.address = address
         self.load = Load()
-        self.model: Model | None = None
+        self.model: ModelInfo | None = None
         self.submitted_since_load = 0
         self._client = SchedulerClient(address, config)
         self.session = Session(instance, self._client.stub, make_detokenizer, router_id)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING
 from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import scheduler_pb2_grpc
 from quire_common.channel import aio_channel
-from quire_common.columns import i32
-from quire_router.engine.load import Load, Model
+from quire_common.credit.hello import ModelInfo, model_from_pb
+from quire_router.engine.load import Load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from quire.v1 import common_pb2 as pb
     from quire_router.config import RouterConfig
 
 LOAD_INTERVAL_MS = 200
@@ -32,7 +31,7 @@ class SchedulerClient:
         async for message in self.stub.WatchLoad(sb.WatchLoadRequest(interval_ms=LOAD_INTERVAL_MS)):
             yield load_from_pb(message)
 
-    async def model(self) -> Model:
+    async def model(self) -> ModelInfo:
         """What it runs."""
         response = await self.stub.GetModelInfo(sb.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
         return model_from_pb(response.model)
@@ -51,19 +50,4 @@ def load_from_pb(message: sb.Load) -> Load:
         message.running,
         message.waiting,
         max(1, message.max_num_seqs),
-    )
-
-
-def model_from_pb(message: pb.ModelInfo) -> Model:
-    """Wire to domain."""
-    return Model(
-        name=message.name,
-        architecture=message.architecture,
-        max_model_len=message.max_model_len,
-        vocab_size=message.vocab_size,
-        eos_token_ids=tuple(i32(message.eos_token_ids, "eos_token_ids").tolist()),
-        digest=message.digest,
-        parameters=message.parameters,
-        weights_version=message.weights_version,
-        capabilities=tuple(message.capabilities),
     )

@@ -14,6 +14,7 @@ from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import scheduler_pb2_grpc
 from quire_common import errors
 from quire_common.columns import pack_i32
+from quire_common.credit.hello import PROTOCOL_VERSION
 from quire_common.errors import Unavailable
 from quire_common.sequence import context_to_pb, sequence_to_pb
 from quire_common.telemetry.logs import get_logger
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.text.detokenize_stream import DetokenizeStream
 
-PROTOCOL_VERSION = 1
 _RETRY_AFTER_S = 1.0
 log = get_logger(__name__)
 

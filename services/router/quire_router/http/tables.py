@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_STOP_STRINGS = 64
-MAX_STOP_CHARS = 1024
+# The tokenizer's own bounds: a request that it would refuse is refused here, where the status can still be told.
+MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 1024
 MAX_MESSAGES = 10_000
 MAX_ID_CHARS = 256
