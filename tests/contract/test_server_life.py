@@ -10,12 +10,17 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from quire.v1 import tokenizer_pb2_grpc
+from quire_common.errors import InvalidArgument, from_rpc_error
+from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
 
 SERVICE = textwrap.dedent(
     """
@@ -132,3 +137,35 @@ def test_port_in_use(tmp_path: Path, kind: str) -> None:
         _, err = process.communicate(timeout=20)
     assert process.returncode == 2
     assert json.loads(err.strip().splitlines()[-1])["code"] == "PORT_IN_USE"
+
+
+async def test_broken_utf8_is_a_typed_error_over_aio() -> None:
+    """A string that is not UTF-8 fails in the deserialiser, before any handler: still a code, a cause and a fix."""
+    server = grpc.aio.server(interceptors=aio_server_interceptors())
+    tokenizer_pb2_grpc.add_TokenizerServicer_to_server(tokenizer_pb2_grpc.TokenizerServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            encode = channel.unary_unary("/quire.v1.Tokenizer/Encode")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await encode(b"\x12\x02\xff\xfe")  # field 2, a string
+        error = from_rpc_error(caught.value)
+        assert (type(error), error.code) == (InvalidArgument, "UNREADABLE_MESSAGE")
+        assert error.fix
+    finally:
+        await server.stop(None)
+
+
+def test_broken_utf8_is_a_typed_error_over_threads() -> None:
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=sync_server_interceptors())
+    tokenizer_pb2_grpc.add_TokenizerServicer_to_server(tokenizer_pb2_grpc.TokenizerServicer(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as caught:
+            channel.unary_unary("/quire.v1.Tokenizer/Encode")(b"\x12\x02\xff\xfe")
+        error = from_rpc_error(caught.value)
+        assert (type(error), error.code) == (InvalidArgument, "UNREADABLE_MESSAGE")
+    finally:
+        server.stop(None).wait()

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
 _GRACE_S = 1.0
+_WAITING_PER_THREAD = 8
 # Ways of discovery that need no registration.
 _PASSIVE = ("static", "dns")
 _ANY_HOST = ("0.0.0.0", "::")
@@ -179,7 +180,9 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         signal.signal(signal_number, lambda *_: stopped.set())
     service: SyncService | None = None
     pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
-    server = grpc.server(pool, interceptors=sync_server_interceptors(), options=SERVER_OPTIONS)
+    # Calls beyond the threads wait in gRPC's own queue; beyond this they are refused at once (RESOURCE_EXHAUSTED).
+    limit = max_workers * _WAITING_PER_THREAD
+    server = grpc.server(pool, None, sync_server_interceptors(), SERVER_OPTIONS, maximum_concurrent_rpcs=limit)
     try:
         bound = _bind(server, config, name, fail)
         set_identity(name, bound.instance)

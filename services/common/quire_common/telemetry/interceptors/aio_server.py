@@ -16,6 +16,7 @@ import grpc
 
 from quire_common.errors import to_status, trailing_metadata
 from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
+from quire_common.telemetry.interceptors.unreadable import require_readable, tolerant
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -53,7 +54,9 @@ class AioServerInterceptor(grpc.aio.ServerInterceptor):
 
 def _wrap(handler: Handler, method: ServerMethod) -> Handler:
     serializers = {
-        "request_deserializer": handler.request_deserializer,
+        "request_deserializer": (
+            handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
+        ),
         "response_serializer": handler.response_serializer,
     }
     if handler.request_streaming and handler.response_streaming:
@@ -67,16 +70,23 @@ def _wrap(handler: Handler, method: ServerMethod) -> Handler:
 
 def _unary(behaviour: Any, method: ServerMethod) -> Any:
     async def unary(request: Any, context: Any) -> Any:
-        return await _guarded(ServerCall(method, context.invocation_metadata()), behaviour(request, context), context)
+        return await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
+
+    async def answer(request: Any, context: Any) -> Any:
+        require_readable(request)
+        return await behaviour(request, context)
 
     return unary
 
 
 def _streaming(behaviour: Any, method: ServerMethod) -> Any:
     async def stream(request: Any, context: Any) -> None:
-        call = ServerCall(method, context.invocation_metadata())
+        await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
+
+    async def answer(request: Any, context: Any) -> None:
+        require_readable(request)
         result = behaviour(request, context)
-        await _guarded(call, _write_all(result, context) if inspect.isasyncgen(result) else result, context)
+        await (_write_all(result, context) if inspect.isasyncgen(result) else result)
 
     return stream
 

@@ -9,6 +9,7 @@ import grpc
 
 from quire_common.errors import trailing_metadata
 from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
+from quire_common.telemetry.interceptors.unreadable import require_readable, tolerant
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -46,7 +47,9 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
 
 def _wrap(handler: Handler, method: ServerMethod) -> Handler:
     serializers = {
-        "request_deserializer": handler.request_deserializer,
+        "request_deserializer": (
+            handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
+        ),
         "response_serializer": handler.response_serializer,
     }
     if handler.request_streaming and handler.response_streaming:
@@ -61,6 +64,7 @@ def _wrap(handler: Handler, method: ServerMethod) -> Handler:
 def _unary(behaviour: Any, method: ServerMethod) -> Any:
     def unary(request: Any, context: grpc.ServicerContext) -> Any:
         with _guard(method, context):
+            require_readable(request)
             return behaviour(request, context)
 
     return unary
@@ -69,6 +73,7 @@ def _unary(behaviour: Any, method: ServerMethod) -> Any:
 def _streaming(behaviour: Any, method: ServerMethod) -> Any:
     def stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
         with _guard(method, context):
+            require_readable(request)
             responses = behaviour(request, context)
             try:
                 yield from responses
