@@ -41,7 +41,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         return pb.EncodeResponse(token_ids=[_ids(text, request.max_tokens) for text in request.texts], elapsed_us=11)
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
-        text = "".join(f"{m['role']}: {m['content']}\n" for m in json.loads(request.messages_json))
+        text = "".join(f"{m['role']}: {_content(m)}\n" for m in json.loads(request.messages_json))
         if request.add_generation_prompt:
             text += "assistant: "
         return pb.RenderChatResponse(text=text, token_ids=_ids(text, request.max_tokens), elapsed_us=12)
@@ -157,6 +157,11 @@ class _Text:
     def _release(self, end: int) -> str:
         start, self._sent = self._sent, max(self._sent, end)
         return self._text[start:end]
+
+
+def _content(message: dict[str, Any]) -> str:
+    content = message["content"]
+    return content if isinstance(content, str) else "\n".join(part["text"] for part in content)
 
 
 def _ids(text: str, limit: int) -> bytes:

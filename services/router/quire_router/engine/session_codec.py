@@ -37,7 +37,7 @@ def apply_rows(message: sb.SessionResponse, choices: Mapping[int, Choice], now_n
     """Give every choice its row; returns the number of tokens. Rows of handles that have gone are skipped."""
     handles, counts = i32(message.handle, "handle").tolist(), i32(message.count, "count").tolist()
     token, at, find, gap = message.token, 0, choices.get, metrics.itl.observe
-    for handle, count, finish in zip(handles, counts, message.finish, strict=True):
+    for handle, count, finish in zip(handles, counts, message.finish or bytes(len(handles)), strict=True):
         end = at + 4 * count
         choice = find(handle)
         if choice is not None:

@@ -234,10 +234,13 @@ def _message(message: Any, name: str) -> dict[str, Any]:
         return message
     if not isinstance(content, list):
         raise bad_type(f"{name}.content", content, "a string or a list of parts")
-    return {**message, "content": "\n".join(_part(part, f"{name}.content[{i}]") for i, part in enumerate(content))}
+    for i, part in enumerate(content):
+        _check_part(part, f"{name}.content[{i}]")
+    return message
 
 
-def _part(part: Any, name: str) -> str:
+def _check_part(part: Any, name: str) -> None:
+    """Text alone for now; how a template wants its parts is the tokenizer's business."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
@@ -245,4 +248,3 @@ def _part(part: Any, name: str) -> str:
     text = part.get("text")
     if not isinstance(text, str):
         raise bad_type(f"{name}.text", text, "a string")
-    return text

@@ -1,0 +1,53 @@
+"""Makes router objects for unit tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from quire_common.credit.hello import ModelInfo, PageGeometry
+from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_common.telemetry import tracing
+from quire_router.core.catalog import ServedModel
+from quire_router.core.choice import Choice
+from quire_router.core.generation import Generation
+from quire_router.core.job import Caller, GenerateJob, TextOptions, TextPrompt, Wants
+from quire_router.core.outbox import Outbox
+
+MODEL = ModelInfo("m", "A", 100, 300, (256,), b"", PageGeometry(16, (), b""))
+
+
+class NoTokenBytes:
+    """Tokens are single bytes."""
+
+    async def ensure(self, ids: Any) -> None:
+        list(ids)
+
+    def get(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
+
+def make_job(*, n: int = 1, logprobs: int = -1, stop: tuple[str, ...] = (), **wants: bool) -> GenerateJob:
+    return GenerateJob(
+        model="m",
+        prompts=(TextPrompt("pq"),),
+        n=n,
+        sampling=Sampling(temperature=1.0, logprobs=logprobs),
+        text=TextOptions(stop=stop),
+        wants=Wants(**{"news": True, **wants}),
+    )
+
+
+def make_choice(job: GenerateJob, outbox: Outbox, index: int = 0) -> Choice:
+    sequence = Sequence(np.array([112, 113], np.int32), Stop(10), job.sampling)
+    return Choice(index, 2 + 2 * index, job, sequence, RequestContext("r"), outbox)
+
+
+def make_generation(job: GenerateJob) -> Generation:
+    outbox = Outbox()
+    choices = [make_choice(job, outbox, i) for i in range(job.n)]
+    bytes_of: Any = NoTokenBytes()
+    span = tracing.start_span("x")
+    served = ServedModel("m", MODEL)
+    return Generation(job, Caller("r"), served, choices, outbox, bytes_of, 0, lambda: None, span)

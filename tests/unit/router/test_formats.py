@@ -1,0 +1,103 @@
+"""Frames made by concatenation say the same as dicts would, whatever the text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_common.columns import pack_i32
+from quire_common.errors import Unavailable
+from quire_router.core.delta import Delta, LogprobEntry
+from quire_router.core.generation import Generation
+from quire_router.http.answer_format import error_frame
+from quire_router.http.chat_format import ChatFormat
+from quire_router.http.completion_format import CompletionFormat
+from quire_router.http.logprob_format import token_text
+from quire_router.http.parse import ParsedRequest
+from tests.unit.router.makers import make_generation, make_job
+
+Make = Callable[[Generation, ParsedRequest], Any]
+
+
+def parsed(*, usage: bool = False, continuous: bool = False, **options: Any) -> tuple[Generation, ParsedRequest]:
+    job = make_job(**options)
+    return make_generation(job), ParsedRequest(job, True, usage, continuous, None, 0)
+
+
+def delta(text: str, finish: int = 0, index: int = 0, **fields: Any) -> Delta:
+    return Delta(**{**_PLAIN, "text": text, "finish": finish, "index": index, **fields})
+
+
+_PLAIN: dict[str, Any] = {"tokens": 1, "token_ids": b"", "entries": [], "offsets": [], "stop_reason": None}
+
+
+def data(frame: bytes) -> Any:
+    assert frame.startswith(b"data: ") and frame.endswith(b"\n\n") and frame.count(b"\n") == 2
+    return json.loads(frame[6:])
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"])))
+def test_any_text_survives_a_frame(text: str) -> None:
+    assert data(CompletionFormat(*parsed(n=2)).frame(delta(text, index=1)))["choices"][0] == {
+        "index": 1,
+        "text": text,
+        "logprobs": None,
+        "finish_reason": None,
+        "stop_reason": None,
+    }
+    assert data(ChatFormat(*parsed(n=2)).frame(delta(text, index=1)))["choices"][0] == {
+        "index": 1,
+        "delta": {"content": text},
+        "logprobs": None,
+        "finish_reason": None,
+    }
+
+
+@pytest.mark.parametrize("make", [CompletionFormat, ChatFormat])
+def test_the_fast_and_the_full_frame_have_the_same_members(make: Make) -> None:
+    fast = data(make(*parsed(usage=True)).frame(delta("a")))
+    full = data(make(*parsed(usage=True, continuous=True)).frame(delta("a")))
+    assert fast.pop("usage") is None
+    assert full.pop("usage") == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
+    assert fast == full
+
+
+def test_the_last_frame_says_why() -> None:
+    last = data(CompletionFormat(*parsed()).frame(delta("z", 1, stop_reason="END")))["choices"][0]
+    assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("z", "stop", "END")
+    last = data(ChatFormat(*parsed()).frame(delta("", 2)))["choices"][0]
+    assert (last["delta"], last["finish_reason"], last["stop_reason"]) == ({}, "length", None)
+    last = data(ChatFormat(*parsed()).frame(delta("", 4)))["choices"][0]
+    assert last["finish_reason"] == "error"
+
+
+def test_offsets_go_on_over_frames() -> None:
+    answer = CompletionFormat(*parsed(logprobs=0))
+    entries = [LogprobEntry(97, -1.0, 1, [], []), LogprobEntry(98, float("-inf"), 1, [], [])]
+    first = data(answer.frame(delta("ab", entries=entries, offsets=[1, 2])))["choices"][0]["logprobs"]
+    second = data(answer.frame(delta("c", entries=entries[:1], offsets=[3])))["choices"][0]["logprobs"]
+    assert first["text_offset"] + second["text_offset"] == [0, 1, 2]
+    assert first["token_logprobs"] == [-1.0, -9999.0]  # JSON has no infinity
+
+
+def test_token_ids_come_with_the_prompts_once() -> None:
+    answer = CompletionFormat(*parsed(token_ids=True))
+    first = data(answer.frame(delta("a", token_ids=pack_i32([97]))))["choices"][0]
+    second = data(answer.frame(delta("b", token_ids=pack_i32([98]))))["choices"][0]
+    assert (first["token_ids"], first["prompt_token_ids"]) == ([97], [112, 113])
+    assert second["token_ids"] == [98] and "prompt_token_ids" not in second
+
+
+def test_tokens_that_are_no_text_stay_distinct() -> None:
+    assert token_text("é".encode()) == "é"
+    assert token_text(b"\xc3") == "bytes:\\xc3" != token_text(b"\xc4")
+
+
+def test_an_error_is_an_event() -> None:
+    error = data(error_frame(Unavailable("GONE", "It went.", "Retry.")))["error"]
+    assert error == {"message": "It went. Retry.", "type": "service_unavailable_error", "param": None, "code": "GONE"}

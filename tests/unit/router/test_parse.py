@@ -1,0 +1,141 @@
+"""Bodies to jobs: defaults, equivalent spellings, and tables that are consistent in themselves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_common.errors import InvalidArgument, Unsupported
+from quire_router.core.job import ChatPrompt, TokenPrompt
+from quire_router.http.body import parse_object
+from quire_router.http.fields import KINDS, Field, check_fields
+from quire_router.http.parse import Limits, parse_chat, parse_completion
+from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
+
+LIMITS = Limits(max_n=8, max_logprobs=20)
+MESSAGES = [{"role": "user", "content": "a"}]
+
+
+def completion(**fields: Any) -> Any:
+    return parse_completion({"prompt": "a", **fields}, LIMITS, timings=False)
+
+
+def chat(**fields: Any) -> Any:
+    return parse_chat({"messages": MESSAGES, **fields}, LIMITS, timings=False)
+
+
+@pytest.mark.parametrize("table", [COMPLETION, CHAT, STREAM_OPTIONS])
+def test_tables_are_consistent(table: dict[str, Field]) -> None:
+    for name, field in table.items():
+        assert field.kind in KINDS, name
+        assert field.supported or field.default is None, name
+        if field.supported and field.default is not None:
+            check_fields({name: list(field.default) if field.kind == "strings" else _json(field.default)}, table)
+        for neutral in field.neutral:
+            assert name not in check_fields({name: neutral}, table)
+        if field.kind in ("strings", "ints", "list", "string"):
+            assert field.max_items > 0, f"{name} has no bound"
+
+
+def _json(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def test_null_is_not_given() -> None:
+    for table, parse in ((COMPLETION, completion), (CHAT, chat)):
+        nulls = dict.fromkeys(set(table) - {"prompt", "messages"})
+        assert parse(**nulls) == parse()
+
+
+def test_defaults() -> None:
+    job = completion().job
+    assert (job.sampling.temperature, job.sampling.top_p, job.sampling.top_k, job.sampling.logprobs) == (1, 1, 0, -1)
+    assert (job.max_tokens, job.default_max_tokens, job.n, job.seed) == (None, 16, 1, None)
+    assert job.text.skip_special_tokens and job.add_special_tokens and not job.ignore_eos
+    assert chat().job.default_max_tokens is None
+
+
+def test_spellings() -> None:
+    assert completion(stop="x").job.text.stop == completion(stop=["x"]).job.text.stop == ("x",)
+    assert completion(top_k=-1).job.sampling.top_k == 0
+    assert completion(seed=-1).job.seed is None
+    assert completion(seed=-2).job.seed == 2**64 - 2
+    assert completion(max_tokens=5.0).job.max_tokens == 5
+    assert chat(max_tokens=5, max_completion_tokens=7).job.max_tokens == 7
+    assert chat(logprobs=True).job.sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=3).job.sampling.logprobs == 3
+    assert completion(logprobs=0).job.sampling.logprobs == 0
+
+
+def test_stream_options() -> None:
+    parsed = completion(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
+    assert parsed.stream and parsed.include_usage and parsed.continuous_usage
+    assert parsed.job.wants.news and parsed.job.wants.every_token
+
+
+def test_prompts() -> None:
+    (ids,) = completion(prompt=[1, 2]).job.prompts
+    assert isinstance(ids, TokenPrompt) and ids.ids.dtype == "int32" and ids.ids.tolist() == [1, 2]
+    assert len(completion(prompt=[[1], [2, 3]]).job.prompts) == 2
+    assert completion(prompt=["a", "b"], n=3).job.weight == 6
+
+
+def test_messages_reach_the_template_as_they_were() -> None:
+    message = {"role": "user", "content": "é", "name": "x"}
+    (prompt,) = chat(messages=[message], chat_template_kwargs={"a": 1}).job.prompts
+    assert isinstance(prompt, ChatPrompt)
+    assert json.loads(prompt.messages_json) == [message] and json.loads(prompt.template_kwargs_json) == {"a": 1}
+    assert prompt.add_generation_prompt and not prompt.continue_final_message
+    (prompt,) = chat(continue_final_message=True).job.prompts
+    assert prompt.continue_final_message and not prompt.add_generation_prompt
+
+
+def test_unsupported_fields_are_named() -> None:
+    for name, value in (
+        ("logit_bias", {"5": 1}),
+        ("best_of", 2),
+        ("repetition_penalty", 1.1),
+        ("use_beam_search", True),
+    ):
+        with pytest.raises(Unsupported) as caught:
+            completion(**{name: value})
+        assert caught.value.param == name
+    with pytest.raises(Unsupported):
+        completion(use_beam_search=0)  # a number is not the boolean that would change nothing
+
+
+def test_an_unknown_field_is_answered_with_the_nearest() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        completion(max_token=1)
+    assert caught.value.code == "UNKNOWN_FIELD" and "max_tokens" in caught.value.fix
+    with pytest.raises(InvalidArgument) as caught:
+        completion(**{"z" * 10_000: 1})
+    assert len(caught.value.message) < 200
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_object_or_a_typed_error(body: bytes) -> None:
+    try:
+        assert isinstance(parse_object(body), dict)
+    except InvalidArgument as error:
+        assert error.code in ("INVALID_JSON", "INVALID_UTF8", "NOT_AN_OBJECT")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(st.dictionaries(st.sampled_from(sorted({*COMPLETION, *CHAT, "other"})), JSON, max_size=4))
+def test_any_fields_parse_or_are_a_typed_error(fields: dict[str, Any]) -> None:
+    for parse in (parse_completion, parse_chat):
+        try:
+            parse({"prompt": "a", "messages": MESSAGES, **fields}, LIMITS, timings=False)
+        except InvalidArgument as error:
+            assert error.code and error.fix

@@ -1,0 +1,161 @@
+"""The router's small parts: placement, handles, admission, lengths, keys, names, waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from quire.v1 import scheduler_pb2 as sb
+from quire_common.columns import pack_f32, pack_i32
+from quire_common.config import describe, load_config
+from quire_common.errors import ConfigError, InvalidArgument, NotFound, Overloaded, Unauthenticated, Unavailable
+from quire_router.api_keys import ApiKeys, load_api_keys
+from quire_router.backoff import Backoff
+from quire_router.config import RouterConfig
+from quire_router.core.admission import Admission
+from quire_router.core.catalog import Catalog
+from quire_router.core.handles import HandleCounter
+from quire_router.core.lengths import answer_length, check_prompt
+from quire_router.core.outbox import Outbox
+from quire_router.engine.load import Load
+from quire_router.engine.session_codec import apply_events, apply_rows
+from quire_router.placement.registry import PLACEMENTS
+from tests.unit.router.makers import MODEL, make_choice, make_job
+
+
+@dataclass
+class Candidate:
+    instance: str
+    load: Load = field(default_factory=Load)
+    submitted_since_load: int = 0
+    in_flight: int = 0
+
+
+def loaded(running: int, rows: int = 10, sent: int = 0) -> Candidate:
+    return Candidate("x", Load("ready", running=running, max_num_seqs=rows), sent)
+
+
+def test_least_loaded_counts_what_was_sent_since() -> None:
+    place = PLACEMENTS["least_loaded"]()
+    assert place.choose([loaded(5), loaded(3), loaded(4)], 1) == 1
+    assert place.choose([loaded(5), loaded(3, sent=4), loaded(4)], 1) == 2
+    assert place.choose([loaded(5, rows=10), loaded(8, rows=100)], 1) == 1
+
+
+def test_ties_go_in_turn() -> None:
+    for name in PLACEMENTS:
+        place, candidates = PLACEMENTS[name](), [loaded(0), loaded(0), loaded(0)]
+        assert sorted(place.choose(candidates, 1) for _ in range(3)) == [0, 1, 2]
+
+
+def test_handles_are_unique_and_carry_their_bit() -> None:
+    counter = HandleCounter(2**31 - 10)
+    taken = [counter.take(offsets=bool(i % 2)) for i in range(8)]
+    assert len(set(taken)) == 8 and all(0 < handle < 2**31 for handle in taken)
+    assert [handle & 1 for handle in taken] == [0, 1] * 4
+
+
+async def test_admission() -> None:
+    door = Admission(3)
+    door.enter(2)
+    with pytest.raises(Overloaded) as caught:
+        door.enter(2)
+    assert caught.value.retry_after_s > 0
+    with pytest.raises(InvalidArgument):
+        door.enter(4)
+    closing = asyncio.ensure_future(door.close(30))
+    await asyncio.sleep(0)
+    with pytest.raises(Unavailable):
+        door.enter(1)
+    assert not closing.done()
+    door.leave(2)
+    await closing
+    assert door.inside == 0
+    stuck = Admission(3)
+    stuck.enter(1)
+    await stuck.close(0.01)  # gives up
+
+
+def test_lengths() -> None:
+    job = make_job()
+    assert answer_length(job, 40, 100) == 60  # the rest of the context
+    check_prompt(np.zeros(99, np.int32), 300, 100)
+    with pytest.raises(InvalidArgument, match="maximum context length is 100 tokens, the prompt has 100"):
+        check_prompt(np.zeros(100, np.int32), 300, 100)
+    with pytest.raises(InvalidArgument, match="Token id 300"):
+        check_prompt(np.array([300], np.int32), 300, 100)
+
+
+def test_keys(tmp_path: Path) -> None:
+    assert ApiKeys([]).authenticate("") == ""
+    file = tmp_path / "keys"
+    file.write_text("# ours\n one \n\ntwo\n")
+    keys = load_api_keys(["zero"], str(file))
+    tenants = {keys.authenticate(f"Bearer {key}") for key in ("zero", "one", "two")}
+    assert len(tenants) == 3 and not tenants & {"zero", "one", "two"}
+    for wrong in ("", "Bearer", "Bearer # ours", "one", "Bearer \udcff"):
+        with pytest.raises(Unauthenticated):
+            keys.authenticate(wrong)
+    file.write_text("\n# none\n")
+    for path in (str(file), str(tmp_path / "absent")):
+        with pytest.raises(ConfigError):
+            load_api_keys([], path)
+
+
+def test_names() -> None:
+    assert Catalog((), lambda: [MODEL]).resolve("").name == "m"
+    named = Catalog(("a", "b"), lambda: [MODEL])
+    assert [served.name for served in named.served()] == ["a", "b"]
+    with pytest.raises(NotFound, match="`m` does not exist"):
+        named.resolve("m")
+    with pytest.raises(Unavailable):
+        Catalog(("a",), list).resolve("a")
+
+
+def test_backoff_grows_to_its_bound_and_starts_again() -> None:
+    backoff = Backoff(1.0, 4.0)
+    delays = [backoff.next_delay_s() for _ in range(5)]
+    for delay, step in zip(delays, (1, 2, 4, 4, 4), strict=True):
+        assert step / 2 <= delay <= step
+    backoff.reset()
+    assert backoff.next_delay_s() <= 1
+
+
+def test_config_hides_its_keys() -> None:
+    config = load_config(RouterConfig, "router", ["--api-key=a,b", "--schedulers=x:1,y:2"], {})
+    assert config.api_key == ("a", "b") and config.schedulers == ("x:1", "y:2")
+    assert describe(config)["api_key"] == "***"
+    with pytest.raises(ConfigError):
+        load_config(RouterConfig, "router", ["--max-body-bytes=1"], {})
+
+
+def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
+    job = make_job(n=2, logprobs=1)
+    first, second = (make_choice(job, Outbox(), i) for i in range(2))
+    message = sb.SessionResponse(
+        handle=pack_i32([first.handle, 999, second.handle]),
+        count=pack_i32([2, 1, 1]),
+        token=pack_i32([10, 11, 12, 13]),
+        finish=bytes([0, 0, 2]),
+    )
+    message.logprobs.token_index = pack_i32([0, 1, 2, 3])
+    message.logprobs.logprob = pack_f32([-1, -2, -3, -4])
+    message.logprobs.rank = pack_i32([1, 2, 1, 1])
+    message.logprobs.top_count = pack_i32([1, 1, 1, 2])
+    message.logprobs.top_id = pack_i32([50, 51, 52, 53, 54])
+    message.logprobs.top_logprob = pack_f32([-5, -6, -7, -8, -9])
+    message.admitted.add(handle=first.handle, attempt=0, cached_tokens=7)
+    message.admitted.add(handle=second.handle, attempt=3, cached_tokens=9)  # of another attempt
+    message.finished.add(handle=second.handle)
+    choices = {first.handle: first, second.handle: second}
+    apply_events(message, choices)
+    assert apply_rows(message, choices, 5) == 4
+    assert bytes(first.output_ids) == pack_i32([10, 11]) and bytes(second.output_ids) == pack_i32([13])
+    assert (first.finish, second.finish) == (0, 2)
+    assert (first.cached_tokens, second.cached_tokens) == (7, 0)
+    assert [(e.token_id, e.logprob, e.rank, e.top_ids) for e in first.entries] == [(10, -1, 1, [50]), (11, -2, 2, [51])]
+    assert [(e.token_id, e.top_ids, e.top_logprobs) for e in second.entries] == [(13, [53, 54], [-8, -9])]
