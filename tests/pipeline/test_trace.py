@@ -1,0 +1,53 @@
+"""One request, one trace: spans of all five services, joined into one tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx
+
+from quire.local.spec import SERVICES, StackSpec
+from quire.local.stack import LocalStack
+from tests.otlp_sink import OtlpSink, SinkSpan
+
+# A client's own trace: the router must continue it.
+TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
+PARENT = "00f067aa0ba902b7"
+PROMPT = "ROMEO:\nBut, soft! what light through yonder window breaks?\nIt is the east, and Juliet is the sun.\n"
+LIMIT_S = 60.0
+
+
+def services(spans: Sequence[SinkSpan]) -> set[str]:
+    return {span.service.removeprefix("quire-") for span in spans}
+
+
+def test_a_request_is_one_trace_over_five_services(demo_model: Path) -> None:
+    with OtlpSink() as sink:
+        flags = {name: {"otlp-traces-endpoint": sink.endpoint} for name in SERVICES}
+        stack = LocalStack(StackSpec("traced", str(demo_model), flags=flags, drain_timeout_s=5.0))
+        try:
+            answer = httpx.post(
+                f"{stack.ready.http}/v1/completions",
+                json={"prompt": PROMPT, "max_tokens": 8, "temperature": 0},
+                headers={"traceparent": f"00-{TRACE}-{PARENT}-01"},
+                timeout=LIMIT_S,
+            )
+            assert answer.status_code == 200
+            sink.wait_for(
+                lambda spans: services([s for s in spans if s.trace_id == TRACE]) == set(SERVICES), timeout_s=LIMIT_S
+            )
+        finally:
+            stack.close()
+        spans = [span for span in sink.spans() if span.trace_id == TRACE]
+
+    assert services(spans) == set(SERVICES)
+    ids = {span.span_id for span in spans}
+    roots = [span for span in spans if span.parent_id not in ids]
+    assert [(root.service, root.parent_id) for root in roots] == [("quire-router", PARENT)], roots
+    by_id = {span.span_id: span for span in spans}
+    for span in spans:
+        assert span.start_ns <= span.end_ns
+        assert not span.failed, span
+        while span.parent_id != PARENT:  # every span leads to the one root
+            span = by_id[span.parent_id]
