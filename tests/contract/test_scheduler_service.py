@@ -105,13 +105,13 @@ async def test_an_abort_ends_with_a_row_and_frees_pages() -> None:
 
 async def test_200_clients_that_leave_release_every_page() -> None:
     async with stack(seqs=32, num_pages=2000, max_waiting=1000) as s:
-        s.worker.step_s = 0.001
+        s.worker.step_s = 0.02
         sessions = [Router(s) for _ in range(10)]
         for router in sessions:
             await router.open()
             await router.submit({h: a_sequence(20 + h, 200) for h in range(20)})
-        await s.until(lambda: s.core.load().running == 32 and s.core.load().referenced_pages > 0)
-        assert s.core.load().waiting == 168
+        await s.until(lambda: (s.core.load().running, s.core.load().waiting) == (32, 168))
+        assert s.core.load().referenced_pages > 0
         for router in sessions:
             router.cancel()
         await asyncio.wait_for(s.until_quiet(), 5)
@@ -333,3 +333,21 @@ async def test_a_router_that_does_not_read_is_ended() -> None:
 async def _drain(s: Stack, timeout_ms: int) -> int:
     response = await s.stub.Drain(scheduler_pb2.DrainRequest(timeout_ms=timeout_ms), timeout=LIMIT_S)
     return int(response.aborted)
+
+
+async def test_a_core_that_fails_costs_its_epoch_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stack() as s:
+        router = Router(s)
+        await router.open()
+
+        def broken(now: float) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(s.core, "next_grant", broken)
+        await router.submit({1: a_sequence(4, 4)})
+        await router.done(1)
+        assert router.failed[1].code == "WORKER_LOST"
+        await s.until(lambda: s.core is not None)
+        await router.submit({2: a_sequence(4, 4)})
+        await router.done(2)
+        assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]

@@ -188,9 +188,9 @@ class Engine:
         while True:
             await asyncio.sleep(_TICK_S)
             if self.core is not None:
-                self.core.expire(now_s())
+                # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
+                self.kick()
                 metrics.show(self.core.load())
-                self._changed()
 
     async def drain(self, timeout_s: float | None) -> int:
         """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""

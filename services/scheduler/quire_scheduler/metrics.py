@@ -34,6 +34,7 @@ _counts = {
     "cache_hits": counter(_P + "external_prefix_cache_hits_total", "Prompt tokens found in the kvstore."),
 }
 _step_s = histogram(_P + "step_seconds", "Time of a step on the worker.", buckets=_STEP_BUCKETS_S)
+_wait_s = histogram(_P + "worker_wait_seconds", "Time that the worker waited before a step.", buckets=_STEP_BUCKETS_S)
 _queue_s = histogram(_P + "request_queue_seconds", "From submission to the first slot.")
 _ttft_s = histogram(_P + "time_to_first_token_seconds", "From submission to the first token.")
 _request_s = histogram(_P + "request_seconds", "From submission to the end.")
@@ -53,6 +54,7 @@ class Meter:
                 metric.inc(value - self._seen[name])
                 self._seen[name] = value
         for timing in report.timing:
+            _wait_s.observe(timing.wait / 1e6)
             _step_s.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
 
 

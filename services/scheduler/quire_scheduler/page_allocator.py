@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_scheduler.invariant import require
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -59,7 +61,7 @@ class PageAllocator:
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` pages, each with one reference. The caller has checked `free`."""
-        assert 0 <= count <= len(self._free), f"{count} pages of {len(self._free)} free"
+        require(0 <= count <= len(self._free), "more pages than are free")
         if not count:
             return []
         pages = self._free[-count:][::-1]
@@ -71,14 +73,14 @@ class PageAllocator:
 
     def retain(self, pages: Sequence[int]) -> None:
         """One more reference for each; all have one already."""
-        assert not pages or int(self._references[pages].min()) > 0, "retain of a free page"
+        require(not pages or int(self._references[pages].min()) > 0, "retain of a free page")
         self._references[pages] += 1
 
     def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> list[int]:
         """One reference less for each; returns those that nobody references any more, now fenced or free."""
         if not pages:
             return []
-        assert int(self._references[pages].min()) > 0, "release of a free page"
+        require(int(self._references[pages].min()) > 0, "release of a free page")
         self._references[pages] -= 1
         np.maximum.at(self._fence_grant, pages, fence.grant)
         np.maximum.at(self._fence_step, pages, fence.step)
@@ -117,16 +119,17 @@ class PageAllocator:
         for pages in held:
             np.add.at(expected, list(pages), 1)
         wrong = np.nonzero(expected != self._references)[0]
-        assert not len(wrong), (
-            f"pages {wrong[:8]}: {self._references[wrong[:8]]} references, {expected[wrong[:8]]} held"
+        require(
+            not len(wrong),
+            f"pages {wrong[:8]} have {self._references[wrong[:8]]} references, not {expected[wrong[:8]]}",
         )
-        assert not self._references[:1].any(), "page 0 was granted"
+        require(not self._references[:1].any(), "page 0 was granted")
         fenced = [page for _, pages in self._fenced for page in pages]
-        assert len(fenced) == self._num_fenced
+        require(len(fenced) == self._num_fenced, "fenced pages were miscounted")
         loose = [*self._free, *fenced]
-        assert len(loose) == len(set(loose)), "a page is free twice"
-        assert 0 not in loose, "page 0 is free"
-        assert len(loose) + int((self._references > 0).sum()) == self.capacity, "a page is lost"
+        require(len(loose) == len(set(loose)), "a page is free twice")
+        require(0 not in loose, "page 0 is free")
+        require(len(loose) + int((self._references > 0).sum()) == self.capacity, "a page is lost")
 
     def _passed(self, fence: Fence) -> bool:
         return fence.grant <= self._retired and fence.step <= self._completed

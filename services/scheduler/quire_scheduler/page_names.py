@@ -10,6 +10,7 @@ from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import FailedPrecondition
+from quire_scheduler.invariant import require
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -113,8 +114,8 @@ class PageNames:
             counts: dict[bytes, int] = {}
             for digest in hash_of.values():
                 counts[digest] = counts.get(digest, 0) + 1
-            assert counts == self._copies[group]
-            assert counts.keys() == self._named[group].keys()
+            require(counts == self._copies[group], "copies of named pages were miscounted")
+            require(counts.keys() == self._named[group].keys(), "a name without pages, or pages without a name")
 
     @property
     def num_named(self) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire_scheduler.admission import Admission
 from quire_scheduler.deadlines import Deadlines
+from quire_scheduler.invariant import require
 from quire_scheduler.kv_traffic import KvTraffic
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_names import PageNames
@@ -50,9 +51,10 @@ class Replica:
         self.waiting.check_integrity()
         self.pools.check_integrity(self.requests.values(), self.kv.referenced())
         waiting = [request for request in self.requests.values() if request.waits]
-        assert len(waiting) == len(self.waiting), "the waiting room lost count"
-        assert sum(request.known_len for request in waiting) == self.waiting.prefill_tokens
+        require(len(waiting) == len(self.waiting), "the waiting room lost count")
+        tokens = sum(request.known_len for request in waiting)
+        require(tokens == self.waiting.prefill_tokens, "waiting tokens were miscounted")
         for request in self.requests.values():
-            assert (request.slot >= 0) == bool(request.tables), "pages without a slot, or a slot without pages"
+            require((request.slot >= 0) == bool(request.tables), "pages without a slot, or a slot without pages")
             for table in request.tables:
-                assert len(table) * self.page_size >= request.cached_tokens
+                require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_scheduler.invariant import require
 from quire_scheduler.timing import Timing
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Request:
 
     def to(self, state: State) -> None:
         """Move on; only the transitions drawn above exist."""
-        assert state in _NEXT[self.state], f"request {self.context.request_id}: {self.state.name} -> {state.name}"
+        require(state in _NEXT[self.state], "a request cannot change its state so")
         self.state = state
 
     def resumed_sequence(self) -> Sequence:

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_scheduler.invariant import require
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -117,13 +119,14 @@ class SlotTable:
     def check_integrity(self) -> None:
         """Columns, holders and the free list agree."""
         held = [slot for slot, request in enumerate(self.holder) if request is not None]
-        assert held == self.active_slots().tolist() and len(held) == self.num_active
-        assert sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost"
+        require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
+        require(sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost")
         for slot in held:
             request = self.holder[slot]
-            assert request is not None and request.slot == slot
-            assert self.known_len[slot] == request.known_len, f"slot {slot} lost count of its tokens"
-            assert (self.session[slot], self.handle[slot]) == (request.session, request.handle)
+            if request is not None:
+                names = (self.session[slot], self.handle[slot]) == (request.session, request.handle)
+                require(request.slot == slot and names, f"slot {slot} names another request than its own")
+                require(self.known_len[slot] == request.known_len, f"slot {slot} lost count of its tokens")
 
     def _vacate(self, slot: int) -> None:
         request = self.holder[slot]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from typing import TYPE_CHECKING
 
+from quire_scheduler.invariant import require
 from quire_scheduler.request import Request, State
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class WaitingRoom:
     def look_up(self, request: Request) -> None:
         """The request, out of the policy or the head of those seated, waits for the kvstore's answer."""
         if request.state is State.READY:
-            assert self._seated[0][1] is request
+            require(self._seated[0][1] is request, "only the head goes back to its lookup")
             heapq.heappop(self._seated)
             self._num_seated -= 1
         request.to(State.LOOKUP)
@@ -104,9 +105,9 @@ class WaitingRoom:
 
     def check_integrity(self) -> None:
         """Counts agree with what is inside."""
-        assert self._num_seated == sum(r.state is State.READY for _, r in self._seated)
-        assert all(request.state is State.LOOKUP for request in self._looking.values())
-        assert len(self.policy) >= 0 <= self.prefill_tokens
+        require(self._num_seated == sum(r.state is State.READY for _, r in self._seated), "seats were miscounted")
+        require(all(r.state is State.LOOKUP for r in self._looking.values()), "a lookup of who does not wait for it")
+        require(len(self.policy) >= 0, "the queue was miscounted")
 
     def _sweep(self) -> None:
         """Drop what has left, so that aborts cannot grow the heap."""

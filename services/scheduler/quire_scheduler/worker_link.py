@@ -44,7 +44,8 @@ class WorkerLink:
         self._kicked: asyncio.Task[None] | None = None
         # When the oldest Grant that was not answered was sent; 0: all are.
         self._unanswered_since = 0.0
-        self._hung = False
+        # Why this side cancelled the stream, if it did.
+        self._gave_up = ""
         self._ready = asyncio.Event()
         engine.kick = self._kick
 
@@ -101,11 +102,11 @@ class WorkerLink:
             if first is grpc.aio.EOF or not first.HasField("hello"):
                 raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
             hello = worker_hello_from_pb(first.hello)
-            self._call, self._unanswered_since, self._hung = call, 0.0, False
+            self._call, self._unanswered_since, self._gave_up = call, 0.0, ""
             self._engine.attach(hello)
             self._ready.set()
             log.info("worker attached", worker=self._address, model=hello.model.name, run=hello.epoch.run)
-            watchdog = asyncio.ensure_future(self._watch(call))
+            watchdog = asyncio.ensure_future(self._watch())
             epoch = epoch_to_pb(hello.epoch)
             while (message := await call.read()) is not grpc.aio.EOF:
                 if message.epoch != epoch:
@@ -117,9 +118,9 @@ class WorkerLink:
                 await self._pump()
                 self._engine.flush()
         except asyncio.CancelledError:
-            # A call that is cancelled here ends its reader so: only the watchdog's is not the link's own end.
-            if self._hung:
-                raise _lost("it hangs") from None
+            # A call that this side cancels ends its reader so, as does the end of the link itself.
+            if self._gave_up:
+                raise _lost(self._gave_up) from None
             raise
         finally:
             self._call = None
@@ -136,7 +137,9 @@ class WorkerLink:
             while self._call is not None and (grant := self._engine.next_grant()) is not None:
                 if not self._unanswered_since:
                     self._unanswered_since = asyncio.get_running_loop().time()
-                await self._call.write(encode_grant(grant))
+                # A stream that breaks under a write is noticed, and handled, by its reader.
+                with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+                    await self._call.write(encode_grant(grant))
         finally:
             self._pumping = False
 
@@ -146,20 +149,26 @@ class WorkerLink:
             self._kicked = asyncio.ensure_future(self._pump_and_flush())
 
     async def _pump_and_flush(self) -> None:
-        # A stream that breaks under a write is noticed, and handled, by its reader.
-        with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
+        try:
             await self._pump()
-        self._engine.flush()
+            self._engine.flush()
+        except Exception:
+            log.exception("the next Grant could not be made")
+            self._give_up("its scheduler failed")
 
-    async def _watch(self, call: Any) -> None:
+    def _give_up(self, why: str) -> None:
+        if self._call is not None:
+            self._gave_up = why
+            self._call.cancel()
+
+    async def _watch(self) -> None:
         """Hung is dead: a worker that answers pings but not Grants is given up."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(min(_WATCHDOG_S, self._timeout_s))
             if self._unanswered_since and loop.time() - self._unanswered_since > self._timeout_s:
                 log.error("the worker hangs", worker=self._address, seconds=self._timeout_s)
-                self._hung = True
-                call.cancel()
+                self._give_up("it hangs")
                 return
 
     def _detach(self, reason: QuireError) -> None:
