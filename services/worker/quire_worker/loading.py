@@ -23,6 +23,7 @@ from quire_worker.model.architectures import find_family
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
+from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.runner import ModelRunner
 from quire_worker.weights.checkpoint import Checkpoint
@@ -110,7 +111,7 @@ def load_model(
     progress("pages", 0, options.kv_cache_bytes)
     pool = PagePool.of_bytes(group, options.kv_cache_bytes)
     with torch.inference_mode():
-        ops = TorchOps(spec.group_size, options.page_size)
+        ops = TorchOps(HeadShape.of(spec), options.page_size)
         runner = ModelRunner(Decoder(spec, store, ops, max_model_len), pool)
     progress("pages", options.kv_cache_bytes, options.kv_cache_bytes)
     facts = ModelFacts(
@@ -120,6 +121,7 @@ def load_model(
         eos_token_ids=_eos_token_ids(path, config),
         digest=digest,
         parameters=sum(prod(each.shape) for each in specs),
+        capabilities=CAPABILITIES + ("batch_invariant",) * ops.batch_invariant,
     )
     return LoadedModel(runner, spec, facts, page_geometry(spec, options.page_size, _KV_DTYPE, digest), pool.num_pages)
 

@@ -32,7 +32,7 @@ def ints(*values: int) -> Int32:
 
 @pytest.fixture
 def ops() -> TorchOps:
-    return TorchOps(HEADS // KV_HEADS, PAGE)
+    return TorchOps(HeadShape(HEADS, KV_HEADS, DIM, 0.3), PAGE)
 
 
 def test_the_reference_fulfils_the_interface(ops: TorchOps) -> None:

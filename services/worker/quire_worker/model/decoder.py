@@ -30,6 +30,11 @@ class LayerWeights:
     down: Weight
     mlp_post_norm: Tensor | None
 
+    @property
+    def products(self) -> tuple[Weight, ...]:
+        """All that `ops.linear` is called with."""
+        return self.qkv, self.o, self.gate_up, self.down
+
 
 class Decoder(Generic[P]):
     """Token rows in, hidden rows and logits out; keys and values go to the pages that the plan names."""
@@ -37,12 +42,14 @@ class Decoder(Generic[P]):
     def __init__(self, spec: ArchSpec, store: ParameterStore, ops: Ops[P], max_positions: int) -> None:
         self.spec = spec
         self.ops = ops
-        self.head_shape = HeadShape(spec.heads, spec.kv_heads, spec.head_dim, spec.score_scale, spec.attention_softcap)
+        self.head_shape = HeadShape.of(spec)
         self.rope = RopeTables(*rope_tables(spec.rope, spec.head_dim, max_positions))
         self.embedding = store.require("embed.weight", MODEL_WIDE)
         self.final_norm = _gain(spec, store, "final_norm.weight", MODEL_WIDE)
         self.head: Weight = DenseWeight(self.embedding) if spec.tied_embeddings else _linear(store, "head", MODEL_WIDE)
         self.layers = [_layer_weights(spec, store, layer) for layer in range(spec.layers)]
+        for weight in (self.head, *(each for layer in self.layers for each in layer.products)):
+            ops.prepare(weight)
 
     def forward(self, token: Tensor, pages: Tensor, plan: P) -> Tensor:
         """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`."""

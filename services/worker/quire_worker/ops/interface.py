@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from quire_worker.model.arch_spec import Activation
+from quire_worker.model.arch_spec import Activation, ArchSpec
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.step import Int32, LogprobColumns
@@ -32,6 +32,11 @@ class HeadShape:
     score_scale: float
     softcap: float = 0.0
     """0: none."""
+
+    @classmethod
+    def of(cls, spec: ArchSpec) -> HeadShape:
+        """Those of a model."""
+        return cls(spec.heads, spec.kv_heads, spec.head_dim, spec.score_scale, spec.attention_softcap)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +57,20 @@ class QkGains:
 
 
 class Ops(Protocol[P]):
-    """What a decoder is made of. A row's results never depend on other rows of the step where the implementation is
-    batch-invariant (the torch reference is), and never on padding rows anywhere."""
+    """What a decoder is made of. Results never depend on padding rows, nor on other rows where `batch_invariant`."""
 
     @property
     def row_multiple(self) -> int:
         """Steps must be padded to a multiple of this many rows."""
+        ...
+
+    @property
+    def batch_invariant(self) -> bool:
+        """Whether a row's results are the same bits whatever else is in the step."""
+        ...
+
+    def prepare(self, weight: Weight) -> None:
+        """Called for every weight of the model before any step: measure, compile or choose what its products need."""
         ...
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:

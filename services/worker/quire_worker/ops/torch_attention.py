@@ -1,9 +1,8 @@
 """Paged attention of the torch reference: online softmax over key tiles at fixed absolute positions.
 
-Every bitwise promise rests on four facts, each held by a test: a row of a matrix product does not depend on how many
-rows there are, from 4 on; an item of a batched product does not depend on the other items; reductions over a
-contiguous last axis are per row; an element of torch's exp does not depend on where it lies (exp2's and sigmoid's do),
-and exp(0) is exactly 1.
+Every bitwise promise rests on four facts, each held by a test: a row of a batched product depends neither on other
+items nor on how many rows there are, from the number on that `invariance` measures; reductions over a contiguous last
+axis are per row; an element of torch's exp does not depend on where it lies (exp2's and sigmoid's do); exp(0) is 1.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, product_depends_on_rows
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
 from quire_worker.ops.torch_plan import TorchPlan, plan_step
@@ -26,20 +27,35 @@ from quire_worker.step import Int32, LogprobColumns
 
 ROW_MULTIPLE: Final = 16
 _KEYS_PER_TILE: Final = 64
+# Threads may divide the rows of a single product among themselves: leave each enough.
+_SPLIT_ROWS: Final = 16
 _GELU_SCALE: Final = math.sqrt(2.0 / math.pi)
 
 
 class TorchOps:
-    """See `Ops`. One object per model; its scratch memory makes it a single thread's."""
+    """See `Ops`. One object per model; its scratch memory makes it a single thread's.
+
+    What keeps a row's bits apart from its company is measured when the object is made, at the number of torch threads
+    that is set then; it must not change after.
+    """
 
     row_multiple = ROW_MULTIPLE
 
-    def __init__(self, heads_per_kv: int, page_size: int) -> None:
-        self._heads_per_kv = heads_per_kv
+    def __init__(self, shape: HeadShape, page_size: int) -> None:
+        self._heads_per_kv = shape.heads // shape.kv_heads
         self._tile = page_size * max(1, _KEYS_PER_TILE // page_size)
-        # Products split their rows over threads, and a part of fewer than 4 rows would round differently.
-        self._row_tile = 4 if torch.get_num_threads() == 1 else ROW_MULTIPLE
+        row_tile = attention_row_tile(shape.head_dim, self._tile, shape.kv_heads)
+        self.batch_invariant = row_tile is not None
+        """False on a machine whose batched products depend on their rows in every way tried."""
+        self._row_tile = max(row_tile or ROW_TILES[-1], _SPLIT_ROWS if torch.get_num_threads() > 1 else 0)
+        self._in_blocks: dict[tuple[int, int], bool] = {}
         self._scratch = Scratch()
+
+    def prepare(self, weight: Weight) -> None:
+        """Measure products of the weight's shape now rather than at their first use."""
+        outputs, inputs = weight.data.shape
+        if (outputs, inputs) not in self._in_blocks:
+            self._in_blocks[outputs, inputs] = product_depends_on_rows(outputs, inputs)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
         """See `Ops.plan`."""
@@ -72,9 +88,19 @@ class TorchOps:
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See `Ops.linear`."""
         if isinstance(weight, DenseWeight):
-            return functional.linear(x, weight.data, weight.bias)
-        product = functional.linear(x, weight.data.to(torch.float32)).mul_(weight.scale)
+            return self._product(x, weight.data, weight.bias)
+        product = self._product(x, weight.data.to(torch.float32), None).mul_(weight.scale)
         return product if weight.bias is None else product.add_(weight.bias)
+
+    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        in_blocks = self._in_blocks.get((weight.shape[0], weight.shape[1]))
+        if in_blocks is None:
+            self.prepare(DenseWeight(weight))
+            return self._product(x, weight, bias)
+        if not in_blocks:
+            return functional.linear(x, weight, bias)
+        # The same number of rows each time leaves nothing to depend on.
+        return torch.cat([functional.linear(rows, weight, bias) for rows in torch.split(x, ROW_MULTIPLE)])
 
     def qk_norm_rope_write(
         self,

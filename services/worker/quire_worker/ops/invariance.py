@@ -1,0 +1,54 @@
+"""Measures, on this machine and at this number of threads, when a row of a product depends on how many rows there are.
+
+Libraries choose kernels by shape, and kernels add in different orders. On one CPU four rows suffice for a row to keep
+its bits, on another sixteen do; with several threads some split the inner axis of large products by the number of rows.
+So it is asked, not assumed: a fraction of a second at start, then exactness is a fact of this process.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+ROW_TILES = (4, 8, 16, 32)
+_MOST_ROWS = 256
+_PRODUCT_ROWS = (16, 48, 128)
+
+
+def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
+    """The least number of query rows from which rows of both attention products keep their bits; None: none known."""
+    items = 3 * kv_heads
+    keys, values = _random(items, 2, tile, head_dim, seed=1).unbind(1)
+    query, weights = _random(items, _MOST_ROWS, head_dim, seed=2), _random(items, _MOST_ROWS, tile, seed=3).abs_()
+    scores, sums = torch.bmm(query, keys.transpose(1, 2)), torch.bmm(weights, values)
+    for row_tile in ROW_TILES:
+        parts = [
+            (slice(0, count), slice(first, first + rows))
+            for rows in (row_tile, 2 * row_tile, 3 * row_tile, 64)
+            for count in (1, 2, kv_heads, items)
+            for first in (0, row_tile)
+        ]
+        if all(
+            torch.equal(torch.bmm(query[part].contiguous(), keys[part[0]].transpose(1, 2)), scores[part])
+            and torch.equal(torch.bmm(weights[part].contiguous(), values[part[0]]), sums[part])
+            for part in parts
+        ):
+            return row_tile
+    return None
+
+
+def product_depends_on_rows(outputs: int, inputs: int) -> bool:
+    """Whether rows of x @ weight.T differ between numbers of rows that are multiples of 16.
+
+    One thread never splits the inner axis: nothing is measured then.
+    """
+    if torch.get_num_threads() == 1:
+        return False
+    weight, x = _random(outputs, inputs, seed=4), _random(_MOST_ROWS, inputs, seed=5)
+    whole = functional.linear(x, weight)
+    return not all(torch.equal(functional.linear(x[:rows], weight), whole[:rows]) for rows in _PRODUCT_ROWS)
+
+
+def _random(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
