@@ -17,6 +17,9 @@ TOKEN_BUCKETS = (1, 4, 16, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 327
 
 requests = metrics.counter("quire_router_requests_total", "Requests that ended.", ("route", "code"))
 in_flight = metrics.gauge("quire_router_sequences_in_flight", "Sequences that were admitted and have not ended.")
+detokenize_backlog = metrics.gauge(
+    "quire_router_detokenize_backlog_steps", "Engine steps that wait for a tokenizer's stream."
+)
 ttft = metrics.histogram("quire_router_time_to_first_token_seconds", "Arrival to the first token.")
 e2e = metrics.histogram("quire_router_e2e_request_latency_seconds", "Arrival to the end of a request.")
 prompt_tokens = metrics.counter("quire_router_prompt_tokens_total", "Prompt tokens of admitted requests.")

@@ -9,6 +9,7 @@ from quire.v1 import inference_pb2, inference_pb2_grpc
 from quire_common.discovery import make_discovery
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
 from quire_router.api_keys import load_api_keys
 from quire_router.core.admission import Admission
 from quire_router.core.catalog import Catalog
@@ -48,6 +49,7 @@ class RouterService:
         self._changed = asyncio.Event()
         self.pool = TokenizerPool(config, self._changed.set)
         self.fleet = Fleet(config, self.pool, bound.instance, self._changed.set)
+        metrics.detokenize_backlog.set_function(lambda: self.fleet.backlog)
         self.admission = Admission(config.max_concurrent_requests)
         self._catalog = Catalog(config.served_model_name, self.fleet.models)
         tokenizer = TokenizerClient(self.pool)

@@ -10,6 +10,7 @@ from quire.v1 import inference_pb2 as ib
 from quire.v1 import inference_pb2_grpc
 from quire_common.credit.hello import model_to_pb
 from quire_common.errors import QuireError
+from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.job import Caller
 from quire_router.http.exchange import new_request_id, request_id_from
@@ -60,12 +61,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_id = request_id_from(request.request_id) or request_id_from(metadata.get("x-request-id", ""))
         request_id = request_id or new_request_id()
         bind_request_id(request_id)
+        # The call's own span, where there is one, is between the client's and ours.
+        trace = tracing.inject_headers() or metadata
         limits_s = [self._timeout_s, request.timeout_ms / 1000, remaining_s or 0.0]
         return Caller(
             request_id=request_id,
             tenant=tenant,
-            traceparent=metadata.get("traceparent", ""),
-            tracestate=metadata.get("tracestate", ""),
+            traceparent=trace.get("traceparent", ""),
+            tracestate=trace.get("tracestate", ""),
             priority=request.priority,
             timeout_s=min((limit for limit in limits_s if limit > 0), default=0.0),
         )

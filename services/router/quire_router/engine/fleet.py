@@ -67,6 +67,11 @@ class Fleet:
         return found
 
     @property
+    def backlog(self) -> int:
+        """Steps that wait for tokenizers; also read by the thread that serves metrics."""
+        return sum(replica.session.detokenizer.backlog for replica in list(self.replicas.values()))
+
+    @property
     def ready(self) -> bool:
         """Whether any replica accepts requests."""
         return any(replica.accepts for replica in self.replicas.values())

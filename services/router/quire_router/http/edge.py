@@ -87,8 +87,13 @@ class Edge:
             elif status == 0:
                 status = _CLIENT_GONE
         finally:
-            route = scope.get("route")
-            metrics.requests.labels(getattr(route, "path", "unmatched"), str(status or _CLIENT_GONE)).inc()
+            self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
+
+    @staticmethod
+    def _count(route: str, status: int, arrived_ns: int) -> None:
+        metrics.requests.labels(route, str(status)).inc()
+        if route.startswith("/v1/"):
+            log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
     async def _refuse(self, error: QuireError, receive: Receive, send: Send) -> None:
         if not isinstance(error, TooLarge):

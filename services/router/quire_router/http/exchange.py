@@ -56,9 +56,9 @@ def error_object(error: QuireError) -> dict[str, Any]:
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
-    """Retry-After where the error gives advice, in whole seconds, at least one; WWW-Authenticate on 401."""
+    """Retry-After in whole seconds on 429 and 503, at least one; WWW-Authenticate on 401."""
     headers = []
-    if error.retry_after_s > 0:
+    if error.retry_after_s > 0 or error.http_status in (429, 503):
         headers.append((b"retry-after", str(max(1, round(error.retry_after_s))).encode()))
     if error.http_status == 401:
         headers.append((b"www-authenticate", b"Bearer"))

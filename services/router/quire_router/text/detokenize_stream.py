@@ -47,6 +47,11 @@ class DetokenizeStream:
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._closes: list[int] = []
 
+    @property
+    def backlog(self) -> int:
+        """Steps that the tokenizer has not taken yet."""
+        return len(self._rows)
+
     def open(self, choice: Choice) -> None:
         """A choice's rows may come from now on."""
         if self._connected:
