@@ -11,7 +11,7 @@ from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.moves import Mover
-from quire_worker.engine.ports import Observer
+from quire_worker.engine.ports import Observer, Runner
 from quire_worker.engine.spec import EngineSpec
 from tests.fakes.counting_runner import CountingRunner
 
@@ -106,10 +106,11 @@ class EngineBench:
         observer: Observer | None = None,
         poison: int = -1,
         nan: int = -1,
+        runner: Runner | None = None,
     ) -> None:
         self.spec = small_spec() if spec is None else spec
         self.runner = CountingRunner(self.spec.num_pages, self.spec.page_size, self.spec.vocab_size, poison, nan)
-        self.engine = Engine(self.spec, self.runner, mover, observer)
+        self.engine = Engine(self.spec, self.runner if runner is None else runner, mover, observer)
         self.seq = 0
         self.told = Told()
 

@@ -37,6 +37,7 @@ class LoadWatch:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._state = LoadState("starting")
+        self._heard = threading.Event()
 
     @property
     def state(self) -> LoadState:
@@ -67,7 +68,12 @@ class LoadWatch:
                 seen = self._state
             yield seen
             if seen.ended:
+                self._heard.set()
                 return
+
+    def wait_heard(self, timeout_s: float) -> bool:
+        """Wait until a watcher has been told how the load ended; whether one was."""
+        return self._heard.wait(timeout_s)
 
     def _set(self, state: LoadState) -> None:
         with self._changed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
@@ -62,6 +63,13 @@ def model_info(name: str, loaded: loading.LoadedModel) -> ModelInfo:
 def _check(config: WorkerConfig) -> None:
     if not config.model:
         raise ConfigError("MODEL_MISSING", "No model is configured.", "Give its folder with --model.", param="model")
+    if not Path(config.model).is_dir():  # the loader says so too, but only seconds later
+        raise ConfigError(
+            "MODEL_NOT_FOUND",
+            f"There is no model folder {config.model}.",
+            "Give the path of a Hugging Face folder with --model.",
+            param="model",
+        )
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if config.kv_cache_bytes > memory:
         raise ConfigError(

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 # Reader, model and writer threads hand over to one another within a step; Python's 5 ms would be several steps long.
 SWITCH_INTERVAL_S = 0.0001
+# A load may fail before anyone had the time to ask; then the process waits so long with its end.
+LAST_WORD_S = 1.0
 
 
 class WorkerService:
@@ -54,6 +56,7 @@ class WorkerService:
             self._replica = Replica(self._config, loaded, self._bound.fail)
         except Exception as error:
             self._watch.failed(as_quire_error(error))
+            self._watch.wait_heard(LAST_WORD_S)
             raise
         spec = self._replica.engine.spec
         log.info("model loaded", model=loaded.info.name, pages=spec.num_pages, slots=spec.num_slots)

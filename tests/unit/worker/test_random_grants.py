@@ -11,7 +11,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_common.credit import Budget, Epoch, Grant, MoveKind, PageMove, Start
+from quire_common.credit import Budget, Epoch, Grant, MoveKind, PageMove, Report, Start
 from quire_common.errors import QuireError
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import EngineBench, a_start, ids, small_spec
@@ -99,8 +99,8 @@ def test_tokens_never_depend_on_what_is_granted_when(data: st.DataObject) -> Non
     assert bench.told.errors == []
 
 
-def check(report: object, held: dict[int, Expected], free: list[int]) -> None:
-    for slot, token, finish in zip(report.slot, report.token, report.finish, strict=True):  # type: ignore[attr-defined]
+def check(report: Report, held: dict[int, Expected], free: list[int]) -> None:
+    for slot, token, finish in zip(report.slot, report.token, report.finish, strict=True):
         expected = held[int(slot)]
         expected.got.append(int(token))
         assert expected.got == continuation(expected.prompt, len(expected.got), 97)

@@ -1,0 +1,126 @@
+"""A worker's moves through a real kvstore: pages stored by one worker are another's cached range."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import numpy as np
+import pytest
+
+from quire_common.credit import MoveKind, PageMove
+from quire_common.kv_client import KvClient
+from quire_common.pages import PageRun, chain_hashes
+from quire_common.telemetry.interceptors import sync_server_interceptors
+from quire_common.transport import SERVER_OPTIONS
+from quire_kvstore.config import KvstoreConfig
+from quire_kvstore.server import KvstoreService, worker_threads
+from quire_worker.config import WorkerConfig
+from tests.fakes.counting_runner import CountingRunner, continuation
+from tests.fakes.engine_bench import ROOMY, Told, a_start, ids
+from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_info, counting_model
+
+PROMPT = list(range(20, 33))  # three full pages of 4, and one token
+HASHES = tuple(chain_hashes(PROMPT, 4))
+RUN = PageRun(counting_info().pages.namespace, 0, HASHES)
+
+
+@contextlib.contextmanager
+def kvstore() -> Iterator[str]:
+    config = KvstoreConfig(ram_bytes=1 << 20)
+    service = KvstoreService(config)
+    with futures.ThreadPoolExecutor(worker_threads(config)) as pool:
+        server = grpc.server(pool, interceptors=sync_server_interceptors(), options=SERVER_OPTIONS)
+        service.register(server)
+        address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        server.start()
+        service.start()
+        yield address
+        server.stop(5).wait()
+        service.store.check_integrity()
+        service.close()
+
+
+def a_worker(address: str, runner: CountingRunner | None = None) -> WorkerServer:
+    config = WorkerConfig(model="counting", max_num_seqs=4, kvstore=address)
+    return WorkerServer(lambda config, progress: counting_model(runner), config)
+
+
+def moved(scheduler: FakeScheduler, told: Told, move_id: int) -> tuple[int, int]:
+    while move_id not in told.moved:
+        told.add(scheduler.next_report())
+    return told.moved[move_id]
+
+
+def finished(scheduler: FakeScheduler, told: Told, slot: int) -> list[int]:
+    while slot not in told.finish:
+        told.add(scheduler.next_report())
+    return told.tokens[slot]
+
+
+def store(address: str) -> None:
+    """One worker computes the prompt and stores its pages."""
+    with a_worker(address) as worker:
+        scheduler, told = FakeScheduler(worker.stub), Told()
+        scheduler.attach()
+        scheduler.grant(start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], budget=ROOMY)
+        finished(scheduler, told, 0)
+        scheduler.grant(move=[PageMove(1, MoveKind.STORE, 0, ids(1, 2, 3), HASHES)])
+        assert moved(scheduler, told, 1) == (0, 3)
+
+
+def look_up(address: str) -> bytes:
+    with grpc.insecure_channel(address) as channel:
+        found = KvClient(channel).lookup(RUN)
+    assert found.pages == 3
+    return found.lease
+
+
+def test_what_one_worker_stored_another_loads() -> None:
+    with kvstore() as address:
+        store(address)
+        lease = look_up(address)
+        runner = CountingRunner(64, 4, VOCAB)
+        with a_worker(address, runner) as worker:
+            scheduler, told = FakeScheduler(worker.stub), Told()
+            scheduler.attach()
+            scheduler.grant(
+                start=[a_start(0, PROMPT, [11, 12, 13, 14, 15], cached=12)],
+                move=[PageMove(7, MoveKind.LOAD, 0, ids(11, 12, 13), HASHES, lease)],
+                budget=ROOMY,
+            )
+            assert moved(scheduler, told, 7) == (0, 3)
+            assert finished(scheduler, told, 0) == continuation(PROMPT, 8, VOCAB)
+            assert runner.batches[0].position.tolist() == [12]
+            np.testing.assert_array_equal(runner.pages[[11, 12, 13]].ravel(), PROMPT[:12])
+
+
+@pytest.mark.parametrize("lease", [b"", b"unknown"])
+def test_a_lease_that_is_not_there_is_a_miss_and_recomputed(lease: bytes) -> None:
+    with kvstore() as address, a_worker(address) as worker:
+        scheduler, told = FakeScheduler(worker.stub), Told()
+        scheduler.attach()
+        scheduler.grant(
+            start=[a_start(0, PROMPT, [11, 12, 13, 14, 15], cached=12)],
+            move=[PageMove(7, MoveKind.LOAD, 0, ids(11, 12, 13), HASHES, lease)],
+            budget=ROOMY,
+        )
+        assert finished(scheduler, told, 0) == continuation(PROMPT, 8, VOCAB)
+        assert told.moved == {7: (1, 0)} and told.errors == []
+
+
+def test_a_kvstore_that_is_gone_is_a_miss() -> None:
+    with a_worker("127.0.0.1:1") as worker:
+        scheduler, told = FakeScheduler(worker.stub), Told()
+        scheduler.attach()
+        scheduler.grant(
+            start=[a_start(0, PROMPT, [11, 12, 13, 14, 15], cached=12), a_start(1, [5], [16, 17, 18])],
+            move=[PageMove(7, MoveKind.LOAD, 0, ids(11, 12, 13), HASHES, b"lease")],
+            budget=ROOMY,
+        )
+        assert finished(scheduler, told, 1) == continuation([5], 8, VOCAB)
+        assert finished(scheduler, told, 0) == continuation(PROMPT, 8, VOCAB)
+        scheduler.grant(move=[PageMove(8, MoveKind.STORE, 0, ids(11, 12, 13), HASHES)])
+        assert moved(scheduler, told, 8) == (1, 0)

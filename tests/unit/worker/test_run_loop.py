@@ -1,0 +1,129 @@
+"""The model thread without gRPC: who is served, who is told what, and how it ends."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
+from quire_common.errors import FailedPrecondition, QuireError, Unavailable
+from quire_worker.engine.engine import Engine
+from quire_worker.engine.run_loop import RunLoop
+from quire_worker.engine.session import Session
+from tests.fakes.counting_runner import CountingRunner, continuation
+from tests.fakes.engine_bench import ROOMY, Told, a_start, ids, small_spec
+from tests.fakes.fake_mover import FakeMover
+from tests.fakes.worker_server import counting_info
+
+WAIT_S = 30.0
+
+
+class LoopBench:
+    def __init__(self) -> None:
+        spec = small_spec()
+        self.runner = CountingRunner(spec.num_pages, spec.page_size, spec.vocab_size)
+        self.mover = FakeMover()
+        self.engine = Engine(spec, self.runner, self.mover)
+        self.fatal: list[QuireError] = []
+        self.loop = RunLoop(self.engine, self.hello, self.fatal.append)
+        self.loop.start()
+
+    def hello(self, epoch: Epoch) -> WorkerHello:
+        return WorkerHello(epoch, 10, 4, (64,), counting_info())
+
+    def attach(self) -> tuple[Session, Epoch, Iterator[WorkerHello | Report]]:
+        session = self.loop.attach()
+        frames = session.frames()
+        hello = next(frames)
+        assert isinstance(hello, WorkerHello)
+        return session, hello.epoch, frames
+
+
+@pytest.fixture
+def bench() -> Iterator[LoopBench]:
+    made = LoopBench()
+    yield made
+    made.loop.close()
+    assert made.fatal == []
+    made.engine.check_integrity()
+
+
+def read_until(frames: Iterator[WorkerHello | Report], finished: int) -> Told:
+    told = Told()
+    for frame in frames:
+        assert isinstance(frame, Report)
+        told.add(frame)
+        if len(told.finish) == finished:
+            return told
+    raise AssertionError("the stream ended")
+
+
+def test_grants_of_a_replaced_session_are_dropped(bench: LoopBench) -> None:
+    old, epoch, old_frames = bench.attach()
+    new, new_epoch, frames = bench.attach()
+    assert new_epoch == Epoch(epoch.boot_id, epoch.run + 1)
+    bench.loop.granted(old, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    bench.loop.detach(old)
+    bench.loop.granted(new, Grant(new_epoch, 1, start=[a_start(1, [2], [1, 2, 3])], budget=ROOMY), 0)
+    assert read_until(frames, 1).tokens == {1: continuation([2], 8, 97)}
+    with pytest.raises(FailedPrecondition, match="SCHEDULER_REPLACED"):
+        list(old_frames)
+
+
+def test_a_finished_move_wakes_the_model_thread(bench: LoopBench) -> None:
+    session, epoch, frames = bench.attach()
+    move = PageMove(3, MoveKind.LOAD, 0, ids(1), (b"h" * 32,))
+    start = a_start(0, [9, 9, 9, 9, 9], [1, 2, 3, 4], cached=4)
+    bench.loop.granted(session, Grant(epoch, 1, start=[start], move=[move], budget=ROOMY), 0)
+    acknowledged = next(frames)
+    assert isinstance(acknowledged, Report) and acknowledged.steps == 0
+    bench.runner.pages[1] = 9
+    bench.mover.end(3)
+    bench.loop.wake()
+    told = read_until(frames, 1)
+    assert told.moved == {3: (0, 1)} and told.tokens == {0: continuation([9] * 5, 8, 97)}
+
+
+def test_vacancy_is_known(bench: LoopBench) -> None:
+    session, epoch, frames = bench.attach()
+    assert bench.loop.wait_vacant(0)
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3], limit=2)], budget=ROOMY), 0)
+    next(frames)
+    assert not bench.loop.wait_vacant(0.01)
+    bench.loop.granted(session, Grant(epoch, 2, limit_slot=ids(0), limit_position=ids(64)), 0)
+    assert bench.loop.wait_vacant(WAIT_S)
+    bench.loop.granted(session, Grant(epoch, 3, start=[a_start(0, [1], [1, 2, 3], limit=2)]), 0)
+    read_until(frames, 1)
+    bench.loop.detach(session)
+    assert bench.loop.wait_vacant(WAIT_S)
+
+
+def test_close_ends_the_session_and_refuses_the_next(bench: LoopBench) -> None:
+    _, _, frames = bench.attach()
+    bench.loop.close()
+    with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+        next(frames)
+    with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+        next(bench.loop.attach().frames())
+    bench.loop.close()
+
+
+def test_a_thread_that_fails_says_so_and_leaves_nobody_waiting() -> None:
+    bench = LoopBench()
+    failed = threading.Event()
+    bench.loop._on_fatal = lambda error: (bench.fatal.append(error), failed.set())  # type: ignore[assignment,func-returns-value]  # a pair of calls
+
+    def broken() -> Epoch:
+        raise RuntimeError("a bug")
+
+    session, epoch, frames = bench.attach()
+    bench.engine.begin_run = broken  # type: ignore[method-assign]  # a bug where there is no way back
+    bench.loop.detach(session)
+    assert failed.wait(WAIT_S)
+    assert [error.code for error in bench.fatal] == ["INTERNAL"]
+    assert list(frames) == []
+    with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+        next(bench.loop.attach().frames())
+    assert epoch.run == 1
