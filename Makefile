@@ -75,6 +75,10 @@ test: install-dev redis ## All tests, over real processes too
 test-fast: install-dev ## Unit and contract tests
 	$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
 
+.PHONY: test-install
+test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small
+	$(BIN)/python -m pytest -s -m slow tests/install $(ARGS)
+
 .PHONY: redis
 redis:
 	@if ! command -v redis-server > /dev/null; then \
