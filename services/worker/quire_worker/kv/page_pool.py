@@ -5,6 +5,10 @@ It knows nothing of keys, owners or reference counts: the scheduler allocates.
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+from math import prod
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -34,7 +38,7 @@ class PagePool:
         self.group = group
         self.num_pages = num_pages
         self.page_bytes = group.page_bytes
-        self.tensor: Tensor = torch.zeros((num_pages, *group.page_shape), dtype=_DTYPES[group.dtype])
+        self.tensor: Tensor = _zeros((num_pages, *group.page_shape), _DTYPES[group.dtype])
         # The same memory as bytes; a view, so moves copy once.
         self._bytes = self.tensor.view(-1).view(torch.uint8).numpy().data
 
@@ -73,6 +77,16 @@ class PagePool:
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."
             )
         return self._bytes[page * self.page_bytes : (page + 1) * self.page_bytes]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Zeros in memory of huge pages where the system has them: attention walks all over the pool, and with small pages
+    it would miss the address cache at nearly every KV page."""
+    memory = mmap.mmap(-1, prod(shape) * dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them: slower, not wrong
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 def pages_to_zero(position: Int32, count: Int32, page_table: Int32, page_size: int) -> Int32:
