@@ -5,11 +5,10 @@ It knows nothing of who holds which page.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from quire_common.pages import namespace_digest
 from quire_worker.model.arch_spec import ArchSpec
 
 Retention = Literal["full", "sliding_window", "recurrent", "draft"]
@@ -61,15 +60,7 @@ def kv_groups(spec: ArchSpec, page_size: int, dtype: str) -> tuple[KvGroup, ...]
 
 
 def page_geometry(spec: ArchSpec, page_size: int, dtype: str, model_digest: bytes) -> PageGeometry:
-    """Geometry and namespace of a model's pages."""
+    """Geometry and namespace of a model's pages. The digest covers config.json, hence all shapes."""
     groups = kv_groups(spec, page_size, dtype)
-    parts: list[bytes] = [b"quire-pages-1", model_digest, str(page_size).encode()]
-    for group in groups:
-        shape = ",".join(map(str, group.page_shape))
-        parts += [field.encode() for field in (group.name, group.retention, group.dtype, group.layout, shape)]
-    return PageGeometry(page_size, groups, hashlib.sha256(_framed(parts)).digest())
-
-
-def _framed(parts: Sequence[bytes]) -> bytes:
-    """Each part behind its length, so that no two lists of parts give the same bytes."""
-    return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
+    layout = ";".join(f"{group.name}:{group.layout}" for group in groups)
+    return PageGeometry(page_size, groups, namespace_digest(spec.architecture, model_digest, dtype, layout, page_size))

@@ -14,6 +14,9 @@ from torch import Tensor
 ROW_TILES = (4, 8, 16, 32)
 _MOST_ROWS = 256
 _PRODUCT_ROWS = (16, 48, 128)
+_MOST_PRODUCT_ROWS = 1024
+_MOST_MULTIPLICATIONS = 1 << 35
+"""Bounds what one product costs to measure; only vocabularies of wide models come near it."""
 
 
 def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
@@ -45,9 +48,10 @@ def product_depends_on_rows(outputs: int, inputs: int) -> bool:
     """
     if torch.get_num_threads() == 1:
         return False
-    weight, x = _random(outputs, inputs, seed=4), _random(_MOST_ROWS, inputs, seed=5)
+    rows = min(_MOST_PRODUCT_ROWS, max(_MOST_ROWS, _MOST_MULTIPLICATIONS // (outputs * inputs) // 16 * 16))
+    weight, x = _random(outputs, inputs, seed=4), _random(rows, inputs, seed=5)
     whole = functional.linear(x, weight)
-    return not all(torch.equal(functional.linear(x[:rows], weight), whole[:rows]) for rows in _PRODUCT_ROWS)
+    return not all(torch.equal(functional.linear(x[:part], weight), whole[:part]) for part in _PRODUCT_ROWS)
 
 
 def _random(*shape: int, seed: int) -> Tensor:
