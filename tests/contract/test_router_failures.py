@@ -301,3 +301,13 @@ async def test_a_draining_router_refuses_and_waits_for_those_inside() -> None:
         rig.scheduler.gate.set()
         await asyncio.wait_for(draining, WAIT_S)
         assert (await inside).status_code == 200
+
+
+async def test_a_scheduler_that_discovery_drops_fails_what_it_had() -> None:
+    async with router_rig() as rig:
+        rig.scheduler.gate.clear()
+        waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+        await until(lambda: len(rig.scheduler.running) == 1)
+        rig.router.fleet.update([])
+        lost = await waiting
+        assert lost.status_code == 503 and lost.json()["error"]["code"] == "SCHEDULER_LOST"

@@ -74,6 +74,7 @@ class Replica:
                 tasks.create_task(self._keep_session())
                 tasks.create_task(self.session.detokenizer.run())
         finally:
+            self.session.abandon()
             await self._client.close()
 
     async def _watch_load(self) -> None:

@@ -83,6 +83,12 @@ class Session:
             call.cancel()
             self._lose()
 
+    def abandon(self) -> None:
+        """Nobody will serve what is left here: it fails."""
+        for choice in self.choices.values():
+            choice.fail(session_lost())
+        self.choices.clear()
+
     async def _outgoing(self, wake: asyncio.Event) -> AsyncIterator[sb.SessionRequest]:
         """`wake` is this life's own: what is left of an earlier stream cannot take its messages."""
         hello = sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)

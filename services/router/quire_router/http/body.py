@@ -13,6 +13,7 @@ from quire_common.errors import Aborted, InvalidArgument, TooLarge
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope
 
+BODY_TOO_LARGE = "BODY_TOO_LARGE"
 _READ_TIMEOUT_S = 60.0
 # After a 413, so much more is read and thrown away, that a client which is still sending gets to see the answer.
 _DISCARD_FACTOR = 4
@@ -98,7 +99,7 @@ def _parse_lenient(body: bytes, error: orjson.JSONDecodeError) -> Any:
 
 def _too_large(limit: int) -> TooLarge:
     return TooLarge(
-        "BODY_TOO_LARGE",
+        BODY_TOO_LARGE,
         f"The body is longer than {limit} bytes.",
         "Send less at once, or raise --max-body-bytes.",
     )

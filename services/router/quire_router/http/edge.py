@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import orjson
 from starlette.exceptions import HTTPException
 
-from quire_common.errors import InvalidArgument, NotFound, QuireError, TooLarge, internal_error
+from quire_common.errors import InvalidArgument, NotFound, QuireError, internal_error
 from quire_common.telemetry.logs import bind_request_id, get_logger
 from quire_router import metrics
-from quire_router.http.body import discard_body
+from quire_router.http.body import BODY_TOO_LARGE, discard_body
 from quire_router.http.exchange import (
     SCOPE_KEY,
     Exchange,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 _CLIENT_GONE = 499
+_MAX_TRACE_CHARS = 512
 log = get_logger(__name__)
 
 
@@ -60,8 +61,8 @@ class Edge:
             request_id=given_id or new_request_id(),
             id_from_header=bool(given_id),
             tenant="",
-            traceparent=headers.get(b"traceparent", ""),
-            tracestate=headers.get(b"tracestate", ""),
+            traceparent=_bounded(headers.get(b"traceparent", "")),
+            tracestate=_bounded(headers.get(b"tracestate", "")),
             wants_timings=headers.get(b"x-quire-timings", "") == "1",
             arrived_ns=arrived_ns,
         )
@@ -96,7 +97,7 @@ class Edge:
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
     async def _refuse(self, error: QuireError, receive: Receive, send: Send) -> None:
-        if not isinstance(error, TooLarge):
+        if error.code != BODY_TOO_LARGE:
             await send_error(send, error)
             return
         # A client that is still sending would lose the answer to a reset: answer, read on for a while, then close.
@@ -111,6 +112,11 @@ class Edge:
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await discard_body(receive, self._max_body_bytes)
         await send({"type": "http.response.body", "body": b""})
+
+
+def _bounded(header: str) -> str:
+    """What W3C allows fits; anything longer is not passed on."""
+    return header if len(header) <= _MAX_TRACE_CHARS else ""
 
 
 def _typed(error: Exception) -> QuireError:

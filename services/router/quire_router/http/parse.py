@@ -202,15 +202,16 @@ def _prompts(prompt: Any) -> tuple[Prompt, ...]:
 
 
 def _token_prompt(ids: Any) -> TokenPrompt:
+    """By whole-list operations: a body of the longest size has a million ids, and others are waiting."""
     if not isinstance(ids, list):
         raise bad_type("prompt[]", ids, "a list of token ids")
-    for item in ids:
-        if not _is_int(item):
-            raise bad_type("prompt[]", item, "an integer")
-        if not 0 <= item <= MAX_INT32:
-            raise InvalidArgument(
-                "TOKEN_OUT_OF_RANGE", f"Token id {item} is no int32.", "Send ids of the vocabulary.", param="prompt"
-            )
+    if not set(map(type, ids)) <= {int}:
+        raise bad_type("prompt[]", next(item for item in ids if not _is_int(item)), "an integer")
+    if ids and not (min(ids) >= 0 and max(ids) <= MAX_INT32):
+        wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
+        raise InvalidArgument(
+            "TOKEN_OUT_OF_RANGE", f"Token id {wrong} is no int32.", "Send ids of the vocabulary.", param="prompt"
+        )
     return TokenPrompt(np.array(ids, np.int32))
 
 

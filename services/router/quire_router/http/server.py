@@ -47,6 +47,7 @@ class HttpServer:
                 lifespan="off",
                 interface="asgi3",
                 log_config=None,
+                log_level="warning",
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
