@@ -3,7 +3,8 @@
 A position's "KV" is a hash of all tokens up to it, written to the page that the slot's table names. Before a token is
 sampled, every position is read back: a page that was given away too early, shared while written or loaded wrongly makes
 the worker raise. The next token is a function of that hash, so it does not depend on batches, chunks or preemption.
-With `depth` > 1 steps are reported late, and their writes happen again at completion, as a late kernel's would.
+With `depth` > 1 steps are reported late, and their writes happen again at completion, as a late kernel's would; and
+steps that were launched before a sequence's end was seen write rubbish past its end, as masked rows may.
 """
 
 from __future__ import annotations
@@ -160,6 +161,8 @@ class FakeWorker:
         self._applied_log: list[tuple[int, int]] = []
         self._flying: deque[Launched] = deque()
         self._moves: list[tuple[int, PageMove]] = []
+        # Sequences that have ended on the device, by the step that ended them.
+        self._ghosts: list[tuple[int, Slot]] = []
 
     @property
     def page_size(self) -> int:
@@ -277,6 +280,7 @@ class FakeWorker:
             return False
         if self._credit is not None:
             self._credit -= 1
+        self._haunt(step)
         self.steps_launched += 1
         self.max_rows = max(self.max_rows, len({r[0] for r in step.rows} | {p[0] for p in step.prefill}))
         self._flying.append(step)
@@ -308,6 +312,15 @@ class FakeWorker:
         step.logprobs.append(start.sequence.sampling.logprobs >= 0)
         if finish:
             del self.slots[index]
+            self._ghosts.append((self.steps_launched, slot))
+
+    def _haunt(self, step: Launched) -> None:
+        self._ghosts = [(ended, slot) for ended, slot in self._ghosts if ended >= self.steps_done]
+        for ended, slot in self._ghosts:
+            if ended < self.steps_launched:
+                for group, table in enumerate(slot.tables):
+                    page, offset = divmod(min(len(slot.tokens) - 1, len(table) * self.page_size - 1), self.page_size)
+                    step.writes.append((group, table[page], offset, -7))
 
     def _read_back(self, slot: Slot) -> None:
         want = np.array(slot.prefixes, np.int64)

@@ -110,7 +110,10 @@ class Planner:
         self._limits.append(slot)
 
     def _preempt(self, starving: list[tuple[Request, int]], now: float) -> None:
-        """Stop the latest until enough pages will come back for the rest; never the oldest."""
+        """Stop the latest until enough pages will come back for the rest; never the oldest.
+
+        Growth that this Grant gives to a victim does no harm: the worker ignores it for a slot that it stops.
+        """
         replica = self._replica
         needs = {request.uid: missing for request, missing in starving}
         coming = replica.pools.coming
@@ -120,17 +123,7 @@ class Planner:
             victim = by_age.pop()
             coming += replica.pools.freed_by(victim)
             needs.pop(victim.uid, None)
-            self._revoke(victim)
             self._lifecycle.preempt(victim, now)
-
-    def _revoke(self, victim: Request) -> None:
-        """Growth that this Grant gave to the victim is gone with it."""
-        if victim.slot in self._limits:
-            self._limits.remove(victim.slot)
-            keep = [i for i, slot in enumerate(self._grow_slot) if slot != victim.slot]
-            self._grow_slot = [self._grow_slot[i] for i in keep]
-            self._grow_group = [self._grow_group[i] for i in keep]
-            self._grow_page = [self._grow_page[i] for i in keep]
 
     def _start(self, now: float) -> list[Start]:
         """Start those seated, in order, while slots and pages last; none overtakes the head, lest it starve."""

@@ -139,3 +139,18 @@ def test_a_lease_that_ends_while_waiting_is_asked_for_anew() -> None:
     assert b"old" in rig.released
     assert rig.notes[0, 2].cached_tokens == 0
     assert rig.tokens[0, 2] == undisturbed(a_sequence(21, 4))[0]
+
+
+def test_a_loaded_request_that_is_preempted_computes_its_prompt() -> None:
+    store: dict[bytes, list[int]] = {}
+    first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
+    first.submit(0, a_sequence(13, 4))
+    first.run()
+    rig = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4, num_pages=18, max_num_seqs=3), store=store))
+    for handle in range(3):
+        rig.submit(handle, a_sequence(13, 40))
+    rig.run()
+    assert rig.core.stats.preemptions > 0 and rig.core.stats.cached_tokens == 36
+    expected = undisturbed(a_sequence(13, 40), max_len=rig.core.max_len)[0]
+    assert all(rig.tokens[0, handle] == expected for handle in range(3))
+    assert rig.notes[0, 2].cached_tokens == 0
