@@ -35,7 +35,11 @@ ENGINE_OPTIONS = (
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
-    _to("max-model-len", "scheduler", "longest prompt and output together"),
+    EngineOption(
+        "max-model-len",
+        (("worker", "max-model-len"), ("scheduler", "max-model-len")),
+        "longest prompt and output together",
+    ),
     _to("max-num-batched-tokens", "scheduler", "tokens of one step"),
     _to("scheduling-policy", "scheduler", "fcfs, priority or fair", "NAME"),
     _to("long-prefill-token-threshold", "scheduler", "most tokens of one prompt in a step"),

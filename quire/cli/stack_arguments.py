@@ -7,7 +7,7 @@ import argparse
 from quire.engine_options import ENGINE_OPTIONS, stack_flags
 from quire.local.spec import LOOPBACK, StackSpec
 from quire.local.state import DEFAULT_NAME
-from quire.models import find_model
+from quire.models import DEMO, find_model
 
 DEFAULT_PORT = 8000
 
@@ -37,6 +37,8 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool) -> StackSpec:
     """Raises typed errors for a model that is not there."""
     options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
+    # As in vLLM, a model is called what it was called here.
+    options["served-model-name"] = options["served-model-name"] or model or DEMO.name
     return StackSpec(
         name=args.name,
         model=str(find_model(model)),

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from quire.cli.terminal import bar, paint, table
 from quire.outputs import HopTiming
 
+# A hop's own account of the whole request holds all other rows: it would be a bar that says nothing.
+_WHOLE = "total"
 _ORDER = ("router", "tokenizer", "scheduler", "worker", "kvstore")
 
 
@@ -14,7 +16,8 @@ def timing_table(timings: Sequence[HopTiming], total_s: float) -> str:
     """Shares are of the request's whole time as its client saw it. Phases of different services may overlap."""
     rank = {service: i for i, service in enumerate(_ORDER)}
     rows, last = [], ""
-    for timing in sorted(timings, key=lambda t: rank.get(t.service, len(rank))):
+    phases = [timing for timing in timings if timing.phase != _WHOLE]
+    for timing in sorted(phases, key=lambda t: rank.get(t.service, len(rank))):
         ms = timing.us / 1000
         share = ms / 1000 / total_s if total_s > 0 else 0.0
         service = timing.service if timing.service != last else ""

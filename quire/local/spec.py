@@ -83,7 +83,7 @@ class StackSpec:
             "drain-timeout-s": str(self.drain_timeout_s),
         }
         own = {
-            "worker": {"model": self.model, "kvstore": at["kvstore"]},
+            "worker": {"model": self.model, "kvstore": at["kvstore"], "torch-threads": str(_worker_threads())},
             "kvstore": {},
             "tokenizer": {"model": self.model},
             "scheduler": {"worker": at["worker"], "kvstore": at["kvstore"]},
@@ -95,6 +95,11 @@ class StackSpec:
             },
         }
         return {**common, **own[service]}
+
+
+def _worker_threads() -> int:
+    """Half of the cores: the other services need some too, and torch's threads spin while they wait for a core."""
+    return max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 def join(host: str, port: int) -> str:

@@ -28,6 +28,8 @@ _PORT_ATTEMPTS = 3
 _BLAME_S = 0.3
 # A stack that failed to start has nothing to drain.
 _FAILED_STOP_S = 5.0
+# Least time between two words about one phase.
+_PROGRESS_S = 0.1
 
 
 class Supervisor:
@@ -39,6 +41,7 @@ class Supervisor:
         self._emit = emit
         self._children: dict[str, ChildProcess] = {}
         self._ports: dict[str, int] = {}
+        self._last_progress: dict[str, float] = {}
         self._stop, self._hurry = asyncio.Event(), asyncio.Event()
         self._began = time.monotonic()
         self._state = StackState(spec.name, uuid.uuid4().hex, spec.model, ProcessId.of(os.getpid()))
@@ -223,9 +226,13 @@ class Supervisor:
             return  # a last word of the loading that came late
         changed = (state.phase, state.detail) != (phase, detail)
         state.phase, state.detail = phase, detail
+        seconds = self._seconds()
         if changed:
             self._directory.write(self._state)
-        self._emit(Progress(service, phase, self._seconds(), share, detail))
+        elif share < 1 and seconds - self._last_progress.get(service, 0.0) < _PROGRESS_S:
+            return
+        self._last_progress[service] = seconds
+        self._emit(Progress(service, phase, seconds, share, detail))
 
     def _set_phase(self, phase: str) -> None:
         self._state.phase = phase

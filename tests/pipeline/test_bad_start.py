@@ -55,12 +55,13 @@ def broken_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": [')
 
 
+# Where several services read the damaged file, any of them may be the first to say so.
 CASES: list[tuple[Damage, str, tuple[str, ...]]] = [
     (unsupported_architecture, "worker", ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")),
     (missing_shard, "worker", ("model-00002-of-00002.safetensors",)),
     (truncated, "worker", ("model.safetensors",)),
     (no_weights, "worker", ("safetensors",)),
-    (broken_config, "worker", ("config.json",)),
+    (broken_config, "worker or tokenizer", ("config.json",)),
     (no_tokenizer, "tokenizer", ("tokenizer.json",)),
 ]
 
@@ -75,7 +76,7 @@ def test_a_damaged_model(
     with pytest.raises(StartFailed) as raised:
         LocalStack(StackSpec("test", str(folder)))
     error = raised.value
-    assert error.service == service
+    assert error.service in service.split(" or ")
     assert error.code not in ("", "CRASHED", "EXITED", "INTERNAL")
     assert error.fix
     for word in words:
