@@ -144,6 +144,18 @@ async def test_a_trace_goes_through(spans: InMemorySpanExporter) -> None:
     assert [event.name for event in root.events] == ["first token"]
 
 
+async def test_a_grpc_trace_has_the_calls_own_span_between(spans: InMemorySpanExporter) -> None:
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    async with router_rig() as rig:
+        metadata = (("traceparent", f"00-{trace}-{parent}-01"),)
+        request = ib.GenerateRequest(text="a", max_tokens=2)
+        assert len([answer async for answer in rig.inference.Generate(request, metadata=metadata)]) == 2
+    found = {span.name: span for span in spans.get_finished_spans()}
+    root, call = found["router.request"], found["quire.v1.Inference/Generate"]
+    assert root.parent is not None and call.context is not None and call.parent is not None
+    assert root.parent.span_id == call.context.span_id and f"{call.parent.span_id:016x}" == parent
+
+
 async def test_without_tracing_the_clients_context_passes_through() -> None:
     async with router_rig() as rig:
         headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
