@@ -317,10 +317,10 @@ class FakeWorker:
     def _haunt(self, step: Launched) -> None:
         self._ghosts = [(ended, slot) for ended, slot in self._ghosts if ended >= self.steps_done]
         for ended, slot in self._ghosts:
-            if ended < self.steps_launched:
-                for group, table in enumerate(slot.tables):
-                    page, offset = divmod(min(len(slot.tokens) - 1, len(table) * self.page_size - 1), self.page_size)
-                    step.writes.append((group, table[page], offset, -7))
+            position = len(slot.tokens) - 1
+            if ended < self.steps_launched and position < min(slot.limit, len(slot.tables[0]) * self.page_size):
+                page, offset = divmod(position, self.page_size)
+                step.writes += [(group, table[page], offset, -7) for group, table in enumerate(slot.tables)]
 
     def _read_back(self, slot: Slot) -> None:
         want = np.array(slot.prefixes, np.int64)
