@@ -13,7 +13,7 @@ from quire_common.columns import pack_i32
 from quire_common.credit import Budget, Epoch, Report
 from quire_common.errors import ConfigError, QuireError, from_message, from_rpc_error
 from quire_worker.config import WorkerConfig
-from quire_worker.replica import LoadedModel
+from quire_worker.replica import ServedModel
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, Told, a_start
 from tests.fakes.worker_server import VOCAB, WAIT_S, FakeScheduler, Progress, WorkerServer, counting_model
@@ -188,7 +188,7 @@ def test_the_first_frame_is_a_hello_of_this_version(worker: WorkerServer, hello:
 def test_load_tells_every_watcher_and_run_waits_for_the_model() -> None:
     go, told = threading.Event(), threading.Event()
 
-    def slow(config: WorkerConfig, progress: Progress) -> LoadedModel:
+    def slow(config: WorkerConfig, progress: Progress) -> ServedModel:
         progress("weights", 5, 10)
         told.set()
         assert go.wait(WAIT_S)
@@ -213,7 +213,7 @@ def test_load_tells_every_watcher_and_run_waits_for_the_model() -> None:
 
 
 def test_a_failed_load_is_told_to_watchers() -> None:
-    def broken(config: WorkerConfig, progress: Progress) -> LoadedModel:
+    def broken(config: WorkerConfig, progress: Progress) -> ServedModel:
         progress("config", 0, 0)
         raise ConfigError("MISSING_CONFIG", "There is no config.json.", "Download it.")
 

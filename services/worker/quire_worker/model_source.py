@@ -1,4 +1,4 @@
-"""From the configuration to a LoadedModel: where torch is imported, and the model's facts become the contract's."""
+"""From the configuration to a ServedModel: where torch is imported, and the model's facts become the contract's."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import ConfigError
-from quire_worker.replica import LoadedModel
+from quire_worker.replica import ServedModel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire_worker.config import WorkerConfig
 
 
-def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> LoadedModel:
+def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
     """Load the model that the configuration names; raises ConfigError or Unsupported with the cause."""
     _check(config)
     progress("imports", 0, 0)
@@ -36,7 +36,7 @@ def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], No
         max_model_len=config.max_model_len,
     )
     loaded = load_model(config.model, options, progress)
-    return LoadedModel(loaded.runner, loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)
+    return ServedModel(loaded.runner, loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)
 
 
 def model_info(name: str, loaded: loading.LoadedModel) -> ModelInfo:

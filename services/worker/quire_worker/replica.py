@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class ServedModel:
     """A model as the engine needs it. `num_pages` counts page 0; `device` is cpu or cuda."""
 
     runner: Runner
@@ -50,7 +50,7 @@ class LoadedModel:
 class Replica:
     """Started by its maker; `close` ends it."""
 
-    def __init__(self, config: WorkerConfig, loaded: LoadedModel, on_fatal: Callable[[QuireError], None]) -> None:
+    def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info
         self._loaded = loaded
         self._channel: grpc.Channel | None = None
@@ -80,7 +80,7 @@ class Replica:
         if self._channel is not None:
             self._channel.close()
 
-    def _make_mover(self, config: WorkerConfig, loaded: LoadedModel) -> Mover:
+    def _make_mover(self, config: WorkerConfig, loaded: ServedModel) -> Mover:
         if not config.kvstore:
             return NoMover()
         self._channel = sync_channel(config.kvstore, config)

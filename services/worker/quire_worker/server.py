@@ -10,7 +10,7 @@ from quire_common.errors import as_quire_error
 from quire_common.telemetry.logs import get_logger
 from quire_worker.load_watch import LoadWatch
 from quire_worker.model_source import load_configured
-from quire_worker.replica import LoadedModel, Replica
+from quire_worker.replica import Replica, ServedModel
 from quire_worker.servicer import WorkerServicer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire_common.server import BoundServer
     from quire_worker.config import WorkerConfig
 
-    Load = Callable[[WorkerConfig, Callable[[str, int, int], None]], LoadedModel]
+    Load = Callable[[WorkerConfig, Callable[[str, int, int], None]], ServedModel]
 
 log = get_logger(__name__)
 # Reader, model and writer threads hand over to one another within a step; Python's 5 ms would be several steps long.

@@ -82,6 +82,13 @@ def test_prefill_only_ends_at_its_limit_without_a_token() -> None:
     assert bench.runner.pages[1].tolist() == PROMPT[:4]
 
 
+def test_prefill_only_in_chunks_ends_with_its_last() -> None:
+    bench = EngineBench()
+    bench.grant(a_start(0, PROMPT, [1, 2], max_tokens=0, limit=5), budget=Budget(10, 10, 2, 1))
+    told = bench.run()
+    assert len(bench.runner.batches) == 3 and told.finish == {0: Finish.LIMIT} and told.prefill == {0: 5}
+
+
 def test_lockstep_runs_one_step_a_grant_and_every_grant_is_acknowledged() -> None:
     bench = EngineBench()
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=2), budget=LOCKSTEP)

@@ -70,6 +70,20 @@ def test_a_consumer_waits_for_its_producer_and_not_longer() -> None:
     assert told.errors == []
 
 
+def test_what_an_earlier_holder_left_in_a_page_is_not_taken_for_the_producers() -> None:
+    bench = EngineBench()
+    bench.grant(a_start(0, [9] * 13, [1, 2, 3, 4], max_tokens=1))
+    bench.run()
+    bench.grant(
+        a_start(1, PROMPT, [1, 2, 3, 5, 6], max_tokens=3),
+        a_start(2, PROMPT, [1, 2, 3, 7, 8], cached=12, max_tokens=3, key=-1),
+        budget=CHUNKED,
+    )
+    bench.run()
+    bench.grant(budget=ROOMY)
+    assert bench.run().tokens == {0: says(1, [9] * 13), 1: says(3), 2: says(3)}
+
+
 def test_waiting_is_not_stalling() -> None:
     bench = EngineBench(mover=(mover := FakeMover()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),))
@@ -90,6 +104,42 @@ def test_a_partial_load_shortens_the_cached_range() -> None:
     told = bench.run()
     assert told.tokens[0] == says(8) and told.errors == []
     assert told.moved == {7: (1, 1)} and bench.runner.batches[0].position.tolist() == [4]
+
+
+def test_a_range_of_two_loads_is_judged_when_both_have_ended() -> None:
+    bench = EngineBench(mover=(mover := FakeMover()))
+    bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1), load(8, 2, 3)))
+    bench.run()
+    mover.end(7, pages=0)
+    assert bench.run().tokens == {}  # page 2 or 3 may be written at any moment
+    mover.end(8, pages=2)
+    told = bench.run()
+    assert told.tokens == {0: says(8)} and bench.runner.batches[0].position.tolist() == [0]
+
+
+def test_who_recomputes_a_failed_load_is_the_producer_of_its_pages() -> None:
+    bench = EngineBench(mover=(mover := FakeMover()))
+    bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),), budget=CHUNKED)
+    bench.run()
+    mover.end(7, pages=0)
+    bench.run()
+    bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12), budget=ROOMY)
+    told = bench.run()
+    assert told.tokens == {0: says(8), 1: says(8)} and told.errors == []
+
+
+def test_the_page_in_which_a_cached_range_ends_is_the_slots_own() -> None:
+    bench = EngineBench(mover=(mover := FakeMover()))
+    bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=10), move=(load(7, 1, 2), load(8, 3)))
+    fill(bench, 0, 1, 2, 3)
+    bench.run()
+    mover.end(8)
+    bench.run()
+    bench.grant(a_start(1, PROMPT, [3, 20, 21, 22]))
+    mover.end(7)
+    told = bench.run()
+    assert told.codes() == [(1, "PAGE_TAKEN")] and told.tokens == {0: says(8)}
+    assert bench.runner.batches[0].position.tolist() == [10]
 
 
 @pytest.mark.parametrize("full", [True, False])
@@ -197,6 +247,8 @@ def test_malformed_and_unknown_moves_fail_alone() -> None:
     )
     told = bench.run()
     assert told.moved == dict.fromkeys((2, 3, 4, 5, 6), (1, 0))
+    bench.grant(move=(load(1, 10),))  # an id that is still in use
+    assert bench.run().moved[1] == (1, 0)
 
 
 def test_a_new_run_cancels_moves() -> None:

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 
 
 def finish_codes(table: SlotTable, slots: Int32, tokens: Int32) -> NDArray[np.uint8]:
-    """Finish per row, after the tokens were appended. A stop id that is also the last allowed token is a stop."""
+    """Finish per row, after the tokens were appended. A stop id that is also the last allowed token is a stop.
+
+    min_tokens needs no look here: before it, stop ids cannot be drawn (blocked_ids).
+    """
     finish = np.full(len(slots), Finish.NONE, np.uint8)
     known = table.known_len[slots]
     finish[known >= table.final_len[slots]] = Finish.LENGTH
     width = int(table.num_stop[slots].max(initial=0))
     if width:
         stopped = (table.stop_id[slots, :width] == tokens[:, None]).any(axis=1)
-        finish[stopped & (known >= table.min_len[slots])] = Finish.STOP
+        finish[stopped] = Finish.STOP
     return finish
 
 
