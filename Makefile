@@ -65,7 +65,7 @@ down: install ## Stop them
 
 .PHONY: status
 status: install ## What runs, and where
-	@$(BIN)/python -m quire status $(ARGS)
+	@$(BIN)/python -m quire status $(ARGS) || true
 
 .PHONY: test
 test: install-dev redis ## All tests, over real processes too

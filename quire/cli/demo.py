@@ -77,4 +77,7 @@ def _ask(client: object, prompt: str, max_tokens: int) -> str:
     cached = f", {usage.cached_tokens} of {usage.prompt_tokens} prompt tokens from cache" if usage else ""
     print(f"\n\n{tokens} tokens in {seconds:.2f} s, the first after {first_s * 1000:.0f} ms{cached}. Where it went:\n")
     print(timing_table(output.timings, seconds), flush=True)
+    loaded = sum(timing.count for timing in output.timings if (timing.service, timing.phase) == ("kvstore", "load"))
+    if loaded:
+        print(f"\nThe kvstore had {loaded} pages of this prompt: they were loaded, not computed.", flush=True)
     return output.outputs[0].text

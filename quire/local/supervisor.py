@@ -229,7 +229,7 @@ class Supervisor:
         seconds = self._seconds()
         if changed:
             self._directory.write(self._state)
-        elif share < 1 and seconds - self._last_progress.get(service, 0.0) < _PROGRESS_S:
+        elif share < 1 and seconds - self._last_progress.get(service, -_PROGRESS_S) < _PROGRESS_S:
             return
         self._last_progress[service] = seconds
         self._emit(Progress(service, phase, seconds, share, detail))
