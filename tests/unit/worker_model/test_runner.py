@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quire_worker.loading import LoadedModel
+from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from tests.unit.worker_model.batches import PAGE_SIZE, Run, make_batch, pages_for
-from tests.unit.worker_model.folders import FAMILIES, load_dummy_model
+from tests.unit.worker_model.folders import FAMILIES, load_dummy_model, write_config
 
 VOCAB = 97
 LONGEST = 200
@@ -88,6 +88,17 @@ def test_logits_match_across_thread_counts(tmp_path: Path) -> None:
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("page_size", [1, 8, 64])
+def test_the_page_size_changes_nothing(llama: LoadedModel, tmp_path: Path, page_size: int) -> None:
+    """Tiles lie at the same positions under all of them."""
+    write_config(tmp_path)
+    options = LoadOptions(load_format="dummy", seed=1, kv_cache_bytes=4 << 20, page_size=page_size)
+    text = tokens_of(6, 150)
+    pages = list(range(1, 1 + -(-len(text) // page_size)))
+    found = load_model(tmp_path, options).runner.all_logits(make_batch([Run(text, 0, pages)]))
+    assert torch.equal(found, whole(llama, text))
 
 
 def generate(
