@@ -32,8 +32,8 @@ def test_names_are_unique_and_served_or_not() -> None:
 
 
 def test_flags_by_service() -> None:
-    flags = stack_flags({"max_model_len": 128, "served-model-name": ["a", "b"], "dtype": None})
-    assert flags == {"scheduler": {"max-model-len": "128"}, "router": {"served-model-name": "a,b"}}
+    flags = stack_flags({"max_num_batched_tokens": 128, "served-model-name": ["a", "b"], "dtype": None})
+    assert flags == {"scheduler": {"max-num-batched-tokens": "128"}, "router": {"served-model-name": "a,b"}}
 
 
 def test_what_is_not_served_is_refused() -> None:
