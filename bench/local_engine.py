@@ -12,14 +12,15 @@ from pathlib import Path
 
 import torch
 
-from quire_common.credit import KvGroup, ModelInfo, PageGeometry, Report, WorkerHello
+from quire_common.credit import Report, WorkerHello
 from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.outputs import FinishReason
 from quire_scheduler.scheduler import Scheduler
 from quire_worker.engine.engine import Engine
-from quire_worker.engine.spec import EngineSpec
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
+from quire_worker.model_source import model_info
+from quire_worker.replica import ServedModel
 
 _SESSION = 1
 
@@ -41,30 +42,12 @@ class LocalEngine:
         self, model: LoadedModel, name: str = "local", max_num_seqs: int = 64, num_pages: int = 0, **scheduler: object
     ) -> None:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
-        facts = model.facts
-        spec = EngineSpec(
-            max_num_seqs=max_num_seqs,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            page_size=model.geometry.page_size,
-            num_pages=pages,
-            eos_token_ids=facts.eos_token_ids,
-        )
+        served = ServedModel(model.runner, model.runner.pool, model_info(name, model), pages)
+        spec = served.engine_spec(max_num_seqs)
         self.engine = Engine(spec, model.runner)
-        groups = tuple(
-            KvGroup(g.name, g.page_bytes, g.layout, g.dtype, g.layers, g.kv_heads, g.head_dim, g.window)
-            for g in model.geometry.groups
+        hello = WorkerHello(
+            self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), served.info, capabilities=(served.device,)
         )
-        info = ModelInfo(
-            name=name,
-            architecture=facts.architecture,
-            max_model_len=facts.max_model_len,
-            vocab_size=facts.vocab_size,
-            eos_token_ids=facts.eos_token_ids,
-            digest=facts.digest,
-            pages=PageGeometry(model.geometry.page_size, groups, model.geometry.namespace),
-        )
-        hello = WorkerHello(self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), info)
         self.scheduler = Scheduler(SchedulerConfig(**scheduler), hello)  # type: ignore[arg-type]  # checked by the dataclass
         self.served: dict[int, Served] = {}
         self.reports: Callable[[Report], None] = lambda report: None
