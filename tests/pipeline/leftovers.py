@@ -10,10 +10,15 @@ from quire.local.state import StackState, StateDirectory
 
 def processes_of(stack_id: str) -> list[psutil.Process]:
     """Every process that carries the stack's mark."""
+    return processes_with(MARK_VARIABLE, stack_id)
+
+
+def processes_with(variable: str, value: str) -> list[psutil.Process]:
+    """Every process that was started with this in its environment. Who is not there holds no port either."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK_VARIABLE) == stack_id and process.status() != psutil.STATUS_ZOMBIE:
+            if process.environ().get(variable) == value and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(process)
         except psutil.Error:
             continue

@@ -15,7 +15,14 @@ import httpx
 
 from quire.local.spec import SERVICES
 from quire.local.state import StateDirectory, list_names
-from tests.pipeline.leftovers import assert_nothing_left, listening_ports, ports_of, processes_of, read_state
+from tests.pipeline.leftovers import (
+    assert_nothing_left,
+    listening_ports,
+    ports_of,
+    processes_of,
+    processes_with,
+    read_state,
+)
 
 LIMIT_S = 180
 
@@ -114,14 +121,13 @@ def test_serve_ends_in_order_on_sigint(demo_model: Path) -> None:
 
 
 def test_the_demo_ends_by_itself_and_leaves_nothing(demo_model: Path, state_dir: Path) -> None:
-    before = listening_ports()
     demo = quire("demo", "--model", str(demo_model))
     assert demo.returncode == 0, demo.stderr
     for service in SERVICES:
         assert re.search(rf"^{service} .*%", demo.stdout, re.MULTILINE), f"no timings of the {service}"
     assert re.search(r"[1-9][0-9]* of [0-9]+ prompt tokens from cache", demo.stdout)
     assert list_names(state_dir) == []
-    assert listening_ports() <= before
+    assert processes_with("QUIRE_STATE_DIR", str(state_dir)) == []
 
 
 def test_a_stack_that_fails_to_start_says_why(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
@@ -39,6 +39,7 @@ def test_any_ids_give_the_whole_text(
 
 
 @given(ids=IDS, skip=st.booleans())
+@example(ids=[37, 133], skip=False)  # a space and a bad byte
 @settings(max_examples=300, deadline=None)
 def test_byte_fallback_keeps_good_characters_beside_bad_bytes(
     vocabularies: dict[str, Vocabulary], ids: list[int], skip: bool
@@ -50,7 +51,17 @@ def test_byte_fallback_keeps_good_characters_beside_bad_bytes(
     assert (text == whole) if "\ufffd" not in whole else ("\ufffd" in text)
     # Bytes of whole characters are as many U+FFFD in the library's text; bad bytes are one U+FFFD each in both.
     assert re.fullmatch(re.sub("\ufffd+", "(?s:.*)", re.escape(whole)), text)
-    assert whole.count("\ufffd") == sum(len(c.encode()) if c != "\ufffd" else 1 for c in spoiled(text, whole))
+    bytes_of_text = sum(len(c.encode()) if c != "\ufffd" else 1 for c in spoiled(text, whole))
+    # A space that begins the text is stripped; in a spoiled run the library does not see that it is one.
+    stripped = whole.startswith("\ufffd") and whole.count("\ufffd") == bytes_of_text + 1
+    shown = [i for i in ids if vocabulary.tokenizer.id_to_token(i) and i not in skipped(vocabulary, skip)]
+    first = shown[0] if shown else None
+    assert stripped <= (first == vocabulary.tokenizer.token_to_id("<0x20>"))
+    assert whole.count("\ufffd") == bytes_of_text + stripped
+
+
+def skipped(vocabulary: Vocabulary, skip: bool) -> set[int | None]:
+    return {vocabulary.tokenizer.token_to_id(token) for token in folders.SPECIALS} if skip else set()
 
 
 def spoiled(text: str, whole: str) -> str:
