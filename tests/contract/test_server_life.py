@@ -12,6 +12,7 @@ import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -147,7 +148,7 @@ async def test_broken_utf8_is_a_typed_error_over_aio() -> None:
     await server.start()
     try:
         async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            encode = channel.unary_unary("/quire.v1.Tokenizer/Encode")
+            encode: Any = channel.unary_unary("/quire.v1.Tokenizer/Encode")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await encode(b"\x12\x02\xff\xfe")  # field 2, a string
         error = from_rpc_error(caught.value)
@@ -163,8 +164,10 @@ def test_broken_utf8_is_a_typed_error_over_threads() -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
-        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel, pytest.raises(grpc.RpcError) as caught:
-            channel.unary_unary("/quire.v1.Tokenizer/Encode")(b"\x12\x02\xff\xfe")
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            encode: Any = channel.unary_unary("/quire.v1.Tokenizer/Encode")
+            with pytest.raises(grpc.RpcError) as caught:
+                encode(b"\x12\x02\xff\xfe")
         error = from_rpc_error(caught.value)
         assert (type(error), error.code) == (InvalidArgument, "UNREADABLE_MESSAGE")
     finally:

@@ -49,8 +49,9 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_starts_fast_and_stays_small(name: str, wheels: Path, tmp_path: Path) -> None:
     home = tmp_path / "venv"
     venv.create(home, with_pip=True)
-    python = home / "bin" / "python"
-    install = [python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", "--find-links", wheels]
+    python = str(home / "bin" / "python")
+    constraints = str(ROOT / "constraints.txt")
+    install = [python, "-m", "pip", "install", "-q", "-c", constraints, "--find-links", str(wheels)]
     subprocess.run([*install, f"quire-{name}"], check=True, cwd=tmp_path)
     found = subprocess.run([python, "-c", "import torch"], capture_output=True, cwd=tmp_path, check=False)
     assert found.returncode, f"installing the {name} brought torch along"
@@ -83,6 +84,7 @@ def test_starts_fast_and_stays_small(name: str, wheels: Path, tmp_path: Path) ->
 
 def _status(stub: health_pb2_grpc.HealthStub) -> int:
     try:
-        return int(stub.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True).status)
+        status: int = stub.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True).status
+        return status
     except grpc.RpcError:
         return Status.UNKNOWN

@@ -59,4 +59,5 @@ def test_served_together_equals_transformers(folder: Path) -> None:
 
 
 def _prefilled(report: Report) -> list[int]:
-    return report.step_prefill_tokens.tolist()
+    tokens: list[int] = report.step_prefill_tokens.tolist()
+    return tokens

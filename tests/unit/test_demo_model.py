@@ -44,7 +44,8 @@ I humbly thank you; well, well, well.
 
 
 def read_json(name: str, file: str) -> dict[str, Any]:
-    return json.loads((MODELS / name / file).read_text(encoding="utf-8"))
+    loaded: dict[str, Any] = json.loads((MODELS / name / file).read_text(encoding="utf-8"))
+    return loaded
 
 
 def tokenizer_of(name: str) -> Any:
@@ -55,7 +56,7 @@ def render(**given: Any) -> str:
     environment = jinja2_sandbox.ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     environment.policies["json.dumps_kwargs"] = {"ensure_ascii": False}
     template = environment.from_string((MODELS / "demo" / "chat_template.jinja").read_text(encoding="utf-8"))
-    return template.render(**{"bos_token": "<|begin_of_text|>", "add_generation_prompt": True, **given})
+    return str(template.render(**{"bos_token": "<|begin_of_text|>", "add_generation_prompt": True, **given}))
 
 
 @pytest.mark.parametrize("name", NAMES)
