@@ -87,4 +87,4 @@ def _status(stub: health_pb2_grpc.HealthStub) -> int:
         status: int = stub.Check(health_pb2.HealthCheckRequest(), timeout=5, wait_for_ready=True).status
         return status
     except grpc.RpcError:
-        return Status.UNKNOWN
+        return int(Status.UNKNOWN)
