@@ -43,7 +43,9 @@ TABLE = [
     completion("unknown model", "MODEL_NOT_FOUND", "model", "`other` does not exist here", 404, model="other"),
     completion("long text", "PROMPT_TOO_LONG", "prompt", prompt="x" * 200),
     completion("long ids", "PROMPT_TOO_LONG", "prompt", "100 tokens, the prompt has 200", prompt=[1] * 200),
-    completion("max_tokens 0", "OUT_OF_RANGE", "max_tokens", "max_tokens is 0", max_tokens=0),
+    completion(
+        "max_tokens 0", "OUT_OF_RANGE", "max_tokens", "is 0. Choose a value from 1 to 2147483647.", max_tokens=0
+    ),
     completion("max_tokens negative", "OUT_OF_RANGE", "max_tokens", max_tokens=-5),
     completion("max_tokens beyond the context", "MAX_TOKENS_TOO_LARGE", "max_tokens", "to 99", max_tokens=100),
     completion("min over max", "MIN_TOKENS_TOO_LARGE", "min_tokens", min_tokens=9, max_tokens=3),
@@ -54,7 +56,7 @@ TABLE = [
     completion("temperature negative", "OUT_OF_RANGE", "temperature", temperature=-1),
     completion("top_p 0", "OUT_OF_RANGE", "top_p", top_p=0),
     completion("top_k -2", "OUT_OF_RANGE", "top_k", top_k=-2),
-    completion("seed too large", "OUT_OF_RANGE", "seed", seed=2**64),
+    completion("seed too large", "OUT_OF_RANGE", "seed", " to 18446744073709551615.", seed=2**64),
     completion("n 0", "OUT_OF_RANGE", "n", n=0),
     completion("n too large", "OUT_OF_RANGE", "n", n=100_000),
     completion("too many sequences", "TOO_MANY_SEQUENCES", "n", prompt=["a"] * 20, n=100),
@@ -85,7 +87,8 @@ TABLE = [
     chat(
         "an image",
         "PARAMETER_UNSUPPORTED",
-        "messages[0].content[0] of a type other than text",
+        "messages[0].content[0]",
+        "a part of a type other than text",
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}],
     ),
     chat("tools", "PARAMETER_UNSUPPORTED", "tools", tools=[{"type": "function"}]),
@@ -173,6 +176,14 @@ async def test_neutral_values_of_unsupported_fields_and_hints_pass() -> None:
     async with router_rig() as rig:
         response = await rig.chat("a", max_tokens=2, **neutral)
         assert response.status_code == 200, response.text
+
+
+async def test_a_wrong_method_is_told_the_right_ones() -> None:
+    async with router_rig() as rig:
+        answer = await rig.http.get("/v1/completions")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "POST")
+        answer = await rig.http.post("/v1/models")
+        assert set(answer.headers["allow"].split(", ")) == {"GET", "HEAD"}
 
 
 async def test_an_endless_head_is_refused() -> None:

@@ -67,6 +67,33 @@ async def test_keys_in_other_clothes() -> None:
         assert "first-key" not in wrong.text
 
 
+async def test_a_key_of_any_characters_opens() -> None:
+    """Clients send a header's characters as UTF-8."""
+    async with router_rig(api_key=("schlüssel",)) as rig:
+        headers = {b"Authorization": "Bearer schlüssel".encode()}
+        assert (await rig.http.get("/v1/models", headers=headers)).status_code == 200
+
+
+async def test_two_credentials_are_none() -> None:
+    """What stands before the router may have looked at the other one."""
+    async with router_rig(api_key=KEYS) as rig:
+        for keys in (("nope", KEYS[0]), (KEYS[0], "nope")):
+            headers = [("Authorization", f"Bearer {key}") for key in keys]
+            assert (await rig.http.get("/v1/models", headers=headers)).status_code == 401
+
+
+async def test_readiness_tells_strangers_nothing_of_what_is_behind() -> None:
+    async with router_rig(api_key=KEYS) as rig:
+        bare = (await rig.http.get("/readyz")).json()
+        wrong = (await rig.http.get("/readyz", headers={"Authorization": "Bearer nope"})).json()
+        good = (await rig.http.get("/readyz", headers={"Authorization": f"Bearer {KEYS[0]}"})).json()
+    assert bare == wrong
+    assert bare["ready"] and bare["router"] == good["router"]
+    assert bare["schedulers"] == [{name: good["schedulers"][0][name] for name in ("phase", "progress")}]
+    assert bare["tokenizers"] == [{"phase": "ready"}]
+    assert set(good["schedulers"][0]) > {"instance", "model", "detail"}
+
+
 async def test_every_call_of_the_inference_service_needs_a_key() -> None:
     service = ib.DESCRIPTOR.services_by_name["Inference"]
     async with router_rig(api_key=KEYS) as rig, grpc.aio.insecure_channel(rig.grpc_address) as channel:
@@ -191,6 +218,7 @@ def test_the_process_opens_at_once_and_ends_on_sigterm() -> None:
         (["--port={taken}"], "PORT_IN_USE"),
         (["--port=0", "--api-key-file=/nothing/here"], "API_KEY_FILE"),
         (["--port=0", "--ssl-certfile=/nothing/here", "--ssl-keyfile=/nothing"], "TLS_FILE"),
+        (["--port=0", "--ssl-keyfile=/nothing", "--schedulers=x:1", "--tokenizers=x:1"], "TLS_FILE"),
         (["--port=0", "--placement=magic"], "BAD_VALUE"),
         (["--port=0", "--schedulers=127.0.0.1:1"], "NO_PEERS"),
     ],

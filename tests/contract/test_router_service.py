@@ -103,6 +103,16 @@ async def test_continuous_usage_counts_every_token() -> None:
         assert counts == sorted(counts) and counts[0] >= 1 and counts[-1] == 4
 
 
+async def test_the_role_is_no_token() -> None:
+    async with router_rig() as rig:
+        options = {"include_usage": True, "continuous_usage_stats": True}
+        response = await rig.chat("hi", max_tokens=4, stream=True, stream_options=options)
+        first = events(response.text)[0]
+        assert first["choices"][0]["delta"]["role"] == "assistant"
+        assert first["usage"]["completion_tokens"] == 0
+        assert first["usage"]["total_tokens"] == first["usage"]["prompt_tokens"] > 0
+
+
 async def test_siblings_share_a_seed_and_differ_in_the_sample_index() -> None:
     async with router_rig() as rig:
         body = (await rig.complete(["ab", "cd"], max_tokens=2, n=2, seed=-7)).json()
@@ -304,7 +314,7 @@ async def test_grpc_refusals_are_rich() -> None:
             ({"text": "a", "model": "other"}, grpc.StatusCode.NOT_FOUND, "MODEL_NOT_FOUND"),
             ({}, grpc.StatusCode.INVALID_ARGUMENT, "MISSING_FIELD"),
             ({"text": "a", "max_tokens": 0}, grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE"),
-            ({"text": "a", "stop": ["x"] * 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "OUT_OF_RANGE"),
+            ({"text": "a", "stop": ["x"] * 100_000}, grpc.StatusCode.INVALID_ARGUMENT, "TOO_MANY_ITEMS"),
             ({"text": "a", "adapter": "lora"}, grpc.StatusCode.UNIMPLEMENTED, "PARAMETER_UNSUPPORTED"),
             (
                 {"text": "a", "sampling": pb.SamplingParams(temperature=float("nan"))},

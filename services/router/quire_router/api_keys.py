@@ -47,6 +47,14 @@ class ApiKeys:
             raise Unauthenticated("INVALID_API_KEY", "The API key is not known here.", "Check the key.")
         return hashlib.sha256(b"tenant:" + digest).hexdigest()[:16]
 
+    def admit(self, authorization: str) -> bool:
+        """Whether `authenticate` would let it in."""
+        try:
+            self.authenticate(authorization)
+        except Unauthenticated:
+            return False
+        return True
+
 
 def load_api_keys(inline: Iterable[str], file: str) -> ApiKeys:
     """Keys of the flag and of the file; raises ConfigError for a file that cannot be read or holds none."""
@@ -58,7 +66,7 @@ def load_api_keys(inline: Iterable[str], file: str) -> ApiKeys:
             raise ConfigError(
                 "API_KEY_FILE", f"Cannot read the API key file {file!r}.", "Give a UTF-8 file with one key per line."
             ) from error
-        found = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        found = [line for line in map(str.strip, lines) if line and not line.startswith("#")]
         if not found:
             raise ConfigError("API_KEY_FILE", f"The API key file {file!r} has no key.", "Write one key per line.")
         keys += found

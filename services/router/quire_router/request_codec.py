@@ -29,12 +29,14 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
     if max_tokens is not None:
         _check_range("max_tokens", max_tokens, 1, 2**31 - 1)
-    _check_range("len(stop)", len(request.stop), 0, MAX_STOP_STRINGS)
+    _check_count("stop", len(request.stop), MAX_STOP_STRINGS, "items")
     for stop in request.stop:
-        _check_range("len(stop[])", len(stop), 1, MAX_STOP_CHARS)
+        if not stop:
+            raise InvalidArgument("BAD_STRING", "stop has an empty string.", "Leave it out.", param="stop")
+        _check_count("stop", len(stop), MAX_STOP_CHARS, "characters")
     stop_token_ids = i32(request.stop_token_ids, "stop_token_ids")
-    _check_range("len(stop_token_ids)", len(stop_token_ids), 0, MAX_STOP_IDS)
-    _check_range("len(cache_salt)", len(request.cache_salt), 0, MAX_ID_CHARS)
+    _check_count("stop_token_ids", len(stop_token_ids), MAX_STOP_IDS, "items")
+    _check_count("cache_salt", len(request.cache_salt), MAX_ID_CHARS, "characters")
     prompt = _prompt(request)
     return GenerateJob(
         model=request.model,
@@ -94,3 +96,13 @@ def _refuse_unsupported(request: ib.GenerateRequest) -> None:
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if not low <= value <= high:
         raise InvalidArgument("OUT_OF_RANGE", f"{name} is {value}.", f"Choose from {low} to {high}.", param=name)
+
+
+def _check_count(name: str, count: int, most: int, of_what: str) -> None:
+    if count > most:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"{name} has {count} {of_what}; the limit is {most}.",
+            f"Send at most {most} {of_what}.",
+            param=name,
+        )

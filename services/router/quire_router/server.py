@@ -62,7 +62,7 @@ class RouterService:
             TokenBytes(tokenizer),
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
-        self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission)
+        self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
         self.routes = make_routes(config, self._pipeline, self._status, with_metrics=with_metrics)
         edge = Edge(self.routes, self._keys, config.max_body_bytes)

@@ -93,11 +93,11 @@ def test_lengths() -> None:
 def test_keys(tmp_path: Path) -> None:
     assert ApiKeys([]).authenticate("") == ""
     file = tmp_path / "keys"
-    file.write_text("# ours\n one \n\ntwo\n")
+    file.write_text("# ours\n one \n\ntwo\n  # theirs\n")
     keys = load_api_keys(["zero"], str(file))
     tenants = {keys.authenticate(f"Bearer {key}") for key in ("zero", "one", "two")}
     assert len(tenants) == 3 and not tenants & {"zero", "one", "two"}
-    for wrong in ("", "Bearer", "Bearer # ours", "one", "Bearer \udcff"):
+    for wrong in ("", "Bearer", "Bearer # ours", "Bearer # theirs", "one", "Bearer \udcff"):
         with pytest.raises(Unauthenticated):
             keys.authenticate(wrong)
     file.write_text("\n# none\n")

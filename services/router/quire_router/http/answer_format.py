@@ -69,12 +69,15 @@ class FrameParts:
         self.prefix = b"data: " + orjson.dumps(self.fields)[:-1]
         self._null_usage = b',"usage":null' if parsed.include_usage else b""
 
-    def usage_part(self, index: int) -> bytes:
-        """The usage member of a chunk: of its choice so far where asked for, null where only the last chunk has it."""
+    def usage_part(self, index: int, *, opening: bool = False) -> bytes:
+        """The usage member of a chunk: of its choice so far where asked for, null where only the last chunk has it.
+
+        `opening`: the chunk comes before all tokens, though some may be there already.
+        """
         if not self.parsed.continuous_usage:
             return self._null_usage
         choice = self.generation.choices[index]
-        prompt, output = len(choice.sequence.prompt_ids), choice.confirmed
+        prompt, output = len(choice.sequence.prompt_ids), 0 if opening else choice.confirmed
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
             prompt,
             output,

@@ -46,7 +46,7 @@ class ChatFormat:
             frame = self._parts.prefix + b',"choices":[' + orjson.dumps(opened) + b"]"
             if self._wants.token_ids:
                 frame += b',"prompt_token_ids":' + orjson.dumps(self._parts.prompt_ids(choice.index))
-            frames.append(frame + self._parts.usage_part(choice.index) + b"}\n\n")
+            frames.append(frame + self._parts.usage_part(choice.index, opening=True) + b"}\n\n")
         return b"".join(frames)
 
     def frame(self, delta: Delta) -> bytes:

@@ -37,9 +37,13 @@ log = get_logger(__name__)
 
 
 class MethodNotAllowed(InvalidArgument):
-    """A known path, another method. HTTP's alone, so it is not in the common tree."""
+    """A known path, another method; `allow` lists the right ones. HTTP's alone, so it is not in the common tree."""
 
     http_status = 405
+
+    def __init__(self, allow: str) -> None:
+        super().__init__("METHOD_NOT_ALLOWED", "This path has no such method.", f"Use {allow or 'another path'}.")
+        self.allow = allow
 
 
 class Edge:
@@ -64,6 +68,7 @@ class Edge:
             traceparent=_bounded(headers.get(b"traceparent", "")),
             tracestate=_bounded(headers.get(b"tracestate", "")),
             wants_timings=headers.get(b"x-quire-timings", "") == "1",
+            authorization=_authorization(scope),
             arrived_ns=arrived_ns,
         )
         scope["app"] = self._app  # so that Starlette raises a wrong method instead of answering it itself
@@ -79,7 +84,7 @@ class Edge:
 
         try:
             if scope["path"] not in OPEN_PATHS:
-                exchange.tenant = self._keys.authenticate(headers.get(b"authorization", ""))
+                exchange.tenant = self._keys.authenticate(exchange.authorization)
             await self._app(scope, receive, counted_send)
         except Exception as error:
             typed = _typed(error)
@@ -98,7 +103,9 @@ class Edge:
 
     async def _refuse(self, error: QuireError, receive: Receive, send: Send) -> None:
         if error.code != BODY_TOO_LARGE:
-            await send_error(send, error)
+            await send_error(
+                send, error, [(b"allow", error.allow.encode())] if isinstance(error, MethodNotAllowed) else []
+            )
             return
         # A client that is still sending would lose the answer to a reset: answer, read on for a while, then close.
         body = orjson.dumps(error_object(error))
@@ -114,6 +121,12 @@ class Edge:
         await send({"type": "http.response.body", "body": b""})
 
 
+def _authorization(scope: Scope) -> str:
+    """The credential; none where there are several, since a proxy before us may have checked another than we would."""
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    return values[0].decode("utf-8", "surrogateescape") if len(values) == 1 else ""
+
+
 def _bounded(header: str) -> str:
     """What W3C allows fits; anything longer is not passed on."""
     return header if len(header) <= _MAX_TRACE_CHARS else ""
@@ -124,7 +137,7 @@ def _typed(error: Exception) -> QuireError:
         return error
     if isinstance(error, HTTPException):
         if error.status_code == 405:
-            return MethodNotAllowed("METHOD_NOT_ALLOWED", "This path has no such method.", "See the README's routes.")
+            return MethodNotAllowed((error.headers or {}).get("Allow", ""))
         return NotFound("NO_SUCH_PATH", "There is nothing at this path.", "See the README's routes.")
     log.exception("the request failed")
     return internal_error()

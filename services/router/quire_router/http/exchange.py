@@ -6,12 +6,14 @@ Endpoints are ASGI applications that write with `send` themselves: a token's way
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from starlette.types import Scope, Send
 
     from quire_common.errors import QuireError
@@ -31,6 +33,8 @@ class Exchange:
     tracestate: str
     wants_timings: bool
     arrived_ns: int
+    # What the client sent to prove itself: for endpoints that are open, but say more to those who have a key.
+    authorization: str = field(default="", repr=False)
 
 
 def exchange_of(scope: Scope) -> Exchange:
@@ -79,7 +83,7 @@ async def send_json(
     await send({"type": "http.response.body", "body": body})
 
 
-async def send_error(send: Send, error: QuireError) -> None:
+async def send_error(send: Send, error: QuireError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
     """An error as a whole answer."""
     body = orjson.dumps(error_object(error))
-    await send_json(send, body, status=error.http_status, headers=error_headers(error))
+    await send_json(send, body, status=error.http_status, headers=[*error_headers(error), *headers])

@@ -67,11 +67,11 @@ def bad_type(name: str, value: Any, wanted: str) -> InvalidArgument:
 def out_of_range(name: str, value: float, field: Field) -> InvalidArgument:
     """The error for a number outside its bounds; NaN is outside of all."""
     if field.high == math.inf:
-        wanted = f"of at least {field.low:g}"
+        wanted = f"of at least {field.low}"
     elif field.low == -math.inf:
-        wanted = f"of at most {field.high:g}"
+        wanted = f"of at most {field.high}"
     else:
-        wanted = f"from {field.low:g} to {field.high:g}"
+        wanted = f"from {field.low} to {field.high}"
     return InvalidArgument("OUT_OF_RANGE", f"{name} is {value}.", f"Choose a value {wanted}.", param=name)
 
 
@@ -120,7 +120,7 @@ def _check_strings(name: str, value: Any, field: Field) -> tuple[str, ...]:
             raise InvalidArgument(
                 "BAD_STRING",
                 f"{name} has a string of {len(item)} characters.",
-                f"Send strings of 1 to {field.high:g} characters.",
+                f"Send strings of 1 to {field.high} characters.",
                 param=name,
             )
     return tuple(items)

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from quire_common.errors import InvalidArgument, Unsupported
-from quire_common.sequence import Sampling, unsupported
+from quire_common.sequence import Sampling
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.fields import MAX_INT32, bad_type, check_fields
@@ -245,7 +245,12 @@ def _check_part(part: Any, name: str) -> None:
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
-        raise unsupported(f"{name} of a type other than text")
+        raise Unsupported(
+            "PARAMETER_UNSUPPORTED",
+            f"{name} is a part of a type other than text, which this version of Quire does not support.",
+            "Send text parts only.",
+            param=name,
+        )
     text = part.get("text")
     if not isinstance(text, str):
         raise bad_type(f"{name}.text", text, "a string")

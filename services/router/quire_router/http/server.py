@@ -61,8 +61,11 @@ class HttpServer:
 
     async def start(self) -> None:
         """Return when connections are accepted."""
+        config = self._server.config
+        if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
+            raise ConfigError("TLS_FILE", "Of ssl_certfile and ssl_keyfile only one is set.", "Give both as PEM files.")
         try:
-            self._server.config.load()
+            config.load()
         except OSError as error:
             raise ConfigError(
                 "TLS_FILE", "Cannot load ssl_certfile and ssl_keyfile.", "Give both as PEM files."

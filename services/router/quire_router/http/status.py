@@ -10,10 +10,12 @@ import orjson
 from starlette.responses import Response
 
 from quire_common.telemetry import metrics
+from quire_router.http.exchange import exchange_of
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from quire_router.api_keys import ApiKeys
     from quire_router.core.admission import Admission
     from quire_router.core.catalog import Catalog
     from quire_router.engine.fleet import Fleet
@@ -23,11 +25,14 @@ if TYPE_CHECKING:
 class StatusRoutes:
     """Endpoints for GET; none of them waits for anything."""
 
-    def __init__(self, catalog: Catalog, fleet: Fleet, pool: TokenizerPool, admission: Admission) -> None:
+    def __init__(
+        self, catalog: Catalog, fleet: Fleet, pool: TokenizerPool, admission: Admission, keys: ApiKeys
+    ) -> None:
         self._catalog = catalog
         self._fleet = fleet
         self._pool = pool
         self._admission = admission
+        self._keys = keys
         self._created = int(time.time())
 
     @property
@@ -39,8 +44,11 @@ class StatusRoutes:
         """The process answers."""
         return _json({"live": True})
 
-    async def readyz(self, _request: Request) -> Response:
-        """What everybody behind the router is doing; 503 until a request could be answered."""
+    async def readyz(self, request: Request) -> Response:
+        """What everybody behind the router is doing; 503 until a request could be answered.
+
+        The route is open: where there are keys, those without one see phases, but no names, addresses or paths.
+        """
         schedulers = [
             {
                 "instance": replica.instance,
@@ -58,6 +66,9 @@ class StatusRoutes:
             {"instance": peer.instance, "phase": "ready" if peer.healthy else "connecting"}
             for peer in self._pool.peers.values()
         ]
+        if not self._keys.admit(exchange_of(request.scope).authorization):
+            schedulers = [{name: entry[name] for name in ("phase", "progress")} for entry in schedulers]
+            tokenizers = [{"phase": entry["phase"]} for entry in tokenizers]
         body = {
             "ready": self.ready,
             "router": {"phase": "serving" if self._admission.open else "draining"},
