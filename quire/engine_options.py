@@ -50,6 +50,7 @@ ENGINE_OPTIONS = (
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),
+    _to("attention-backend", "worker", "cpu (compiled kernels) or torch (the reference)", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
     EngineOption(
         "otlp-traces-endpoint",
@@ -63,7 +64,7 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 
 # vLLM's flags that a user may bring along. They are refused by name, never ignored.
 _NOT_SERVED_YET = """
-api-server-count attention-backend config data-parallel-size download-dir dp enable-auto-tool-choice
+api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
 enable-expert-parallel enable-lora enable-prefix-caching no-enable-prefix-caching enforce-eager generation-config
 gpu-memory-utilization kv-cache-dtype kv-events-config kv-offloading-size kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config

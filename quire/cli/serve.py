@@ -43,7 +43,9 @@ def serve(spec: StackSpec) -> int:
     def interrupt(number: int, frame: types.FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    # SIGINT too: a shell's background job starts with it ignored, and would never end by it.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     print(f"Starting Quire with {spec.model}", flush=True)
     stack = LocalStack(spec, ProgressLines())
     try:

@@ -9,6 +9,8 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -30,6 +32,15 @@ LIMIT_S = 180
 def quire(*argv: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "quire", *argv]
     return subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+
+
+@contextmanager
+def ended(process: subprocess.Popen[str]) -> Iterator[None]:
+    """A test that fails must not wait for a process that nobody ends."""
+    try:
+        yield
+    finally:
+        process.kill()
 
 
 def test_up_status_complete_logs_down(demo_model: Path) -> None:
@@ -103,7 +114,7 @@ def test_serve_ends_in_order_on_sigint(demo_model: Path) -> None:
         "--api-key",
         "k",
     ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as serve, ended(serve):
         assert serve.stdout is not None
         assert serve.stderr is not None
         for line in serve.stdout:
