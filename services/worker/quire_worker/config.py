@@ -26,6 +26,9 @@ class WorkerConfig(ServiceConfig):
         "auto", "where weights come from; dummy: random ones", choices=("auto", "safetensors", "dummy")
     )
     seed: int = option(0, "seed of dummy weights", at_least=0)
+    attention_backend: str = option(
+        "cpu", "what computes attention: compiled kernels, or the torch reference", choices=("cpu", "torch")
+    )
     torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
     kvstore: str = option("", "host:port of a kvstore for page moves; empty: every move fails at once")
 

@@ -23,8 +23,8 @@ from quire_worker.model.architectures import find_family
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
+from quire_worker.ops.backends import make_ops
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.runner import ModelRunner
 from quire_worker.weights.checkpoint import Checkpoint
 from quire_worker.weights.loader import load_checkpoint, load_dummy
@@ -48,6 +48,8 @@ class LoadOptions:
     kv_cache_bytes: int = 256 << 20
     max_model_len: int = 0
     """0: the model's own context."""
+    attention_backend: str = "cpu"
+    """See ops.backends."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class LoadedModel:
 
 
 Progress = Callable[[str, int, int], None]
-"""(phase: config, weights, pages; done_bytes; total_bytes), called from the loading thread."""
+"""(phase: config, weights, pages, kernels; done_bytes; total_bytes), called from the loading thread."""
 
 
 def load_model(
@@ -110,10 +112,11 @@ def load_model(
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)
     pool = PagePool.of_bytes(group, options.kv_cache_bytes)
-    with torch.inference_mode():
-        ops = TorchOps(HeadShape.of(spec), options.page_size)
-        runner = ModelRunner(Decoder(spec, store, ops, max_model_len), pool)
     progress("pages", options.kv_cache_bytes, options.kv_cache_bytes)
+    progress("kernels", 0, 0)
+    with torch.inference_mode():
+        ops = make_ops(options.attention_backend, HeadShape.of(spec), options.page_size)
+        runner = ModelRunner(Decoder(spec, store, ops, max_model_len), pool)
     facts = ModelFacts(
         architecture=architecture,
         max_model_len=max_model_len,

@@ -34,6 +34,7 @@ def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], No
         page_size=config.page_size,
         kv_cache_bytes=config.kv_cache_bytes,
         max_model_len=config.max_model_len,
+        attention_backend=config.attention_backend,
     )
     loaded = load_model(config.model, options, progress)
     return ServedModel(loaded.runner, loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)

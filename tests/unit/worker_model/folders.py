@@ -44,7 +44,8 @@ QWEN2: dict[str, Any] = {
     "max_window_layers": 1,
 }
 QWEN3: dict[str, Any] = {"architectures": ["Qwen3ForCausalLM"], "head_dim": 16, "tie_word_embeddings": True}
-FAMILIES = {"llama": LLAMA, "qwen2": QWEN2, "qwen3": QWEN3}
+# Heads of 12 are beyond the compiled kernels: torch computes them. The others go through the kernels.
+FAMILIES = {"llama": LLAMA, "llama-32": LLAMA | {"head_dim": 32}, "qwen2": QWEN2, "qwen3": QWEN3}
 
 
 def write_config(folder: Path, **changes: Any) -> Path:

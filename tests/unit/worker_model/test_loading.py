@@ -188,7 +188,7 @@ def test_progress_runs_from_nothing_to_everything(tmp_path: Path) -> None:
     weights = [(done, total) for phase, done, total in seen if phase == "weights"]
     assert weights[0][0] == 0 and weights[-1][0] == weights[-1][1] == sum(t.nbytes for t in tensors.values())
     assert weights == sorted(weights) and len(weights) == len(tensors) + 1
-    assert seen[0][0] == "config" and seen[-1][0] == "pages"
+    assert seen[0][0] == "config" and seen[-1][0] == "kernels"
 
 
 def test_facts(tmp_path: Path) -> None:

@@ -35,9 +35,9 @@ def model(request: pytest.FixtureRequest, threads: int, tmp_path_factory: pytest
     return load_dummy_model(tmp_path_factory.mktemp("model"), **FAMILIES[request.param])
 
 
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
-    return load_dummy_model(tmp_path_factory.mktemp("llama"))
+@pytest.fixture(scope="module", params=[12, 32], ids=["torch", "kernels"])
+def llama(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    return load_dummy_model(tmp_path_factory.mktemp("llama"), head_dim=request.param)
 
 
 def tokens_of(seed: int, length: int) -> list[int]:
@@ -77,14 +77,15 @@ def test_chunks_and_company_change_nothing(
         assert torch.equal(torch.cat(found[i]), whole(model, text, 70))
 
 
-def test_logits_match_across_thread_counts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("head_dim", [12, 32])
+def test_logits_match_across_thread_counts(tmp_path: Path, head_dim: int) -> None:
     token = tokens_of(1, 150)
     before = torch.get_num_threads()
     found = []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append(whole(load_dummy_model(tmp_path), token))
+            found.append(whole(load_dummy_model(tmp_path, head_dim=head_dim), token))
     finally:
         torch.set_num_threads(before)
     assert torch.equal(found[0], found[1])
@@ -93,7 +94,7 @@ def test_logits_match_across_thread_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("page_size", [1, 8, 64])
 def test_the_page_size_changes_nothing(llama: LoadedModel, tmp_path: Path, page_size: int) -> None:
     """Tiles lie at the same positions under all of them."""
-    write_config(tmp_path)
+    write_config(tmp_path, head_dim=llama.spec.head_dim)
     options = LoadOptions(load_format="dummy", seed=1, kv_cache_bytes=4 << 20, page_size=page_size)
     text = tokens_of(6, 150)
     pages = list(range(1, 1 + -(-len(text) // page_size)))

@@ -162,19 +162,12 @@ class PageMover:
             log.warning("a move failed", kind=move.kind.name, code=error.code, error=error.message)
         except Exception:
             log.exception("a move failed", kind=move.kind.name)
-        wanted = len(move.device_page)
         us = (time.perf_counter_ns() - job.submitted_ns) // 1000
-        record_span(
-            "load_pages" if move.kind == MoveKind.LOAD else "store_pages",
-            extract(context_to_pb(move.context)),
-            job.started_ns,
-            time.time_ns(),
-            {"quire.pages": pages, "quire.pages_wanted": wanted, "quire.request_id": move.context.request_id},
-        )
         with self._lock:
             if job.generation == self._generation:
-                self._ended.append(MoveResult(move.id, pages == wanted, pages, us))
+                self._ended.append(MoveResult(move.id, pages == len(move.device_page), pages, us))
         self.wake()
+        _trace(job, pages)
 
     def _read(self, job: _Job, index: int) -> bytes:
         """A copy, taken while the run is still on: what is stored under a name must be what was computed for it."""
@@ -190,3 +183,19 @@ class PageMover:
     def _check(self, job: _Job) -> None:
         if job.generation != self._generation:
             raise _Cancelled
+
+
+def _trace(job: _Job, pages: int) -> None:
+    """The move's span. Whatever breaks here, the thread goes on: others wait for its moves."""
+    move = job.move
+    figures = {"quire.pages": pages, "quire.pages_wanted": len(move.device_page)}
+    try:
+        record_span(
+            "load_pages" if move.kind == MoveKind.LOAD else "store_pages",
+            extract(context_to_pb(move.context)),
+            job.started_ns,
+            time.time_ns(),
+            {**figures, "quire.request_id": move.context.request_id},
+        )
+    except Exception:
+        log.exception("a move was not traced", kind=move.kind.name)

@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from quire_common.sequence import MAX_STOP_TOKEN_IDS
+
 SLOTS_PER_SEQ = 2.5
-MAX_STOP_IDS = 128
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class EngineSpec:
     page_size: int
     num_pages: int
     eos_token_ids: tuple[int, ...] = ()
-    max_stop_ids: int = MAX_STOP_IDS
+    max_stop_ids: int = MAX_STOP_TOKEN_IDS
 
     @cached_property
     def num_slots(self) -> int:

@@ -1,0 +1,42 @@
+"""The implementations of `Ops` by name. Their modules are imported when they are asked for: compilers are heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from quire_common.errors import ConfigError
+from quire_common.telemetry.logs import get_logger
+from quire_worker.ops.interface import HeadShape, Ops
+
+log = get_logger(__name__)
+
+
+def make_ops(name: str, shape: HeadShape, page_size: int) -> Ops[Any]:
+    """The named implementation, ready to run. Heads that kernels cannot compute get the torch reference."""
+    if name not in BACKENDS:
+        raise ConfigError(
+            "UNKNOWN_ATTENTION_BACKEND",
+            f"There is no attention backend {name!r}.",
+            f"Choose one of {', '.join(BACKENDS)}.",
+            param="attention_backend",
+        )
+    return BACKENDS[name](shape, page_size)
+
+
+def _cpu(shape: HeadShape, page_size: int) -> Ops[Any]:
+    from quire_worker.ops.cpu_ops import CpuOps
+
+    if not CpuOps.supports(shape):
+        log.info("torch computes attention: no kernel for this head size", head_dim=shape.head_dim)
+        return _torch(shape, page_size)
+    return CpuOps(shape, page_size)
+
+
+def _torch(shape: HeadShape, page_size: int) -> Ops[Any]:
+    from quire_worker.ops.torch_reference import TorchOps
+
+    return TorchOps(shape, page_size)
+
+
+BACKENDS: dict[str, Callable[[HeadShape, int], Ops[Any]]] = {"cpu": _cpu, "torch": _torch}

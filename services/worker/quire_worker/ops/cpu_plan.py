@@ -1,0 +1,60 @@
+"""A step's attention for the CPU kernels, planned once for all layers: which rows make an item, and who computes it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from torch import Tensor
+
+from quire_worker.step import Int32, Int64
+
+_ITEM_ROWS: Final = 64
+"""Query rows per KV head that share a tile's transposed keys: enough that transposing does not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class CpuPlan:
+    """What the CPU kernels need of a step; see `cpu_attention.attend`."""
+
+    rows: int
+    real_rows: int
+    position: Int64
+    """[rows]; padding 0."""
+    write_at: Int64
+    """[real rows]: where in the flat pool a row's key of layer 0 and KV head 0 goes."""
+    table: Int64
+    """[sequences * P] pages."""
+    items: Int64
+    """[items * 4]."""
+    cost: Int64
+    """[items]: (query, key) pairs of one head, no window."""
+
+
+def item_tokens(group: int) -> int:
+    """Most tokens of an item."""
+    return max(1, _ITEM_ROWS // group)
+
+
+def plan_step(pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32, group: int) -> CpuPlan:
+    """See `Ops.plan`; `group`: query heads per KV head."""
+    page_size, head_dim = pages.shape[4:]
+    real_rows = int(count.sum())
+    starts = np.cumsum(count, dtype=np.int64) - count
+    sequence = np.repeat(np.arange(count.size), count)
+    row_position = np.zeros(rows, np.int64)
+    real = row_position[:real_rows]
+    real += position[sequence] + np.arange(real_rows) - starts[sequence]
+    page = page_table[sequence, real // page_size].astype(np.int64)
+    write_at = page * pages.stride(0) + real % page_size * head_dim
+
+    most = item_tokens(group)
+    pieces = -(-count // most)
+    owner = np.repeat(np.arange(count.size), pieces)
+    offset = (np.arange(owner.size) - (np.cumsum(pieces) - pieces)[owner]) * most
+    tokens = np.minimum(most, count[owner] - offset)
+    first = position[owner] + offset
+    items = np.stack((starts[owner] + offset, tokens, first, owner * page_table.shape[1]), axis=1).astype(np.int64)
+    table = page_table.astype(np.int64).reshape(-1)
+    return CpuPlan(rows, real_rows, row_position, write_at, table, items.reshape(-1), tokens * (first + tokens))

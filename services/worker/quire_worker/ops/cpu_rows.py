@@ -1,0 +1,132 @@
+"""Kernels for the CPU that work on rows one by one: norms, rotary embedding with the page write, gated activation.
+
+Each does in one pass what takes torch several over the same memory. A row's results depend on that row alone. Sizes of
+rows are multiples of LANES; callers see to it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from quire_worker.ops.simd import (
+    LANES,
+    Number,
+    add,
+    divide,
+    exp,
+    fma,
+    kernel,
+    load,
+    multiply,
+    spread,
+    store,
+    subtract,
+    total,
+)
+from quire_worker.step import Float32, Int64
+
+_ZERO: Final = np.float32(0.0)
+_ONE: Final = np.float32(1.0)
+
+
+@kernel
+def norm(source: Float32, at: int, size: int, gain: Float32, eps: Number, target: Float32, target_at: int) -> None:
+    """RMS norm of `size` numbers."""
+    squares = spread(_ZERO)
+    for d in range(0, size, LANES):
+        x = load(source, at + d)
+        squares = fma(x, x, squares)
+    scale = spread(_ONE / np.sqrt(np.float32(total(squares)) / np.float32(size) + eps))
+    for d in range(0, size, LANES):
+        store(target, target_at + d, multiply(multiply(load(source, at + d), scale), load(gain, d)))
+
+
+@kernel
+def norm_rows(first: int, last: int, x: Float32, gain: Float32, eps: Number, size: int, out: Float32) -> None:
+    """Rows first..last of x, normed, to out."""
+    for row in range(first, last):
+        norm(x, row * size, size, gain, eps, out, row * size)
+
+
+@kernel
+def add_norm_rows(
+    first: int, last: int, delta: Float32, residual: Float32, gain: Float32, eps: Number, size: int, out: Float32
+) -> None:
+    """The same of residual += delta."""
+    for row in range(first, last):
+        for at in range(row * size, (row + 1) * size, LANES):
+            store(residual, at, add(load(residual, at), load(delta, at)))
+        norm(residual, row * size, size, gain, eps, out, row * size)
+
+
+@kernel
+def silu_gate_rows(first: int, last: int, gate_up: Float32, size: int, out: Float32) -> None:
+    """silu(first half) * second half of rows of 2 * size."""
+    for row in range(first, last):
+        for d in range(0, size, LANES):
+            gate, up = load(gate_up, 2 * row * size + d), load(gate_up, (2 * row + 1) * size + d)
+            weight = add(exp(subtract(spread(_ZERO), gate)), spread(_ONE))
+            store(out, row * size + d, multiply(divide(gate, weight), up))
+
+
+@kernel
+def rope_write_rows(
+    first: int,
+    last: int,
+    qkv: Float32,
+    pool: Float32,
+    write_at: Int64,
+    position: Int64,
+    cos: Float32,
+    sin: Float32,
+    normed: bool,
+    query_gain: Float32,
+    key_gain: Float32,
+    eps: Number,
+    layer_at: int,
+    sizes: tuple[int, int, int, int, int, int, int],
+    out: Float32,
+) -> None:
+    """See `Ops.qk_norm_rope_write`; `sizes` and `layer_at` as in `cpu_attention.attend`. Mutates qkv where `normed`.
+
+    write_at: of each real row, where its key of layer 0 and KV head 0 goes.
+    """
+    _, head_stride, page_size, kv_heads, group, head_dim, _ = sizes
+    heads = kv_heads * group
+    for row in range(first, last):
+        at = row * (heads + 2 * kv_heads) * head_dim
+        angle = position[row] * (head_dim // 2)
+        for head in range(heads):
+            if normed:
+                norm(qkv, at, head_dim, query_gain, eps, qkv, at)
+            rotate(qkv, at, cos, sin, angle, head_dim // 2, out, (row * heads + head) * head_dim)
+            at += head_dim
+        if row >= write_at.size:
+            continue
+        for head in range(kv_heads):
+            target = write_at[row] + head * head_stride + layer_at
+            if normed:
+                norm(qkv, at, head_dim, key_gain, eps, qkv, at)
+            rotate(qkv, at, cos, sin, angle, head_dim // 2, pool, target)
+            for d in range(0, head_dim, LANES):
+                value = load(qkv, at + kv_heads * head_dim + d)
+                store(pool, target + page_size * head_dim + d, value)
+            at += head_dim
+
+
+@kernel
+def rotate(
+    source: Float32, at: int, cos: Float32, sin: Float32, angle: int, half: int, target: Float32, target_at: int
+) -> None:
+    """x1 cos - x2 sin, x2 cos + x1 sin, of two halves."""
+    whole = half // LANES * LANES
+    for d in range(0, whole, LANES):
+        a, b, c, s = load(source, at + d), load(source, at + half + d), load(cos, angle + d), load(sin, angle + d)
+        store(target, target_at + d, subtract(multiply(a, c), multiply(b, s)))
+        store(target, target_at + half + d, add(multiply(b, c), multiply(a, s)))
+    for d in range(whole, half):
+        x, y = source[at + d], source[at + half + d]
+        target[target_at + d] = x * cos[angle + d] - y * sin[angle + d]
+        target[target_at + half + d] = y * cos[angle + d] + x * sin[angle + d]
