@@ -212,6 +212,27 @@ def test_the_process_opens_at_once_and_ends_on_sigterm() -> None:
     assert process.returncode == 0, errors
 
 
+def test_keys_are_in_no_log_and_on_no_command_line() -> None:
+    command = [sys.executable, "-m", "quire_router", "--port=0", "--schedulers=127.0.0.1:1", "--tokenizers=127.0.0.1:1"]
+    environ = {**os.environ, "QUIRE_ROUTER_API_KEY": "key-canary", "QUIRE_ROUTER_LOG_LEVEL": "debug"}
+    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=environ)
+    assert process.stderr is not None
+    seen = []
+    for line in process.stderr:
+        seen.append(line)
+        if url := json.loads(line).get("url", ""):
+            break
+    for key, status in (("key-canary", 503), ("wrong-canary", 401)):
+        headers = {"Authorization": f"Bearer {key}"}
+        body = {"prompt": "a", "max_tokens": 1}
+        answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers, timeout=30, trust_env=False)
+        assert answer.status_code == status and "canary" not in answer.text
+    process.send_signal(signal.SIGTERM)
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "request" in rest and "canary" not in "".join(seen) + rest
+
+
 @pytest.mark.parametrize(
     ("flags", "code"),
     [

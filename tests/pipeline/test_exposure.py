@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import json
+from typing import Any
 
+import httpx
 import psutil
 import pytest
 
@@ -41,3 +44,40 @@ def test_processes_are_what_they_are_called(stack: LocalStack, service: str) -> 
     assert state is not None
     command = psutil.Process(state.services[service].pid).cmdline()
     assert command[1:3] == ["-m", f"quire_{service}"]
+
+
+CANARY = "xq7canary7qx"
+SAYS_IT: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/completions", {"prompt": CANARY, "max_tokens": 2, "stop": [CANARY], "user": CANARY}),
+    ("/v1/completions", {"prompt": CANARY * 9000}),
+    ("/v1/completions", {"prompt": [CANARY, 5]}),
+    ("/v1/completions", {"prompt": "a", "model": CANARY}),
+    ("/v1/completions", {"prompt": "a", CANARY: 1}),
+    ("/v1/completions", {"prompt": "a", "max_tokens": CANARY}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": CANARY}], "max_tokens": 2}),
+    ("/v1/chat/completions", {"messages": [{"role": CANARY, "content": "a"}]}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", CANARY: CANARY}]}),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": CANARY}],
+            "chat_template_kwargs": {"messages": CANARY, "bos_token": [CANARY]},
+            "max_tokens": 2,
+        },
+    ),
+]
+
+
+def test_what_clients_say_is_in_no_log(stack: LocalStack, http: httpx.Client) -> None:
+    for path, body in SAYS_IT:
+        answer = http.post(path, json=body, headers={"Authorization": f"Bearer {CANARY}"})
+        assert answer.status_code < 500, (path, body)
+    http.post("/v1/completions", content=b'{"prompt": "' + CANARY.encode())
+    http.get(f"/{CANARY}?{CANARY}", headers={"Authorization": f"Bearer {CANARY}"})
+    logs = [log for log in stack.directory.path.rglob("*") if log.is_file()]
+    assert {"router.log", "tokenizer.log", "worker.log"} <= {log.name for log in logs}
+    for log in logs:
+        lines = log.read_text(errors="replace").splitlines()
+        assert not [line for line in lines if CANARY in line], log.name
+    router = next(log for log in logs if log.name == "router.log")
+    assert any(json.loads(line).get("route") == "/v1/completions" for line in router.read_text().splitlines())
