@@ -46,6 +46,23 @@ async def test_a_kvstore_that_hangs_or_is_gone_is_a_miss() -> None:
         assert router.tokens[1] == undisturbed(a_sequence(13, 5))[0]
 
 
+async def test_leases_are_released_when_the_scheduler_stops_while_it_releases_some() -> None:
+    async with kvstore() as (store, address):
+        async with stack(kvstore=address, kvstore_timeout_ms=5000, page_size=4) as s:
+            await s.share(store.pages)
+            router = Router(s)
+            await router.open()
+            await router.submit({1: a_sequence(13, 5)})
+            await router.done(1)
+            await s.until_quiet()
+            store.release_s = 0.2
+            await router.submit({2: a_sequence(13, 5)})
+            await router.done(2)
+            assert store.leases
+        assert not store.leases
+        assert store.released == store.granted
+
+
 async def test_leases_are_released_when_the_worker_dies_mid_load() -> None:
     async with kvstore() as (store, address), stack(kvstore=address, kvstore_timeout_ms=5000, page_size=4) as s:
         await s.share(store.pages)

@@ -10,7 +10,7 @@ import pytest
 
 from quire.v1 import common_pb2, scheduler_pb2
 from quire_common.columns import i32
-from quire_common.errors import ConfigError, from_rpc_error
+from quire_common.errors import ConfigError, QuireError, from_rpc_error
 from quire_common.sequence import RequestContext, context_to_pb, sequence_to_pb
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.fake_worker_service import FakeWorkerService
@@ -72,6 +72,30 @@ async def test_bad_requests_fail_alone() -> None:
         assert codes == {1: "PROMPT_TOO_LONG", 2: "BAD_TOKEN_ID", 3: "BAD_MAX_TOKENS", 4: "EMPTY_PROMPT"}
         assert all(error.fix for error in router.failed.values())
         assert router.tokens[5] == undisturbed(a_sequence(4, 4))[0]
+
+
+async def test_what_would_not_fit_into_a_grant_fails_alone() -> None:
+    """Together such requests would make a Grant or a Report that gRPC refuses, and so cost all others their run."""
+    async with stack() as s:
+        router = Router(s)
+        await router.open()
+        ids = tuple(range(2, 1027))
+        bad = {
+            1: a_sequence(4, 4, stop_token_ids=ids),
+            2: a_sequence(4, 4, cache_salt="s" * 5000),
+            3: a_sequence(4, 4, logprobs=1000),
+        }
+        await router.submit({**bad, 5: a_sequence(4, 4, stop_token_ids=ids[-1024:], logprobs=256)})
+        await router.submit({4: a_sequence(4, 4)}, tenant="t" * 5000)
+        await router.done(1, 2, 3, 4, 5)
+        codes = {handle: error.code for handle, error in router.failed.items()}
+        assert codes == {
+            1: "TOO_MANY_STOP_IDS",
+            2: "TEXT_TOO_LONG",
+            3: "TOO_MANY_LOGPROBS",
+            4: "TEXT_TOO_LONG",
+        }
+        assert all(error.fix for error in router.failed.values())
 
 
 async def test_a_full_queue_refuses_with_advice() -> None:
@@ -164,6 +188,34 @@ async def test_a_hung_worker_is_given_up() -> None:
         await router.done(1)
         assert router.failed[1].code == "WORKER_LOST"
         s.worker.answering.set()
+
+
+async def test_a_report_that_answers_no_grant_does_not_hide_a_hang() -> None:
+    async with stack(worker_timeout_s=0.3) as s:
+        s.worker.answering.clear()
+        s.worker.interrupting = True
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(4, 4)})
+        async with asyncio.timeout(20):
+            await router.done(1)
+        assert router.failed[1].code == "WORKER_LOST"
+        s.worker.answering.set()
+
+
+async def test_a_link_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than a scheduler that never attaches again, and requests that nobody ends."""
+    async with stack() as s:
+        ended: list[QuireError] = []
+        monkeypatch.setattr(s.service, "_fail", ended.append)
+
+        def broken(error: QuireError, now: float) -> None:
+            raise AssertionError("the core contradicts itself")
+
+        monkeypatch.setattr(s.core, "worker_lost", broken)
+        await s.worker.stop()
+        await s.until(lambda: bool(ended))
+        assert ended[0].code == "INTERNAL"
 
 
 async def test_load_is_watched_from_loading_on() -> None:

@@ -102,6 +102,21 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
     assert out.split() == ["drained", "closed"]
 
 
+def test_sigterm_during_a_start_in_native_code_ends_well(tmp_path: Path) -> None:
+    """A load goes on in its thread; at the interpreter's end C++ would abort the process (SIGABRT)."""
+    native = "import torch; print('loading', flush=True)\n        while True: torch.rand(64, 64) @ torch.rand(64, 64)"
+    script = tmp_path / "native.py"
+    script.write_text(KINDS["sync"].replace('clock.sleep(float(os.environ.get("SLOW", "0")))', native))
+    for _ in range(3):
+        command = [sys.executable, str(script), "--listen", "127.0.0.1:0"]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None and process.stdout.readline() == "loading\n"
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out.split()) == (0, ["drained", "closed"]), err
+        assert json.loads(err.strip().splitlines()[-1])["message"] == "stopped"
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
     process = start(tmp_path, kind, FAIL="1")

@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 
 from quire.v1 import worker_pb2, worker_pb2_grpc
-from quire_common.credit import Epoch, WorkerHello, decode_grant, encode_report
+from quire_common.credit import Epoch, Report, WorkerHello, decode_grant, encode_report
 from quire_common.credit.hello import model_to_pb, worker_hello_to_pb
 from quire_common.errors import ConfigError, to_message
 from quire_common.transport import SERVER_OPTIONS
@@ -25,6 +25,8 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.store: dict[bytes, list[int]] = {}
         self.runs = 0
         self.step_s = 0.0
+        # A Report comes between a Grant and its answer, as of a move that has just ended.
+        self.interrupting = False
         # Cleared: Grants are read and not answered. Load waits for `may_load`.
         self.answering = asyncio.Event()
         self.answering.set()
@@ -67,6 +69,8 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         async for message in request_iterator:
             self.contexts += message.start
             worker.deliver(decode_grant(message))
+            if self.interrupting:
+                yield encode_report(Report(epoch=hello.epoch))
             await self.answering.wait()
             if self.step_s:
                 await asyncio.sleep(self.step_s)

@@ -166,6 +166,7 @@ class FakeKvStore(kvstore_pb2_grpc.KvStoreServicer):
         self.released: list[bytes] = []
         self.requests: list[kvstore_pb2.LookupAndPinRequest] = []
         self.hang = False
+        self.release_s = 0.0
 
     async def LookupAndPin(
         self, request: kvstore_pb2.LookupAndPinRequest, context: Any
@@ -185,6 +186,7 @@ class FakeKvStore(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.LookupAndPinResponse(pages=found, lease=lease, lease_ms=request.lease_ms)
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
+        await asyncio.sleep(self.release_s)
         self.released += request.leases
         self.leases.difference_update(request.leases)
         return kvstore_pb2.ReleaseResponse(released=len(request.leases))

@@ -12,12 +12,16 @@ import numpy as np
 
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
-from quire_common.errors import InvalidArgument, Unsupported
+from quire_common.errors import InvalidArgument, TooLarge, Unsupported
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _EMPTY: NDArray[np.int32] = np.empty(0, np.int32)
+# Bounds that keep a Grant of several hundred starts, and a Report of as many rows, far below what gRPC carries.
+MAX_STOP_TOKEN_IDS = 1024
+MAX_LOGPROBS = 256
+MAX_TEXT_CHARS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +91,9 @@ def context_to_pb(context: RequestContext) -> pb.RequestContext:
 
 
 def context_from_pb(message: pb.RequestContext) -> RequestContext:
-    """Wire to domain."""
+    """Wire to domain; raises TooLarge for a text that no request needs."""
+    for name in ("request_id", "tenant", "traceparent", "tracestate"):
+        _check_text(name, getattr(message, name))
     return RequestContext(
         message.request_id,
         message.attempt,
@@ -126,6 +132,7 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
 def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
     """Wire to domain; raises Unsupported for what the contract has room for but no engine does yet."""
     _refuse_unsupported(message)
+    _check_text("cache_salt", message.cache_salt)
     ids = [i32(segment.token_ids, "inputs.token_ids") for segment in message.inputs]
     stop = message.stop
     return Sequence(
@@ -135,7 +142,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
         stop=Stop(
             max_tokens=stop.max_tokens,
             min_tokens=stop.min_tokens,
-            stop_token_ids=tuple(i32(stop.stop_token_ids, "stop_token_ids").tolist()),
+            stop_token_ids=_stop_token_ids(stop.stop_token_ids),
             ignore_eos=stop.ignore_eos,
         ),
         cache_salt=message.cache_salt,
@@ -175,6 +182,13 @@ def check_sampling(sampling: Sampling) -> None:
         ("top_k", 0 <= sampling.top_k < 2**31, "0 or -1 (all), or positive"),
         ("seed", 0 <= sampling.seed < 2**64, "an unsigned 64-bit integer"),
     )
+    if sampling.logprobs > MAX_LOGPROBS:
+        raise TooLarge(
+            "TOO_MANY_LOGPROBS",
+            f"{sampling.logprobs} alternatives per token, at most {MAX_LOGPROBS} are possible.",
+            "Ask for fewer.",
+            param="logprobs",
+        )
     for name, good, range_text in checks:
         if not good:
             value = getattr(sampling, name)
@@ -188,6 +202,28 @@ def unsupported(name: str) -> Unsupported:
     return Unsupported(
         "PARAMETER_UNSUPPORTED", f"{name} is not supported by this version of Quire.", f"Leave {name} out.", param=name
     )
+
+
+def _stop_token_ids(column: bytes) -> tuple[int, ...]:
+    ids = i32(column, "stop_token_ids")
+    if len(ids) > MAX_STOP_TOKEN_IDS:
+        raise TooLarge(
+            "TOO_MANY_STOP_IDS",
+            f"{len(ids)} stop token ids, at most {MAX_STOP_TOKEN_IDS} are possible.",
+            "Send fewer.",
+            param="stop_token_ids",
+        )
+    return tuple(ids.tolist())
+
+
+def _check_text(name: str, text: str) -> None:
+    if len(text) > MAX_TEXT_CHARS:
+        raise TooLarge(
+            "TEXT_TOO_LONG",
+            f"{name} has {len(text)} characters, at most {MAX_TEXT_CHARS} are possible.",
+            "Send a shorter one.",
+            param=name,
+        )
 
 
 def _refuse_unsupported(message: pb.SequenceSpec) -> None:

@@ -7,13 +7,14 @@ A start that fails logs one line with the root cause, its code and its fix, and 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
 import threading
 from concurrent import futures
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NoReturn, Protocol, TypeVar
 
 import grpc
 import uvloop
@@ -179,6 +180,7 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
     for signal_number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signal_number, lambda *_: stopped.set())
     service: SyncService | None = None
+    starting: threading.Thread | None = None
     pool = futures.ThreadPoolExecutor(max_workers, thread_name_prefix="grpc")
     # Calls beyond the threads wait in gRPC's own queue; beyond this they are refused at once (RESOURCE_EXHAUSTED).
     limit = max_workers * _WAITING_PER_THREAD
@@ -197,8 +199,9 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
         server.start()
         _serve_metrics(config)
         log.info("listening", address=bound.address)
-        starting = threading.Thread(target=_start_sync, args=(service, fail, stopped, checker, names), name="start")
-        starting.daemon = True
+        starting = threading.Thread(
+            target=_start_sync, args=(service, fail, stopped, checker, names), name="start", daemon=True
+        )
         starting.start()
         # wait() without a timeout would keep the main thread from running signal handlers on some platforms.
         while not stopped.wait(0.5):
@@ -218,7 +221,10 @@ def run_sync(config: C, make_service: Callable[[BoundServer], SyncService], max_
             service.close()
         pool.shutdown(wait=False, cancel_futures=True)
         shutdown_tracing()
-    return _exit_code(failures)
+    code = _exit_code(failures)
+    if starting is not None and starting.is_alive():
+        _leave(code)
+    return code
 
 
 def _start_sync(
@@ -299,6 +305,14 @@ def _exit_code(failures: Sequence[QuireError]) -> int:
         return 0
     _log_start_failure(failures[0])
     return EXIT_START_FAILED
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process under a start that goes on: where the interpreter ends first, native code of it calls abort."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _log_start_failure(error: QuireError) -> None:

@@ -70,7 +70,8 @@ class Engine:
         self._outputs: list[SessionOutputs] = []
         self._spans = RequestSpans()
         self._meter = metrics.Meter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._lookups: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
         self._idle_bell = Bell()
 
     @property
@@ -212,14 +213,14 @@ class Engine:
 
     async def close(self) -> None:
         """End lookups; leases that are held still are given back."""
-        for task in list(self._tasks):
+        for task in list(self._lookups):
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._lookups, return_exceptions=True)
         core, self.core = self.core, None
-        if core is not None and self._kvstore is not None:
+        if core is not None:
             core.worker_lost(draining_error(), now_s())
-            if leases := core.take_effects().releases:
-                await self._kvstore.release(leases)
+            self._carry_out(core)
+        await asyncio.gather(*self._releases, return_exceptions=True)
 
     def _changed(self) -> None:
         """Something was asked for outside a Report: there may be a Grant to send, or something to tell."""
@@ -232,9 +233,9 @@ class Engine:
         if not effects or self._kvstore is None:
             return
         for lookup in effects.lookups:
-            self._spawn(self._look_up(self._kvstore, core, lookup))
+            _spawn(self._look_up(self._kvstore, core, lookup), self._lookups)
         if effects.releases:
-            self._spawn(self._kvstore.release(effects.releases))
+            _spawn(self._kvstore.release(effects.releases), self._releases)
 
     async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
         result = LookupResult(0, (), 0, 0.0)
@@ -246,11 +247,12 @@ class Engine:
             self._carry_out(core)
             self.kick()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     def _ended(self, request: Request, reason: str, code: str) -> None:
         metrics.ended(request, reason)
         self._spans.end(request, reason, code)
+
+
+def _spawn(work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+    task = asyncio.ensure_future(work)
+    among.add(task)
+    task.add_done_callback(among.discard)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire_common.config import split_address
-from quire_common.errors import ConfigError
+from quire_common.errors import ConfigError, as_quire_error
+from quire_common.telemetry.logs import get_logger
 from quire_scheduler.engine import Engine
 from quire_scheduler.kvstore_client import KvstoreClient
 from quire_scheduler.servicer import SchedulerServicer
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
     from quire_common.server import BoundServer
     from quire_scheduler.config import SchedulerConfig
+
+log = get_logger(__name__)
 
 
 class SchedulerService:
@@ -41,6 +44,7 @@ class SchedulerService:
         self._link = WorkerLink(config, self._engine)
         self._servicer = SchedulerServicer(self._engine, bound.instance)
         self._tasks: list[asyncio.Task[None]] = []
+        self._fail = bound.fail
 
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """Put the Scheduler contract on the server."""
@@ -50,6 +54,8 @@ class SchedulerService:
     async def start(self) -> None:
         """Ready when the worker is: loading may take minutes, and WatchLoad tells of it meanwhile."""
         self._tasks = [asyncio.ensure_future(self._link.run()), asyncio.ensure_future(self._engine.tick())]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
         await self._link.wait_ready()
 
     async def drain(self, timeout_s: float) -> None:
@@ -61,9 +67,20 @@ class SchedulerService:
         for task in self._tasks:
             task.cancel()
         for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
+            # What else it ended by was told when it did.
+            with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
         await self._engine.close()
         await self._link.close()
         if self._kvstore is not None:
             await self._kvstore.close()
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """The link and the clock run until cancelled. A scheduler without them would keep its requests for ever."""
+        if task.cancelled():
+            return
+        try:
+            task.result()
+        except Exception as error:
+            log.exception("a task of the scheduler broke")
+            self._fail(as_quire_error(error))

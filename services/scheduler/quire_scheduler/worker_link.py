@@ -42,8 +42,9 @@ class WorkerLink:
         self._call: Any = None
         self._pumping = False
         self._kicked: asyncio.Task[None] | None = None
-        # When the oldest Grant that was not answered was sent; 0: all are.
+        # Since when a Grant waits for its answer, or for any sign of life after the last; 0: all are answered.
         self._unanswered_since = 0.0
+        self._sent = 0
         # Why this side cancelled the stream, if it did.
         self._gave_up = ""
         self._ready = asyncio.Event()
@@ -102,7 +103,7 @@ class WorkerLink:
             if first is grpc.aio.EOF or not first.HasField("hello"):
                 raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
             hello = worker_hello_from_pb(first.hello)
-            self._call, self._unanswered_since, self._gave_up = call, 0.0, ""
+            self._call, self._unanswered_since, self._sent, self._gave_up = call, 0.0, 0, ""
             self._engine.attach(hello)
             self._ready.set()
             log.info("worker attached", worker=self._address, model=hello.model.name, run=hello.epoch.run)
@@ -112,14 +113,17 @@ class WorkerLink:
                 if message.epoch != epoch:
                     log.warning("a frame of another epoch was dropped", run=message.epoch.run)
                     continue
-                self._unanswered_since = 0.0
+                # A Report that crossed a Grant on the way answers it not: the worker may hang in that one's step.
+                answered = message.retired >= self._sent
+                self._unanswered_since = 0.0 if answered else asyncio.get_running_loop().time()
                 self._engine.on_report(decode_report(message))
                 # The worker's next step first, then what sessions must hear of the last.
                 await self._pump()
                 self._engine.flush()
         except asyncio.CancelledError:
             # A call that this side cancels ends its reader so, as does the end of the link itself.
-            if self._gave_up:
+            task = asyncio.current_task()
+            if self._gave_up and not (task and task.cancelling()):
                 raise _lost(self._gave_up) from None
             raise
         finally:
@@ -137,6 +141,7 @@ class WorkerLink:
             while self._call is not None and (grant := self._engine.next_grant()) is not None:
                 if not self._unanswered_since:
                     self._unanswered_since = asyncio.get_running_loop().time()
+                self._sent = grant.seq
                 # A stream that breaks under a write is noticed, and handled, by its reader.
                 with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._call.write(encode_grant(grant))

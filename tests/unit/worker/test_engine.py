@@ -227,7 +227,7 @@ def test_a_start_on_a_busy_slot_ends_both() -> None:
         (a_start(1, PROMPT, list(range(1, 19))), "TOO_MANY_PAGES"),
         (a_start(1, PROMPT, [2], cached=5), "CACHED_PAST_PAGES"),
         (a_start(1, PROMPT, [2], output=(1, 2), max_tokens=2), "NOTHING_TO_GENERATE"),
-        (a_start(1, PROMPT, [1, 2], stop=tuple(range(200))), "TOO_MANY_STOP_IDS"),
+        (a_start(1, PROMPT, [1, 2], stop=tuple(range(1025))), "TOO_MANY_STOP_IDS"),
         (a_start(1, PROMPT, [1, 2], max_model_len=65), "BAD_CONTEXT_LENGTH"),
         (a_start(1, PROMPT, [1, 2], sampling=Sampling(temperature=float("nan"))), "BAD_SAMPLING_PARAMETER"),
         (a_start(1, PROMPT, [1, 2], sampling=Sampling(logprobs=98)), "TOO_MANY_LOGPROBS"),

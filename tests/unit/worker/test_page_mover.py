@@ -178,6 +178,18 @@ def test_a_lost_lease_or_a_crash_fails_the_move_alone(bench: Bench) -> None:
     assert bench.do(a_load(4, 11)).ok
 
 
+def test_a_move_is_reported_even_where_its_span_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or its thread would end, and every later load would be waited for in vain."""
+
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("tracing is broken")
+
+    bench.stored()
+    monkeypatch.setattr("quire_worker.engine.page_mover.record_span", broken)
+    assert bench.do(a_load(2, 5, 6)).ok
+    assert bench.do(a_load(3, 7, 8)).ok
+
+
 def test_a_full_queue_refuses_and_loads_do_not_wait_for_stores() -> None:
     bench = Bench(max_queued=1)
     try:
