@@ -34,6 +34,13 @@ def completion(name: str, code: str, param: str, says: str = "", status: int = 4
     return Bad(name, code, status, param, fields={"prompt": "a", **fields}, says=says)
 
 
+def nested(depth: int) -> list[Any]:
+    found: list[Any] = []
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
 def chat(name: str, code: str, param: str | None, says: str = "", **fields: Any) -> Bad:
     messages = [{"role": "user", "content": "a"}]
     return Bad(name, code, param=param, path="/v1/chat/completions", fields={"messages": messages, **fields}, says=says)
@@ -93,6 +100,8 @@ TABLE = [
     ),
     chat("tools", "PARAMETER_UNSUPPORTED", "tools", tools=[{"type": "function"}]),
     chat("json mode", "PARAMETER_UNSUPPORTED", "response_format", response_format={"type": "json_object"}),
+    chat("deep template arguments", "JSON_TOO_DEEP", "chat_template_kwargs", chat_template_kwargs={"a": nested(900)}),
+    chat("a deep message", "JSON_TOO_DEEP", "messages", messages=[{"role": "user", "content": "a", "x": nested(900)}]),
     chat("top_logprobs alone", "LOGPROBS_OFF", "top_logprobs", top_logprobs=2),
     chat(
         "contradiction",
@@ -174,7 +183,7 @@ async def test_neutral_values_of_unsupported_fields_and_hints_pass() -> None:
         "store": False,
     }
     async with router_rig() as rig:
-        response = await rig.chat("a", max_tokens=2, **neutral)
+        response = await rig.chat("a", max_tokens=2, top_logprobs=0, **neutral)
         assert response.status_code == 200, response.text
 
 

@@ -71,7 +71,7 @@ def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Par
     """/v1/chat/completions. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, CHAT)
     top = values["top_logprobs"]
-    if top is not None and not values["logprobs"]:
+    if top and not values["logprobs"]:
         raise InvalidArgument(
             "LOGPROBS_OFF", "top_logprobs is set, logprobs is not.", "Set logprobs to true.", param="top_logprobs"
         )
@@ -85,8 +85,8 @@ def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Par
         )
     kwargs = values["chat_template_kwargs"]
     prompt = ChatPrompt(
-        messages_json=orjson.dumps(_messages(values["messages"])).decode(),
-        template_kwargs_json=orjson.dumps(kwargs).decode() if kwargs else "",
+        messages_json=_json("messages", _messages(values["messages"])),
+        template_kwargs_json=_json("chat_template_kwargs", kwargs) if kwargs else "",
         add_generation_prompt=values["add_generation_prompt"] and not continues,
         continue_final_message=continues,
     )
@@ -254,3 +254,11 @@ def _check_part(part: Any, name: str) -> None:
     text = part.get("text")
     if not isinstance(text, str):
         raise bad_type(f"{name}.text", text, "a string")
+
+
+def _json(name: str, value: Any) -> str:
+    """Parsed JSON as text again. Writing it has a lower bound of depth than reading it had, and no other way to fail."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None
