@@ -257,7 +257,7 @@ def _check_part(part: Any, name: str) -> None:
 
 
 def _json(name: str, value: Any) -> str:
-    """Parsed JSON as text again. Writing it has a lower bound of depth than reading it had, and no other way to fail."""
+    """Parsed JSON as text again. It may fail by depth alone, whose bound is lower here than when reading."""
     try:
         return orjson.dumps(value).decode()
     except orjson.JSONEncodeError:
