@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from quire.engine_options import ENGINE_OPTIONS, stack_flags
+from quire.errors import InvalidArgument
 from quire.local.spec import LOOPBACK, StackSpec
 from quire.local.state import DEFAULT_NAME
 from quire.models import DEMO, find_model
@@ -35,7 +36,9 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool) -> StackSpec:
-    """Raises typed errors for a model that is not there."""
+    """Raises typed errors for a model that is not there, and for credentials that would open the door to everybody."""
+    for key in args.api_key:
+        _check_api_key(key)
     options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
     # As in vLLM, a model is called what it was called here.
     options["served-model-name"] = options["served-model-name"] or model or DEMO.name
@@ -51,3 +54,15 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
         start_timeout_s=args.start_timeout,
         drain_timeout_s=args.shutdown_timeout,
     )
+
+
+def _check_api_key(key: str) -> None:
+    """An empty one is what a shell makes of a variable that is not set: without keys, everybody may enter."""
+    if not key.strip():
+        raise InvalidArgument(
+            "BAD_API_KEY", "An API key is empty.", "Give a key, or leave out --api-key to let everybody in."
+        )
+    if "," in key or key != key.strip():
+        raise InvalidArgument(
+            "BAD_API_KEY", "An API key has a comma, or spaces around it.", "Repeat --api-key for several keys."
+        )

@@ -41,6 +41,9 @@ BAD = [
     (["serve", "-tp", "2"], "-tp is not supported yet", "UNSUPPORTED_OPTION"),
     (["serve", "--max-num-seq=3"], "Unknown option --max-num-seq", "UNKNOWN_OPTION"),
     (["serve", "/no/such/folder"], "There is no folder /no/such/folder", "MODEL_NOT_FOUND"),
+    (["up", "--api-key", ""], "An API key is empty", "BAD_API_KEY"),
+    (["up", "--api-key", " "], "An API key is empty", "BAD_API_KEY"),
+    (["serve", "--api-key", "good", "--api-key", "a,b"], "has a comma", "BAD_API_KEY"),
     (["complete", "hi"], "No stack named 'default' runs here", "NOT_RUNNING"),
     (
         ["complete", "hi", "--address", "127.0.0.1:1", "--temperature", "nan"],
