@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _CACHED = 128
+# A state takes some 300 bytes, and there may be one per character.
+_CACHED_CHARS = 256
 
 
 class StopAutomaton:
@@ -68,9 +70,13 @@ class StopAutomaton:
                 self.hold[node] = self.hold[shorter]
 
 
-@lru_cache(maxsize=_CACHED)
 def compile_stops(stops: tuple[str, ...]) -> StopAutomaton:
-    """Clients send the same stop strings again and again."""
+    """Clients send the same stop strings again and again: small ones, which are kept."""
+    return _kept(stops) if sum(map(len, stops)) <= _CACHED_CHARS else StopAutomaton(stops)
+
+
+@lru_cache(maxsize=_CACHED)
+def _kept(stops: tuple[str, ...]) -> StopAutomaton:
     return StopAutomaton(stops)
 
 

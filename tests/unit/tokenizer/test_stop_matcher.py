@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import time
+import tracemalloc
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire_tokenizer.stop_matcher import StopAutomaton, StopMatcher
+from quire_tokenizer.stop_matcher import StopAutomaton, StopMatcher, compile_stops
 
 STOPS = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=4)
 
@@ -61,3 +62,17 @@ def test_time_is_linear_in_the_text_and_not_in_the_stop_strings() -> None:
         return best
 
     assert seconds(20_000) < 25 * seconds(2_000)
+
+
+def test_what_is_kept_for_the_next_request_is_small() -> None:
+    """The largest stop lists that are allowed must not fill the memory when everybody sends another one."""
+    compile_stops(("\n", "END"))
+    tracemalloc.start()
+    try:
+        for number in range(200):
+            compile_stops(tuple(f"{number:04d}{i:02d}" + "x" * 506 for i in range(4)))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 10_000_000
+    assert compile_stops(("\n", "END")) is compile_stops(("\n", "END"))
