@@ -12,6 +12,7 @@ from quire.v1 import worker_pb2
 from quire_common.columns import pack_i32
 from quire_common.credit import Budget, Epoch, Report
 from quire_common.errors import ConfigError, QuireError, from_message, from_rpc_error
+from quire_worker import run_stream
 from quire_worker.config import WorkerConfig
 from quire_worker.replica import ServedModel
 from tests.fakes.counting_runner import CountingRunner, continuation
@@ -183,6 +184,31 @@ def test_a_grant_out_of_order_ends_the_stream(worker: WorkerServer) -> None:
 )
 def test_the_first_frame_is_a_hello_of_this_version(worker: WorkerServer, hello: worker_pb2.Grant, code: str) -> None:
     assert error_of(FakeScheduler(worker.stub, hello)).code == code
+
+
+def test_streams_that_say_nothing_do_not_hold_the_threads(
+    worker: WorkerServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_stream, "HELLO_LIMIT_S", 0.2)
+    silent, entered, greet = threading.Event(), threading.Semaphore(0), run_stream.RunStream._greet
+
+    def counted(stream: run_stream.RunStream) -> None:
+        entered.release()
+        greet(stream)
+
+    def say_nothing() -> Iterator[worker_pb2.Grant]:
+        silent.wait()
+        yield from ()
+
+    monkeypatch.setattr(run_stream.RunStream, "_greet", counted)
+    calls = [worker.stub.Run(say_nothing()) for _ in range(8)]
+    try:
+        assert all(entered.acquire(timeout=WAIT_S) for _ in calls), "all threads are held"
+        assert worker.stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=20).phase == "ready"
+    finally:
+        silent.set()
+        for call in calls:
+            call.cancel()
 
 
 def test_load_tells_every_watcher_and_run_waits_for_the_model() -> None:

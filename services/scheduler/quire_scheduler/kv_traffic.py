@@ -147,10 +147,12 @@ class KvTraffic:
         lacking = [i for i, digest in enumerate(request.hashes) if digest not in self._known]
         if not lacking or self._stores >= self._max_stores:
             return
-        hashes = tuple(request.hashes[i] for i in lacking)
+        # Without gaps, for a page's parent is the one before it; what the kvstore has of it, it does not want.
+        first, end = lacking[0], lacking[-1] + 1
+        hashes = request.hashes[first:end]
         for group, table in enumerate(request.tables):
             self._stores += 1
-            self._move(_Move(MoveKind.STORE, request, group, [table[i] for i in lacking], hashes, b""))
+            self._move(_Move(MoveKind.STORE, request, group, table[first:end], hashes, b""))
         for digest in hashes:
             self._remember(digest)
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from quire_worker.engine.run_loop import RunLoop
 
 log = get_logger(__name__)
+# A stream holds one of the server's few threads, so one that says nothing is ended.
+HELLO_LIMIT_S = 10.0
 
 
 class RunStream:
@@ -58,7 +60,13 @@ class RunStream:
             self._loop.detach(session)
 
     def _greet(self) -> None:
-        first = next(self._requests, None)
+        limit = threading.Timer(HELLO_LIMIT_S, self._context.cancel)
+        limit.daemon = True
+        limit.start()
+        try:
+            first = next(self._requests, None)
+        finally:
+            limit.cancel()
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("HELLO_MISSING", "The first frame carries no hello.", "Send the hello first.")
         check_hello(first.hello)

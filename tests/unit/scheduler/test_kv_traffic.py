@@ -92,6 +92,19 @@ def test_what_the_store_dropped_is_stored_again() -> None:
     assert moves(rig, MoveKind.STORE) == [3, 3] and len(store) == 3
 
 
+def test_a_store_names_a_chain_without_gaps() -> None:
+    """The kvstore tells watchers of each page's parent: the one before it in the put."""
+    store: dict[bytes, list[int]] = {}
+    rig = rig_with(store, SchedulerConfig(kvstore_known_pages=2))
+    rig.submit(1, a_sequence(13, 4))
+    rig.run()
+    rig.submit(2, a_sequence(21, 4, skip_cache_read=True))
+    rig.run()
+    hashes = [move.hashes for grant in rig.worker.seen for move in grant.move if move.kind is MoveKind.STORE]
+    assert [len(chain) for chain in hashes] == [3, 5], "the first page was forgotten, the next two were not"
+    assert hashes[1][:3] == hashes[0]
+
+
 def test_stores_are_bounded() -> None:
     rig = rig_with({}, SchedulerConfig(kvstore_moves=1))
     for handle in range(4):
