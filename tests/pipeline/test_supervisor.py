@@ -14,6 +14,7 @@ import pytest
 
 from quire.errors import FailedPrecondition, StartFailed
 from quire.local import events
+from quire.local.pids import ProcessId
 from quire.local.ports import free_ports
 from quire.local.spec import SERVICES
 from quire.local.stack import LocalStack
@@ -253,10 +254,10 @@ def test_a_state_file_of_a_dead_stack_never_kills_who_has_its_pids_now() -> None
         stack = LocalStack(fake_spec())
         state = read_state()
         stack.close()
-        reused = type(state.supervisor)(innocent.pid, state.supervisor.start_time - 1)
-        state.supervisor = reused
+        not_innocents = ProcessId.of(innocent.pid).start_time + 1
+        state.supervisor = ProcessId(innocent.pid, not_innocents)
         for service in state.services.values():
-            service.pid = innocent.pid
+            service.pid, service.start_time = innocent.pid, not_innocents
         stop_stack(state, 1.0)
         assert innocent.poll() is None
     finally:
