@@ -149,6 +149,9 @@ def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) ->
         value = _parse(raw, hint)
     except (TypeError, ValueError) as error:
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}: {error}.", f"{field.metadata.get('help')}.") from error
+    if field.metadata.get("secret") and not value:
+        # An empty variable is a mistake of deployment; taken as "no key" it would open the door to everybody.
+        raise ConfigError("EMPTY_SECRET", f"{source} is given but empty.", "Give a value, or leave it out.")
     choices = field.metadata.get("choices")
     if choices and value not in choices:
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"Choose one of {', '.join(choices)}.")

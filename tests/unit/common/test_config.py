@@ -1,0 +1,114 @@
+"""Configuration: precedence, types, bounds; whatever is wrong is fatal and named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_common.config import ServiceConfig, describe, load_config, option, split_address
+from quire_common.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class DemoConfig(ServiceConfig):
+    """For tests."""
+
+    size: int = option(3, "a size", at_least=1, at_most=10)
+    ratio: float = option(0.5, "a ratio", at_least=0)
+    fast: bool = option(False, "a switch")
+    names: tuple[str, ...] = option((), "names")
+    key: tuple[str, ...] = option((), "keys", secret=True)
+    limit: int | None = option(None, "a limit")
+
+
+def load(*argv: str, **environ: str) -> DemoConfig:
+    return load_config(DemoConfig, "demo", argv, environ)
+
+
+def test_flag_over_environment_over_file_over_default(tmp_path: Path) -> None:
+    file = tmp_path / "quire.yaml"
+    file.write_text("size: 5\nratio: 2\nnames: [a, b]\nlog-level: warning\n")
+    flags = ("--config", str(file), "--size", "7")
+    config = load(*flags, QUIRE_DEMO_SIZE="6", QUIRE_DEMO_RATIO="3")
+    assert (config.size, config.ratio, config.names, config.log_level) == (7, 3.0, ("a", "b"), "warning")
+    assert config.fast is False and config.limit is None
+
+
+def test_one_file_may_hold_a_section_for_each_service(tmp_path: Path) -> None:
+    file = tmp_path / "quire.yaml"
+    file.write_text("demo:\n  size: 4\nrouter:\n  port: 1\n")
+    assert load("--config", str(file)).size == 4
+
+
+def test_types() -> None:
+    config = load("--fast", "--names", "a, b,", "--limit", "3")
+    assert (config.fast, config.names, config.limit) == (True, ("a", "b"), 3)
+    assert load("--no-fast", QUIRE_DEMO_FAST="yes").fast is False
+
+
+@pytest.mark.parametrize(
+    ("argv", "environ", "code", "named"),
+    [
+        (("--size", "0"), {}, "BAD_VALUE", "--size"),
+        (("--size", "11"), {}, "BAD_VALUE", "--size"),
+        (("--size", "2.5"), {}, "BAD_VALUE", "--size"),
+        (("--ratio", "nan"), {}, "BAD_VALUE", "--ratio"),
+        (("--log-level", "loud"), {}, "BAD_VALUE", "--log-level"),
+        (("--sizes", "1"), {}, "UNKNOWN_FLAG", "--sizes"),
+        ((), {"QUIRE_DEMO_FAST": "perhaps"}, "BAD_VALUE", "QUIRE_DEMO_FAST"),
+        ((), {"QUIRE_DEMO_SIZES": "1"}, "UNKNOWN_KEY", "QUIRE_DEMO_SIZES"),
+        ((), {"QUIRE_DEMO_KEY": ""}, "EMPTY_SECRET", "QUIRE_DEMO_KEY"),
+        (("--key", " , "), {}, "EMPTY_SECRET", "--key"),
+    ],
+)
+def test_what_is_wrong_is_named(argv: tuple[str, ...], environ: dict[str, str], code: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(*argv, **environ)
+    assert caught.value.code == code
+    assert named in caught.value.message
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("sizes: 1", "UNKNOWN_KEY"),
+        ("size: [1]", "BAD_VALUE"),
+        ("size: true", "BAD_VALUE"),
+        ("[1, 2]", "CONFIG_NOT_YAML"),
+        ("a: b: c", "CONFIG_NOT_YAML"),
+        ("!!python/object/apply:os.getcwd []", "CONFIG_NOT_YAML"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, code: str) -> None:
+    file = tmp_path / "quire.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load("--config", str(file))
+    assert caught.value.code == code
+
+
+def test_other_services_variables_are_not_ours() -> None:
+    assert load(QUIRE_ROUTER_PORT="1", QUIRE_DATA_DIR="/data").size == 3
+
+
+def test_secrets_are_masked() -> None:
+    shown = describe(load("--key", "hunter2"))
+    assert shown["key"] == "***"
+    assert "hunter2" not in str(shown)
+    assert describe(load())["key"] == ()
+
+
+@pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])
+def test_bad_addresses(address: str) -> None:
+    with pytest.raises(ConfigError):
+        split_address(address, "--listen")
+
+
+@given(st.integers(0, 65535))
+def test_addresses(port: int) -> None:
+    assert split_address(f"[::1]:{port}", "--listen") == ("::1", port)

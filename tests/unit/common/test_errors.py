@@ -1,0 +1,61 @@
+"""The error tree on the wire: code, cause and fix survive; what is not ours tells nothing."""
+
+from __future__ import annotations
+
+import grpc
+import pytest
+from google.rpc import code_pb2
+
+from quire_common import errors
+from quire_common.errors import QuireError
+
+TREE = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type) and issubclass(cls, QuireError) and cls not in (QuireError, errors.ConfigError)
+]
+
+
+@pytest.mark.parametrize("cls", TREE)
+def test_round_trips(cls: type[QuireError]) -> None:
+    error = cls("A_CODE", "the cause", "the fix", param="p", retry_after_s=1.5)
+    for back in (errors.from_status(errors.to_status(error)), errors.from_message(errors.to_message(error))):
+        assert (back.code, back.message, back.fix, back.param, back.retry_after_s) == (
+            "A_CODE",
+            "the cause",
+            "the fix",
+            "p",
+            1.5,
+        )
+        assert back.grpc_code is cls.grpc_code
+    assert 400 <= cls.http_status < 600
+
+
+def test_grpc_codes_are_google_rpc_codes() -> None:
+    for cls in TREE:
+        assert code_pb2.Code.Name(errors.to_status(cls("A", "b", "c")).code) == cls.grpc_code.name
+
+
+def test_foreign_exceptions_tell_nothing() -> None:
+    shown = errors.as_quire_error(ValueError("the password is hunter2"))
+    assert isinstance(shown, errors.Internal)
+    assert "hunter2" not in str(shown)
+
+
+def test_a_bare_status_becomes_the_class_of_its_code() -> None:
+    class Bare(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.UNAVAILABLE
+
+        def details(self) -> str:
+            return "connection refused"
+
+        def trailing_metadata(self) -> None:
+            return None
+
+    assert type(errors.from_rpc_error(Bare())) is errors.Unavailable
+
+
+def test_texts_are_bounded() -> None:
+    error = errors.InvalidArgument("A", "m" * 10_000, "f" * 10_000)
+    assert len(error.message) + len(error.fix) <= 4000
