@@ -1,0 +1,93 @@
+"""A scheduler whose worker is lost, hangs or confuses it: requests end by a typed error, and the service comes back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from quire.v1 import scheduler_pb2
+from quire_common.errors import QuireError
+from tests.fakes.fake_worker import undisturbed
+from tests.fakes.scheduler_rig import a_sequence
+from tests.fakes.scheduler_stack import Router, stack
+
+
+async def test_a_lost_worker_fails_its_requests_and_comes_back() -> None:
+    async with stack(max_model_len=256) as s:
+        s.worker.step_s = 0.002
+        router = Router(s)
+        await router.open()
+        await router.submit({h: a_sequence(8, 200) for h in range(8)})
+        await router.until(lambda: len(router.tokens) >= 4)
+        address = s.worker.address
+        await s.worker.stop()
+        await router.done(*range(8))
+        assert {(e.code, e.http_status) for e in router.failed.values()} == {("WORKER_LOST", 503)}
+        await router.submit({20: a_sequence(4, 4)})
+        await router.done(20)
+        assert router.failed[20].code == "WORKER_NOT_READY"
+        await s.worker.start(address)
+        await s.until(lambda: s.core is not None)
+        await router.submit({21: a_sequence(4, 4)})
+        await router.done(21)
+        assert router.tokens[21] == undisturbed(a_sequence(4, 4))[0]
+        info = await s.stub.GetModelInfo(scheduler_pb2.GetModelInfoRequest())
+        assert info.epoch.run == 2
+
+
+async def test_a_hung_worker_is_given_up() -> None:
+    async with stack(worker_timeout_s=0.3) as s:
+        s.worker.answering.clear()
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(4, 4)})
+        await router.done(1)
+        assert router.failed[1].code == "WORKER_LOST"
+        s.worker.answering.set()
+
+
+async def test_a_report_that_answers_no_grant_does_not_hide_a_hang() -> None:
+    async with stack(worker_timeout_s=0.3) as s:
+        s.worker.answering.clear()
+        s.worker.interrupting = True
+        router = Router(s)
+        await router.open()
+        await router.submit({1: a_sequence(4, 4)})
+        async with asyncio.timeout(20):
+            await router.done(1)
+        assert router.failed[1].code == "WORKER_LOST"
+        s.worker.answering.set()
+
+
+async def test_a_link_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rather than a scheduler that never attaches again, and requests that nobody ends."""
+    async with stack() as s:
+        ended: list[QuireError] = []
+        monkeypatch.setattr(s.service, "_fail", ended.append)
+
+        def broken(error: QuireError, now: float) -> None:
+            raise AssertionError("the core contradicts itself")
+
+        monkeypatch.setattr(s.core, "worker_lost", broken)
+        await s.worker.stop()
+        await s.until(lambda: bool(ended))
+        assert ended[0].code == "INTERNAL"
+
+
+async def test_a_core_that_fails_costs_its_epoch_not_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with stack() as s:
+        router = Router(s)
+        await router.open()
+
+        def broken(now: float) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr(s.core, "next_grant", broken)
+        await router.submit({1: a_sequence(4, 4)})
+        await router.done(1)
+        assert router.failed[1].code == "WORKER_LOST"
+        await s.until(lambda: s.core is not None)
+        await router.submit({2: a_sequence(4, 4)})
+        await router.done(2)
+        assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]
