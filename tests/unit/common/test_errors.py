@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 from google.rpc import code_pb2
@@ -50,7 +52,7 @@ def test_a_bare_status_becomes_the_class_of_its_code() -> None:
         def details(self) -> str:
             return "connection refused"
 
-        def trailing_metadata(self) -> None:
+        def trailing_metadata(self) -> Any:
             return None
 
     assert type(errors.from_rpc_error(Bare())) is errors.Unavailable
