@@ -126,7 +126,9 @@ def load_model(
         parameters=sum(prod(each.shape) for each in specs),
         capabilities=CAPABILITIES + ("batch_invariant",) * ops.batch_invariant,
     )
-    return LoadedModel(runner, spec, facts, page_geometry(spec, options.page_size, _KV_DTYPE, digest), pool.num_pages)
+    # Backends differ in the last bits, so one must not read the other's pages: answers would depend on who stored them.
+    computed = digest + options.attention_backend.encode()
+    return LoadedModel(runner, spec, facts, page_geometry(spec, options.page_size, _KV_DTYPE, computed), pool.num_pages)
 
 
 def _read_config(path: Path) -> ConfigFile:

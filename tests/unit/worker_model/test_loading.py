@@ -249,3 +249,13 @@ def test_partitions_cut_between_heads() -> None:
             assert each.shape[cut.axis] == cut.unit * cut.units, each.role
     assert by_role["o.weight"].partition.kind == by_role["down.weight"].partition.kind == "row"
     assert by_role["embed.weight"].layer == MODEL_WIDE and by_role["embed.weight"].partition.kind == "vocab"
+
+
+def test_the_namespace_sees_the_backend(tmp_path: Path) -> None:
+    """Backends differ in the last bits: one must not read the pages that another computed."""
+    sound(tmp_path)
+    loaded = [
+        load_model(tmp_path, LoadOptions(kv_cache_bytes=1 << 20, attention_backend=name)) for name in ("cpu", "torch")
+    ]
+    assert len({each.geometry.namespace for each in loaded}) == 2
+    assert len({each.facts.digest for each in loaded}) == 1
