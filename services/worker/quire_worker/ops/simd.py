@@ -70,7 +70,9 @@ def _word(arguments: str, result: str, emit: _Emit) -> Any:
         ready = []
         for kind, given, value in zip(arguments, signature.args, values, strict=True):
             if kind == "a":
-                ready.append(context.make_array(given)(context, builder, value).data)
+                # Straight from the structure: numba's own helper writes all of it to memory first, at every word.
+                place = context.data_model_manager[given].get_field_position("data")
+                ready.append(builder.extract_value(value, place))
             elif kind == "v":
                 ready.append(value)
             else:
