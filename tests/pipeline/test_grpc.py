@@ -123,7 +123,7 @@ def test_chat_goes_through_the_models_template(client: Client) -> None:
         ("x", {"max_tokens": 10**9}, "MAX_TOKENS_TOO_LARGE", "max_tokens"),
         ([5000], {}, "TOKEN_OUT_OF_RANGE", "prompt"),
         ("x", {"n": 10**6}, "OUT_OF_RANGE", "n"),
-        ("x", {"stop": ["s"] * 100_000}, "OUT_OF_RANGE", "len(stop)"),
+        ("x", {"stop": ["s"] * 100_000}, "TOO_MANY_ITEMS", "stop"),
     ],
     ids=lambda value: None if isinstance(value, list | dict) else str(value),
 )
