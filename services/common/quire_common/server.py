@@ -21,6 +21,7 @@ import uvloop
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from quire_common.aio_health import AioHealth
 from quire_common.config import ServiceConfig, load_config, split_address
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
@@ -51,10 +52,16 @@ class BoundServer:
     address: str
     instance: str
     _fail: Callable[[QuireError], None] = field(repr=False)
+    _set_serving: Callable[[bool], None] = field(default=lambda up: None, repr=False)
 
     def fail(self, error: QuireError) -> None:
         """End the process with the error as its headline; callable from any thread."""
         self._fail(error)
+
+    def set_serving(self, up: bool) -> None:
+        """Say in grpc.health.v1 whether an asyncio service that was ready still is; from its loop. Changes nothing
+        before the start has succeeded, except what is said then, nor once the stop has begun."""
+        self._set_serving(up)
 
 
 class AioService(Protocol):
@@ -127,13 +134,13 @@ async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer]
         bound = _bind(server, config, name, fail)
         set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
+        checker = AioHealth()
+        bound._set_serving = checker.set_serving
         service = make_service(bound)
-        checker = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
         names = [*service.register(server), ""]
         reflection.enable_server_reflection([*names[:-1], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        for service_name in names:
-            await checker.set(service_name, health_pb2.HealthCheckResponse.NOT_SERVING)
+        await checker.watch(names)
         await server.start()
         _serve_metrics(config)
         log.info("listening", address=bound.address)
@@ -141,8 +148,7 @@ async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer]
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()  # raises what start raised
-            for service_name in names:
-                await checker.set(service_name, health_pb2.HealthCheckResponse.SERVING)
+            await checker.ready()
             discovery = await _announce(config, name, bound)
             log.info("ready", address=bound.address)
         else:

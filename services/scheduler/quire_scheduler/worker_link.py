@@ -21,6 +21,8 @@ from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_
 from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.engine import Engine
 
@@ -31,9 +33,12 @@ _WATCHDOG_S = 0.5
 
 
 class WorkerLink:
-    """One channel to one worker, for the life of the scheduler."""
+    """One channel to one worker, for the life of the scheduler. `attached` hears whether there is a worker now."""
 
-    def __init__(self, config: SchedulerConfig, engine: Engine) -> None:
+    def __init__(
+        self, config: SchedulerConfig, engine: Engine, attached: Callable[[bool], None] = lambda up: None
+    ) -> None:
+        self._attached = attached
         self._address = config.worker
         self._timeout_s = config.worker_timeout_s
         self._channel = aio_channel(config.worker, config)
@@ -106,6 +111,7 @@ class WorkerLink:
             self._call, self._unanswered_since, self._sent, self._gave_up = call, 0.0, 0, ""
             self._engine.attach(hello)
             self._ready.set()
+            self._attached(True)
             log.info("worker attached", worker=self._address, model=hello.model.name, run=hello.epoch.run)
             watchdog = asyncio.ensure_future(self._watch())
             epoch = epoch_to_pb(hello.epoch)
@@ -182,6 +188,7 @@ class WorkerLink:
             log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)
         phase = "failed" if self._engine.phase == "failed" else "loading"
         self._engine.detach(worker_lost_error(), phase, detail)
+        self._attached(False)
 
 
 def worker_lost_error() -> Unavailable:
