@@ -192,6 +192,8 @@ class FakeWorker:
         self.seen.append(grant)
         for slot in grant.stop_slot.tolist():
             self.slots.pop(slot, None)
+            # A stopped slot has no rows from here on, not even masked ones.
+            self._ghosts = [(ended, ghost) for ended, ghost in self._ghosts if ghost.start.slot != slot]
         for start in grant.start:
             self._start(start)
         for slot, position in zip(grant.limit_slot.tolist(), grant.limit_position.tolist(), strict=True):

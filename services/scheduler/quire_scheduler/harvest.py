@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.credit import Finish
 from quire_common.errors import Internal, QuireError
 from quire_scheduler.outputs import FINISH_REASONS, FinishReason, Rows
 from quire_scheduler.page_allocator import Fence
@@ -167,6 +168,8 @@ class Harvest:
         for index in np.nonzero(report.finish)[0].tolist():
             slot = int(report.slot[index])
             request = self._replica.slots.holder[slot] if requests is None else requests[index]
+            # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
+            error = errors.pop(slot, None) if report.finish[index] == Finish.ERROR else None
             if request is None or request.state is State.FINISHED:
                 drop[index] = True
                 continue
@@ -174,7 +177,7 @@ class Harvest:
             reason = FinishReason(int(rows.finish[index]))
             if reason is FinishReason.ERROR:
                 drop[index] = True
-                self._error(request, errors.pop(slot, None), fence, now)
+                self._error(request, error, fence, now)
                 continue
             has_token = reason is FinishReason.STOP and report.count[index]
             stop_token = int(report.token[ends[index] - 1]) if has_token else -1
