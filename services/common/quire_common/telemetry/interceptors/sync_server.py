@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from quire_common.errors import trailing_metadata
+from quire_common.telemetry.interceptors.handlers import wrap_handler
 from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
-from quire_common.telemetry.interceptors.unreadable import require_readable, tolerant
+from quire_common.telemetry.interceptors.unreadable import require_readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -46,19 +47,8 @@ class SyncServerInterceptor(grpc.ServerInterceptor):
 
 
 def _wrap(handler: Handler, method: ServerMethod) -> Handler:
-    serializers = {
-        "request_deserializer": (
-            handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
-        ),
-        "response_serializer": handler.response_serializer,
-    }
-    if handler.request_streaming and handler.response_streaming:
-        return grpc.stream_stream_rpc_method_handler(_streaming(handler.stream_stream, method), **serializers)
-    if handler.request_streaming:
-        return grpc.stream_unary_rpc_method_handler(_unary(handler.stream_unary, method), **serializers)
-    if handler.response_streaming:
-        return grpc.unary_stream_rpc_method_handler(_streaming(handler.unary_stream, method), **serializers)
-    return grpc.unary_unary_rpc_method_handler(_unary(handler.unary_unary, method), **serializers)
+    wrapped: Handler = wrap_handler(handler, lambda b: _unary(b, method), lambda b: _streaming(b, method))
+    return wrapped
 
 
 def _unary(behaviour: Any, method: ServerMethod) -> Any:

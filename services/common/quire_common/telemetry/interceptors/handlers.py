@@ -1,0 +1,25 @@
+"""A registered handler with its behaviour replaced, whichever of gRPC's four kinds it is. For aio and for threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import grpc
+
+from quire_common.telemetry.interceptors.unreadable import tolerant
+
+Wrap = Callable[[Any], Any]
+
+
+def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap) -> Any:
+    """`unary` and `streaming` wrap behaviours by the kind of their response; unreadable unary requests reach them."""
+    read = handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
+    codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
+    if handler.request_streaming and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(streaming(handler.stream_stream), **codecs)
+    if handler.request_streaming:
+        return grpc.stream_unary_rpc_method_handler(unary(handler.stream_unary), **codecs)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(streaming(handler.unary_stream), **codecs)
+    return grpc.unary_unary_rpc_method_handler(unary(handler.unary_unary), **codecs)
