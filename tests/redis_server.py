@@ -67,7 +67,7 @@ class RedisServer:
 def redis_server() -> Iterator[RedisServer]:
     """A running server of the test's own."""
     if BINARY is None:
-        pytest.skip("redis-server is not installed: apt-get install redis-server")
+        pytest.fail("redis-server is not installed: apt-get install redis-server, or `make redis`")
     server = RedisServer()
     server.start()
     yield server

@@ -21,7 +21,7 @@ class AioHealth(health.aio.HealthServicer):  # type: ignore[misc]  # grpc publis
         self._telling: set[asyncio.Task[None]] = set()
 
     async def watch(self, names: Sequence[str]) -> None:
-        """Answer for these services, all alike: NOT_SERVING for now."""
+        """Answer for these services, all alike: NOT_SERVING until `ready`."""
         self._names = names
         await self._tell()
 

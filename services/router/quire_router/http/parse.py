@@ -241,7 +241,7 @@ def _message(message: Any, name: str) -> dict[str, Any]:
 
 
 def _check_part(part: Any, name: str) -> None:
-    """Text alone for now; how a template wants its parts is the tokenizer's business."""
+    """Text alone; how a template wants its parts is the tokenizer's business."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
