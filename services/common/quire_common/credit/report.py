@@ -103,6 +103,8 @@ class Report:
     error: list[tuple[int, QuireError]] = field(default_factory=list)
     timing: list[StepTiming] = field(default_factory=list)
     grant_arrival_us: int = 0
+    draining: bool = False
+    heartbeat: bool = False
 
     @property
     def steps(self) -> int:
@@ -137,6 +139,8 @@ def encode_report(report: Report) -> worker_pb2.Report:
         error=[worker_pb2.SlotError(slot=slot, error=to_message(error)) for slot, error in report.error],
         timing=[worker_pb2.StepTiming(**timing._asdict()) for timing in report.timing],
         grant_arrival_us=report.grant_arrival_us,
+        draining=report.draining,
+        heartbeat=report.heartbeat,
     )
 
 
@@ -167,6 +171,8 @@ def decode_report(message: worker_pb2.Report) -> Report:
         error=[(e.slot, from_message(e.error)) for e in message.error],
         timing=[StepTiming(t.wait, t.prepare, t.forward, t.sample, t.copy) for t in message.timing],
         grant_arrival_us=message.grant_arrival_us,
+        draining=message.draining,
+        heartbeat=message.heartbeat,
     )
     equal_lengths("step", applied=report.step_applied, rows=report.step_rows)
     rows = equal_lengths("row", slot=report.slot, count=report.count, finish=report.finish)

@@ -128,6 +128,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         error=[error for r in reports for error in r.error],
         timing=[timing for r in reports for timing in r.timing],
         grant_arrival_us=last.grant_arrival_us,
+        draining=last.draining,
         **columns,
     )
 
