@@ -57,6 +57,9 @@ class StepBatch:
     blocked: Mapping[int, Int32] = field(default_factory=dict)
     """Sequence index -> token ids that may not be drawn at this step (stop ids before min_tokens is reached). Logprobs,
     which are of the raw logits, do not see it."""
+    formed_ns: int = 0
+    """`time.monotonic_ns()` when the engine formed it, 0: unknown. A device that queues steps knows by it whether it
+    stood idle before this one."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -47,6 +48,7 @@ def build_step(table: SlotTable, choice: Choice) -> StepBatch:
         sample_index=table.sample_index[slots],
         logprobs=table.logprobs[slots],
         blocked=blocked_ids(table, slots, sample),
+        formed_ns=time.monotonic_ns(),
     )
 
 
@@ -56,11 +58,11 @@ def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     columns = {
         field.name: getattr(batch, field.name)[keep]
         for field in dataclasses.fields(batch)
-        if field.name not in ("token", "blocked")
+        if field.name not in ("token", "blocked", "formed_ns")
     }
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
-    return StepBatch(token=token, blocked=blocked, **columns)
+    return StepBatch(token=token, blocked=blocked, formed_ns=batch.formed_ns, **columns)
 
 
 def _covering_pages(table: SlotTable, slots: Int32, end: Int32, width: int) -> Int32:
