@@ -46,6 +46,8 @@ class LLM:
         *,
         address: str | None = None,
         api_key: str | None = None,
+        replicas: int = 1,
+        tokenizers: int = 1,
         **options: Any,
     ) -> None:
         self._stack: LocalStack | None = None
@@ -55,12 +57,14 @@ class LLM:
                     name=f"llm-{os.getpid()}-{next(_numbers)}",
                     model=str(find_model(model)),
                     keep_directory=False,
+                    replicas=replicas,
+                    tokenizers=tokenizers,
                     flags=stack_flags(options),
                     drain_timeout_s=_DRAIN_S,
                 )
             )
             address = self._stack.grpc
-        elif model is not None or options:
+        elif model is not None or options or (replicas, tokenizers) != (1, 1):
             raise InvalidArgument(
                 "MODEL_AND_ADDRESS",
                 "A Quire at an address has its model and options already.",
@@ -171,7 +175,7 @@ class LLM:
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
-            death = self._stack.deaths[0]
+            death = self._stack.deaths[-1]
             return Unavailable(
                 death.code, f"The {death.service} died: {death.message}", f"{death.fix} Log: {death.log}"
             )

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         drain_timeout_s=_DRAIN_S,
     )
     print(f"Five services on this machine, serving {spec.model}\n", flush=True)
-    stack = LocalStack(spec, ProgressLines())
+    stack = LocalStack(spec, ProgressLines(spec.members))
     try:
         print(f"\nUp after {stack.ready.seconds:.1f} s. A prompt goes in by gRPC:\n", flush=True)
         with Client(stack.grpc) as client:

@@ -21,7 +21,7 @@ _STYLES = {"error": "red", "warning": "yellow", "critical": "red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Whose, how many, for how long."""
-    parser.add_argument("service", nargs="?", help="one of the five, or supervisor (default: all)")
+    parser.add_argument("service", nargs="?", help="a service, one of several (worker-2), or supervisor (default: all)")
     stack_arguments.add_name(parser)
     parser.add_argument("-n", "--lines", type=int, default=100, metavar="N", help="last lines (default: %(default)s)")
     parser.add_argument("-f", "--follow", action="store_true", help="go on until Ctrl-C")
@@ -31,14 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print."""
     from quire.errors import InvalidArgument
-    from quire.local.spec import SERVICES
+    from quire.local.spec import SERVICES, service_of
     from quire.local.state import StateDirectory
 
-    known = (*SERVICES, "supervisor")
-    if args.service is not None and args.service not in known:
-        raise InvalidArgument("UNKNOWN_SERVICE", f"There is no {args.service!r}.", f"Choose of {', '.join(known)}.")
     directory = StateDirectory(args.name)
-    names = [args.service] if args.service else list(known)
+    state = directory.read()
+    known = (*(state.services if state is not None else SERVICES), "supervisor")
+    names = [name for name in known if args.service in (None, name, service_of(name))]
+    if not names:
+        raise InvalidArgument("UNKNOWN_SERVICE", f"There is no {args.service!r}.", f"Choose of {', '.join(known)}.")
     tails = [_Tail(name, directory.log(name)) for name in names]
     lines = [(name, line) for tail in tails for name, line in tail.read()]
     lines.sort(key=lambda item: _time_of(item[1]))
@@ -96,7 +97,7 @@ def _time_of(line: str) -> float:
 
 def _show(name: str, line: str, *, raw: bool) -> str:
     record = _record(line)
-    prefix = paint(f"{name:<10}", "cyan")
+    prefix = paint(f"{name:<11}", "cyan")
     if raw or not record:
         return f"{prefix} {line}"
     level = str(record.get("level", "info")).lower()

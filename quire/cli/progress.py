@@ -1,22 +1,24 @@
-"""One line per service while a stack starts: redrawn in place on a terminal, one line at each arrival elsewhere."""
+"""One line per member while a stack starts: redrawn in place on a terminal, one line at each arrival elsewhere."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TextIO
 
 from quire.cli.terminal import bar, paint
 from quire.local import events
-from quire.local.spec import SERVICES
 
-_SHOWN = tuple(reversed(SERVICES))
 _BAR_WIDTH = 16
 
 
 class ProgressLines:
-    """Call it with every event of a stack."""
+    """Call it with every event of a stack. `members` are in the order in which they are started."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, members: Sequence[str], stream: TextIO | None = None) -> None:
+        self._shown = tuple(reversed(members))
+        self._width = max(map(len, members))
+        self._up = False
         self._stream = sys.stdout if stream is None else stream
         self._live = self._stream.isatty()
         self._last: dict[str, events.Progress] = {}
@@ -24,7 +26,14 @@ class ProgressLines:
 
     def __call__(self, event: events.Event) -> None:
         """Show what an event says."""
-        if isinstance(event, events.Progress):
+        if isinstance(event, events.Ready):
+            self._up = True
+        elif isinstance(event, events.Restarted):
+            times = "once" if event.restarts == 1 else f"{event.restarts} times"
+            print(
+                paint(f"the {event.service} serves again, restarted {times}", "green", self._stream), file=self._stream
+            )
+        elif isinstance(event, events.Progress) and not self._up:
             before = self._last.get(event.service)
             self._last[event.service] = event
             if self._live:
@@ -33,7 +42,9 @@ class ProgressLines:
                 self._arrive(event)
         elif isinstance(event, events.Died):
             print(paint(f"the {event.service} died: {event.message}", "red", self._stream), file=self._stream)
-            print(f"  fix     {event.fix}\n  log     {event.log}", file=self._stream, flush=True)
+            print(f"  fix     {event.fix}\n  log     {event.log}", file=self._stream)
+            then = f"is started again in {event.restart_in_s:.1f} s" if event.restart_in_s >= 0 else "stays down"
+            print(f"  it      {then}", file=self._stream, flush=True)
 
     def _arrive(self, event: events.Progress) -> None:
         """Without a terminal only what changed for good is worth a line."""
@@ -42,8 +53,8 @@ class ProgressLines:
 
     def _redraw(self) -> None:
         if self._drawn:
-            self._stream.write(f"\x1b[{len(_SHOWN)}A")
-        for service in _SHOWN:
+            self._stream.write(f"\x1b[{len(self._shown)}A")
+        for service in self._shown:
             event = self._last.get(service)
             self._stream.write(f"\x1b[2K{self._line(event) if event else f'  {service}'}\n")
         self._stream.flush()
@@ -52,7 +63,7 @@ class ProgressLines:
     def _line(self, event: events.Progress) -> str:
         ready = event.phase == "ready"
         phase = paint(f"{event.phase:<12}", "green" if ready else "yellow", self._stream)
-        line = f"  {event.service:<10} {phase} {event.seconds:5.1f} s"
+        line = f"  {event.service:<{self._width}} {phase} {event.seconds:5.1f} s"
         if not ready and event.progress >= 0:
             line += f"  {bar(event.progress, _BAR_WIDTH)} {event.progress:4.0%}"
         return f"{line}  {event.detail}".rstrip() if not ready else line

@@ -35,8 +35,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def serve(spec: StackSpec) -> int:
-    """Start, serve until a signal, drain, stop. A second signal ends the draining. Exit code 1 if a service died."""
+    """Start, serve until a signal, drain, stop. A second signal ends the draining.
+
+    A service that dies is started again; where that cannot be done, the cause is the headline and the exit code 1.
+    """
     from quire.cli.progress import ProgressLines
+    from quire.cli.terminal import print_error
     from quire.cli.welcome import print_welcome
     from quire.local.stack import LocalStack
 
@@ -47,12 +51,14 @@ def serve(spec: StackSpec) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
     print(f"Starting Quire with {spec.model}", flush=True)
-    stack = LocalStack(spec, ProgressLines())
+    stack = LocalStack(spec, ProgressLines(spec.members))
     try:
         print_welcome(spec, stack.ready)
         print("Ctrl-C ends it.", flush=True)
         while not stack.ended.wait():
             pass
+        if stack.failure is not None:
+            print_error(stack.failure)
         return 1  # nobody asked it to end
     except KeyboardInterrupt:
         print("\nStopping: running requests may finish. Once more to end at once.", flush=True)
@@ -67,4 +73,4 @@ def _stop(stack: LocalStack) -> int:
         except KeyboardInterrupt:
             stack.terminate()
     stack.close()
-    return 1 if stack.deaths else 0
+    return 0

@@ -30,6 +30,10 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--start-timeout", type=float, default=900.0, metavar="S", help="time to get ready (default: %(default)s)"
     )
+    parser.add_argument(
+        "--replicas", type=int, default=1, metavar="N", help="pairs of a scheduler and a worker (default: %(default)s)"
+    )
+    parser.add_argument("--tokenizers", type=int, default=1, metavar="N", help="(default: %(default)s)")
     engine = parser.add_argument_group("engine", "vLLM's names; the services' own defaults")
     for option in ENGINE_OPTIONS:
         engine.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
@@ -50,6 +54,8 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
         grpc_port=args.grpc_port,
         api_keys=tuple(args.api_key),
         owned=owned,
+        replicas=args.replicas,
+        tokenizers=args.tokenizers,
         flags=stack_flags(options),
         start_timeout_s=args.start_timeout,
         drain_timeout_s=args.shutdown_timeout,

@@ -11,6 +11,7 @@ from quire.cli import stack_arguments
 from quire.cli.terminal import paint, table
 
 HELP = "show what runs"
+_COLUMNS = ("phase", "pid", "grpc_port", "resident_mb", "restarts", "detail")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +22,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Exit code 0 if everything is ready, else 1."""
-    from quire.local.spec import SERVICES
     from quire.local.state import StateDirectory
 
     state = StateDirectory(args.name).read()
@@ -30,16 +30,14 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(report) if args.json else f"{args.name}: not running. `quire up` starts it.")
         return 1
     services = {}
-    for name in reversed(SERVICES):
-        service = state.services.get(name)
-        if service is None:
-            continue
+    for name, service in reversed(state.services.items()):
         alive = service.process.alive()
         services[name] = {
-            "phase": service.phase if alive else "exited",
+            "phase": service.phase if alive or service.phase == "failed" else "exited",
             "pid": service.pid,
             "grpc_port": service.port,
             "resident_mb": _resident_mb(service.pid) if alive else 0.0,
+            "restarts": service.restarts,
             "detail": service.detail,
         }
     report = {
@@ -56,10 +54,10 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(f"{paint(state.name, 'bold')}: {state.phase}, {state.http} (gRPC {state.grpc}), model {state.model}\n")
         rows = [
-            [name, str(s["phase"]), str(s["pid"]), str(s["grpc_port"]), f"{s['resident_mb']:.0f}", str(s["detail"])]
+            [name, *(f"{s[column]:.0f}" if column == "resident_mb" else str(s[column]) for column in _COLUMNS)]
             for name, s in services.items()
         ]
-        print(table(["service", "phase", "pid", "gRPC port", "MB", ""], rows, right=(2, 3, 4)))
+        print(table(["service", "phase", "pid", "gRPC port", "MB", "restarts", ""], rows, right=(2, 3, 4, 5)))
     well = state.phase == "ready" and all(s["phase"] == "ready" for s in services.values())
     return 0 if well else 1
 

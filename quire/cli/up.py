@@ -1,4 +1,4 @@
-"""`quire up`: the five services in the background."""
+"""`quire up`: a stack in the background."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from quire.cli import stack_arguments
 
-HELP = "start the five services in the background"
+HELP = "start the services in the background"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.detach:
         return serve(spec)
     print(f"Starting Quire with {spec.model}", flush=True)
-    stack = LocalStack(spec, ProgressLines())
+    stack = LocalStack(spec, ProgressLines(spec.members))
     print_welcome(spec, stack.ready)
     name = "" if args.name == DEFAULT_NAME else f" --name {args.name}"
     print(f"`quire status{name}` looks after it, `quire logs{name}` reads its logs, `quire down{name}` ends it.")

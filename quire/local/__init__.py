@@ -1,1 +1,1 @@
-"""The local supervisor: the five services as child processes of one process on this machine."""
+"""The local supervisor: a stack's services as child processes of one process on this machine."""

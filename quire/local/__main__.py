@@ -1,7 +1,7 @@
 """`python -m quire.local`: a supervisor's process. A StackSpec comes in as the first line, events go out as lines.
 
 An owned stack ends at the end of its standard input, which the owner holds open: so it ends with the owner, however
-that ends. A detached one ends by SIGTERM or SIGINT alone.
+that ends. A detached one ends by SIGTERM or SIGINT alone. SIGHUP starts at once what waits to be started again.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ async def supervise(spec: StackSpec, directory: StateDirectory) -> bool:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.request_stop)
+    loop.add_signal_handler(signal.SIGHUP, supervisor.retry)
     if spec.owned:
         threading.Thread(target=_await_owner, args=(loop, supervisor), daemon=True).start()
     return await supervisor.run()
@@ -51,7 +52,7 @@ def sweep(directory: StateDirectory) -> None:
 
 
 def main() -> int:
-    """Exit code 0 for a stack that was stopped, 1 for one that failed."""
+    """Exit code 0 for a stack that was stopped, 1 for one that failed, then or later."""
     spec = StackSpec.from_json(sys.stdin.readline())
     directory = StateDirectory(spec.name)
     try:

@@ -19,7 +19,7 @@ class Progress:
 
 @dataclass(frozen=True)
 class Ready:
-    """All five serve."""
+    """Everything serves."""
 
     http: str
     grpc: str
@@ -28,7 +28,8 @@ class Ready:
 
 @dataclass(frozen=True)
 class Failed:
-    """The stack did not start; nothing of it is left running. `service` is empty where none is to blame."""
+    """The stack did not start, or lost a service for good; nothing of it is left running. `service` is empty where none
+    is to blame."""
 
     service: str
     code: str
@@ -39,13 +40,22 @@ class Failed:
 
 @dataclass(frozen=True)
 class Died:
-    """A service ended while serving; the others go on."""
+    """A service ended while serving; the others go on. Another takes its place after `restart_in_s`; below 0: none."""
 
     service: str
     code: str
     message: str
     fix: str
     log: str
+    restart_in_s: float = -1.0
+
+
+@dataclass(frozen=True)
+class Restarted:
+    """A service that had ended serves again, for the `restarts`th time."""
+
+    service: str
+    restarts: int
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,10 @@ class Stopped:
     killed: tuple[str, ...] = ()
 
 
-Event = Progress | Ready | Failed | Died | Stopped
-_KINDS: dict[str, type[Event]] = {cls.__name__.lower(): cls for cls in (Progress, Ready, Failed, Died, Stopped)}
+Event = Progress | Ready | Failed | Died | Restarted | Stopped
+_KINDS: dict[str, type[Event]] = {
+    cls.__name__.lower(): cls for cls in (Progress, Ready, Failed, Died, Restarted, Stopped)
+}
 
 
 def encode(event: Event) -> str:

@@ -24,14 +24,20 @@ _BOOTSTRAP = Path(__file__).with_name("child.py")
 class ChildProcess:
     """Leads a session and process group of its own; ends with its parent, however that ends."""
 
-    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], *, again: bool = False
+    ) -> None:
+        """`again`: its log goes on where the one before it left off."""
         self.name = name
         self.log = log
         self.exited = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        with suppress(FileNotFoundError):
-            log.replace(log.with_suffix(".log.1"))
-        with log.open("wb") as output:
+        if not again:
+            with suppress(FileNotFoundError):
+                log.replace(log.with_suffix(".log.1"))
+        with log.open("ab") as output:
+            # Where its own words begin.
+            self.log_start = output.tell()
             self._popen = subprocess.Popen(
                 [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,

@@ -21,9 +21,9 @@ class RootCause:
     fix: str
 
 
-def read_root_cause(log: Path, exit_code: int | None) -> RootCause:
-    """`exit_code` as subprocess has it: negative for a signal."""
-    lines = _tail(log)
+def read_root_cause(log: Path, exit_code: int | None, log_start: int = 0) -> RootCause:
+    """`exit_code` as subprocess has it: negative for a signal. What is before `log_start` another process wrote."""
+    lines = _tail(log, log_start)
     if exit_code is not None and exit_code < 0:
         return _killed(signal.Signals(-exit_code))
     records = [record for line in reversed(lines) if (record := _record(line))]
@@ -48,11 +48,11 @@ def _killed(number: signal.Signals) -> RootCause:
     return RootCause("KILLED", f"It was killed by {number.name}.", "See its log.")
 
 
-def _tail(log: Path) -> list[str]:
+def _tail(log: Path, start: int) -> list[str]:
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            file.seek(max(start, file.tell() - _TAIL_BYTES))
             return file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return []

@@ -1,6 +1,7 @@
-"""What a local stack is made of: which model, where it is reached, which flags each of the five services gets.
+"""What a local stack is made of: which model, how many of each service, where it is reached, which flags each gets.
 
-Knows the services by name and flags alone, never by import.
+Knows the services by name and flags alone, never by import. A *member* is one process: `worker`, or `worker-1`,
+`worker-2`, ... where there are several. Scheduler and worker of one number are a replica.
 """
 
 from __future__ import annotations
@@ -8,21 +9,25 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from quire.errors import InvalidArgument
 
 # Dependencies first: the order in which a failure is blamed, and the reverse of the order in which they are stopped.
 SERVICES = ("worker", "kvstore", "tokenizer", "scheduler", "router")
 # A wave is stopped when nothing of the waves before it is left to call it.
 STOP_WAVES = (("router",), ("scheduler", "tokenizer"), ("worker", "kvstore"))
 LOOPBACK = "127.0.0.1"
+# Of one service on one machine: a slip of the finger must not start thousands of processes.
+_MOST_MEMBERS = 64
 _ANY_HOST = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True)
 class StackSpec:
-    """`flags` are further options by service, spelled as the service spells them, without the dashes."""
+    """`flags` are further options by service or member, spelled as the service spells them, without the dashes."""
 
     name: str
     model: str
@@ -31,16 +36,28 @@ class StackSpec:
     port: int = 0
     # Of the router's gRPC, on the same host; 0 picks a free one.
     grpc_port: int = 0
+    # Pairs of a scheduler and a worker.
+    replicas: int = 1
+    tokenizers: int = 1
     api_keys: tuple[str, ...] = ()
     # Ends when the process that started it does.
     owned: bool = True
     # An owned stack's directory may go when it has ended well.
     keep_directory: bool = True
     flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Prefix of each service's command line; by default `python -m quire_<service>`.
+    # Prefix of the command line of a service or member; by default `python -m quire_<service>`.
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     start_timeout_s: float = 900.0
     drain_timeout_s: float = 30.0
+    # Before a member that died is started again; doubles while it goes on dying.
+    restart_delay_s: float = 0.1
+
+    def __post_init__(self) -> None:
+        for name in ("replicas", "tokenizers"):
+            if not 1 <= getattr(self, name) <= _MOST_MEMBERS:
+                raise InvalidArgument(
+                    "BAD_VALUE", f"{name} is {getattr(self, name)}.", f"Give 1 to {_MOST_MEMBERS}.", param=name
+                )
 
     def to_json(self) -> str:
         """One line."""
@@ -54,17 +71,39 @@ class StackSpec:
         values["commands"] = {name: tuple(command) for name, command in values["commands"].items()}
         return cls(**values)
 
-    def command(self, service: str, ports: Mapping[str, int]) -> list[str]:
-        """The service's whole command line. `ports` are gRPC ports by service, and `http`."""
-        prefix = self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
-        options = {**self._wiring(service, ports), **self.flags.get(service, {})}
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Every process by name, dependencies first."""
+        return tuple(name for service in SERVICES for name in self.members_of(service))
+
+    def members_of(self, service: str) -> tuple[str, ...]:
+        """A service's processes by name."""
+        count = {"worker": self.replicas, "scheduler": self.replicas, "tokenizer": self.tokenizers}.get(service, 1)
+        return (service,) if count == 1 else tuple(f"{service}-{number}" for number in range(1, count + 1))
+
+    def serves_without(self, lost: Collection[str]) -> bool:
+        """Whether requests can be answered with these members gone. The kvstore is a convenience."""
+        pairs = [set(replica_of(name)) for name in self.members_of("scheduler")]
+        return (
+            "router" not in lost
+            and not set(self.members_of("tokenizer")) <= set(lost)
+            and any(pair.isdisjoint(lost) for pair in pairs)
+        )
+
+    def command(self, member: str, ports: Mapping[str, int]) -> list[str]:
+        """The member's whole command line. `ports` are gRPC ports by member, and `http`."""
+        service = service_of(member)
+        prefix = self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
+        options = {**self._wiring(member, ports), **self.flags.get(service, {})}
+        if member != service:
+            options |= self.flags.get(member, {})
         return [*prefix, *(f"--{name}={value}" for name, value in options.items())]
 
-    def environment(self, service: str) -> dict[str, str]:
-        """What the service sees. Keys travel here, since anyone may read command lines."""
+    def environment(self, member: str) -> dict[str, str]:
+        """What the member sees. Keys travel here, since anyone may read command lines."""
         # The folder in which the user stands must not be able to shadow a module.
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
-        if service == "router" and self.api_keys:
+        if member == "router" and self.api_keys:
             extra["QUIRE_ROUTER_API_KEY"] = ",".join(self.api_keys)
         return {**os.environ, **extra}
 
@@ -73,33 +112,56 @@ class StackSpec:
         """Where this machine reaches what listens on `host`."""
         return LOOPBACK if self.host in _ANY_HOST else self.host
 
-    def _wiring(self, service: str, ports: Mapping[str, int]) -> dict[str, str]:
+    def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
         at = {name: f"{LOOPBACK}:{port}" for name, port in ports.items()}
-        if service == "router":
+        if member == "router":
             at["router"] = join(self.host, ports["router"])
         common = {
-            "listen": at[service],
+            "listen": at[member],
             "log-format": "json",
             "drain-timeout-s": str(self.drain_timeout_s),
         }
-        own = {
-            "worker": {"model": self.model, "kvstore": at["kvstore"], "torch-threads": str(_worker_threads())},
-            "kvstore": {},
-            "tokenizer": {"model": self.model},
-            "scheduler": {"worker": at["worker"], "kvstore": at["kvstore"]},
-            "router": {
-                "schedulers": at["scheduler"],
-                "tokenizers": at["tokenizer"],
-                "host": self.host,
-                "port": str(ports["http"]),
-            },
-        }
-        return {**common, **own[service]}
+        if member != service_of(member):
+            common["instance"] = member
+        match service_of(member):
+            case "worker":
+                threads = str(_worker_threads(self.replicas))
+                own = {"model": self.model, "kvstore": at["kvstore"], "torch-threads": threads}
+            case "tokenizer":
+                own = {"model": self.model}
+            case "scheduler":
+                own = {"worker": at[replica_of(member)[1]], "kvstore": at["kvstore"]}
+            case "router":
+                own = {
+                    "schedulers": self._peers("scheduler", at),
+                    "tokenizers": self._peers("tokenizer", at),
+                    "host": self.host,
+                    "port": str(ports["http"]),
+                }
+            case _:
+                own = {}
+        return {**common, **own}
+
+    def _peers(self, service: str, at: Mapping[str, str]) -> str:
+        """Static discovery's list; several are told by their names."""
+        names = self.members_of(service)
+        return at[service] if len(names) == 1 else ",".join(f"{name}={at[name]}" for name in names)
 
 
-def _worker_threads() -> int:
-    """Half of the cores: the other services need some too, and torch's threads spin while they wait for a core."""
-    return max(1, len(os.sched_getaffinity(0)) // 2)
+def service_of(member: str) -> str:
+    """`worker` of `worker-2`."""
+    return member.partition("-")[0]
+
+
+def replica_of(member: str) -> tuple[str, str]:
+    """Scheduler and worker of the replica that a scheduler or worker belongs to."""
+    _, dash, number = member.partition("-")
+    return f"scheduler{dash}{number}", f"worker{dash}{number}"
+
+
+def _worker_threads(replicas: int) -> int:
+    """Half of the cores, shared: other services need some too, and torch's threads spin while they wait for a core."""
+    return max(1, len(os.sched_getaffinity(0)) // 2 // replicas)
 
 
 def join(host: str, port: int) -> str:

@@ -23,10 +23,12 @@ class LocalStack:
     """A running stack. An owned one ends with `close`, with the object, or with this process."""
 
     def __init__(self, spec: StackSpec, on_event: OnEvent = lambda event: None) -> None:
-        """Returns when all five serve; raises StartFailed with the root cause, and then nothing is left running."""
+        """Returns when all serve; raises StartFailed with the root cause, and then nothing is left running."""
         self.spec = spec
         self.directory = StateDirectory(spec.name)
         self.deaths: list[events.Died] = []
+        # Why an owned stack ended by itself, if it did.
+        self.failure: StartFailed | None = None
         self.ended = threading.Event()
         self._on_event = on_event
         self._popen = self._launch()
@@ -94,7 +96,7 @@ class LocalStack:
             if isinstance(event, events.Ready):
                 return event
             if isinstance(event, events.Failed):
-                raise StartFailed(event.code, event.message, event.fix, service=event.service, log=event.log)
+                raise _error(event)
             if isinstance(event, events.Stopped):
                 raise StartFailed("STOPPED", "The stack was stopped while it started.", "Start it again.")
         log = self.directory.log("supervisor")
@@ -105,7 +107,13 @@ class LocalStack:
     def _take(self, event: events.Event) -> None:
         if isinstance(event, events.Died):
             self.deaths.append(event)
+        if isinstance(event, events.Failed):
+            self.failure = _error(event)
         self._on_event(event)
+
+
+def _error(event: events.Failed) -> StartFailed:
+    return StartFailed(event.code, event.message, event.fix, service=event.service, log=event.log)
 
 
 def _follow(lines: IO[str], take: weakref.WeakMethod[Callable[[events.Event], None]], ended: threading.Event) -> None:

@@ -24,13 +24,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass
 class ServiceState:
-    """One service as its supervisor last knew it. `phase`: starting, ..., ready, exited."""
+    """One member as its supervisor last knew it. `phase`: starting, ..., ready, exited, or failed (not tried again)."""
 
     pid: int = 0
     start_time: int = 0
     port: int = 0
     phase: str = "starting"
     detail: str = ""
+    # How often another process has taken its place.
+    restarts: int = 0
 
     @property
     def process(self) -> ProcessId:

@@ -35,6 +35,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fail", default="", help="CODE: log a typed error and exit with 2")
     parser.add_argument("--crash", action="store_true", help="die of an exception")
     parser.add_argument("--fail-once", default="", help="file: PORT_IN_USE while it does not exist, then create it")
+    parser.add_argument("--fail-while", default="", help="file: the typed error GONE while it exists")
     parser.add_argument("--never-ready", action="store_true")
     parser.add_argument("--ready-after-s", type=float, default=0.0)
     parser.add_argument("--die-after-ready-s", type=float, default=-1.0)
@@ -80,6 +81,8 @@ def main() -> int:
     if options.fail_once and not Path(options.fail_once).exists():
         Path(options.fail_once).touch()
         return typed_failure("PORT_IN_USE")
+    if options.fail_while and Path(options.fail_while).exists():
+        return typed_failure("GONE")
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, (lambda *_: None) if options.ignore_sigterm else (lambda *_: stopped.set()))
     if options.grandchild:

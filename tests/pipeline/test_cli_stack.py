@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,16 +86,23 @@ def test_up_status_complete_logs_down(demo_model: Path) -> None:
     assert quire("status", "--name", "test").returncode == 1
 
 
-def test_a_service_that_is_killed_is_reported(demo_model: Path) -> None:
-    assert quire("up", "--model", str(demo_model), "--port", "0", "--name", "test").returncode == 0
+def test_services_that_are_killed_or_restarted_come_back_and_status_tells(demo_model: Path) -> None:
+    up = quire("up", "--model", str(demo_model), "--port", "0", "--name", "test", "--tokenizers", "2")
+    assert up.returncode == 0, up.stderr
     state = read_state()
     try:
         os.kill(state.services["kvstore"].pid, signal.SIGKILL)
-        while read_state().services["kvstore"].phase != "exited":
-            pass
-        status = quire("status", "--name", "test")
-        assert status.returncode == 1
-        assert "SIGKILL" in status.stdout
+        deadline = time.monotonic() + LIMIT_S
+        while read_state().services["kvstore"].restarts == 0 or quire("status", "--name", "test").returncode:
+            assert time.monotonic() < deadline
+        restart = quire("restart", "tokenizer", "--name", "test")
+        assert restart.returncode == 0, restart.stderr
+        assert "tokenizer-2: restarted in" in restart.stdout
+        report = json.loads(quire("status", "--name", "test", "--json").stdout)
+        restarts = {name: body["restarts"] for name, body in report["services"].items()}
+        assert [name for name, count in restarts.items() if count] == ["tokenizer-2", "tokenizer-1", "kvstore"]
+        assert "tokenizer-1" in quire("logs", "tokenizer", "--name", "test").stdout
+        assert quire("complete", "ROMEO:", "--name", "test", "--max-tokens", "2").returncode == 0
     finally:
         assert quire("down", "--name", "test", "--timeout", "5").returncode == 0
     assert_nothing_left(state)

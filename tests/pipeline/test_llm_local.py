@@ -15,7 +15,7 @@ from tests.pipeline.leftovers import assert_nothing_left, processes_of, read_sta
 
 def test_llm_serves_a_batch_and_leaves_nothing(demo_model: Path, state_dir: Path) -> None:
     params = SamplingParams(temperature=0, max_tokens=16)
-    with LLM(demo_model, max_num_seqs=8) as llm:
+    with LLM(demo_model, replicas=2, tokenizers=2, max_num_seqs=8) as llm:
         (name,) = list_names()
         state = read_state(name)
         outputs = llm.generate(["ROMEO:", "JULIET:", "NURSE:"] * 8, params)

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import psutil
@@ -126,21 +125,6 @@ def test_the_users_port_is_refused_before_anything_starts() -> None:
     assert raised.value.code == "PORT_IN_USE"
     assert str(port) in raised.value.message
     assert read_state().services == {}
-
-
-def test_a_later_death_is_reported_and_the_others_go_on() -> None:
-    died = threading.Event()
-    stack = LocalStack(
-        fake_spec(switches={"kvstore": ("--die-after-ready-s", "1")}),
-        lambda event: died.set() if isinstance(event, events.Died) else None,
-    )
-    assert died.wait(LIMIT_S)
-    assert [(death.service, death.code) for death in stack.deaths] == [("kvstore", "DIED_LATER")]
-    state = read_state()
-    assert state.services["kvstore"].phase == "exited"
-    assert len(processes_of(state.stack_id)) == len(SERVICES) - 1
-    stack.close()
-    assert_nothing_left(state)
 
 
 def test_a_service_that_ignores_sigterm_is_killed_after_its_time_to_drain() -> None:

@@ -53,6 +53,11 @@ BAD = [
     (["complete", "hi", "--address", "127.0.0.1:1"], "Nothing answers at 127.0.0.1:1", "UNREACHABLE"),
     (["bench", "throughput", "--num-prompts", "0"], "--num-prompts is less than 1", "BAD_VALUE"),
     (["logs", "nothing"], "There is no 'nothing'", "UNKNOWN_SERVICE"),
+    (["restart"], "Say what to restart", "NOTHING_TO_RESTART"),
+    (["restart", "worker", "--rolling"], "Say what to restart", "NOTHING_TO_RESTART"),
+    (["restart", "worker"], "No stack named 'default' runs here", "NOT_RUNNING"),
+    (["serve", "--replicas", "0"], "replicas is 0", "BAD_VALUE"),
+    (["up", "--tokenizers", "1000"], "tokenizers is 1000", "BAD_VALUE"),
     (["status", "--name", "../x"], "no name for a stack", "BAD_NAME"),
 ]
 
@@ -147,19 +152,26 @@ def test_timings_are_grouped_in_the_order_of_the_hops() -> None:
 
 def test_progress_without_a_terminal_is_a_line_per_phase() -> None:
     stream = io.StringIO()
-    lines = ProgressLines(stream)
+    lines = ProgressLines(SERVICES, stream)
     for service in SERVICES:
         lines(events.Progress(service, "starting", 0.0))
     for share in (0.1, 0.2):
         lines(events.Progress("worker", "weights", 1.0, share, "a.safetensors"))
     for service in SERVICES:
         lines(events.Progress(service, "ready", 2.0))
-    lines(events.Died("router", "C", "the cause", "the fix", "/log"))
+    lines(events.Ready("http://a", "b", 2.0))
+    lines(events.Died("router", "C", "the cause", "the fix", "/log", 0.25))
+    lines(events.Progress("router", "ready", 3.0))
+    lines(events.Restarted("router", 2))
+    lines(events.Died("kvstore", "C", "another", "the fix", "/log"))
     text = stream.getvalue()
     assert text.count("weights") == 1
     assert "10%  a.safetensors" in text
     assert text.count("ready") == len(SERVICES)
     assert "the router died: the cause" in text
+    assert "started again in 0.2 s" in text
+    assert "the router serves again, restarted 2 times" in text
+    assert "stays down" in text
     assert "\x1b" not in text
 
 
@@ -169,7 +181,7 @@ def test_progress_on_a_terminal_redraws_its_lines() -> None:
             return True
 
     stream = Terminal()
-    lines = ProgressLines(stream)
+    lines = ProgressLines(SERVICES, stream)
     lines(events.Progress("worker", "starting", 0.0))
     lines(events.Progress("worker", "ready", 1.0))
     assert stream.getvalue().count(f"\x1b[{len(SERVICES)}A") == 1

@@ -51,6 +51,16 @@ def test_root_cause(tmp_path: Path, lines: list[str], exit_code: int, code: str,
     assert cause.fix
 
 
+def test_what_another_process_wrote_before_is_not_its_cause(tmp_path: Path) -> None:
+    log = tmp_path / "service.log"
+    log.write_text(FAILED + "\n")
+    start = log.stat().st_size
+    assert read_root_cause(log, 1, start).code == "EXITED"
+    with log.open("a") as file:
+        file.write(FAILED.replace("NO_MODEL", "OTHER") + "\n")
+    assert read_root_cause(log, 1, start).code == "OTHER"
+
+
 def test_a_log_that_is_not_there(tmp_path: Path) -> None:
     assert read_root_cause(tmp_path / "none.log", 1).code == "EXITED"
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +12,8 @@ import pytest
 from quire.errors import InvalidArgument
 from quire.local import events
 from quire.local.pids import MARK_VARIABLE, ProcessId, marked
-from quire.local.ports import free_ports, is_free
-from quire.local.spec import SERVICES, StackSpec
+from quire.local.ports import HeldPorts, free_ports, is_free
+from quire.local.spec import SERVICES, StackSpec, replica_of
 from quire.local.state import ServiceState, StackState, StateDirectory, list_names
 
 
@@ -20,7 +21,7 @@ def test_a_state_survives_its_file(tmp_path: Path) -> None:
     directory = StateDirectory("one", tmp_path)
     directory.create()
     state = StackState("one", "id", "model", ProcessId.of(os.getpid()))
-    state.services["router"] = ServiceState(1, 2, 3, "ready", "x")
+    state.services["router"] = ServiceState(1, 2, 3, "ready", "x", 4)
     directory.write(state)
     assert directory.read() == state
     assert directory.running() == state
@@ -80,8 +81,6 @@ def test_a_process_is_waited_for_and_found_by_its_mark() -> None:
 
 
 def test_a_bound_port_is_not_free() -> None:
-    import socket
-
     (port,) = free_ports(1)
     assert is_free("127.0.0.1", port)
     with socket.socket() as holder:
@@ -96,7 +95,8 @@ def test_a_bound_port_is_not_free() -> None:
         events.Progress("worker", "weights", 1.0, 0.5, "x"),
         events.Ready("http://a", "b", 2.0),
         events.Failed("router", "C", "m", "f", "l"),
-        events.Died("router", "C", "m", "f", "l"),
+        events.Died("router", "C", "m", "f", "l", 0.5),
+        events.Restarted("worker-2", 3),
         events.Stopped(1.0, ("worker",)),
     ],
     ids=lambda event: type(event).__name__,
@@ -129,3 +129,57 @@ def test_user_flags_come_last_and_win() -> None:
     assert f"--listen=0.0.0.0:{ports['router']}" in router
     assert f"--port={ports['http']}" in router
     assert spec.local_host == "127.0.0.1"
+
+
+def test_members_are_numbered_where_there_are_several() -> None:
+    assert StackSpec("n", "m").members == SERVICES
+    spec = StackSpec("n", "m", replicas=2, tokenizers=3)
+    assert spec.members == (
+        *("worker-1", "worker-2", "kvstore", "tokenizer-1", "tokenizer-2", "tokenizer-3"),
+        *("scheduler-1", "scheduler-2", "router"),
+    )
+    assert replica_of("scheduler-2") == replica_of("worker-2") == ("scheduler-2", "worker-2")
+    assert replica_of("worker") == ("scheduler", "worker")
+
+
+def test_members_are_wired_in_pairs_and_the_router_to_all() -> None:
+    flags = {"worker": {"dtype": "float32"}, "worker-2": {"dtype": "auto"}}
+    spec = StackSpec("n", "/m", replicas=2, tokenizers=2, flags=flags)
+    ports = {name: 1000 + i for i, name in enumerate((*spec.members, "http"))}
+    router = spec.command("router", ports)
+    for service in ("scheduler", "tokenizer"):
+        names = [f"{service}-{number}" for number in (1, 2)]
+        assert f"--{service}s=" + ",".join(f"{name}=127.0.0.1:{ports[name]}" for name in names) in router
+    scheduler, worker = spec.command("scheduler-2", ports), spec.command("worker-2", ports)
+    assert scheduler[2] == "quire_scheduler"
+    assert f"--worker=127.0.0.1:{ports['worker-2']}" in scheduler
+    assert "--instance=scheduler-2" in scheduler
+    assert "--dtype=auto" in worker
+    assert "--dtype=float32" in spec.command("worker-1", ports)
+
+
+def test_a_stack_can_be_without_what_has_a_twin() -> None:
+    one, two = StackSpec("n", "m"), StackSpec("n", "m", replicas=2, tokenizers=2)
+    assert one.serves_without([])
+    assert one.serves_without(["kvstore"])
+    for name in ("router", "tokenizer", "scheduler", "worker"):
+        assert not one.serves_without([name])
+    assert two.serves_without(["worker-1", "scheduler-1", "tokenizer-2", "kvstore"])
+    assert not two.serves_without(["worker-1", "scheduler-2"])
+    assert not two.serves_without(["tokenizer-1", "tokenizer-2"])
+
+
+def test_a_held_port_is_given_to_nobody_but_may_be_listened_on() -> None:
+    held = HeldPorts()
+    port = held.choose("127.0.0.1")
+    with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+        stranger.bind(("127.0.0.1", port))  # it does not share addresses
+    with socket.socket() as service:
+        service.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        service.bind(("127.0.0.1", port))
+        service.listen()
+        other = HeldPorts()
+        assert not other.take("127.0.0.1", port)
+        other.close()
+    held.close()
+    assert is_free("127.0.0.1", port)

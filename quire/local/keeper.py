@@ -1,0 +1,69 @@
+"""Keeper: keeps one member of a ready stack alive: when its process ends, another takes its place on the same port."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NoReturn
+
+from quire.local.process import ChildProcess
+from quire.local.restart_policy import RestartPolicy
+from quire.local.roster import Roster
+from quire.local.spec import StackSpec
+
+
+class Keeper:
+    """`run` is cancelled before the member is to end for good."""
+
+    def __init__(self, name: str, spec: StackSpec, roster: Roster) -> None:
+        self._name = name
+        self._spec = spec
+        self._roster = roster
+        self._policy = RestartPolicy(spec.restart_delay_s)
+        self._again = asyncio.Event()
+
+    def retry(self) -> None:
+        """Wait no longer with the next process, also if there was to be none."""
+        self._policy.reset()
+        self._again.set()
+
+    async def run(self) -> NoReturn:
+        """From the member's first readiness on. Raises StartFailed when the stack can neither be without it nor start
+        it."""
+        clock = asyncio.get_running_loop().time
+        child: ChildProcess = self._roster.children[self._name]
+        ready_at: float | None = clock()
+        while True:
+            await child.exited.wait()
+            served_s = None if ready_at is None else clock() - ready_at
+            delay_s = self._policy.delay_s(child.exit_code, served_s)
+            asked = child.exit_code == 0 and served_s is not None
+            self._again.clear()
+            self._roster.ended(self._name, -1.0 if delay_s is None else delay_s, asked=asked)
+            if delay_s is None and not self._spec.serves_without(self._roster.lost()):
+                raise self._roster.start_failed(self._name)
+            await self._pause(delay_s)
+            child = self._roster.spawn_again(self._name)
+            ready_at = clock() if await self._serves(child) else None
+
+    async def _pause(self, delay_s: float | None) -> None:
+        try:
+            async with asyncio.timeout(delay_s):
+                await self._again.wait()
+        except TimeoutError:
+            return
+
+    async def _serves(self, child: ChildProcess) -> bool:
+        """Wait until the process serves, or has ended."""
+        serving = asyncio.ensure_future(self._roster.until_serving(self._name))
+        ended: asyncio.Future[Any] = asyncio.ensure_future(child.exited.wait())
+        try:
+            await asyncio.wait({serving, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            serving.cancel()
+            ended.cancel()
+            await asyncio.gather(serving, ended, return_exceptions=True)
+        if child.exited.is_set():
+            return False
+        serving.result()
+        self._roster.restarted(self._name)
+        return True

@@ -1,0 +1,176 @@
+"""Roster: the members of a stack as processes: their ports, how far each is, and what the state file says of them.
+
+Decides nothing about who is started or ended when. Used from the supervisor's one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Callable, Sequence
+
+from quire.errors import StartFailed
+from quire.local.events import Died, Event, Progress, Restarted
+from quire.local.pids import MARK_VARIABLE, ProcessId
+from quire.local.ports import HeldPorts
+from quire.local.process import ChildProcess
+from quire.local.readiness import follow_load, wait_http_ready, wait_serving
+from quire.local.root_cause import RootCause, read_root_cause
+from quire.local.spec import LOOPBACK, StackSpec, join, service_of
+from quire.local.state import ServiceState, StackState, StateDirectory
+
+# Least time between two words about one phase.
+_PROGRESS_S = 0.1
+
+
+class Roster:
+    """`state` is on disk as soon as it changes."""
+
+    def __init__(self, spec: StackSpec, directory: StateDirectory, emit: Callable[[Event], None]) -> None:
+        self.children: dict[str, ChildProcess] = {}
+        self.state = StackState(spec.name, uuid.uuid4().hex, spec.model, ProcessId.of(os.getpid()))
+        self._spec = spec
+        self._directory = directory
+        self._emit = emit
+        self._held = HeldPorts()
+        self._ports: dict[str, int] = {}
+        self._last_progress: dict[str, float] = {}
+        self._began = time.monotonic()
+
+    def choose_ports(self) -> None:
+        """One for every member, and HTTP's. Raises StartFailed for a port of the user's that is taken."""
+        self._held.close()
+        asked = {"http": (self._spec.port, "--port"), "router": (self._spec.grpc_port, "--grpc-port")}
+        for name in (*self._spec.members, "http"):
+            port, flag = asked.get(name, (0, ""))
+            if port and not self._held.take(self._spec.host, port):
+                raise StartFailed(
+                    "PORT_IN_USE",
+                    f"Port {port} of {self._spec.host} is taken by another process.",
+                    f"Stop that process, or choose another port with {flag} (0 picks a free one).",
+                )
+            self._ports[name] = port or self._held.choose(self._spec.host if flag else LOOPBACK)
+
+    def spawn_all(self) -> None:
+        """The first processes."""
+        for name in self._spec.members:
+            self._spawn(name, again=False)
+        self.state.http = f"{'https' if self._tls else 'http'}://{join(self._spec.local_host, self._ports['http'])}"
+        self.state.grpc = join(self._spec.local_host, self._ports["router"])
+        self._write()
+        for name in self._spec.members:
+            self._progress(name, "starting")
+
+    def spawn_again(self, name: str) -> ChildProcess:
+        """Another process in the place of one that ended."""
+        self._spawn(name, again=True, restarts=self.state.services[name].restarts + 1)
+        self._write()
+        self._progress(name, "starting")
+        return self.children[name]
+
+    async def until_serving(self, name: str) -> None:
+        """Return when the member can do its work, telling how far it is meanwhile."""
+        service = service_of(name)
+        address = join(self._spec.local_host if service == "router" else LOOPBACK, self._ports[name])
+        loading: asyncio.Task[None] | None = None
+        if service == "worker":
+            loading = asyncio.create_task(follow_load(address, lambda *progress: self._loading(name, *progress)))
+        try:
+            await wait_serving(address)
+            if service == "router":
+                self._progress(name, "connecting")
+                await wait_http_ready(self._spec.local_host, self._ports["http"], tls=self._tls)
+        finally:
+            if loading is not None:
+                loading.cancel()
+        self._progress(name, "ready")
+
+    def cause_of_end(self, name: str) -> RootCause:
+        """Why the member's process ended."""
+        child = self.children[name]
+        return read_root_cause(child.log, child.exit_code, child.log_start)
+
+    def ended(self, name: str, restart_in_s: float, *, asked: bool) -> None:
+        """Its process is gone; below 0, none will follow. `asked`: it was told to end, and did."""
+        state = self.state.services[name]
+        state.phase = "exited" if restart_in_s >= 0 else "failed"
+        if asked:
+            self._write()
+            return
+        cause = self.cause_of_end(name)
+        state.detail = f"{cause.code}: {cause.message}"
+        self._write()
+        log = str(self.children[name].log)
+        self._emit(Died(name, cause.code, cause.message, cause.fix, log, round(restart_in_s, 3)))
+
+    def restarted(self, name: str) -> None:
+        """It serves again."""
+        self._emit(Restarted(name, self.state.services[name].restarts))
+
+    def start_failed(self, name: str) -> StartFailed:
+        """The error of a stack that cannot be without this member, whose process has ended."""
+        cause = self.cause_of_end(name)
+        return StartFailed(cause.code, cause.message, cause.fix, service=name, log=str(self.children[name].log))
+
+    def too_slow(self) -> StartFailed:
+        """The error of a stack that is not ready in time."""
+        late = next(name for name in self._spec.members if self.state.services[name].phase != "ready")
+        return StartFailed(
+            "START_TIMEOUT",
+            f"It was not ready after {self._spec.start_timeout_s:g} s (phase: {self.state.services[late].phase}).",
+            "See its log; a larger model may need a longer --start-timeout.",
+            service=late,
+            log=str(self._directory.log(late)),
+        )
+
+    def lost(self) -> Sequence[str]:
+        """Members that are not tried again."""
+        return [name for name, service in self.state.services.items() if service.phase == "failed"]
+
+    def set_phase(self, phase: str) -> None:
+        """Of the whole stack."""
+        self.state.phase = phase
+        self._write()
+
+    def seconds(self) -> float:
+        """Since the beginning."""
+        return round(time.monotonic() - self._began, 3)
+
+    def close(self) -> None:
+        """Give the ports back."""
+        self._held.close()
+
+    def _spawn(self, name: str, *, again: bool, restarts: int = 0) -> None:
+        environment = {**self._spec.environment(name), MARK_VARIABLE: self.state.stack_id}
+        command = self._spec.command(name, self._ports)
+        child = ChildProcess(name, command, self._directory.log(name), environment, again=again)
+        self.children[name] = child
+        process = child.process
+        self.state.services[name] = ServiceState(process.pid, process.start_time, self._ports[name], restarts=restarts)
+
+    def _loading(self, name: str, phase: str, share: float, detail: str) -> None:
+        if phase != "ready":  # that is for its health to say
+            self._progress(name, phase, share, detail)
+
+    def _progress(self, name: str, phase: str, share: float = -1.0, detail: str = "") -> None:
+        state = self.state.services[name]
+        if state.phase == "ready":
+            return  # a last word of the loading that came late
+        changed = (state.phase, state.detail) != (phase, detail)
+        state.phase, state.detail = phase, detail
+        seconds = self.seconds()
+        if changed:
+            self._write()
+        elif share < 1 and seconds - self._last_progress.get(name, -_PROGRESS_S) < _PROGRESS_S:
+            return
+        self._last_progress[name] = seconds
+        self._emit(Progress(name, phase, seconds, share, detail))
+
+    def _write(self) -> None:
+        self._directory.write(self.state)
+
+    @property
+    def _tls(self) -> bool:
+        return bool(self._spec.flags.get("router", {}).get("ssl-certfile"))
