@@ -17,6 +17,7 @@ from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.outputs import FinishReason
 from quire_scheduler.scheduler import Scheduler
+from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.model_source import model_info
@@ -44,7 +45,7 @@ class LocalEngine:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
         served = ServedModel(model.runner, model.runner.pool, model_info(name, model), pages)
         spec = served.engine_spec(max_num_seqs)
-        self.engine = Engine(spec, model.runner)
+        self.engine = Engine(spec, InlineDevice(model.runner), depth=1)
         hello = WorkerHello(
             self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), served.info, capabilities=(served.device,)
         )
@@ -69,8 +70,8 @@ class LocalEngine:
         while (grant := self.scheduler.next_grant(now)) is not None:
             self.engine.apply(grant)
             busy = True
-            report = self.engine.step()
-            if report is not None:
+            self.engine.launch()
+            while (report := self.engine.collect()) is not None:
                 self.reports(report)
                 self._collect(self.scheduler.on_report(report, time.time()))
         self._collect(self.scheduler.take_outputs())

@@ -281,7 +281,7 @@ def test_a_broken_engine_ends_the_run_and_serves_the_next(
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(replica.engine, "step", broken)
+        patch.setattr(replica.engine, "collect", broken)
         scheduler.grant()
         assert error_of(scheduler).code == "INTERNAL"
     assert FakeScheduler(worker.stub).attach().epoch.run == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,9 +10,10 @@ import numpy as np
 from quire_common.credit import Budget, Finish, Grant, PageMove, Report, Start
 from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.moves import Mover
-from quire_worker.engine.ports import Observer, Runner
+from quire_worker.engine.ports import Device, Observer, Runner
 from quire_worker.engine.spec import EngineSpec
 from tests.fakes.counting_runner import CountingRunner
 
@@ -107,10 +109,13 @@ class EngineBench:
         poison: int = -1,
         nan: int = -1,
         runner: Runner | None = None,
+        depth: int = 1,
+        device: Callable[[Runner], Device] = InlineDevice,
     ) -> None:
         self.spec = small_spec() if spec is None else spec
         self.runner = CountingRunner(self.spec.num_pages, self.spec.page_size, self.spec.vocab_size, poison, nan)
-        self.engine = Engine(self.spec, self.runner if runner is None else runner, mover, observer)
+        self.device = device(self.runner if runner is None else runner)
+        self.engine = Engine(self.spec, self.device, mover, observer, depth)
         self.seq = 0
         self.told = Told()
 
@@ -145,7 +150,10 @@ class EngineBench:
         )
 
     def step(self) -> Report | None:
-        report = self.engine.step()
+        """Launch what may be launched, and take the next Report."""
+        while self.engine.launch():
+            pass
+        report = self.engine.collect()
         if report is not None:
             self.told.add(report)
         self.engine.check_integrity()

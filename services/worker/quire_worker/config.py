@@ -30,6 +30,7 @@ class WorkerConfig(ServiceConfig):
         "cpu", "what computes attention: compiled kernels, or the torch reference", choices=("cpu", "torch")
     )
     torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
+    lockstep: bool = option(False, "form a step only when the one before has ended: the plain twin of free running")
     kvstore: str = option("", "host:port of a kvstore for page moves; empty: every move fails at once")
 
     @cached_property

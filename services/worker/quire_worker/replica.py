@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from quire_common.channel import sync_channel
 from quire_common.credit import Epoch, ModelInfo, WorkerHello
 from quire_common.kv_client import KvClient
-from quire_worker.engine.engine import Engine
+from quire_worker.engine.device import InlineDevice, ThreadDevice
+from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.engine.moves import Mover, NoMover
 from quire_worker.engine.page_mover import KvStoreCarrier, PageMover
 from quire_worker.engine.run_loop import RunLoop
@@ -55,8 +56,11 @@ class Replica:
         self._loaded = loaded
         self._channel: grpc.Channel | None = None
         self._mover = self._make_mover(config, loaded)
-        self.engine = Engine(loaded.engine_spec(config.max_num_seqs), loaded.runner, self._mover, WorkerObserver())
+        self._device = InlineDevice(loaded.runner) if config.lockstep else ThreadDevice(loaded.runner)
+        spec, depth = loaded.engine_spec(config.max_num_seqs), 1 if config.lockstep else DEPTH
+        self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), depth)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
+        self._device.wake = self.loop.wake
         if isinstance(self._mover, PageMover):
             self._mover.wake = self.loop.wake
         self.loop.start()
@@ -76,6 +80,7 @@ class Replica:
     def close(self) -> None:
         """End threads and channels."""
         self.loop.close()
+        self._device.close()
         self._mover.close()
         if self._channel is not None:
             self._channel.close()

@@ -20,6 +20,14 @@ Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
 
+def _no_ids() -> Int32:
+    return np.empty(0, np.int32)
+
+
+def _no_flags() -> Bool:
+    return np.empty(0, np.bool_)
+
+
 @dataclass(slots=True)
 class StepBatch:
     """One step: S sequences that run R rows (tokens) in all. The runner reads it and changes nothing.
@@ -60,6 +68,16 @@ class StepBatch:
     formed_ns: int = 0
     """`time.monotonic_ns()` when the engine formed it, 0: unknown. A device that queues steps knows by it whether it
     stood idle before this one."""
+    slot: Int32 = field(default_factory=_no_ids)
+    """[S] the sequence's slot. This column and those below are for the device around the runner, which feeds back what
+    was drawn and checks stops: a batch that goes to a Runner directly may leave them out, and a Runner does not read
+    them."""
+    fed: Bool = field(default_factory=_no_flags)
+    """[S] the sequence's only token is the last that was drawn in its slot, which the device knows: `token` holds 0."""
+    last: Bool = field(default_factory=_no_flags)
+    """[S] the sequence ends with this step whatever is drawn: by length, or at its limit where nothing is drawn."""
+    stop_id: Int32 = field(default_factory=_no_ids)
+    """[S, I] ids that end the sequence when drawn; unused entries are -1."""
 
 
 @dataclass(slots=True)

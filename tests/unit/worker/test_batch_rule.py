@@ -13,15 +13,18 @@ UNORDERED = 2**31 - 1
 
 
 def view(*slots: tuple[int, int, int], keys: list[int] | None = None, ranks: list[int] | None = None) -> SlotView:
-    """Slots as (computed, prefill_len, ceiling), all runnable."""
+    """Slots as (computed, prefill_len, ceiling), all runnable, none near its end."""
     computed, prefill, ceiling = (np.array(column, np.int32) for column in zip(*slots, strict=True))
     n = len(slots)
+    order_key = np.array(keys if keys is not None else range(n), np.int64)
     return SlotView(
         runnable=np.ones(n, np.bool_),
         computed=computed,
         prefill_len=prefill,
         ceiling=ceiling,
-        order_key=np.array(keys if keys is not None else range(n), np.int64),
+        bound=np.full(n, 1000, np.int32),
+        by_key=np.argsort(order_key, kind="stable"),
+        order_key=order_key,
         prefill_rank=np.array(ranks if ranks is not None else [UNORDERED] * n, np.int32),
     )
 
@@ -62,7 +65,7 @@ def test_partial_prefills_are_bounded_and_whole_ones_pass_them() -> None:
 def test_a_slot_without_credit_stalls_and_costs_the_others_nothing() -> None:
     slots = view((9, 5, 9), (9, 5, 10), (3, 8, 3), (3, 8, 6))
     assert pairs(choose_batch(slots, Budget(100, 100, 100, 1), 8)) == [(1, 1), (3, 3)]
-    assert stalled_slots(slots).tolist() == [0, 2]
+    assert stalled_slots(slots, 8).tolist() == [0, 2]
 
 
 def test_nobody_able_is_an_empty_step() -> None:
@@ -74,13 +77,16 @@ def test_nobody_able_is_an_empty_step() -> None:
 def views(draw: st.DrawFn) -> SlotView:
     n = draw(st.integers(1, 12))
     column = st.lists(st.integers(0, 40), min_size=n, max_size=n)
-    computed, prefill, ceiling = (np.array(draw(column), np.int32) for _ in range(3))
+    computed, prefill, ceiling, bound = (np.array(draw(column), np.int32) for _ in range(4))
+    order_key = np.array(draw(st.lists(st.integers(-5, 5), min_size=n, max_size=n)), np.int64)
     return SlotView(
         runnable=np.array(draw(st.lists(st.booleans(), min_size=n, max_size=n))),
         computed=computed,
         prefill_len=prefill,
         ceiling=ceiling,
-        order_key=np.array(draw(st.lists(st.integers(-5, 5), min_size=n, max_size=n)), np.int64),
+        bound=np.maximum(bound, prefill),
+        by_key=np.argsort(order_key, kind="stable"),
+        order_key=order_key,
         prefill_rank=np.array(draw(st.permutations([*range(n // 2), *[UNORDERED] * (n - n // 2)])), np.int32),
     )
 
@@ -97,7 +103,8 @@ def test_every_batch_keeps_every_bound(slots: SlotView, budget: Budget, max_num_
     chosen, count, decodes = choice.slot, choice.count, choice.decodes
     assert len(set(chosen.tolist())) == len(chosen) == len(count)
     assert slots.runnable[chosen].all() and (count >= 1).all()
-    assert (slots.computed[chosen] + count <= slots.ceiling[chosen]).all()
+    most = np.minimum(slots.ceiling, slots.bound)
+    assert (slots.computed[chosen] + count <= most[chosen]).all()
     assert count.sum() <= budget.tokens_per_step
     assert decodes <= max_num_seqs and (count[:decodes] == 1).all()
     assert (slots.computed[chosen[:decodes]] >= slots.prefill_len[chosen[:decodes]]).all()
@@ -107,7 +114,7 @@ def test_every_batch_keeps_every_bound(slots: SlotView, budget: Budget, max_num_
     assert np.count_nonzero(end < slots.prefill_len[chunk_slots]) <= budget.partial_prefills
     if decodes:
         assert chunks.sum() <= budget.prefill_tokens_beside_decoders
-    able = slots.runnable & (slots.computed < slots.ceiling)
+    able = slots.runnable & (slots.computed < most)
     waiting = np.setdiff1d(np.flatnonzero(able & (slots.computed >= slots.prefill_len)), chosen)
     if len(waiting):  # only the bounds keep a decodable slot out, and never one with a lower key
         assert decodes == min(max_num_seqs, budget.tokens_per_step)

@@ -9,6 +9,7 @@ import pytest
 
 from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable
+from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.session import Session
@@ -25,9 +26,11 @@ class LoopBench:
         spec = small_spec()
         self.runner = CountingRunner(spec.num_pages, spec.page_size, spec.vocab_size)
         self.mover = FakeMover()
-        self.engine = Engine(spec, self.runner, self.mover)
+        self.device = ThreadDevice(self.runner)
+        self.engine = Engine(spec, self.device, self.mover)
         self.fatal: list[QuireError] = []
         self.loop = RunLoop(self.engine, self.hello, self.fatal.append)
+        self.device.wake = self.loop.wake
         self.loop.start()
 
     def hello(self, epoch: Epoch) -> WorkerHello:

@@ -1,7 +1,9 @@
 """The batch rule: who runs in the next step, and over how many positions. Pure, deterministic, written once.
 
 Every decodable slot gets one token, lowest order key first, up to `max_num_seqs`; then prefill chunks in the
-scheduler's order, under the Grant's budget. A slot without credit takes nothing from the others.
+scheduler's order, under the Grant's budget. A slot without credit takes nothing from the others: its row goes to the
+next. So the started slots beyond `max_num_seqs`, the spares, prefill as the budget has room, and the one with the lowest
+order key takes a decode row as one frees.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from quire_common.credit import Budget
     from quire_worker.step import Bool, Int32, Int64
+
+_NOBODY = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +30,13 @@ class SlotView:
     """Holds a sequence whose cached range is ready."""
     computed: Int32
     prefill_len: Int32
-    """A slot prefills up to here; past it, it has one token to compute, sampled in its step before."""
+    """A slot prefills up to here; past it, it has one token to compute, drawn in its step before, run or not."""
     ceiling: Int32
     """Positions that it may compute by its limit and its pages."""
+    bound: Int32
+    """Positions that it will ever compute: there it ends by length."""
+    by_key: NDArray[np.intp]
+    """Slots that hold a sequence, lowest order key first."""
     order_key: Int64
     prefill_rank: Int32
     """Place in the scheduler's prefill order; ties go to the lowest order key."""
@@ -43,11 +53,9 @@ class Choice:
 
 def choose_batch(view: SlotView, budget: Budget, max_num_seqs: int) -> Choice:
     """Form the batch of one step. Empty where nobody is able to run."""
-    able = view.runnable & (view.computed < view.ceiling)
+    able = view.runnable & (view.computed < np.minimum(view.ceiling, view.bound))
     prefills = view.computed < view.prefill_len
-    decode = np.flatnonzero(able & ~prefills)
-    decode = decode[np.argsort(view.order_key[decode], kind="stable")]
-    decode = decode[: min(max_num_seqs, budget.tokens_per_step)]
+    decode = view.by_key[(able & ~prefills)[view.by_key]][: min(max_num_seqs, budget.tokens_per_step)]
     left = budget.tokens_per_step - len(decode)
     if len(decode):
         left = min(left, budget.prefill_tokens_beside_decoders)
@@ -59,9 +67,15 @@ def choose_batch(view: SlotView, budget: Budget, max_num_seqs: int) -> Choice:
     )
 
 
-def stalled_slots(view: SlotView) -> Int32:
-    """Slots that could run but for credit or pages."""
-    return np.flatnonzero(view.runnable & (view.computed >= view.ceiling)).astype(np.int32)
+def stalled_slots(view: SlotView, max_num_seqs: int) -> Int32:
+    """Slots that could run but for credit or pages. A spare whose turn for a decode row has not come waits for that."""
+    unended = view.runnable & (view.computed < view.bound)
+    stalled = unended & (view.computed >= view.ceiling)
+    if not stalled.any():
+        return _NOBODY
+    decoding = view.by_key[(unended & (view.computed >= view.prefill_len))[view.by_key]]
+    stalled[decoding[max_num_seqs:]] = False
+    return np.flatnonzero(stalled).astype(np.int32)
 
 
 def _prefill_chunks(

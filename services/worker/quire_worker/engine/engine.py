@@ -1,18 +1,22 @@
-"""Engine: applies Grants at step boundaries, runs steps, and says in Reports what happened.
+"""Engine: applies Grants at step boundaries, launches steps, and says in Reports what came of them.
 
-`apply(grant)`, then `step()` until it returns None: the whole interface, with no thread and no gRPC in it. The first
-Report after a Grant acknowledges it (`retired`), step or no step. Steps are synchronous: when one is reported, no other
-is in flight, so every Grant that was applied is retired.
+`apply(grant)`, `launch()` until it returns False, `collect()` until it returns None: the whole interface, with no
+thread and no gRPC in it. Up to `depth` steps are in flight: the next one is formed while the last one runs, since the
+device feeds sampled tokens back by itself. What the slots say of positions is therefore ahead of what was settled, and
+a sequence may be found to have ended a step ago; see settle.py. With nothing in flight every Grant that was applied is
+retired, and is acknowledged, step or no step.
 """
 
 from __future__ import annotations
 
 import secrets
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Epoch, Report, StepTiming
 from quire_worker.engine.batch_rule import SlotView, choose_batch, stalled_slots
+from quire_worker.engine.flight import Flight
 from quire_worker.engine.grant_rules import GrantRules, check_follows
 from quire_worker.engine.move_desk import MoveDesk
 from quire_worker.engine.moves import NoMover
@@ -22,43 +26,66 @@ from quire_worker.engine.residents import Residents
 from quire_worker.engine.settle import settle
 from quire_worker.engine.slots import SlotState
 from quire_worker.engine.step_builder import build_step
-from quire_worker.engine.step_runner import run_step
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Grant
     from quire_worker.engine.moves import Mover
-    from quire_worker.engine.ports import Observer, Runner
+    from quire_worker.engine.ports import Device, Observer
     from quire_worker.engine.spec import EngineSpec
+    from quire_worker.engine.step_runner import StepOutcome
 
+DEPTH = 2
 _UNLIMITED = -1
 
 
 class Engine:
-    """One replica's muscle. All methods belong to one thread, the model thread; `steps` and `epoch` may be read by
-    others."""
+    """One replica's muscle. All methods belong to one thread, the model thread; `steps`, `in_flight` and `epoch` may be
+    read by others."""
 
     def __init__(
-        self, spec: EngineSpec, runner: Runner, mover: Mover | None = None, observer: Observer | None = None
+        self,
+        spec: EngineSpec,
+        device: Device,
+        mover: Mover | None = None,
+        observer: Observer | None = None,
+        depth: int = DEPTH,
     ) -> None:
         self.spec = spec
-        self.steps = 0
         self.epoch = Epoch(secrets.randbits(64), 1)
-        self._runner = runner
+        self._device = device
+        self._depth = depth
         self._observer: Observer = NullObserver() if observer is None else observer
         self._draft = ReportDraft()
         self.residents = Residents(spec, self._observer)
         self._moves = MoveDesk(self.residents, NoMover() if mover is None else mover, self._draft, self._observer)
         self._rules = GrantRules(self.residents, self._moves, self._draft)
+        self._flights: deque[Flight] = deque()
+        self._outcomes: deque[StepOutcome] = deque()
+        self._launched = 0
         self._applied = 0
         self._acknowledged = 0
         self._arrival_us = 0
         self._budget: Budget | None = None
         self._steps_left = 0
-        self._last_end = time.perf_counter()
+
+    @property
+    def steps(self) -> int:
+        """Steps that have ended and were reported."""
+        return self.residents.settled
+
+    @property
+    def in_flight(self) -> int:
+        """Steps that were launched and not reported."""
+        return len(self._flights)
 
     def begin_run(self) -> Epoch:
-        """Another scheduler attaches, or the last has gone: forget all slots, pages and moves; Grants count from 1."""
+        """Another scheduler attaches, or the last has gone: forget all slots, pages and moves; Grants count from 1.
+        Waits for steps in flight, so that none of them writes to a page of the new run."""
+        self._device.drain()
+        self._flights.clear()
+        self._outcomes.clear()
         self._moves.cancel()
+        self.residents.settled = self._launched
         self.residents.clear()
         self._draft.clear()
         self.epoch = Epoch(self.epoch.boot_id, self.epoch.run + 1)
@@ -68,7 +95,7 @@ class Engine:
 
     def apply(self, grant: Grant, arrival_us: int = 0) -> None:
         """Apply a Grant. Raises the QuireError of one that is refused whole (nothing was applied then); what is wrong
-        with one slot is that slot's error, in the next Report. Until a first budget came, nothing runs."""
+        with one slot is that slot's error, in a Report. Until a first budget came, nothing runs."""
         check_follows(grant, self.epoch, self._applied)
         self._applied, self._arrival_us = grant.seq, arrival_us
         self._rules.apply(grant)
@@ -77,27 +104,52 @@ class Engine:
         if self._budget is not None:
             self._steps_left = self._budget.step_limit or _UNLIMITED
 
-    def step(self) -> Report | None:
-        """Run a step if credit and budget allow one, and tell of it, of errors, of moves that ended, and of Grants that
-        were not acknowledged yet. None: nothing was done and there is nothing to tell."""
+    def launch(self) -> bool:
+        """Form a step and hand it to the device, if depth, budget and credit allow one; whether one was launched."""
         self._moves.collect()
-        self._draft.errors += self.residents.admit_ready()
-        report = self._run()
-        if report is None:
-            if self._draft.is_empty() and self._acknowledged == self._applied:
+        self._admit()
+        if len(self._flights) >= self._depth or self._budget is None or self._steps_left == 0:
+            return False
+        began = time.perf_counter_ns()
+        residents = self.residents
+        choice = choose_batch(self._view(), self._budget, self.spec.max_num_seqs)
+        if not len(choice.slot):
+            return False
+        if self._steps_left != _UNLIMITED:
+            self._steps_left -= 1
+        batch = build_step(residents.table, choice)
+        self._launched += 1
+        flight = Flight(
+            step=self._launched,
+            applied=self._applied,
+            slot=choice.slot,
+            tenure=residents.table.tenure[choice.slot],
+            count=choice.count,
+            position=batch.position,
+            sample=batch.sample,
+            decodes=choice.decodes,
+            prepare_us=_us(time.perf_counter_ns() - began),
+        )
+        residents.launched(choice.slot, batch.position + choice.count, flight.step)
+        self._flights.append(flight)
+        self._device.launch(batch)
+        return True
+
+    def collect(self) -> Report | None:
+        """The next Report: of a step that has ended, with moves that ended; of errors without a step; or the
+        acknowledgement of Grants while nothing runs. None: there is nothing to tell."""
+        self._moves.collect()
+        self._outcomes.extend(self._device.finished())
+        if self._outcomes:
+            report = self._settle(self._flights.popleft(), self._outcomes.popleft())
+            self._admit()
+        else:
+            self._admit()
+            quiet = self._acknowledged == self._applied or bool(self._flights)
+            if quiet and not self._draft.moves and not self._errors_are_due():
                 return None
             report = Report(epoch=self.epoch, first_step=self.steps + 1)
-        self._draft.put_into(report)
-        held = self.residents.table.started()
-        report.retired = self._acknowledged = self._applied
-        report.running = min(held, self.spec.max_num_seqs)
-        report.spare = held - report.running
-        report.stalled_slot = stalled_slots(self._view())
-        report.grant_arrival_us = self._arrival_us
-        if report.steps:
-            self._observer.step_done(
-                report.timing[0], int(report.step_prefill_tokens[0]), len(report.token), report.running, report.spare
-            )
+        self._complete(report)
         return report
 
     def check_integrity(self) -> None:
@@ -105,32 +157,50 @@ class Engine:
         self.residents.check_integrity()
         self._moves.check_integrity()
 
-    def _run(self) -> Report | None:
-        """One step, from the batch rule to its rows; None where nobody is able to run."""
-        if self._budget is None or self._steps_left == 0:
-            return None
-        started = time.perf_counter()
-        choice = choose_batch(self._view(), self._budget, self.spec.max_num_seqs)
-        if not len(choice.slot):
-            return None
-        if self._steps_left != _UNLIMITED:
-            self._steps_left -= 1
-        batch = build_step(self.residents.table, choice)
-        built = time.perf_counter()
-        outcome = run_step(self._runner, batch)
-        rows = settle(self.residents, choice, batch.sample, outcome)
-        self._draft.errors += rows.errors
-        model = outcome.output.timing if outcome.output is not None else None
+    def _admit(self) -> None:
+        for slot, error in self.residents.admit_ready():
+            self._draft.add_error(self._applied, slot, error)
+
+    def _retired(self) -> int:
+        """The highest Grant all of whose earlier steps have completed."""
+        return self._flights[0].applied if self._flights else self._applied
+
+    def _errors_are_due(self) -> bool:
+        first = self._draft.first_error()
+        return first is not None and first <= self._retired()
+
+    def _settle(self, flight: Flight, outcome: StepOutcome) -> Report:
+        rows = settle(self.residents, flight, outcome)
+        model = outcome.timing
         timing = StepTiming(
-            wait=_us(started - self._last_end),
-            prepare=_us(built - started) + (model.prepare_us if model else 0),
-            forward=model.forward_us if model else 0,
-            sample=model.sample_us if model else 0,
+            wait=outcome.wait_us,
+            prepare=flight.prepare_us + model.prepare_us,
+            forward=model.forward_us,
+            sample=model.sample_us,
             copy=0,
         )
-        self.steps += 1
-        self._last_end = time.perf_counter()
-        return rows.report(self.epoch, self.steps, self._applied, timing)
+        return rows.report(self.epoch, flight.step, flight.applied, timing)
+
+    def _complete(self, report: Report) -> None:
+        """Add what every Report says. An error without a step goes into a Report of its own, of the Grant that it
+        belongs to, so no later Grant may seem to have retired before."""
+        retired = self._retired()
+        if self._errors_are_due():
+            retired = min(retired, self._draft.first_error() or 0)
+            if not report.steps:
+                report.error = self._draft.take_errors(retired)
+        self._draft.put_moves(report)
+        held = self.residents.table.started()
+        report.retired = self._acknowledged = retired
+        report.in_flight = len(self._flights)
+        report.running = min(held, self.spec.max_num_seqs)
+        report.spare = held - report.running
+        report.stalled_slot = stalled_slots(self._view(), self.spec.max_num_seqs)
+        report.grant_arrival_us = self._arrival_us
+        if report.steps:
+            self._observer.step_done(
+                report.timing[0], int(report.step_prefill_tokens[0]), len(report.token), report.running, report.spare
+            )
 
     def _view(self) -> SlotView:
         table = self.residents.table
@@ -139,10 +209,12 @@ class Engine:
             computed=table.computed,
             prefill_len=table.prefill_len,
             ceiling=table.ceiling(),
+            bound=table.bound,
+            by_key=table.by_key(),
             order_key=table.order_key,
             prefill_rank=table.prefill_rank,
         )
 
 
-def _us(seconds: float) -> int:
-    return min(int(seconds * 1e6), 2**32 - 1)
+def _us(nanoseconds: int) -> int:
+    return min(nanoseconds // 1000, 2**32 - 1)

@@ -33,19 +33,19 @@ class GrantRules:
         """Everything but the budget, which is the engine's."""
         for slot in grant.stop_slot.tolist():
             if self._residents.holds(slot):
-                self._residents.end(slot, None)
+                self._residents.stop(slot)
         for start in grant.start:
-            self._start(start)
+            self._start(start, grant.seq)
         self._set_limits(grant.limit_slot, grant.limit_position)
         for slot, group, page in zip(
             grant.grow_slot.tolist(), grant.grow_group.tolist(), grant.grow_page.tolist(), strict=True
         ):
-            self._grow(slot, group, page)
+            self._grow(slot, group, page, grant.seq)
         self._set_order(grant.order_slot)
         for move in grant.move:
             self._moves.submit(move)
 
-    def _start(self, start: Start) -> None:
+    def _start(self, start: Start, seq: int) -> None:
         slot, num_slots = start.slot, self._residents.spec.num_slots
         try:
             if not 0 <= slot < num_slots:
@@ -58,7 +58,7 @@ class GrantRules:
                 )
             self._residents.start(start)
         except QuireError as error:
-            self._draft.errors.append((slot, error))
+            self._draft.add_error(seq, slot, error)
 
     def _set_limits(self, slots: Int32, positions: Int32) -> None:
         table = self._residents.table
@@ -67,7 +67,7 @@ class GrantRules:
         held = table.state[slots] != SlotState.IDLE
         table.limit[slots[held]] = positions[held]
 
-    def _grow(self, slot: int, group: int, page: int) -> None:
+    def _grow(self, slot: int, group: int, page: int, seq: int) -> None:
         if not self._residents.holds(slot):
             return
         try:
@@ -75,7 +75,7 @@ class GrantRules:
                 raise InvalidArgument("BAD_KV_GROUP", f"There is no KV group {group}.", "Use the groups of the hello.")
             self._residents.grow(slot, page)
         except QuireError as error:
-            self._draft.errors.append((slot, error))
+            self._draft.add_error(seq, slot, error)
             self._residents.end(slot, Finish.ERROR)
 
     def _set_order(self, slots: Int32) -> None:

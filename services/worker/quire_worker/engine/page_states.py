@@ -31,6 +31,8 @@ class PageStates:
         """A move should have filled it and did not."""
         self.refs = np.zeros(num_pages, np.int32)
         """Slots whose tables hold it."""
+        self.busy_until = np.zeros(num_pages, np.int64)
+        """The last step in flight of a sequence that held it and has left: until then nobody may write it."""
 
     @property
     def num_pages(self) -> int:
@@ -72,3 +74,4 @@ class PageStates:
         self.pending.fill(False)
         self.failed.fill(False)
         self.refs.fill(0)
+        self.busy_until.fill(0)

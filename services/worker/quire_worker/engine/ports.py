@@ -1,4 +1,4 @@
-"""What the engine needs of others, as Protocols: a model runner, a page pool, an observer."""
+"""What the engine needs of others, as Protocols: a device and the model runner in it, a page pool, an observer."""
 
 from __future__ import annotations
 
@@ -6,16 +6,40 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_common.credit import Finish, MoveKind, StepTiming
     from quire_common.sequence import RequestContext
+    from quire_worker.engine.step_runner import StepOutcome
     from quire_worker.step import StepBatch, StepOutput
 
 
+class Device(Protocol):
+    """Runs steps in the order of launch, beside the model thread. `launch`, `finished`, `drain` and `close` are called
+    from that thread alone."""
+
+    wake: Callable[[], None]
+    """Set by the run loop; called, from whatever thread, when a step has ended."""
+
+    def launch(self, batch: StepBatch) -> None:
+        """Take a step on and return at once. The batch is the device's from now on: it writes the tokens that are fed
+        back into `token`. The engine keeps at most its `depth` of steps in flight."""
+
+    def finished(self) -> list[StepOutcome]:
+        """Steps that ended since the last call, in order of launch, each once. Never blocks."""
+
+    def drain(self) -> None:
+        """Wait until nothing runs, and forget the outcomes: when this returns, no step writes to a page any more."""
+
+    def close(self) -> None:
+        """Release everything; a step that hangs is left to itself."""
+
+
 class Runner(Protocol):
-    """The model. Called from the model thread alone."""
+    """The model. Called from the device's thread alone; every `token` is resolved."""
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """Compute one step; see step.py for shapes. May raise: the engine then looks for the row that is to blame, by
+        """Compute one step; see step.py for shapes. May raise: the device then looks for the row that is to blame, by
         running the step's sequences one at a time, so running the same positions twice must give the same."""
 
 

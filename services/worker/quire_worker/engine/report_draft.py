@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Finish, Logprobs, Report, StepTiming
+from quire_common.credit import Logprobs, Report, StepTiming
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire_common.credit import Epoch
     from quire_common.errors import QuireError
     from quire_worker.engine.moves import MoveResult
-    from quire_worker.step import Int32, LogprobColumns
+    from quire_worker.step import Bool, Int32, LogprobColumns
 
 ROW_COLUMNS = ("slot", "count", "token", "finish", "prefill_slot", "prefill_position")
 STEP_COLUMNS = ("step_applied", "step_rows", "step_prefill_tokens")
@@ -29,27 +29,39 @@ MOVE_COLUMNS = ("moved_id", "moved_status", "moved_pages", "moved_us")
 
 @dataclass
 class ReportDraft:
-    """At most one step's rows, and the errors and moves of before it."""
+    """Moves that ended, and errors of slots without a row: those belong to whoever held the slot in the Grant that was
+    applied at the time, so a Report says them when exactly that Grant has retired."""
 
-    errors: list[tuple[int, QuireError]] = field(default_factory=list)
     moves: list[MoveResult] = field(default_factory=list)
+    _errors: list[tuple[int, int, QuireError]] = field(default_factory=list)
 
-    def is_empty(self) -> bool:
-        """Whether there is nothing to tell of."""
-        return not self.errors and not self.moves
+    def add_error(self, applied: int, slot: int, error: QuireError) -> None:
+        """`applied` never falls."""
+        self._errors.append((applied, slot, error))
+
+    def first_error(self) -> int | None:
+        """The Grant of the oldest error."""
+        return self._errors[0][0] if self._errors else None
+
+    def take_errors(self, applied: int) -> list[tuple[int, QuireError]]:
+        """The errors of that Grant."""
+        mine = [(slot, error) for grant, slot, error in self._errors if grant == applied]
+        self._errors = [entry for entry in self._errors if entry[0] != applied]
+        return mine
 
     def clear(self) -> None:
         """Forget everything."""
-        self.errors, self.moves = [], []
+        self._errors, self.moves = [], []
 
-    def put_into(self, report: Report) -> None:
-        """Move the errors and moves into a Report."""
-        report.error = list(self.errors)
+    def put_moves(self, report: Report) -> None:
+        """Move the moves into a Report."""
+        if not self.moves:
+            return
         report.moved_id = np.array([m.id for m in self.moves], np.int64)
         report.moved_status = np.array([not m.ok for m in self.moves], np.uint8)
         report.moved_pages = np.array([m.pages for m in self.moves], np.int32)
         report.moved_us = np.array([min(m.us, 2**31 - 1) for m in self.moves], np.int32)
-        self.clear()
+        self.moves = []
 
 
 @dataclass(slots=True)
@@ -63,32 +75,32 @@ class StepRows:
     prefill_position: Int32
     prefill_tokens: int
     logprobs: Logprobs | None
-    ended_slot: list[int] = field(default_factory=list)
-    ended_finish: list[Finish] = field(default_factory=list)
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
 
     def report(self, epoch: Epoch, step: int, applied: int, timing: StepTiming) -> Report:
         """As a Report of one step."""
-        drawn, ended = len(self.slot), len(self.ended_slot)
+        count = np.zeros(len(self.slot), np.int32)
+        count[: len(self.token)] = 1
         return Report(
             epoch=epoch,
             first_step=step,
             step_applied=np.array([applied], np.int64),
-            step_rows=np.array([drawn + ended], np.int32),
+            step_rows=np.array([len(self.slot)], np.int32),
             step_prefill_tokens=np.array([self.prefill_tokens], np.int32),
-            slot=np.concatenate([self.slot, np.array(self.ended_slot, np.int32)]),
-            count=np.repeat(np.array([1, 0], np.int32), [drawn, ended]),
+            slot=self.slot,
+            count=count,
             token=self.token,
-            finish=np.concatenate([self.finish, np.array(self.ended_finish, np.uint8)]),
+            finish=self.finish,
             logprobs=self.logprobs,
             prefill_slot=self.prefill_slot,
             prefill_position=self.prefill_position,
+            error=self.errors,
             timing=[timing],
         )
 
 
-def keep_logprobs(columns: LogprobColumns | None, kept: NDArray[np.bool_]) -> Logprobs | None:
-    """Logprobs of the step's tokens that were kept; their indices count the kept tokens alone."""
+def keep_logprobs(columns: LogprobColumns | None, kept: Bool) -> Logprobs | None:
+    """Logprobs of the sequences whose tokens are kept; their indices count the kept tokens alone."""
     if columns is None:
         return None
     mine = kept[columns.token_index]
@@ -105,7 +117,7 @@ def keep_logprobs(columns: LogprobColumns | None, kept: NDArray[np.bool_]) -> Lo
 
 def can_merge(first: Report, second: Report) -> bool:
     """Reports may travel as one where no Grant lies between them: a slot has one holder in a Report then."""
-    return first.epoch == second.epoch and first.retired == second.retired
+    return first.epoch == second.epoch and first.retired == second.retired and not first.error and not second.error
 
 
 def merge_reports(reports: Sequence[Report]) -> Report:
@@ -129,6 +141,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         timing=[timing for r in reports for timing in r.timing],
         grant_arrival_us=last.grant_arrival_us,
         draining=last.draining,
+        heartbeat=False,
         **columns,
     )
 

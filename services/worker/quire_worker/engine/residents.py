@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire_common.credit import Start
     from quire_worker.engine.ports import Observer
     from quire_worker.engine.spec import EngineSpec
-    from quire_worker.step import Int32
+    from quire_worker.step import Bool, Int32, Int64
 
 
 class Residents:
@@ -31,8 +31,11 @@ class Residents:
         self.spec = spec
         self.table = SlotTable(spec)
         self.states = PageStates(spec.num_pages, spec.page_size)
+        self.settled = 0
+        """The last step that was settled; steps after it may be in flight."""
         self._observer = observer
         self._waiting: set[int] = set()
+        self._late: dict[int, int] = {}
 
     def holds(self, slot: int) -> bool:
         """Whether the slot exists and is not idle."""
@@ -67,9 +70,36 @@ class Residents:
         self.states.refs[page] += 1
         self.states.claim(pages, slot)
 
+    def launched(self, slots: Int32, end: Int32, step: int) -> None:
+        """A step will compute the slots up to `end`: from now on they stand there."""
+        self.table.computed[slots] = end
+        self.table.last_step[slots] = step
+
+    def stop(self, slot: int) -> None:
+        """The scheduler's wish: end a held slot. Rows of it in flight are still reported."""
+        last_step = int(self.table.last_step[slot])
+        if last_step > self.settled:
+            self._late[int(self.table.tenure[slot])] = last_step
+        self.end(slot, None)
+
+    def are_late(self, tenure: Int64) -> Bool:
+        """Which sequences were stopped while their steps were in flight."""
+        return np.isin(tenure, list(self._late))
+
+    def late_end(self, tenure: int) -> None:
+        """A stopped sequence has ended by itself: what is still in flight of it is void."""
+        del self._late[tenure]
+
+    def forget_late(self) -> None:
+        """Of sequences whose last step was settled nothing can come any more."""
+        if self._late:
+            self._late = {tenure: step for tenure, step in self._late.items() if step > self.settled}
+
     def end(self, slot: int, finish: Finish | None) -> None:
-        """Clear a held slot; None: the scheduler's wish. Who waits for pages that it was to fill finds them lost."""
+        """Clear a held slot. Who waits for pages that it was to fill finds them lost."""
         table = self.table
+        if table.last_step[slot] > self.settled:
+            self.states.busy_until[table.pages(slot)] = table.last_step[slot]
         trace = SlotTrace(
             context=table.context[slot],
             started_ns=int(table.started_ns[slot]),
@@ -113,7 +143,7 @@ class Residents:
         states, table = self.states, self.table
         if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages):
             return False
-        if states.pending[pages].any() or self._in_use(pages):
+        if states.pending[pages].any() or (states.busy_until[pages] > self.settled).any() or self._in_use(pages):
             return False
         for page in pages[states.writer[pages] != NOBODY].tolist():
             slot = int(states.writer[page])
@@ -131,6 +161,7 @@ class Residents:
         for slot in np.flatnonzero(self.table.state).tolist():
             self.end(slot, None)
         self.states.clear()
+        self._late.clear()
 
     def check_integrity(self) -> None:
         """Raise Internal where table and pages disagree."""
@@ -141,9 +172,10 @@ class Residents:
             pages = table.pages(slot)
             refs[pages] += 1
             _require(len(np.unique(pages)) == len(pages), f"slot {slot} holds a page twice")
-            _require(table.computed[slot] < table.known_len[slot], f"slot {slot} computed what it does not know")
             _require(table.cached_len[slot] <= table.computed[slot], f"slot {slot} lost computed positions")
-            _require(table.known_len[slot] <= table.token.shape[1], f"slot {slot} outgrew its row")
+            _require(table.computed[slot] <= table.bound[slot], f"slot {slot} computed past its end")
+            known = max(table.prefill_len[slot], table.computed[slot] + 1)
+            _require(table.known_len[slot] <= known, f"slot {slot} knows tokens of the future")
             _require(not table.page_table[slot, len(pages) :].any(), f"slot {slot} has pages past its table")
         _require(bool((refs == states.refs).all()), "page references do not add up")
         for page in np.flatnonzero(states.writer != NOBODY).tolist():
@@ -160,7 +192,8 @@ class Residents:
     def _check_free(self, own: Int32, fresh: Int32) -> None:
         """Raise PAGE_TAKEN where a slot may not write its pages; what it waits for may still be awaited."""
         states = self.states
-        taken = (states.writer[own] != NOBODY).any() or states.pending[fresh].any()
+        busy = (states.busy_until[own] > self.settled).any()
+        taken = busy or (states.writer[own] != NOBODY).any() or states.pending[fresh].any()
         if taken or (states.refs[own].any() and self._in_use(own)):
             raise _page_taken()
 
@@ -203,8 +236,8 @@ def _require(condition: bool, what: str) -> None:
 def _page_taken() -> QuireError:
     return FailedPrecondition(
         "PAGE_TAKEN",
-        "The slot was granted a page that another slot or a move is still filling.",
-        "Grant a page for writing only when nobody else fills it.",
+        "The slot was granted a page that another slot, a move or a step in flight may still write.",
+        "Grant a page for writing only when nobody else fills it, and when the steps of its last holder have ended.",
     )
 
 

@@ -1,4 +1,4 @@
-"""RunLoop: the model thread. Takes what came in, applies it at a step boundary, runs the step, hands the Report out.
+"""RunLoop: the model thread. Takes what came in, applies it at a step boundary, launches steps, hands Reports out.
 
 Reader threads and the writer reach it through queues alone, so that gRPC never waits for the model nor the model for
 gRPC. One scheduler is attached at a time and the newest wins: a scheduler that hangs must not lock its replacement out.
@@ -107,7 +107,7 @@ class RunLoop:
 
     def _main(self) -> None:
         try:
-            while self._take_in(wait=self._step_once()):
+            while self._take_in(wait=self._turn()):
                 pass
         except Exception as error:
             log.exception("the model thread failed")
@@ -117,21 +117,27 @@ class RunLoop:
             self._vacant.set()
             self._refuse_the_rest()
 
-    def _step_once(self) -> bool:
-        """Run a step if there is one to run; whether there is nothing to do until something comes in."""
-        session = self._session
+    def _turn(self) -> bool:
+        """Launch what may run and tell of what has ended; whether there is nothing to do until something comes in."""
+        session, engine = self._session, self._engine
         if session is None:
             return True
         try:
-            report = self._engine.step()
+            launched = False
+            while engine.launch():
+                launched = True
+            report = engine.collect()
         except Exception as error:
             log.exception("the engine failed outside the model; its run is over")
             self._break_off(as_quire_error(error))
             return True
-        if not self._engine.residents.table.started():
+        if not engine.residents.table.started():
             self._vacant.set()
-        session.outbox.put(Flush() if report is None else report)
-        return report is None
+        if report is not None:
+            session.outbox.put(report)
+        elif not engine.in_flight:
+            session.outbox.put(Flush())
+        return report is None and not launched
 
     def _take_in(self, wait: bool) -> bool:
         """Everything that has come in; False at the end."""

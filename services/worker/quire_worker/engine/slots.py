@@ -14,6 +14,8 @@ import numpy as np
 from quire_common.sequence import RequestContext
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from quire_common.credit import Start
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.step import Int32
@@ -39,19 +41,24 @@ class SlotTable:
         self.page_size = spec.page_size
         self.state = np.zeros(n, np.int8)
         self.token = np.zeros((n, spec.max_model_len), np.int32)
-        self.known_len = np.zeros(n, np.int32)
-        """Tokens in `token`: prompt, output of before, and what was sampled here."""
+        """The tokens that are prefilled. What is sampled here stays on the device."""
+        self.tenure = np.zeros(n, np.int64)
+        """Of each sequence that ever held a slot another number, from 1; 0: idle."""
         self.computed = np.zeros(n, np.int32)
-        """Positions whose KV is in the pages, or will be before the slot runs."""
+        """Positions whose KV is in the pages, or will be before the slot runs again: steps in flight count."""
+        self.bound = np.zeros(n, np.int32)
+        """The step that computes up to here is the sequence's last, by length."""
+        self.last_step = np.zeros(n, np.int64)
+        """The last step that was launched with the slot."""
+        self.known_len = np.zeros(n, np.int32)
+        """Tokens of the sequence, those of steps in flight left out."""
         self.prompt_len = np.zeros(n, np.int32)
         self.prefill_len = np.zeros(n, np.int32)
-        """known_len at the start: positions before it are prefill."""
+        """Tokens at the start: positions before it are prefill."""
         self.cached_len = np.zeros(n, np.int32)
         self.limit = np.zeros(n, np.int32)
-        self.final_len = np.zeros(n, np.int32)
-        """known_len at which the sequence ends by length."""
         self.min_len = np.zeros(n, np.int32)
-        """known_len before which no stop id may be drawn."""
+        """Tokens before which no stop id may be drawn."""
         self.prefill_only = np.zeros(n, np.bool_)
         self.num_pages = np.zeros(n, np.int32)
         self.page_table = np.zeros((n, spec.table_width), np.int32)
@@ -69,6 +76,10 @@ class SlotTable:
         self.started_ns = np.zeros(n, np.int64)
         self.first_token_ns = np.zeros(n, np.int64)
         self.context = [NO_CONTEXT] * n
+        self.version = 0
+        """Changes with every start and end: what was derived of the fixed columns holds until then."""
+        self._tenures = 0
+        self._by_key: NDArray[np.intp] | None = None
         self._scalars = [
             column
             for name, column in vars(self).items()
@@ -83,6 +94,13 @@ class SlotTable:
     def ceiling(self) -> Int32:
         """Positions that each slot may compute: its limit, and never past its pages."""
         return np.minimum(self.limit, self.num_pages * self.page_size)
+
+    def by_key(self) -> NDArray[np.intp]:
+        """Slots that hold a sequence, lowest order key first, then lowest slot."""
+        if self._by_key is None:
+            held = np.flatnonzero(self.state)
+            self._by_key = held[np.argsort(self.order_key[held], kind="stable")]
+        return self._by_key
 
     def pages(self, slot: int) -> Int32:
         """The slot's page table, as a view."""
@@ -103,7 +121,8 @@ class SlotTable:
         self.known_len[slot] = self.prefill_len[slot] = known
         self.cached_len[slot] = self.computed[slot] = min(start.cached_len, known - 1)
         self.limit[slot] = min(start.limit, NO_LIMIT)
-        self.final_len[slot] = min(prompt + stop.max_tokens, start.max_model_len)
+        final_len = min(prompt + stop.max_tokens, start.max_model_len)
+        self.bound[slot] = known if stop.max_tokens == 0 else final_len - 1
         self.min_len[slot] = min(prompt + stop.min_tokens, NO_LIMIT)
         self.prefill_only[slot] = stop.max_tokens == 0
         table = start.pages[0]
@@ -122,13 +141,21 @@ class SlotTable:
         self.started_ns[slot] = now_ns
         self.context[slot] = start.context
         self.state[slot] = SlotState.WAITING
+        self._tenures += 1
+        self.tenure[slot] = self._tenures
+        self._changed()
 
     def clear(self, slot: int) -> None:
         """Make a slot IDLE and leave nothing of its sequence."""
-        self.token[slot, : self.known_len[slot]] = 0
+        self.token[slot, : self.prefill_len[slot]] = 0
         self.page_table[slot, : self.num_pages[slot]] = 0
         self.stop_id[slot, : self.num_stop[slot]] = -1
         for column in self._scalars:
             column[slot] = 0
         self.prefill_rank[slot] = NOT_ORDERED
         self.context[slot] = NO_CONTEXT
+        self._changed()
+
+    def _changed(self) -> None:
+        self.version += 1
+        self._by_key = None

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_worker.engine.stop_rule import blocked_ids
 from quire_worker.step import StepBatch
 
 if TYPE_CHECKING:
     from quire_worker.engine.batch_rule import Choice
     from quire_worker.engine.slots import SlotTable
-    from quire_worker.step import Int32
+    from quire_worker.step import Bool, Int32
+
+# The device's own columns, and those that are not by sequence.
+_NOT_SELECTED = ("token", "blocked", "formed_ns", "slot", "fed", "last", "stop_id")
 
 
 def build_step(table: SlotTable, choice: Choice) -> StepBatch:
-    """The runner's input. Arrays are copies: the table may change while the step runs."""
+    """The device's input. Arrays are copies: the table may change while the step runs."""
     slots, count = choice.slot, choice.count
     position = table.computed[slots]
     end = position + count
-    decode = slots[: choice.decodes]
     chunks = [
         table.token[slot, first:last]
         for slot, first, last in zip(
@@ -32,10 +33,10 @@ def build_step(table: SlotTable, choice: Choice) -> StepBatch:
             strict=True,
         )
     ]
-    sample = (end == table.known_len[slots]) & ~table.prefill_only[slots]
+    sample = (end >= table.prefill_len[slots]) & ~table.prefill_only[slots]
     width = -(-int(end.max()) // table.page_size)
     return StepBatch(
-        token=np.concatenate([table.token[decode, table.computed[decode]], *chunks]).astype(np.int64),
+        token=np.concatenate([np.zeros(choice.decodes, np.int64), *chunks]),
         count=count,
         position=position,
         page_table=_covering_pages(table, slots, end, width),
@@ -47,18 +48,22 @@ def build_step(table: SlotTable, choice: Choice) -> StepBatch:
         seed=table.seed[slots],
         sample_index=table.sample_index[slots],
         logprobs=table.logprobs[slots],
-        blocked=blocked_ids(table, slots, sample),
+        blocked=_blocked_ids(table, slots, sample, end),
         formed_ns=time.monotonic_ns(),
+        slot=slots,
+        fed=np.arange(len(slots)) < choice.decodes,
+        last=end >= table.bound[slots],
+        stop_id=table.stop_id[slots, : int(table.num_stop[slots].max())],
     )
 
 
 def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
-    """The step of some of its sequences."""
+    """The step of some of its sequences, for the Runner alone."""
     first = np.concatenate([[0], np.cumsum(batch.count)])
     columns = {
         field.name: getattr(batch, field.name)[keep]
         for field in dataclasses.fields(batch)
-        if field.name not in ("token", "blocked", "formed_ns")
+        if field.name not in _NOT_SELECTED
     }
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
@@ -70,3 +75,9 @@ def _covering_pages(table: SlotTable, slots: Int32, end: Int32, width: int) -> I
     pages = table.page_table[slots, :width]
     needed = -(-end // table.page_size)
     return np.where(np.arange(width)[None, :] < needed[:, None], pages, 0).astype(np.int32)
+
+
+def _blocked_ids(table: SlotTable, slots: Int32, sample: Bool, end: Int32) -> dict[int, Int32]:
+    """Row -> ids that may not be drawn: stop ids of rows that have not reached min_tokens."""
+    rows = np.flatnonzero(sample & (end < table.min_len[slots]) & (table.num_stop[slots] > 0))
+    return {int(row): table.stop_id[slots[row], : table.num_stop[slots[row]]].copy() for row in rows}

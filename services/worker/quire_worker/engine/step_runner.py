@@ -1,43 +1,99 @@
-"""Runs a step so that one bad sequence fails alone.
+"""StepRunner: what a device does with one step, around the model: feeds back, runs, checks stops, isolates failures.
 
-If the runner raises for a step, each of its sequences is tried by itself; those that raise again are to blame, and the
+Sampled tokens never wait for the host: the last one of each slot is kept here and is what a fed row computes next. If
+the runner raises for a step, each of its sequences is tried by itself; those that raise again are to blame, and the
 others run as one step. Running positions twice writes the same KV twice, so nothing else is harmed.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from quire_common.credit import Finish
 from quire_common.errors import Internal, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.step_builder import select_sequences
+from quire_worker.engine.stop_rule import finish_codes
+from quire_worker.step import StepOutput, StepTiming
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from quire_worker.engine.ports import Runner
-    from quire_worker.step import StepBatch, StepOutput
+    from quire_worker.step import Int32, Int64, LogprobColumns, StepBatch
 
 log = get_logger(__name__)
+_NO_TIME = StepTiming(0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """`healthy` are the sequences that ran, in order; `output` is theirs alone, None where none ran."""
+    """What a step came to; columns by sequence of its batch."""
 
-    healthy: list[int]
+    token: Int32
+    """-1 where none was drawn."""
+    finish: NDArray[np.uint8]
+    """Finish; ERROR for those in `failed`."""
     failed: dict[int, QuireError]
-    output: StepOutput | None
+    logprobs: LogprobColumns | None
+    """`token_index` is the sequence."""
+    timing: StepTiming
+    wait_us: int
+    """How long the device had nothing to do before."""
 
 
-def run_step(runner: Runner, batch: StepBatch) -> StepOutcome:
-    """One step, whatever the runner raises."""
+class StepRunner:
+    """Belongs to the thread that runs steps."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._last_token: Int64 = np.zeros(0, np.int64)
+        self._ended_ns = time.perf_counter_ns()
+
+    def run(self, batch: StepBatch) -> StepOutcome:
+        """One step, whatever the runner raises."""
+        waited_ns = time.perf_counter_ns() - self._ended_ns
+        self._feed(batch)
+        output, failed = _run_isolated(self._runner, batch)
+        token = _by_sequence(batch, output, failed)
+        self._last_token[batch.slot] = np.maximum(token, 0)
+        finish = finish_codes(batch, token)
+        if failed:
+            finish[list(failed)] = Finish.ERROR
+        self._ended_ns = time.perf_counter_ns()
+        return StepOutcome(
+            token=token,
+            finish=finish,
+            failed=failed,
+            logprobs=None if output is None else output.logprobs,
+            timing=_NO_TIME if output is None else output.timing,
+            wait_us=waited_ns // 1000,
+        )
+
+    def _feed(self, batch: StepBatch) -> None:
+        slots = int(batch.slot.max()) + 1
+        if slots > len(self._last_token):
+            self._last_token = np.concatenate([self._last_token, np.zeros(slots - len(self._last_token), np.int64)])
+        rows = np.flatnonzero(batch.fed)
+        if len(rows):
+            first = np.cumsum(batch.count) - batch.count
+            batch.token[first[rows]] = self._last_token[batch.slot[rows]]
+
+
+def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
+    """The output of the sequences that ran, as of all (see _widened), and the errors of the others."""
     everyone = list(range(len(batch.count)))
     try:
-        return StepOutcome(everyone, {}, runner.run(batch))
+        return _widened(runner.run(batch), everyone, batch), {}
     except Exception as error:
         log.exception("step failed, looking for the sequence to blame", sequences=len(everyone))
         if len(everyone) == 1:
-            return StepOutcome([], {0: _as_slot_error(error)}, None)
+            return None, {0: _as_slot_error(error)}
     failed: dict[int, QuireError] = {}
     for sequence in everyone:
         try:
@@ -46,15 +102,48 @@ def run_step(runner: Runner, batch: StepBatch) -> StepOutcome:
             failed[sequence] = _as_slot_error(error)
     healthy = [sequence for sequence in everyone if sequence not in failed]
     if not healthy:
-        return StepOutcome([], failed, None)
+        return None, failed
     try:
-        return StepOutcome(healthy, failed, runner.run(select_sequences(batch, healthy)))
+        return _widened(runner.run(select_sequences(batch, healthy)), healthy, batch), failed
     except Exception as error:
         log.exception("step failed without one sequence to blame", sequences=len(healthy))
-        return StepOutcome([], failed | dict.fromkeys(healthy, _as_slot_error(error)), None)
+        return None, failed | dict.fromkeys(healthy, _as_slot_error(error))
+
+
+def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
+    """The output of some sequences with `token` and `token_index` by sequence of the whole batch."""
+    count = len(batch.count)
+    if len(output.token) == count:
+        return output
+    sampled = np.array(ran, np.int32)[batch.sample[ran]]
+    token = np.full(count, -1, np.int32)
+    token[sampled] = output.token
+    logprobs = output.logprobs
+    if logprobs is not None:
+        logprobs = dataclasses.replace(logprobs, token_index=sampled[logprobs.token_index])
+    return StepOutput(token, logprobs, output.timing)
+
+
+def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError]) -> Int32:
+    """Tokens by sequence; rows whose logits are no numbers are added to `failed`."""
+    if output is None:
+        return np.full(len(batch.count), -1, np.int32)
+    token: Int32 = output.token.astype(np.int32, copy=False)
+    if int(token.min()) < 0:
+        for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
+            failed.setdefault(sequence, _nan_logits())
+    return token
 
 
 def _as_slot_error(error: Exception) -> QuireError:
     if isinstance(error, QuireError):
         return error
     return Internal("STEP_FAILED", "The model failed to run this sequence.", "Retry; see the worker's log.")
+
+
+def _nan_logits() -> QuireError:
+    return Internal(
+        "NAN_LOGITS",
+        "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",
+        "Retry; if it happens again, check the weights.",
+    )

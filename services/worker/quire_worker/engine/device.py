@@ -1,0 +1,84 @@
+"""Devices that run a synchronous Runner: on a thread of its own, or, as the plain twin, inside the launch."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quire_worker.engine.step_runner import StepOutcome, StepRunner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.engine.ports import Runner
+    from quire_worker.step import StepBatch
+
+# How long the end waits for a step that runs; one that hangs must not keep the process.
+CLOSE_LIMIT_S = 5.0
+
+
+class InlineDevice:
+    """A Device whose steps have ended when `launch` returns."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._runner = StepRunner(runner)
+        self._ended: list[StepOutcome] = []
+
+    def launch(self, batch: StepBatch) -> None:
+        """See Device."""
+        self._ended.append(self._runner.run(batch))
+
+    def finished(self) -> list[StepOutcome]:
+        """See Device."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self) -> None:
+        """See Device."""
+        self._ended = []
+
+    def close(self) -> None:
+        """See Device."""
+
+
+class ThreadDevice:
+    """A Device that runs its steps one after the other on a thread, started by its maker."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._runner = StepRunner(runner)
+        self._launched: queue.SimpleQueue[StepBatch | threading.Event | None] = queue.SimpleQueue()
+        self._ended: deque[StepOutcome] = deque()
+        self._thread = threading.Thread(target=self._main, name="device", daemon=True)
+        self._thread.start()
+
+    def launch(self, batch: StepBatch) -> None:
+        """See Device."""
+        self._launched.put(batch)
+
+    def finished(self) -> list[StepOutcome]:
+        """See Device."""
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def drain(self) -> None:
+        """See Device."""
+        reached = threading.Event()
+        self._launched.put(reached)
+        reached.wait()
+        self._ended.clear()
+
+    def close(self) -> None:
+        """See Device."""
+        self._launched.put(None)
+        self._thread.join(CLOSE_LIMIT_S)
+
+    def _main(self) -> None:
+        while (item := self._launched.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            self._ended.append(self._runner.run(item))
+            self.wake()
