@@ -143,7 +143,7 @@ async def test_a_schedulers_refusal_is_told_as_it_is() -> None:
 
 
 async def test_a_lost_scheduler_is_503_before_the_first_token_and_an_event_after() -> None:
-    async with router_rig() as rig:
+    async with router_rig(migration_wait_s=0.2) as rig:
         async with stream(rig, "abc") as response:
             lines = response.aiter_lines()
             assert (await anext(lines)).startswith("data: {")
@@ -153,7 +153,7 @@ async def test_a_lost_scheduler_is_503_before_the_first_token_and_an_event_after
             await rig.scheduler_hosts[0].stop()
             rest = [line async for line in lines if line]
         assert rest[-1] == "data: [DONE]"
-        assert json.loads(rest[-2][6:])["error"]["code"] == "SCHEDULER_LOST"
+        assert json.loads(rest[-2][6:])["error"]["code"] == "NO_HEALTHY_REPLICA"
         lost = await early
         assert lost.status_code == 503 and lost.headers["retry-after"]
         nobody = await rig.complete("abc")
@@ -166,13 +166,13 @@ async def test_a_lost_scheduler_is_503_before_the_first_token_and_an_event_after
 
 
 async def test_a_grpc_stream_that_breaks_ends_with_an_error_message() -> None:
-    async with router_rig() as rig:
+    async with router_rig(migration_wait_s=0.2) as rig:
         call = rig.inference.Generate(ib.GenerateRequest(text="abc", max_tokens=3000))
         first = await anext(aiter(call))
         assert first.text
         await rig.scheduler_hosts[0].stop()
         answers = [answer async for answer in call]
-        assert answers[-1].error.code == "SCHEDULER_LOST"
+        assert answers[-1].error.code == "NO_HEALTHY_REPLICA"
         assert answers[-1].finish_reason == pb.FINISH_REASON_ERROR
 
 
@@ -240,7 +240,7 @@ async def test_a_draining_scheduler_gets_nothing_new_and_finishes_the_rest() -> 
         assert [r.status_code for r in await asyncio.gather(*waiting)] == [200, 200]
 
 
-async def test_one_dead_of_two_harms_its_own_requests_only() -> None:
+async def test_one_dead_of_two_harms_nobody() -> None:
     async with router_rig([FakeScheduler(), FakeScheduler()]) as rig:
         for fake in rig.schedulers:
             fake.gate.clear()
@@ -248,8 +248,7 @@ async def test_one_dead_of_two_harms_its_own_requests_only() -> None:
         await until(lambda: all(fake.running for fake in rig.schedulers))
         await rig.scheduler_hosts[0].stop()
         rig.schedulers[1].gate.set()
-        codes = sorted(r.status_code for r in await asyncio.gather(*waiting))
-        assert codes == [200, 503]
+        assert [r.json()["choices"][0]["text"] for r in await asyncio.gather(*waiting)] == ["abc", "abc"]
         assert (await rig.complete("abc", max_tokens=3)).status_code == 200
 
 
@@ -303,11 +302,11 @@ async def test_a_draining_router_refuses_and_waits_for_those_inside() -> None:
         assert (await inside).status_code == 200
 
 
-async def test_a_scheduler_that_discovery_drops_fails_what_it_had() -> None:
-    async with router_rig() as rig:
+async def test_a_scheduler_that_discovery_drops_fails_what_nobody_takes() -> None:
+    async with router_rig(migration_wait_s=0.2) as rig:
         rig.scheduler.gate.clear()
         waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
         await until(lambda: len(rig.scheduler.running) == 1)
         rig.router.fleet.update([])
         lost = await waiting
-        assert lost.status_code == 503 and lost.json()["error"]["code"] == "SCHEDULER_LOST"
+        assert lost.status_code == 503 and lost.json()["error"]["code"] == "NO_HEALTHY_REPLICA"

@@ -9,7 +9,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -17,6 +17,7 @@ import grpc
 from quire.v1 import common_pb2, scheduler_pb2_grpc
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.columns import i32, pack_f32, pack_i32
+from quire_common.errors import Unavailable
 
 EOS = 256
 STOP, LENGTH = 1, 2
@@ -26,11 +27,25 @@ STOP, LENGTH = 1, 2
 class _Run:
     submit: pb.Submit
     prompt: list[int]
-    sent: int = 0
+    sent: int
+    admitted: bool = False
+
+
+@dataclass
+class _Life:
+    """One session stream."""
+
+    runs: dict[int, _Run] = field(default_factory=dict)
+    failed: list[pb.Failed] = field(default_factory=list)
+    woken: asyncio.Event = field(default_factory=asyncio.Event)
+    broken: Exception | None = None
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
-    """`gate` holds back steps while cleared. `refuse` is an error for the next submits. `aborts` are handles."""
+    """`gate` holds back steps while cleared. `refuse` is an error for the next submits. `aborts` are handles.
+
+    A submit with output ids goes on behind them. `old_handles`: what a zombie speaks nonsense of in its next session.
+    """
 
     def __init__(
         self,
@@ -42,11 +57,22 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         phase: str = "ready",
         cached_tokens: int = 0,
         max_num_seqs: int = 64,
+        digest: bytes = b"d",
+        heartbeat_ms: int = 0,
     ) -> None:
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
+        self.digest, self.heartbeat_ms = digest, heartbeat_ms
         self.gate = asyncio.Event()
         self.gate.set()
+        self.awake = asyncio.Event()
+        self.awake.set()
+        self.sessions = 0
+        self.submitted = asyncio.Event()
+        self.break_after: int | None = None
+        self.break_with: Exception = Unavailable("GONE", "This session is over.", "Open another.")
+        self.old_handles: list[int] = []
+        self._lives: list[_Life] = []
         self.submits: list[pb.Submit] = []
         self.aborts: list[int] = []
         self.aborted = asyncio.Event()
@@ -76,6 +102,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 max_model_len=self.max_model_len,
                 vocab_size=300,
                 eos_token_ids=pack_i32([EOS]),
+                digest=self.digest,
             ),
             instance="fake",
             role="both",
@@ -96,53 +123,98 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        failed: list[pb.Failed] = []
-        mine: dict[int, _Run] = {}
-        woken = asyncio.Event()
-        reader = asyncio.create_task(self._read(request_iterator, mine, failed, woken))
+        life = _Life()
+        reader = asyncio.create_task(self._read(request_iterator, life))
+        self.sessions += 1
+        self._lives.append(life)
         try:
-            yield pb.SessionResponse(welcome=pb.SessionWelcome(protocol_version=1))
+            yield pb.SessionResponse(welcome=pb.SessionWelcome(protocol_version=1, heartbeat_ms=self.heartbeat_ms))
+            if self.old_handles:
+                yield _nonsense(self.old_handles)
             while True:
-                if failed:
-                    yield pb.SessionResponse(failed=failed)
-                    failed.clear()
-                if mine and self.gate.is_set():
-                    yield self._step(mine)
+                message = await self._next(life)
+                if not self.awake.is_set():
+                    await self.awake.wait()
+                if life.broken is not None:
+                    raise life.broken
+                yield message
+                if message.handle:
                     await asyncio.sleep(self.step_s)
-                    continue
-                waits = [asyncio.ensure_future(woken.wait())]
-                waits += [asyncio.ensure_future(self.gate.wait())] if mine else []
-                await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-                for wait in waits:
-                    wait.cancel()
-                woken.clear()
         finally:
+            self._lives.remove(life)
             reader.cancel()
-            for handle in mine:
+            for handle in life.runs:
                 self.running.pop(handle, None)
 
-    async def _read(
-        self,
-        requests: AsyncIterator[pb.SessionRequest],
-        mine: dict[int, _Run],
-        failed: list[pb.Failed],
-        woken: asyncio.Event,
-    ) -> None:
+    async def _next(self, life: _Life) -> pb.SessionResponse:
+        while True:
+            if life.broken is not None or not self.awake.is_set():
+                return pb.SessionResponse()
+            if life.failed:
+                failed, life.failed = life.failed, []
+                return pb.SessionResponse(failed=failed)
+            if life.runs and self.gate.is_set():
+                message = self._step(life.runs)
+                self._count(message, life)
+                return message
+            waits = [asyncio.ensure_future(life.woken.wait())]
+            waits += [asyncio.ensure_future(self.gate.wait())] if life.runs else []
+            patience = self.heartbeat_ms / 2000 if self.heartbeat_ms else None
+            done, _ = await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+            life.woken.clear()
+            if not done:
+                return pb.SessionResponse()  # a sign of life
+
+    def _count(self, message: pb.SessionResponse, life: _Life) -> None:
+        """`break_after` tokens the session breaks, once: the message with the last of them is still sent."""
+        if self.break_after is not None:
+            self.break_after -= len(message.token) // 4
+            if self.break_after <= 0:
+                self.break_after = None
+                life.broken = self.break_with
+
+    async def _read(self, requests: AsyncIterator[pb.SessionRequest], life: _Life) -> None:
         async for request in requests:
             for submit in request.submit:
                 self.submits.append(submit)
+                self.submitted.set()
                 if self.refuse is not None:
-                    failed.append(pb.Failed(handle=submit.handle, error=self.refuse))
+                    life.failed.append(pb.Failed(handle=submit.handle, error=self.refuse))
                     continue
                 prompt = i32(submit.sequence.inputs[0].token_ids).tolist()
-                mine[submit.handle] = self.running[submit.handle] = _Run(submit, prompt)
+                run = _Run(submit, prompt, len(submit.sequence.output_ids) // 4)
+                life.runs[submit.handle] = self.running[submit.handle] = run
             for handle in i32(request.abort).tolist():
                 self.aborts.append(handle)
-                mine.pop(handle, None)
+                life.runs.pop(handle, None)
                 self.running.pop(handle, None)
             if request.abort:
                 self.aborted.set()
-            woken.set()
+            life.woken.set()
+
+    def break_sessions(self, error: Exception | None = None) -> None:
+        """End every session, as a process that dies or does not want it any more."""
+        for life in self._lives:
+            life.broken = error or self.break_with
+            life.woken.set()
+
+    def fail_all(self, code: str, grpc_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
+        """Everything that runs fails with this code; the sessions go on."""
+        for life in self._lives:
+            for handle in list(life.runs):
+                error = common_pb2.RequestError(code=code, message="m", fix="f", grpc_code=grpc_code.value[0])
+                life.failed.append(pb.Failed(handle=handle, error=error))
+                del life.runs[handle]
+                self.running.pop(handle, None)
+            life.woken.set()
+
+    def hang(self) -> None:
+        """Say nothing more on sessions, not even a sign of life; `awake.set()` ends that."""
+        self.awake.clear()
+        for life in self._lives:
+            life.woken.set()
 
     def _step(self, mine: dict[int, _Run]) -> pb.SessionResponse:
         handles: list[int] = []
@@ -153,7 +225,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         message = pb.SessionResponse()
         for handle, run in list(mine.items()):
             spec = run.submit.sequence
-            if run.sent == 0:
+            if not run.admitted:
+                run.admitted = True
                 message.admitted.add(
                     handle=handle, attempt=run.submit.context.attempt, cached_tokens=self.cached_tokens
                 )
@@ -200,6 +273,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         columns["count"].append(alternatives)
         columns["id"] += [(token + i) % 256 for i in range(alternatives)]
         columns["top"] += [-1.0 - sent - i for i in range(alternatives)]
+
+
+def _nonsense(handles: list[int]) -> pb.SessionResponse:
+    """All that could be said of handles: rows with tokens and ends, notes, failures."""
+    message = pb.SessionResponse(
+        handle=pack_i32(handles), count=pack_i32([1] * len(handles)), token=pack_i32([90] * len(handles))
+    )
+    message.finish = bytes([LENGTH] * len(handles))
+    for handle in handles:
+        message.admitted.add(handle=handle, cached_tokens=999)
+        message.finished.add(handle=handle).usage.cached_tokens = 999
+        message.failed.add(handle=handle, error=common_pb2.RequestError(code="ZOMBIE", message="m", fix="f"))
+    return message
 
 
 async def _main() -> None:

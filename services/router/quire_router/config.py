@@ -28,5 +28,12 @@ class RouterConfig(ServiceConfig):
     max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)
     request_timeout_s: float = option(600.0, "longest life of a request; 0: without limit", at_least=0)
     connect_timeout_s: float = option(5.0, "how long a request waits for a tokenizer to come back", at_least=0)
+    replica_timeout_s: float = option(
+        2.0, "longest silence of a scheduler that promises signs of life, before its requests move", at_least=0.05
+    )
+    migration_wait_s: float = option(30.0, "how long a request waits for an engine that can take it", at_least=0)
+    migration_limit: int = option(
+        3, "engines in a row that a request may lose without a token, before it fails", at_least=1
+    )
     metrics_on_main: bool = option(False, "serve /metrics on the HTTP port too; always so while no API key is set")
     share_prefix_across_keys: bool = option(False, "let requests of different API keys share cached prefix pages")

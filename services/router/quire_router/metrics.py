@@ -32,6 +32,21 @@ request_prompt_tokens = metrics.histogram(
 request_generation_tokens = metrics.histogram(
     "quire_router_request_generation_tokens", "Generated tokens per request.", buckets=TOKEN_BUCKETS
 )
+migrations = metrics.counter(
+    "quire_router_migrations_total",
+    "Sequences that went on at another engine, by what happened to theirs.",
+    ("reason",),
+)
+migration_wait = metrics.histogram(
+    "quire_router_migration_wait_seconds", "How long a sequence that lost its engine had none."
+)
+detection = metrics.histogram(
+    "quire_router_loss_detection_seconds",
+    "From a session's last word to the end of the session, where it had sequences.",
+)
+attempts = metrics.histogram(
+    "quire_router_sequence_attempts", "Engines that a sequence was given.", buckets=(1, 2, 3, 4, 6, 8, 16)
+)
 
 
 class PlainHistogram:

@@ -14,8 +14,11 @@ from quire_router.api_keys import load_api_keys
 from quire_router.core.admission import Admission
 from quire_router.core.catalog import Catalog
 from quire_router.core.encoder import Encoder
+from quire_router.core.handles import HandleCounter
 from quire_router.core.pipeline import Pipeline
 from quire_router.engine.fleet import Fleet
+from quire_router.engine.migration import Migration
+from quire_router.engine.waiting_room import WaitingRoom
 from quire_router.http.edge import Edge
 from quire_router.http.parse import Limits
 from quire_router.http.routes import make_routes
@@ -23,9 +26,11 @@ from quire_router.http.server import HttpServer
 from quire_router.http.status import StatusRoutes
 from quire_router.placement.registry import PLACEMENTS
 from quire_router.servicer import InferenceServicer
+from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.token_bytes import TokenBytes
 from quire_router.text.tokenizer_client import TokenizerClient
 from quire_router.text.tokenizer_pool import TokenizerPool
+from quire_router.watchdog import Watchdog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 
     from quire_common.server import BoundServer
     from quire_router.config import RouterConfig
+    from quire_router.core.choice import Choice
+    from quire_router.engine.loss import Loss
 
 log = get_logger(__name__)
 
@@ -47,8 +54,12 @@ class RouterService:
         self._config = config
         self._keys = load_api_keys(config.api_key, config.api_key_file)
         self._changed = asyncio.Event()
+        self._watchdog = Watchdog(config.replica_timeout_s)
         self.pool = TokenizerPool(config, self._changed.set)
-        self.fleet = Fleet(config, self.pool, bound.instance, self._changed.set)
+        self.fleet = Fleet(config, self.pool, bound.instance, self._watchdog, self._lost, self._on_fleet)
+        self._room = WaitingRoom(lambda choices, ended: DetokenizeStream(self.pool, choices, ended))
+        handles = HandleCounter()
+        self._migration = Migration(config, self.fleet.accepting, PLACEMENTS[config.placement](), handles, self._room)
         metrics.detokenize_backlog.set_function(lambda: self.fleet.backlog)
         self.admission = Admission(config.max_concurrent_requests)
         self._catalog = Catalog(config.served_model_name, self.fleet.models)
@@ -56,8 +67,8 @@ class RouterService:
         self._pipeline = Pipeline(
             self._catalog,
             Encoder(tokenizer),
-            self.fleet,
-            PLACEMENTS[config.placement](),
+            self._migration,
+            handles,
             self.admission,
             TokenBytes(tokenizer),
             share_prefix_across_keys=config.share_prefix_across_keys,
@@ -86,6 +97,8 @@ class RouterService:
         self._tasks = [
             asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
             asyncio.create_task(self._watch_tokenizers(), name="discovery of tokenizers"),
+            asyncio.create_task(self._watchdog.run(), name="watchdog"),
+            asyncio.create_task(self._room.run(), name="waiting room"),
         ]
         while not self._status.ready:
             await self._changed.wait()
@@ -108,12 +121,21 @@ class RouterService:
     async def close(self) -> None:
         """Close HTTP, then let go of everybody behind."""
         await self.http.close()
+        self._migration.close()
         await self._discovery.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.fleet.close()
         await self.pool.close()
+
+    def _lost(self, choice: Choice, loss: Loss) -> None:
+        """The fleet is made before the migration that its replicas report to."""
+        self._migration.lost(choice, loss)
+
+    def _on_fleet(self) -> None:
+        self._changed.set()
+        self._migration.changed()
 
     async def _watch_schedulers(self) -> None:
         async for endpoints in self._discovery.watch("scheduler"):

@@ -6,16 +6,25 @@ sent, attempt. Knows neither streams nor formats.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
-from quire_router.core.delta import STOP, Delta, HopTiming, LogprobEntry
+from quire_common.columns import i32
+from quire_router.core.delta import ERROR, LENGTH, STOP, Delta, HopTiming, LogprobEntry
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext, Sequence
     from quire_router.core.job import GenerateJob
+    from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
-    from quire_router.engine.session import Session
+
+
+class Holder(Protocol):
+    """Who has a choice now: a session, or the room where those wait that have none."""
+
+    def abort(self, choice: Choice) -> None:
+        """Nobody wants it any more; nothing more is heard of it. Idempotent."""
 
 
 class Choice:
@@ -24,6 +33,7 @@ class Choice:
     __slots__ = (
         "_parts",
         "_taken",
+        "admitted_attempt",
         "attempt",
         "cached_tokens",
         "chars_sent",
@@ -31,23 +41,27 @@ class Choice:
         "context",
         "detokenize_rows",
         "detokenize_us",
+        "digest",
         "dirty",
         "ended",
         "entries",
         "finish",
         "first_token_ns",
         "handle",
+        "holder",
         "index",
         "job",
         "last_token_ns",
+        "model",
+        "moves",
         "news",
         "offsets",
         "outbox",
         "output_ids",
+        "resumed",
         "rows_back",
         "rows_out",
         "sequence",
-        "session",
         "stop_reason",
         "stop_token_ids",
         "timings",
@@ -55,7 +69,14 @@ class Choice:
     )
 
     def __init__(
-        self, index: int, handle: int, job: GenerateJob, sequence: Sequence, context: RequestContext, outbox: Outbox
+        self,
+        index: int,
+        handle: int,
+        job: GenerateJob,
+        sequence: Sequence,
+        context: RequestContext,
+        outbox: Outbox,
+        model: str = "",
     ) -> None:
         self.index = index
         self.handle = handle
@@ -64,7 +85,14 @@ class Choice:
         self.sequence = sequence
         self.context = context
         self.outbox = outbox
-        self.session: Session | None = None
+        self.model = model
+        # Where it is, and what it went through: `digest` is that of the engine's model, None until one was found.
+        self.holder: Holder | None = None
+        self.digest: bytes | None = None
+        self.moves: Moves | None = None
+        self.admitted_attempt = -1
+        # Whether this attempt began with tokens of an earlier one.
+        self.resumed = False
         # What the engine sent.
         self.output_ids = bytearray()
         self.rows_out = 0
@@ -96,6 +124,44 @@ class Choice:
     def wants_logprobs(self) -> bool:
         """Whether every token has an entry."""
         return self.sequence.sampling.logprobs >= 0
+
+    @property
+    def max_len(self) -> int:
+        """Prompt and longest answer together."""
+        return len(self.sequence.prompt_ids) + self.sequence.stop.max_tokens
+
+    @property
+    def submitted(self) -> bool:
+        """Whether an engine was ever asked to run it."""
+        return self.digest is not None
+
+    @property
+    def admitted_once(self) -> bool:
+        """Whether an engine ever began to run it."""
+        return self.admitted_attempt >= 0
+
+    def to_submit(self) -> Sequence:
+        """What an engine must be told, also one that takes it up: all tokens so far are part of it."""
+        return replace(self.sequence, output_ids=i32(bytes(self.output_ids), "output_ids"))
+
+    def renew(self, handle: int) -> None:
+        """Another attempt begins, from all that is known. What was said of the old handle finds nobody."""
+        self.handle = handle
+        self.attempt += 1
+        self.context = replace(self.context, attempt=self.attempt)
+        self.resumed = bool(self.output_ids)
+
+    def settle(self) -> None:
+        """The engine says no more: see what there is of it."""
+        if self.finish == ERROR:
+            self.finish = 0
+        if self.finish:
+            return
+        if self.wants_logprobs and len(self.entries) >= self.confirmed:
+            # A token without its entry is computed again: engines give the same one.
+            del self.output_ids[4 * len(self.entries) :]
+        if len(self.output_ids) >= 4 * self.sequence.stop.max_tokens:
+            self.finish = LENGTH
 
     def received(self, token_ids: bytes, finish: int, now_ns: int) -> None:
         """A row of the engine: some tokens, and perhaps the end."""

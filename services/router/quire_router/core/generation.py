@@ -98,8 +98,11 @@ class Generation:
             sums[timing.service, timing.phase] = (us + timing.us, count + timing.count)
         detokenize_us = int(sum(choice.detokenize_us for choice in self.choices))
         detokenize_rows = sum(choice.detokenize_rows for choice in self.choices)
+        moved = [choice for choice in self.choices if choice.attempt]
+        moved_us = sum(choice.moves.total_us for choice in moved if choice.moves is not None)
         return [
             *self.router_timings,
+            *([HopTiming("router", "migrate", moved_us, sum(c.attempt for c in moved))] if moved else []),
             HopTiming("router", "total", total_us),
             HopTiming("tokenizer", "detokenize", detokenize_us, detokenize_rows),
             *(HopTiming(service, phase, us, count) for (service, phase), (us, count) in sums.items()),
@@ -118,8 +121,8 @@ class Generation:
 
     def _abort(self) -> None:
         for choice in self.choices:
-            if choice.session is not None:
-                choice.session.abort(choice)
+            if choice.holder is not None:
+                choice.holder.abort(choice)
 
     def _count(self) -> None:
         usage, now_ns = self.usage(), time.monotonic_ns()
@@ -131,6 +134,8 @@ class Generation:
         first_ns = min((c.first_token_ns for c in self.choices if c.first_token_ns), default=0)
         if first_ns:
             metrics.ttft.observe((first_ns - self._arrived_ns) / 1e9)
+        for choice in self.choices:
+            metrics.attempts.observe(choice.attempt + 1)
         reasons = [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.choices]
         for reason in reasons:
             metrics.finished.labels(reason).inc()

@@ -16,7 +16,6 @@ from quire_router import metrics
 from quire_router.core.choice import Choice
 from quire_router.core.delta import HopTiming
 from quire_router.core.generation import Generation
-from quire_router.core.handles import HandleCounter
 from quire_router.core.lengths import answer_length, check_prompt
 from quire_router.core.outbox import Outbox
 
@@ -26,9 +25,9 @@ if TYPE_CHECKING:
     from quire_router.core.admission import Admission
     from quire_router.core.catalog import Catalog, ServedModel
     from quire_router.core.encoder import Encoder
+    from quire_router.core.handles import HandleCounter
     from quire_router.core.job import Caller, GenerateJob
-    from quire_router.engine.fleet import Fleet
-    from quire_router.placement.policy import Placement
+    from quire_router.engine.migration import Migration
     from quire_router.text.token_bytes import TokenBytes
 
 
@@ -39,8 +38,8 @@ class Pipeline:
         self,
         catalog: Catalog,
         encoder: Encoder,
-        fleet: Fleet,
-        placement: Placement,
+        migration: Migration,
+        handles: HandleCounter,
         admission: Admission,
         token_bytes: TokenBytes,
         *,
@@ -48,12 +47,11 @@ class Pipeline:
     ) -> None:
         self._catalog = catalog
         self._encoder = encoder
-        self._fleet = fleet
-        self._placement = placement
+        self._migration = migration
+        self._handles = handles
         self._admission = admission
         self._token_bytes = token_bytes
         self._share = share_prefix_across_keys
-        self._handles = HandleCounter()
 
     async def generate(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Generation:
         """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's news.
@@ -63,7 +61,6 @@ class Pipeline:
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
         served = self._catalog.resolve(job.model)
-        self._fleet.accepting(served.model.name)  # refuse at once what nobody could run
         self._admission.enter(job.weight)
         metrics.in_flight.inc(job.weight)
         span = _start_span(job, caller, served)
@@ -95,14 +92,9 @@ class Pipeline:
             job, caller, served, choices, outbox, self._token_bytes, arrived_ns, lambda: self._leave(job.weight), span
         )
         generation.prompt_texts = texts
-        try:
-            with tracing.span("router.place", parent=tracing.context_of(span)):
-                self._place(choices, job.n, served.model.name)
-        except QuireError:
-            for choice in choices:
-                if choice.session is not None:
-                    choice.session.abort(choice)
-            raise
+        with tracing.span("router.place", parent=tracing.context_of(span)):
+            for first in range(0, len(choices), job.n):
+                self._migration.start(choices[first : first + job.n])
         generation.router_timings += [
             HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
@@ -134,19 +126,11 @@ class Pipeline:
                     cache_salt=salt,
                 )
                 handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
-                choice = Choice(len(choices), handle, job, sequence, context, outbox)
+                choice = Choice(len(choices), handle, job, sequence, context, outbox, served.model.name)
                 if not job.ignore_eos:
                     choice.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
                 choices.append(choice)
         return choices
-
-    def _place(self, choices: list[Choice], n: int, model: str) -> None:
-        """Siblings go together, since they share their prompt's pages."""
-        for first in range(0, len(choices), n):
-            accepting = self._fleet.accepting(model)
-            replica = accepting[self._placement.choose(accepting, n)]
-            for choice in choices[first : first + n]:
-                replica.submit(choice)
 
     def _context(self, caller: Caller, span: tracing.Span) -> RequestContext:
         headers = tracing.inject_headers(span)

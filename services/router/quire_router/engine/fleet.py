@@ -16,26 +16,39 @@ if TYPE_CHECKING:
     from quire_common.credit.hello import ModelInfo
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
+    from quire_router.core.choice import Choice
+    from quire_router.engine.loss import Loss
     from quire_router.text.tokenizer_pool import TokenizerPool
+    from quire_router.watchdog import Watchdog
 
 _RETRY_AFTER_S = 2.0
 log = get_logger(__name__)
 
 
 class Fleet:
-    """Replicas by instance. All methods run in the event loop."""
+    """Replicas by instance. All methods run in the event loop. `lost` is told of choices that a replica dropped."""
 
-    def __init__(self, config: RouterConfig, pool: TokenizerPool, router_id: str, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        config: RouterConfig,
+        pool: TokenizerPool,
+        router_id: str,
+        watchdog: Watchdog,
+        lost: Callable[[Choice, Loss], None],
+        changed: Callable[[], None],
+    ) -> None:
         self.replicas: dict[str, Replica] = {}
         self._config = config
         self._pool = pool
         self._router_id = router_id
+        self._watchdog = watchdog
+        self._lost = lost
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: dict[str, ModelInfo] = {}
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
-        """Discovery's newest list: new ones are connected, those that are gone lose their sequences."""
+        """Discovery's newest list: new ones are connected, the sequences of those that are gone move."""
         wanted = {endpoint.instance: endpoint for endpoint in endpoints}
         for instance, replica in list(self.replicas.items()):
             if instance not in wanted or wanted[instance].address != replica.address:
@@ -50,6 +63,8 @@ class Fleet:
                     self._config,
                     lambda choices, ended: DetokenizeStream(self._pool, choices, ended),
                     self._router_id,
+                    self._watchdog,
+                    self._lost,
                     self._on_change,
                 )
                 self.replicas[instance] = replica
@@ -59,12 +74,9 @@ class Fleet:
         """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
         return list(self._models.values())
 
-    def accepting(self, model: str) -> list[Replica]:
-        """Replicas that can run the model now; raises Unavailable if there are none."""
-        found = [r for r in self.replicas.values() if r.accepts and r.model is not None and r.model.name == model]
-        if not found:
-            raise no_replica()
-        return found
+    def accepting(self, choice: Choice) -> list[Replica]:
+        """Replicas that could run the choice now."""
+        return [replica for replica in self.replicas.values() if replica.can_take(choice)]
 
     @property
     def backlog(self) -> int:

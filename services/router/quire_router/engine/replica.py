@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from quire_common.errors import from_rpc_error
+from quire_common.errors import QuireError, from_rpc_error
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
 from quire_router.engine.load import Load
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from quire_common.credit.hello import ModelInfo
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
+    from quire_router.engine.loss import Loss
     from quire_router.text.detokenize_stream import DetokenizeStream
+    from quire_router.watchdog import Watchdog
 
 log = get_logger(__name__)
 
@@ -38,6 +40,8 @@ class Replica:
         config: RouterConfig,
         make_detokenizer: Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream],
         router_id: str,
+        watchdog: Watchdog,
+        lost: Callable[[Choice, Loss], None],
         changed: Callable[[], None],
     ) -> None:
         self.instance = instance
@@ -46,7 +50,9 @@ class Replica:
         self.model: ModelInfo | None = None
         self.submitted_since_load = 0
         self._client = SchedulerClient(address, config)
-        self.session = Session(instance, self._client.stub, make_detokenizer, router_id)
+        self.session = Session(
+            instance, self._client.stub, make_detokenizer, router_id, watchdog, config.replica_timeout_s, lost
+        )
         self._changed = changed
         self._serving = asyncio.Event()
         self._session_backoff = Backoff()
@@ -61,8 +67,19 @@ class Replica:
         """This router's sequences here."""
         return len(self.session.choices)
 
+    def can_take(self, choice: Choice) -> bool:
+        """Whether the choice could run here now. One that has tokens is bound to the very model that made them."""
+        model = self.model
+        if model is None or not self.accepts:
+            return False
+        if choice.output_ids and choice.digest:
+            return model.digest == choice.digest and model.max_model_len >= choice.max_len
+        return model.name == choice.model
+
     def submit(self, choice: Choice) -> None:
-        """Start a choice here; raises Unavailable if the session is down."""
+        """Start a choice here; only if it `can_take` it."""
+        if self.model is not None:
+            choice.digest = self.model.digest
         self.session.submit(choice)
         self.submitted_since_load += 1
 
@@ -74,7 +91,6 @@ class Replica:
                 tasks.create_task(self._keep_session())
                 tasks.create_task(self.session.detokenizer.run())
         finally:
-            self.session.abandon()
             await self._client.close()
 
     async def _watch_load(self) -> None:
@@ -98,6 +114,8 @@ class Replica:
                 self.model = await self._client.model()
                 await self.session.run(self._opened)
                 reason = "the scheduler ended the session"
+            except QuireError as error:
+                reason = error.message
             except grpc.aio.AioRpcError as error:
                 reason = from_rpc_error(error).message
             except Exception:

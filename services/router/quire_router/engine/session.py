@@ -10,28 +10,38 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from quire.v1 import scheduler_pb2 as sb
-from quire.v1 import scheduler_pb2_grpc
+import grpc
+
 from quire_common import errors
-from quire_common.columns import pack_i32
-from quire_common.credit.hello import PROTOCOL_VERSION
-from quire_common.errors import Unavailable
-from quire_common.sequence import context_to_pb, sequence_to_pb
-from quire_common.telemetry.logs import get_logger
+from quire_common.errors import Unavailable, from_rpc_error
+from quire_router import metrics
+from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, session_lost
+from quire_router.engine.outgoing import Outgoing
 from quire_router.engine.session_codec import apply_events, apply_rows
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import Callable
 
+    from quire.v1 import scheduler_pb2 as sb
+    from quire.v1 import scheduler_pb2_grpc
+    from quire_common.errors import QuireError
     from quire_router.core.choice import Choice
     from quire_router.text.detokenize_stream import DetokenizeStream
+    from quire_router.watchdog import Watchdog
 
-_RETRY_AFTER_S = 1.0
-log = get_logger(__name__)
+# A healthy scheduler welcomes at once.
+_WELCOME_TIMEOUT_S = 10.0
+# How many promised signs of life must be missing at least.
+_HEARTBEATS = 3
+# Ends of a session for which one of its requests may be to blame.
+_SUSPECT = ("session_lost", "silent", "session_failed")
 
 
 class Session:
-    """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer."""
+    """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer.
+
+    `lost` is told of every choice that the scheduler works on no more without having ended it.
+    """
 
     def __init__(
         self,
@@ -39,6 +49,9 @@ class Session:
         stub: scheduler_pb2_grpc.SchedulerStub,
         make_detokenizer: Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream],
         router_id: str,
+        watchdog: Watchdog,
+        timeout_s: float,
+        lost: Callable[[Choice, Loss], None],
     ) -> None:
         self.instance = instance
         self.choices: dict[int, Choice] = {}
@@ -46,21 +59,17 @@ class Session:
         self.open = False
         self._stub = stub
         self._router_id = router_id
-        self._out = sb.SessionRequest()
-        self._aborts: list[int] = []
-        self._wake = asyncio.Event()
+        self._watchdog = watchdog
+        self._timeout_s = timeout_s
+        self._lost = lost
+        self._out = Outgoing(router_id, self.choices)
 
     def submit(self, choice: Choice) -> None:
-        """Start a choice here; raises Unavailable if the stream is down."""
-        if not self.open:
-            raise session_lost()
-        choice.session = self
+        """Start a choice here; only while `open`."""
+        choice.holder = self
         self.choices[choice.handle] = choice
         self.detokenizer.open(choice)
-        submit = self._out.submit.add(handle=choice.handle)
-        submit.context.CopyFrom(context_to_pb(choice.context))
-        submit.sequence.CopyFrom(sequence_to_pb(choice.sequence))
-        self._wake.set()
+        self._out.submit(choice)
 
     def abort(self, choice: Choice) -> None:
         """Stop a choice here and at the tokenizer; nothing more is heard of it. Idempotent."""
@@ -69,49 +78,63 @@ class Session:
             self._abort(choice.handle)
 
     async def run(self, opened: Callable[[], None]) -> None:
-        """One life of the stream, until it breaks (raises grpc.RpcError) or the scheduler ends it."""
-        self._out, self._aborts, self._wake = sb.SessionRequest(), [], asyncio.Event()
-        call = self._stub.Session(self._outgoing(self._wake))
+        """One life of the stream, until it breaks (raises QuireError) or the scheduler ends it.
+
+        Nothing that the scheduler says of this life is heard afterwards: its handles have gone and its call is over.
+        """
+        self._out = Outgoing(self._router_id, self.choices)
+        call = self._stub.Session(self._out.messages())
+        watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
+        reason, heard_ns = "session_ended", time.monotonic_ns()
         try:
             async for message in call:
+                heard_ns, watch.quiet_s = time.monotonic_ns(), 0.0
                 if message.HasField("welcome"):
+                    watch.limit_s = self._longest_silence_s(message.welcome.heartbeat_ms)
                     self.open = True
                     opened()
-                self._step(message)
+                self._step(message, heard_ns)
+        except asyncio.CancelledError:
+            reason = "silent" if watch.expired else "left"
+            if not watch.expired or _is_cancelled():
+                raise
+            raise _silent(watch.quiet_s) from None
+        except grpc.aio.AioRpcError as error:
+            typed = from_rpc_error(error)
+            reason = "too_slow" if typed.code == SESSION_TOO_SLOW else "session_lost"
+            raise typed from error
+        except Exception:
+            reason = "session_failed"
+            raise
         finally:
+            self._watchdog.drop(watch)
             self.open = False
             call.cancel()
-            self._lose()
+            if self.choices:
+                metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
+            self._lose(reason)
 
-    def abandon(self) -> None:
-        """Nobody will serve what is left here: it fails."""
-        for choice in self.choices.values():
-            choice.fail(session_lost())
-        self.choices.clear()
+    def _longest_silence_s(self, heartbeat_ms: int) -> float:
+        """Only who promises signs of life is missed."""
+        return max(self._timeout_s, _HEARTBEATS * heartbeat_ms / 1000) if heartbeat_ms else float("inf")
 
-    async def _outgoing(self, wake: asyncio.Event) -> AsyncIterator[sb.SessionRequest]:
-        """`wake` is this life's own: what is left of an earlier stream cannot take its messages."""
-        hello = sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id)
-        yield sb.SessionRequest(hello=hello)
-        while True:
-            await wake.wait()
-            wake.clear()
-            message, self._out = self._out, sb.SessionRequest()
-            if self._aborts:
-                message.abort = pack_i32(self._aborts)
-                self._aborts = []
-            yield message
-
-    def _step(self, message: sb.SessionResponse) -> None:
+    def _step(self, message: sb.SessionResponse, now_ns: int) -> None:
         apply_events(message, self.choices)
         if message.handle:
-            apply_rows(message, self.choices, time.monotonic_ns())
+            apply_rows(message, self.choices, now_ns)
             self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
         for failed in message.failed:
             choice = self.choices.pop(failed.handle, None)
             if choice is not None:
                 self.detokenizer.close(failed.handle)
-                choice.fail(errors.from_message(failed.error))
+                self._fail(choice, errors.from_message(failed.error))
+
+    def _fail(self, choice: Choice, error: QuireError) -> None:
+        loss = failure_loss(self.instance, error, admitted=choice.admitted_attempt == choice.attempt)
+        if loss is None:
+            choice.fail(error)
+        else:
+            self._lost(choice, loss)
 
     def _text_ended(self, choice: Choice) -> None:
         """The tokenizer found a stop string, or failed, before the engine ended: the rest is not wanted."""
@@ -119,25 +142,25 @@ class Session:
 
     def _abort(self, handle: int) -> None:
         if self.open:
-            self._aborts.append(handle)
-            self._wake.set()
+            self._out.abort(handle)
 
-    def _lose(self) -> None:
-        """What has all its tokens still ends well; the rest has lost its engine."""
-        lost = [choice for choice in self.choices.values() if not choice.finish]
+    def _lose(self, reason: str) -> None:
+        """All that is here has lost its engine; what has all its tokens needs none."""
+        loss = Loss(reason, self.instance, session_lost(), suspect=reason in _SUSPECT)
+        lost = list(self.choices.values())
+        self.choices.clear()
         for choice in lost:
-            del self.choices[choice.handle]
             self.detokenizer.close(choice.handle)
-            choice.fail(session_lost())
-        if lost:
-            log.warning("session lost", instance=self.instance, sequences=len(lost))
+            self._lost(choice, loss)
 
 
-def session_lost() -> Unavailable:
-    """The error of a request whose scheduler went away."""
+def _is_cancelled() -> bool:
+    """Whether somebody wants this very task to end, and not just the call that it reads."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _silent(seconds: float) -> Unavailable:
     return Unavailable(
-        "SCHEDULER_LOST",
-        "The engine that ran this request went away.",
-        "Retry the request; see the router's log for the instance.",
-        retry_after_s=_RETRY_AFTER_S,
+        "SCHEDULER_SILENT", f"The scheduler said nothing for {seconds:.1f} s.", "See its log; its process may hang."
     )

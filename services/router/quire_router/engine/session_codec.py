@@ -22,12 +22,15 @@ def apply_events(message: sb.SessionResponse, choices: Mapping[int, Choice]) -> 
     for admitted in message.admitted:
         choice = choices.get(admitted.handle)
         if choice is not None and admitted.attempt == choice.attempt:
-            choice.cached_tokens = admitted.cached_tokens
+            choice.admitted_attempt = admitted.attempt
+            if not choice.resumed:
+                choice.cached_tokens = admitted.cached_tokens
     for finished in message.finished:
         choice = choices.get(finished.handle)
         if choice is None:
             continue
-        choice.cached_tokens = max(choice.cached_tokens, finished.usage.cached_tokens)
+        if not choice.resumed:  # the emitted tokens of a resumed one may be in a cache too: they are no prompt
+            choice.cached_tokens = max(choice.cached_tokens, finished.usage.cached_tokens)
         choice.timings = tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in finished.timings)
         if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
             choice.stop_reason = finished.stop_token_id

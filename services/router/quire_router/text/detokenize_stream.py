@@ -1,8 +1,7 @@
 """One session's Detokenize stream: the engine's rows in, ready text out, by handle.
 
-It follows its session to another tokenizer when one dies: every live choice is opened again from the tokens that were
-confirmed and the characters that were sent, and its unconfirmed tokens are repeated. Rows that come while no stream is
-up need no queue: their tokens are in the choices.
+It follows its session to another tokenizer when one dies: every live choice is taken up again, just as one that comes
+from another session is. Rows that come while no stream is up need no queue: their tokens are in the choices.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class DetokenizeStream:
         self._text_ended = text_ended
         self._connected = False
         self._wake = asyncio.Event()
-        self._opens: list[Choice] = []
+        self._opens: list[tuple[int, Choice]] = []
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._closes: list[int] = []
 
@@ -53,10 +52,17 @@ class DetokenizeStream:
         return len(self._rows)
 
     def open(self, choice: Choice) -> None:
-        """A choice's rows may come from now on."""
-        if self._connected:
-            self._opens.append(choice)
-            self._wake.set()
+        """A choice's rows may come from now on. One that was elsewhere is taken up: opened with the tokens that were
+        confirmed and the characters that were sent, and its unconfirmed tokens are repeated."""
+        if not self._connected:
+            return
+        self._opens.append((choice.handle, choice))
+        unconfirmed = choice.unconfirmed()
+        choice.rows_out = choice.rows_back = 0
+        if unconfirmed or choice.finish:
+            choice.rows_out = 1
+            self.rows(pack_i32([choice.handle]), pack_i32([len(unconfirmed) // 4]), unconfirmed, bytes([choice.finish]))
+        self._wake.set()
 
     def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
         """One step of the engine, its columns as they came."""
@@ -101,21 +107,13 @@ class DetokenizeStream:
             call.cancel()
 
     def _take_up(self) -> None:
-        """Start from what the choices know: nothing for new ones, all that was confirmed for the others."""
+        """Start from what the choices know."""
         self._wake = asyncio.Event()
-        self._opens, self._closes = list(self._choices.values()), []
+        self._opens, self._closes = [], []
         self._rows.clear()
         self._connected = True
-        for choice in self._opens:
-            unconfirmed = choice.unconfirmed()
-            choice.rows_out = choice.rows_back = 0
-            if unconfirmed or choice.finish:
-                choice.rows_out = 1
-                self.rows(
-                    pack_i32([choice.handle]), pack_i32([len(unconfirmed) // 4]), unconfirmed, bytes([choice.finish])
-                )
-        if self._opens:
-            self._wake.set()
+        for choice in self._choices.values():
+            self.open(choice)
 
     async def _outgoing(self, wake: asyncio.Event) -> AsyncIterator[tb.DetokenizeRequest]:
         """`wake` is this life's own: what is left of an earlier stream cannot take its messages."""
@@ -125,7 +123,8 @@ class DetokenizeStream:
             while self._opens or self._rows or self._closes:
                 message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
                 if self._opens:
-                    message.open.extend([_open_to_pb(choice) for choice in self._opens])
+                    find = self._choices.get  # one that has left may have another handle by now
+                    message.open.extend([_open_to_pb(c) for handle, c in self._opens if find(handle) is c])
                     self._opens = []
                 if self._closes and not self._rows:  # a close must not overtake its handle's rows
                     message.close = pack_i32(self._closes)

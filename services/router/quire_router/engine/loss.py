@@ -1,0 +1,56 @@
+"""What it means that an engine stopped working on a choice: whether it may go on elsewhere, and who is to blame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Overloaded, Unavailable
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+
+SESSION_TOO_SLOW = "SESSION_TOO_SLOW"
+_RETRY_AFTER_S = 1.0
+# Said before anything ran, or by an operator's wish: nothing against the request.
+_REFUSALS = {"DRAINING": "draining", "WORKER_NOT_READY": "not_ready"}
+_FAILURES = {"WORKER_LOST": "worker_lost", "PAGES_LOST": "pages_lost", SESSION_TOO_SLOW: "too_slow"}
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """`reason` is a metric's label, `error` what the client is told if nobody else takes the choice.
+
+    `suspect`: the request itself may have been the cause. `refused`: this replica would refuse it again now.
+    `busy`: it was refused because the replica is full.
+    """
+
+    reason: str
+    instance: str
+    error: QuireError
+    suspect: bool = False
+    refused: bool = False
+    busy: bool = False
+
+
+def failure_loss(instance: str, error: QuireError, *, admitted: bool) -> Loss | None:
+    """What a Failed message means; None where the fault is the request's own. `admitted`: it had reached the worker."""
+    if error.code in _REFUSALS:
+        return Loss(_REFUSALS[error.code], instance, error, refused=True)
+    if error.code in _FAILURES:
+        return Loss(_FAILURES[error.code], instance, error, suspect=admitted and error.code != SESSION_TOO_SLOW)
+    if isinstance(error, Overloaded):
+        return Loss("full", instance, error, refused=True, busy=True)
+    if isinstance(error, Unavailable):
+        return Loss("unavailable", instance, error, suspect=admitted, refused=not admitted)
+    return None
+
+
+def session_lost() -> Unavailable:
+    """The error of a request whose scheduler went away."""
+    return Unavailable(
+        "SCHEDULER_LOST",
+        "The engine that ran this request went away.",
+        "Retry the request; see the router's log for the instance.",
+        retry_after_s=_RETRY_AFTER_S,
+    )

@@ -1,0 +1,215 @@
+"""Gives every choice an engine, and another one when it loses it: with all its tokens, under a new handle and attempt.
+
+Where no replica can take a choice it waits for one, up to `--migration-wait-s` without an engine since its last token.
+A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another. Knows
+nothing of streams; what an engine's failure means is in loss.py, who is the best of several in placement/.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Internal
+from quire_common.telemetry import tracing
+from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
+from quire_router.core.moves import Moves
+from quire_router.engine.fleet import no_replica
+from quire_router.engine.loss import session_lost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_router.config import RouterConfig
+    from quire_router.core.choice import Choice
+    from quire_router.core.handles import HandleCounter
+    from quire_router.engine.loss import Loss
+    from quire_router.engine.replica import Replica
+    from quire_router.engine.waiting_room import WaitingRoom
+    from quire_router.placement.policy import Placement
+
+_FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
+log = get_logger(__name__)
+
+
+class Migration:
+    """One per process; all methods run in the event loop. `accepting` lists the replicas that could take a choice."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        accepting: Callable[[Choice], list[Replica]],
+        placement: Placement,
+        handles: HandleCounter,
+        room: WaitingRoom,
+    ) -> None:
+        self._wait_s = config.migration_wait_s
+        self._limit = config.migration_limit
+        self._accepting = accepting
+        self._placement = placement
+        self._handles = handles
+        self._room = room
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+        self._closed = False
+
+    def start(self, choices: Sequence[Choice]) -> None:
+        """Siblings, for the first time: they go together, since they share their prompt's pages."""
+        accepting = self._accepting(choices[0])
+        if accepting:
+            replica = accepting[self._placement.choose(accepting, len(choices))]
+            for choice in choices:
+                self._submit(choice, replica)
+            return
+        for choice in choices:
+            self._wait(choice, self._moves_of(choice))
+
+    def lost(self, choice: Choice, loss: Loss) -> None:
+        """Its engine works on it no more, and has let go of it."""
+        if choice.ended:
+            return
+        if self._closed:
+            choice.fail(session_lost())
+            return
+        choice.settle()
+        if choice.finish:
+            self._room.enter(choice)
+            return
+        moves = self._moves_of(choice)
+        moves.progress(choice, self._wait_s)
+        moves.began()
+        moves.avoid, moves.reason = loss.instance, loss.reason
+        log.warning(
+            "sequence lost its engine",
+            request_id=choice.context.request_id,
+            index=choice.index,
+            attempt=choice.attempt,
+            instance=loss.instance,
+            reason=loss.reason,
+            emitted=len(choice.output_ids) // 4,
+        )
+        if self._gives_up(choice, moves, loss):
+            return
+        now_s = asyncio.get_running_loop().time()
+        if loss.refused:
+            moves.refusals += 1
+            moves.shunned[loss.instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(moves.refusals, 8))
+        if not self._place(choice, moves, now_s):
+            self._wait(choice, moves)
+
+    def changed(self) -> None:
+        """A replica may have become able to take what waits."""
+        if self._room.waiting:
+            self._serve()
+
+    def close(self) -> None:
+        """From now on nothing is moved; what waits fails."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        for choice in list(self._room.waiting.values()):
+            self._room.leave(choice)
+            choice.fail(session_lost())
+
+    def _gives_up(self, choice: Choice, moves: Moves, loss: Loss) -> bool:
+        if loss.suspect:
+            moves.fruitless += 1
+            if moves.fruitless >= self._limit:
+                choice.fail(_too_many_attempts(moves.fruitless))
+                return True
+        if loss.busy and not choice.admitted_once:
+            # Overload is told early; only what has begun is worth waiting for.
+            moves.busy.add(loss.instance)
+            if all(replica.instance in moves.busy for replica in self._accepting(choice)):
+                choice.fail(loss.error)
+                return True
+        return False
+
+    def _place(self, choice: Choice, moves: Moves, now_s: float) -> bool:
+        """Submit it somewhere, if anybody can take it now."""
+        able = [r for r in self._accepting(choice) if moves.shunned.get(r.instance, 0.0) <= now_s]
+        others = [r for r in able if r.instance != moves.avoid]
+        candidates = others or able
+        if not candidates:
+            return False
+        self._submit(choice, candidates[self._placement.choose(candidates, 1)])
+        return True
+
+    def _submit(self, choice: Choice, replica: Replica) -> None:
+        moves = choice.moves
+        self._room.leave(choice)
+        if choice.submitted:
+            choice.renew(self._handles.take(offsets=choice.wants_logprobs))
+        replica.submit(choice)
+        if moves is not None and moves.reason:
+            _tell(choice, moves, replica.instance)
+
+    def _wait(self, choice: Choice, moves: Moves) -> None:
+        now_s = asyncio.get_running_loop().time()
+        moves.until_s = now_s + moves.wait_left_s
+        self._room.enter(choice)
+        self._wake_at(_next_due_s(moves, now_s))
+
+    def _serve(self) -> None:
+        """Look after all that wait: place, give up, or find out when to look again."""
+        self._due_s = float("inf")
+        now_s = asyncio.get_running_loop().time()
+        for choice in list(self._room.waiting.values()):
+            moves = self._moves_of(choice)
+            moves.wait_left_s = moves.until_s - now_s
+            if self._place(choice, moves, now_s):
+                continue
+            if moves.wait_left_s <= 0:
+                self._room.leave(choice)
+                choice.fail(no_replica())
+                continue
+            self._wake_at(_next_due_s(moves, now_s))
+
+    def _wake_at(self, due_s: float) -> None:
+        if due_s >= self._due_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s
+        self._timer = asyncio.get_running_loop().call_at(due_s, self._serve)
+
+    def _moves_of(self, choice: Choice) -> Moves:
+        if choice.moves is None:
+            choice.moves = Moves(self._wait_s, len(choice.output_ids))
+        return choice.moves
+
+
+def _next_due_s(moves: Moves, now_s: float) -> float:
+    return min([moves.until_s, *(due_s for due_s in moves.shunned.values() if due_s > now_s)])
+
+
+def _tell(choice: Choice, moves: Moves, instance: str) -> None:
+    """Logs, metrics and trace of a choice that has an engine again."""
+    us = moves.ended()
+    metrics.migrations.labels(moves.reason).inc()
+    metrics.migration_wait.observe(us / 1e6)
+    fields: dict[str, str | int] = {"attempt": choice.attempt, "instance": instance, "reason": moves.reason}
+    log.info(
+        "sequence goes on",
+        request_id=choice.context.request_id,
+        index=choice.index,
+        after_ms=us // 1000,
+        emitted=len(choice.output_ids) // 4,
+        **fields,
+    )
+    if tracing.enabled():
+        context = choice.context
+        parent = tracing.extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
+        end_ns = time.time_ns()
+        attributes = {f"quire.{name}": value for name, value in fields.items()}
+        tracing.record_span("router.migrate", parent, end_ns - us * 1000, end_ns, attributes)
+
+
+def _too_many_attempts(attempts: int) -> Internal:
+    return Internal(
+        "MIGRATION_LIMIT",
+        f"{attempts} engines in a row were lost while they ran this request, and none gave a token.",
+        "Do not send it again as it is: report it with its request id.",
+    )

@@ -1,0 +1,69 @@
+"""What one life of a session has to tell its scheduler: submits and aborts, built only when the stream takes them.
+
+Bounded by what it refers to: choices that are admitted and wait here once each. One that is aborted before the stream
+took it is never sent. A message stays far below what gRPC carries, however long the prompts are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quire.v1 import scheduler_pb2 as sb
+from quire_common.columns import pack_i32
+from quire_common.credit.hello import PROTOCOL_VERSION
+from quire_common.sequence import context_to_pb, sequence_to_pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from quire_router.core.choice import Choice
+
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_SUBMITS = 256
+
+
+class Outgoing:
+    """Ends with its stream. `choices` is the session's table: what is not in it is not wanted any more."""
+
+    def __init__(self, router_id: str, choices: Mapping[int, Choice]) -> None:
+        self._router_id = router_id
+        self._choices = choices
+        self._submits: deque[Choice] = deque()
+        self._aborts: list[int] = []
+        self._wake = asyncio.Event()
+
+    def submit(self, choice: Choice) -> None:
+        """Start it there."""
+        self._submits.append(choice)
+        self._wake.set()
+
+    def abort(self, handle: int) -> None:
+        """Stop it there."""
+        self._aborts.append(handle)
+        self._wake.set()
+
+    async def messages(self) -> AsyncIterator[sb.SessionRequest]:
+        """The stream's requests."""
+        yield sb.SessionRequest(hello=sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id))
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            while self._submits or self._aborts:
+                yield self._next()
+
+    def _next(self) -> sb.SessionRequest:
+        message, size = sb.SessionRequest(), 0
+        while self._submits and size < _MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
+            choice = self._submits.popleft()
+            if self._choices.get(choice.handle) is choice:
+                sequence = choice.to_submit()
+                submit = message.submit.add(handle=choice.handle)
+                submit.context.CopyFrom(context_to_pb(choice.context))
+                submit.sequence.CopyFrom(sequence_to_pb(sequence))
+                size += 4 * sequence.known_len
+        if self._aborts:
+            message.abort = pack_i32(self._aborts)
+            self._aborts = []
+        return message
