@@ -18,7 +18,7 @@ from quire_common.pages import HEADER_BYTES, frame_page
 from quire_common.telemetry.tracing import continued
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     from quire_common.pages import PageBytes, PageRun
 
@@ -47,6 +47,10 @@ class PutOutcome:
     refused: int
 
 
+class Abandoned(Exception):  # the caller's own wish, not a failure
+    """Raised by a callback of the caller's: the transfer ends at once, and a put leaves nothing in the store."""
+
+
 class KvClient:
     """Blocking calls; safe to use from several threads. `timeout_s` bounds each call."""
 
@@ -72,7 +76,7 @@ class KvClient:
         *,
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
-    ) -> Iterator[tuple[int, bytes]]:
+    ) -> Generator[tuple[int, bytes], None, None]:
         """Index and framed bytes of each page asked for, all of the lease by default, as they arrive."""
         if indices is not None and not len(indices):
             return
@@ -98,11 +102,14 @@ class KvClient:
         page_bytes: int,
         body: Callable[[int], PageBytes],
         *,
+        on_wanted: Callable[[Sequence[int]], None] = lambda wanted: None,
         lease_ms: int = 0,
         timeout_s: float | None = None,
         context: common_pb2.RequestContext | None = None,
     ) -> PutOutcome:
-        """Put the run's pages that the store wants. `body(index)` is asked for these alone, in order.
+        """Put the run's pages that the store wants. `body(index)` is asked for these alone, in order; what it gave is
+        not looked at any more once it is asked again. `on_wanted` is told of them before. `body` may raise Abandoned,
+        which comes out here. `body` is called on a thread of gRPC's.
 
         On any failure the put is released, so that the store need not wait for its lease to expire.
         """
@@ -112,9 +119,13 @@ class KvClient:
         wanted = i32(begun.wanted, "wanted").tolist()
         if not wanted:
             return PutOutcome(0, 0, 0)
+        abandoned = list[Abandoned]()
         try:
-            frames = _frames(begun.lease, run, dtype, wanted, body)
+            on_wanted(wanted)
+            frames = _frames(begun.lease, run, dtype, wanted, body, abandoned)
             self._call(self._stub.Put, frames, context, timeout_s)
+            if abandoned:
+                raise abandoned[0]
             done = self._call(self._stub.CommitPut, kvstore_pb2.CommitPutRequest(lease=begun.lease), context)
         except BaseException:
             self._try_release(begun.lease)
@@ -210,11 +221,21 @@ def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
 
 
 def _frames(
-    lease: bytes, run: PageRun, dtype: str, wanted: Sequence[int], body: Callable[[int], PageBytes]
+    lease: bytes,
+    run: PageRun,
+    dtype: str,
+    wanted: Sequence[int],
+    body: Callable[[int], PageBytes],
+    abandoned: list[Abandoned],
 ) -> Iterator[kvstore_pb2.PutFrame]:
-    """Each page's header with the start of its body, then the rest, 1 MiB at a time."""
+    """Each page's header with the start of its body, then the rest, 1 MiB at a time. An Abandoned is noted: raised here
+    it would be gRPC's to log, as a failure with its traceback."""
     for index in wanted:
-        view = memoryview(body(index)).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on
+        try:
+            view = memoryview(body(index)).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on
+        except Abandoned as error:
+            abandoned.append(error)
+            return
         header = frame_page(run.key(index), dtype, view)
         first = FRAME_BYTES - HEADER_BYTES
         yield kvstore_pb2.PutFrame(lease=lease, page=index, offset=0, data=header + view[:first])

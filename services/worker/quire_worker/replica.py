@@ -5,21 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.channel import sync_channel
 from quire_common.credit import Epoch, ModelInfo, WorkerHello
-from quire_common.kv_client import KvClient
+from quire_common.transport import channel_credentials
 from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.engine.moves import Mover, NoMover
-from quire_worker.engine.page_mover import KvStoreCarrier, PageMover
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.spec import EngineSpec
+from quire_worker.mover.mover_process import MoverProcess
+from quire_worker.mover.setup import MoverSetup
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import grpc
 
     from quire_common.errors import QuireError
     from quire_worker.config import WorkerConfig
@@ -54,14 +52,13 @@ class Replica:
     def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info
         self._loaded = loaded
-        self._channel: grpc.Channel | None = None
-        self._mover = self._make_mover(config, loaded)
+        self._mover = _make_mover(config, loaded)
         self._device = InlineDevice(loaded.runner) if config.lockstep else ThreadDevice(loaded.runner)
         spec, depth = loaded.engine_spec(config.max_num_seqs), 1 if config.lockstep else DEPTH
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), depth)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake
-        if isinstance(self._mover, PageMover):
+        if isinstance(self._mover, MoverProcess):
             self._mover.wake = self.loop.wake
         self.loop.start()
 
@@ -78,17 +75,14 @@ class Replica:
         )
 
     def close(self) -> None:
-        """End threads and channels."""
+        """End the threads and the mover."""
         self.loop.close()
         self._device.close()
         self._mover.close()
-        if self._channel is not None:
-            self._channel.close()
 
-    def _make_mover(self, config: WorkerConfig, loaded: ServedModel) -> Mover:
-        if not config.kvstore:
-            return NoMover()
-        self._channel = sync_channel(config.kvstore, config)
-        geometry = loaded.info.pages
-        carrier = KvStoreCarrier(KvClient(self._channel), geometry.namespace, geometry.groups[0])
-        return PageMover(carrier, loaded.pages)
+
+def _make_mover(config: WorkerConfig, loaded: ServedModel) -> Mover:
+    if not config.kvstore:
+        return NoMover()
+    channel_credentials(config)  # what is wrong with them is to end the start, not every move
+    return MoverProcess.start(MoverSetup.of(config, loaded.info.pages), loaded.pages)

@@ -4,7 +4,17 @@ Shared by the scheduler, the worker, the paced worker and tests. A decoder ignor
 refuses unequal lengths. Holds no policy: what to grant is the scheduler's, what to run the worker's.
 """
 
-from quire_common.credit.grant import Budget, Grant, MoveKind, PageMove, Start, decode_grant, encode_grant
+from quire_common.credit.grant import (
+    Budget,
+    Grant,
+    MoveKind,
+    PageMove,
+    Start,
+    decode_grant,
+    decode_move,
+    encode_grant,
+    encode_move,
+)
 from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, KvGroup, ModelInfo, PageGeometry, WorkerHello
 from quire_common.credit.report import Finish, Logprobs, Report, StepTiming, decode_report, encode_report
 
@@ -25,7 +35,9 @@ __all__ = [
     "StepTiming",
     "WorkerHello",
     "decode_grant",
+    "decode_move",
     "decode_report",
     "encode_grant",
+    "encode_move",
     "encode_report",
 ]

@@ -156,6 +156,16 @@ def decode_grant(message: worker_pb2.Grant) -> Grant:
     return grant
 
 
+def encode_move(move: PageMove) -> bytes:
+    """One move by itself, as a worker hands it to the process that carries it out."""
+    return bytes(_move_to_pb(move).SerializeToString())
+
+
+def decode_move(data: bytes) -> PageMove:
+    """The inverse of `encode_move`."""
+    return _move_from_pb(worker_pb2.PageMove.FromString(data))
+
+
 def _start_to_pb(start: Start) -> worker_pb2.Start:
     return worker_pb2.Start(
         slot=start.slot,

@@ -112,6 +112,11 @@ def set_identity(service: str, instance: str) -> None:
     _identity.update(service=service, instance=instance)
 
 
+def identity() -> tuple[str, str]:
+    """Service and instance as they were set: for a helper process that logs under its owner's name."""
+    return _identity["service"], _identity["instance"]
+
+
 def bind_request_id(value: str | bytes | None) -> contextvars.Token[str]:
     """Set the request id of this context, bounded and printable, since it comes from a peer."""
     text = value.decode("ascii", "replace") if isinstance(value, bytes) else value or ""

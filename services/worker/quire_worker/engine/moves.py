@@ -24,13 +24,15 @@ class MoveResult:
 
 
 class Mover(Protocol):
-    """Carries pages. `submit`, `finished` and `cancel` are called from the model thread and return at once."""
+    """Carries pages. All methods but `close` are called from the model thread and return at once; a pool's pages are
+    read and written within these calls alone."""
 
     def submit(self, move: PageMove) -> bool:
         """Take a move on; False where it is refused (queue full, kind unknown), which counts as failed."""
 
     def finished(self) -> list[MoveResult]:
-        """Moves that ended since the last call, each once."""
+        """Moves that ended since the last call, each once. Called at every step boundary, and after `wake`: pages are
+        copied here, a bounded number of bytes per call."""
 
     def cancel(self) -> None:
         """Forget all moves. When this returns, no page will be read or written on their behalf."""

@@ -1,0 +1,141 @@
+"""MoverChild: the life of the mover process, from its inherited descriptors to the end of its socket.
+
+It ends with its worker, however that ends: by the socket's end, and by the kernel's signal where it hangs. Signals that
+a terminal or supervisor sends to the whole group are the worker's affair: it drains first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from typing import TYPE_CHECKING, NoReturn
+
+from quire_common.credit import MoveKind
+from quire_common.errors import QuireError
+from quire_common.telemetry.logs import get_logger, setup_logging
+from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
+from quire_worker.mover.lanes import Job, LoadLane, StoreLane
+from quire_worker.mover.ring import Ring
+from quire_worker.mover.setup import MoverSetup
+from quire_worker.mover.wire import Frame, FrameReader, Kind, WireBroken, unpack_move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from quire_worker.mover.carrier import Carrier
+
+log = get_logger(__name__)
+EXIT_ORPHANED = 3
+EXIT_FAILED = 1
+RECEIVE_BYTES = 1 << 18
+LAST_SPANS_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class MoverChild:
+    """Reads frames on the calling thread; lanes do the work."""
+
+    def __init__(self, sock: socket.socket, ring: Ring, setup: MoverSetup, carrier: Carrier) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._loads = LoadLane(carrier, ring, self._send, setup.load_slots)
+        self._stores = StoreLane(carrier, ring, self._send)
+
+    def serve(self, frames: Iterator[Frame]) -> None:
+        """Until the frames end."""
+        self._send(Frame(Kind.READY))
+        for frame in frames:
+            self._take(frame)
+        self._loads.close()
+        self._stores.close()
+
+    def _take(self, frame: Frame) -> None:
+        match frame.kind:
+            case Kind.MOVE:
+                move, submitted_ns = unpack_move(frame)
+                lane = self._loads if move.kind == MoveKind.LOAD else self._stores
+                lane.put(Job(move, frame.generation, submitted_ns))
+            case Kind.FILLED:
+                self._stores.filled(frame.generation, frame.move, frame.pairs())
+            case Kind.RETURNED:
+                self._loads.returned(frame.numbers())
+            case Kind.CANCEL:
+                self._loads.cancel(frame.generation)
+                self._stores.cancel(frame.generation)
+            case Kind.PING:
+                self._send(Frame(Kind.PONG))
+            case _:
+                raise WireBroken(f"{frame.kind.name} is none of the engine's")
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            with self._sending:
+                self._sock.sendall(frame.pack())
+        except OSError:
+            return  # the engine has gone; the reading thread sees it too
+
+
+def run_child(argv: Sequence[str], make_carrier: Callable[[MoverSetup], Carrier]) -> NoReturn:
+    """The process's whole life."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m quire_worker.mover", description=__doc__)
+    for name in ("parent", "socket", "ring"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    given = parser.parse_args(argv)
+    _end_with(given.parent)
+    sock = socket.socket(fileno=given.socket)
+    code = 0
+    try:
+        _serve(sock, given.ring, make_carrier)
+    except QuireError as error:
+        log.error("the mover failed", code=error.code, error=error.message, fix=error.fix)
+        code = EXIT_FAILED
+    except Exception:
+        log.exception("the mover failed")
+        code = EXIT_FAILED
+    shutdown_tracing(LAST_SPANS_S)
+    logging.shutdown()
+    # A lane may wait for a peer; nobody waits for the lane any more.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve(sock: socket.socket, ring_fd: int, make_carrier: Callable[[MoverSetup], Carrier]) -> None:
+    frames = _frames(sock)
+    first = next(frames, None)
+    if first is None:
+        return
+    if first.kind != Kind.SETUP:
+        raise WireBroken(f"{first.kind.name} before SETUP")
+    setup = MoverSetup.from_json(first.payload)
+    setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)
+    setup_tracing("worker", setup.instance, setup.otlp_traces_endpoint)
+    ring = Ring(ring_fd, setup.page_bytes, setup.slots)
+    MoverChild(sock, ring, setup, make_carrier(setup)).serve(frames)
+
+
+def _frames(sock: socket.socket) -> Iterator[Frame]:
+    reader = FrameReader()
+    try:
+        while data := sock.recv(RECEIVE_BYTES):
+            yield from reader.feed(data)
+    except ConnectionError:
+        return
+
+
+def _end_with(parent: int) -> None:
+    """Be killed when the parent ends. The signal comes when the *thread* that started this process ends: ChildLink's,
+    which lives as long as the worker wants its mover."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            print(f"prctl: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+    if os.getppid() != parent:  # it died before prctl: no signal will come
+        sys.exit(EXIT_ORPHANED)

@@ -1,0 +1,64 @@
+"""Copier: pages between the engine's pool and the ring. Knows nothing of moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from quire_worker.engine.ports import PageBytes
+    from quire_worker.mover.ring import Ring
+
+
+class Copier(Protocol):
+    """Called from the model thread; every method but `drain` returns at once.
+
+    A page that is stored is whole and stays referenced until its move is reported, and a page that is loaded has no
+    reader before that, so on the CPU any moment of the model thread's loop is right. On a GPU the pages are read and
+    written by streams: `to_ring` must be enqueued behind the step that filled the page (wait for its event), steps
+    that read a loaded page behind `to_page` (`passed` says when), and `mark` records an event. Who completes later
+    calls the mover's `wake` then.
+    """
+
+    def to_ring(self, page: int, slot: int) -> None:
+        """Begin to copy a page of the pool into a slot."""
+
+    def to_page(self, page: int, slot: int) -> None:
+        """Begin to copy a slot into a page of the pool."""
+
+    def mark(self) -> int:
+        """A ticket for all copies begun so far."""
+
+    def passed(self, ticket: int) -> bool:
+        """Whether the copies of that ticket, and of all before it, have ended."""
+
+    def drain(self) -> None:
+        """Wait for all copies that were begun."""
+
+
+class HostCopier:
+    """For a pool in main memory: a copy has ended when it was begun."""
+
+    def __init__(self, pool: PageBytes, ring: Ring) -> None:
+        self._pool = pool
+        self._ring = ring
+
+    def to_ring(self, page: int, slot: int) -> None:
+        """See Copier."""
+        with self._ring.slot(slot) as view:
+            view[:] = self._pool.read_page(page)
+
+    def to_page(self, page: int, slot: int) -> None:
+        """See Copier."""
+        with self._ring.slot(slot) as view:
+            self._pool.write_page(page, view)
+
+    def mark(self) -> int:
+        """See Copier."""
+        return 0
+
+    def passed(self, ticket: int) -> bool:
+        """See Copier."""
+        return True
+
+    def drain(self) -> None:
+        """See Copier."""

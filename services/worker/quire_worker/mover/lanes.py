@@ -1,0 +1,214 @@
+"""Lanes: in the mover process, the loads and the stores, one after another of each, on a thread each.
+
+A lane hands pages over through the ring: it tells the engine which slot holds what, and the engine tells it back. After
+`cancel` nothing of an earlier generation is begun, and what runs is abandoned at its next page. The engine bounds how
+many moves wait here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_common.errors import QuireError
+from quire_common.kv_client import Abandoned
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.tracing import extract, record_span
+from quire_worker.mover.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quire_common.credit import PageMove
+    from quire_worker.mover.carrier import Carrier
+    from quire_worker.mover.ring import Ring
+
+    Send = Callable[[Frame], None]
+
+log = get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A move, and the run of the engine that asked for it."""
+
+    move: PageMove
+    generation: int
+    submitted_ns: int
+
+
+class Lane:
+    """What both have in common. `put`, `cancel` and `close` are called from the process's main thread."""
+
+    def __init__(self, name: str, carrier: Carrier, ring: Ring, send: Send) -> None:
+        self._carrier = carrier
+        self._ring = ring
+        self._send = send
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._current: Job | None = None
+        self._generation = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name=f"mover-{name}", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job) -> None:
+        """Carry it when those before it are done."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def cancel(self, generation: int) -> None:
+        """Jobs of earlier generations are void."""
+        with self._changed:
+            self._generation = max(self._generation, generation)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Void all jobs and end the thread, if it waits for nobody but the engine."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _is_void(self, job: Job) -> bool:
+        return self._closed or job.generation < self._generation
+
+    def _wait(self, job: Job, ready: Callable[[], bool]) -> None:
+        """Until `ready`, with the lock held; raises Abandoned where the job is void or over."""
+        self._changed.wait_for(lambda: self._is_void(job) or self._current is not job or ready())
+        if self._is_void(job) or self._current is not job:
+            raise Abandoned
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._jobs)
+                if self._closed:
+                    return
+                job = self._jobs.popleft()
+                if self._is_void(job):
+                    continue
+                self._current = job
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        pages = 0
+        try:
+            pages = self._carry(job)
+        except Abandoned:
+            log.info("a move was abandoned", kind=job.move.kind.name)
+        except QuireError as error:
+            log.warning("a move failed", kind=job.move.kind.name, code=error.code, error=error.message)
+        except Exception:
+            log.exception("a move failed", kind=job.move.kind.name)
+        with self._changed:
+            self._current = None
+            self._left_over()
+            self._changed.notify_all()
+        self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages]))
+        _trace(job, pages)
+
+    def _carry(self, job: Job) -> int:
+        raise NotImplementedError
+
+    def _left_over(self) -> None:
+        """The job is over; called with the lock held."""
+
+
+class LoadLane(Lane):
+    """Fills slots of its own and hands them over; they come back by `returned`."""
+
+    def __init__(self, carrier: Carrier, ring: Ring, send: Send, slots: Iterable[int]) -> None:
+        self._free = deque(slots)
+        super().__init__("load", carrier, ring, send)
+
+    def returned(self, slots: Sequence[int]) -> None:
+        """The engine has taken the pages."""
+        with self._changed:
+            self._free.extend(slots)
+            self._changed.notify_all()
+
+    def _carry(self, job: Job) -> int:
+        return self._carrier.load(job.move, lambda index, body: self._write(job, index, body))
+
+    def _write(self, job: Job, index: int, body: memoryview) -> None:
+        with self._changed:
+            self._wait(job, lambda: bool(self._free))
+            slot = self._free.popleft()
+        try:
+            with self._ring.slot(slot) as view:
+                view[:] = body
+        except BaseException:
+            self.returned([slot])
+            raise
+        # The engine drops and returns what is of an earlier generation, so there is no need to look once more.
+        self._send(Frame.of(Kind.ARRIVED, job.generation, job.move.id, [index, slot]))
+
+
+class StoreLane(Lane):
+    """Asks for pages, gets slots that hold them by `filled`, and gives each back when its page was sent."""
+
+    def __init__(self, carrier: Carrier, ring: Ring, send: Send) -> None:
+        self._filled: dict[int, int] = {}
+        self._held: list[int] = []
+        super().__init__("store", carrier, ring, send)
+
+    def filled(self, generation: int, move: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pages lie in the ring, as index and slot."""
+        with self._changed:
+            job = self._current
+            if job is not None and (job.generation, job.move.id) == (generation, move) and not self._is_void(job):
+                self._filled.update(pairs)
+                self._changed.notify_all()
+                return
+        self._release([slot for _, slot in pairs])
+
+    def _carry(self, job: Job) -> int:
+        return self._carrier.store(
+            job.move,
+            lambda indices: self._send(Frame.of(Kind.WANTED, job.generation, job.move.id, indices)),
+            lambda index: self._read(job, index),
+        )
+
+    def _read(self, job: Job, index: int) -> memoryview:
+        with self._changed:
+            self._wait(job, lambda: True)
+            self._release_held()
+            self._wait(job, lambda: index in self._filled)
+            slot = self._filled.pop(index)
+            self._held.append(slot)
+            return self._ring.slot(slot)
+
+    def _left_over(self) -> None:
+        self._held.extend(self._filled.values())
+        self._filled.clear()
+        self._release_held()
+
+    def _release_held(self) -> None:
+        held, self._held = self._held, []
+        self._release(held)
+
+    def _release(self, slots: Sequence[int]) -> None:
+        if slots:
+            self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
+
+
+def _trace(job: Job, pages: int) -> None:
+    """The move's span. Whatever breaks here, the lane goes on: others wait for its moves."""
+    move = job.move
+    figures = {"quire.pages": pages, "quire.pages_wanted": len(move.hashes)}
+    try:
+        record_span(
+            "load_pages" if move.kind == MoveKind.LOAD else "store_pages",
+            extract(context_to_pb(move.context)),
+            job.submitted_ns,
+            time.time_ns(),
+            {**figures, "quire.request_id": move.context.request_id},
+        )
+    except Exception:
+        log.exception("a move was not traced", kind=move.kind.name)

@@ -1,0 +1,288 @@
+"""MoverProcess: the engine's side of the mover. Copies between page pool and ring; does no I/O and hashes nothing.
+
+The ring is smaller than a move: pages flow through it, a bounded number of bytes per call, so that no step boundary is
+held up. Loads go before stores. When the process dies or hangs, its moves end as failed, which is a miss and never an
+error. See Mover for the contract and wire.py for what is said.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.moves import MoveResult
+from quire_worker.mover.child_link import DEFAULT_PATIENCE, ChildLink, Lost, Patience
+from quire_worker.mover.copier import Copier, HostCopier
+from quire_worker.mover.ring import Ring
+from quire_worker.mover.setup import MoverSetup
+from quire_worker.mover.wire import Frame, Kind, WireBroken, pack_move
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_common.credit import PageMove
+    from quire_worker.engine.ports import PageBytes
+
+COMMAND = (sys.executable, "-m", "quire_worker.mover")
+MAX_OPEN = 128
+# Some 2 ms of copying on a CPU.
+COPY_BYTES = 8 << 20
+log = get_logger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A move that has not ended."""
+
+    move: PageMove
+    submitted_ns: int = field(default_factory=time.perf_counter_ns)
+    wanted: deque[int] = field(default_factory=deque)
+    """Of a store: pages to be put into the ring."""
+    landed: int = 0
+    """Of a load: pages that have come into the ring, in order."""
+    arrived: int = 0
+    """Of a load: pages of these that are in the pool."""
+    ended: int | None = None
+    """The process is done with it, and so many pages are whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A page under way between pool and ring."""
+
+    open: _Open
+    index: int
+    slot: int
+
+
+class MoverProcess:
+    """A Mover. `wake` is called, from any thread, when `finished` has something to do. Owns `ring`."""
+
+    def __init__(
+        self,
+        setup: MoverSetup,
+        ring: Ring,
+        copier: Copier,
+        *,
+        command: Sequence[str] = COMMAND,
+        max_open: int = MAX_OPEN,
+        copy_bytes: int = COPY_BYTES,
+        patience: Patience = DEFAULT_PATIENCE,
+    ) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._setup = setup
+        self._ring = ring
+        self._copier = copier
+        self._max_open = max_open
+        self._copies_per_call = max(1, copy_bytes // setup.page_bytes)
+        self._generation = 0
+        self._incarnation = 1
+        self._open: dict[int, _Open] = {}
+        self._ended: list[MoveResult] = []
+        self._landed: deque[_Copy] = deque()
+        self._copying: deque[tuple[int, bool, list[_Copy]]] = deque()
+        self._free = deque(setup.store_slots)
+        self._awake = False
+        self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), ring.fd, self._wake_once, patience)
+
+    @classmethod
+    def start(cls, setup: MoverSetup, pool: PageBytes) -> MoverProcess:
+        """For a pool in main memory."""
+        ring = Ring.create(setup.page_bytes, setup.slots)
+        return cls(setup, ring, HostCopier(pool, ring))
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return self._link.pid
+
+    def submit(self, move: PageMove) -> bool:
+        """See Mover. Refused too while there is no process."""
+        if move.kind not in (MoveKind.LOAD, MoveKind.STORE) or move.id in self._open:
+            return False
+        if sum(other.move.kind == move.kind for other in self._open.values()) >= self._max_open:
+            return False
+        if not self._send(pack_move(move, self._generation, time.time_ns())):
+            return False
+        self._open[move.id] = _Open(move)
+        return True
+
+    def finished(self) -> list[MoveResult]:
+        """See Mover. Here the pages are copied, as many as one call may."""
+        self._awake = False
+        while (frame := self._link.take()) is not None:
+            self._take(frame)
+        self._settle()
+        left = self._copy_loads(self._copies_per_call)
+        left = self._copy_stores(left)
+        self._settle()
+        if not left and (self._landed or self._storable()):
+            self._wake_once()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel(self) -> None:
+        """See Mover. What the process does for old moves ends there; its frames for them are dropped here."""
+        self._generation += 1
+        self._awake = False
+        self._open.clear()
+        self._ended = []
+        self._copier.drain()
+        landed = [copy.slot for copy in self._landed]
+        for _, to_ring, copies in self._copying:
+            (self._free if to_ring else landed).extend(copy.slot for copy in copies)
+        self._landed.clear()
+        self._copying.clear()
+        self._send(Frame(Kind.CANCEL, self._generation))
+        self._return(landed)
+
+    def close(self) -> None:
+        """See Mover."""
+        self.cancel()
+        self._link.close()
+        self._ring.close()
+
+    def _take(self, frame: Frame | Lost) -> None:
+        if isinstance(frame, Lost):
+            self._lose()
+            return
+        try:
+            self._understand(frame)
+        except (WireBroken, ValueError) as error:
+            self._give_up(f"it sends nonsense: {error}")
+
+    def _understand(self, frame: Frame) -> None:
+        if frame.kind == Kind.RELEASED:
+            self._free.extend(frame.numbers())
+            return
+        opened = self._open.get(frame.move) if frame.generation == self._generation else None
+        if frame.kind == Kind.ARRIVED:
+            index, slot = frame.numbers()
+            if opened is None:
+                self._return([slot])
+            elif opened.move.kind != MoveKind.LOAD or not opened.landed == index < len(opened.move.device_page):
+                raise WireBroken(f"page {index} after {opened.landed} pages")
+            else:
+                opened.landed += 1
+                self._landed.append(_Copy(opened, index, slot))
+        elif frame.kind == Kind.WANTED:
+            if opened is not None:
+                indices = frame.numbers()
+                if not all(0 <= index < len(opened.move.device_page) for index in indices):
+                    raise WireBroken("it wants pages that the move has not")
+                opened.wanted.extend(indices)
+        elif frame.kind == Kind.ENDED:
+            (pages,) = frame.numbers()
+            if opened is not None:
+                opened.ended = max(0, min(pages, len(opened.move.device_page)))
+                opened.wanted.clear()
+                self._end_if_done(opened)
+        else:
+            raise WireBroken(f"{frame.kind.name} is none of the mover's")
+
+    def _copy_loads(self, left: int) -> int:
+        """At most `left` copies; returns how many more there may be."""
+        copies = []
+        while left and self._landed:
+            copy = self._landed.popleft()
+            if not self._begin(self._copier.to_page, copy):
+                return 0
+            copies.append(copy)
+            left -= 1
+        self._note(copies, to_ring=False)
+        return left
+
+    def _copy_stores(self, left: int) -> int:
+        while left and (opened := self._storable()) is not None:
+            copies = []
+            while left and self._free and opened.wanted:
+                copy = _Copy(opened, opened.wanted.popleft(), self._free.popleft())
+                if not self._begin(self._copier.to_ring, copy):
+                    return 0
+                copies.append(copy)
+                left -= 1
+            self._note(copies, to_ring=True)
+        return left
+
+    def _storable(self) -> _Open | None:
+        """A store with pages to copy, if there is a slot for one."""
+        if not self._free:
+            return None
+        return next((opened for opened in self._open.values() if opened.wanted), None)
+
+    def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
+        """Nothing that goes wrong with a cache may reach a user: with a pool that refuses, all moves are misses."""
+        try:
+            copy_page(int(copy.open.move.device_page[copy.index]), copy.slot)
+        except Exception:
+            log.exception("a page could not be copied")
+            self._give_up("a page could not be copied")
+            return False
+        return True
+
+    def _note(self, copies: list[_Copy], *, to_ring: bool) -> None:
+        if copies:
+            self._copying.append((self._copier.mark(), to_ring, copies))
+
+    def _settle(self) -> None:
+        """Copies that have ended: their pages are there, their slots go over to the process."""
+        while self._copying and self._copier.passed(self._copying[0][0]):
+            _, to_ring, copies = self._copying.popleft()
+            if to_ring:
+                opened = copies[0].open
+                pairs = [number for copy in copies for number in (copy.index, copy.slot)]
+                self._send(Frame.of(Kind.FILLED, self._generation, opened.move.id, pairs))
+                continue
+            self._return([copy.slot for copy in copies])
+            for copy in copies:
+                copy.open.arrived += 1
+                self._end_if_done(copy.open)
+
+    def _end_if_done(self, opened: _Open) -> None:
+        """A load is over when its last page is in the pool."""
+        if opened.ended is None or opened.arrived < opened.landed:
+            return
+        pages = min(opened.ended, opened.arrived) if opened.move.kind == MoveKind.LOAD else opened.ended
+        self._end(opened, pages)
+
+    def _end(self, opened: _Open, pages: int) -> None:
+        del self._open[opened.move.id]
+        us = (time.perf_counter_ns() - opened.submitted_ns) // 1000
+        self._ended.append(MoveResult(opened.move.id, pages == len(opened.move.device_page), pages, us))
+
+    def _lose(self) -> None:
+        """The process is gone: every move has failed. What a load brought into the pool before is whole."""
+        self._copier.drain()
+        self._settle_lost()
+        for opened in list(self._open.values()):
+            self._end(opened, opened.arrived)
+        self._landed.clear()
+        self._free = deque(self._setup.store_slots)
+        self._incarnation += 1
+
+    def _settle_lost(self) -> None:
+        for _, to_ring, copies in self._copying:
+            for copy in copies:
+                copy.open.arrived += not to_ring
+        self._copying.clear()
+
+    def _give_up(self, reason: str) -> None:
+        self._link.give_up(self._incarnation, reason)
+
+    def _return(self, slots: Sequence[int]) -> None:
+        if slots:
+            self._send(Frame.of(Kind.RETURNED, 0, 0, slots))
+
+    def _send(self, frame: Frame) -> bool:
+        return self._link.send(self._incarnation, frame)
+
+    def _wake_once(self) -> None:
+        """Once until `finished` is called: the model thread may have a long step before it."""
+        if not self._awake:
+            self._awake = True
+            self.wake()

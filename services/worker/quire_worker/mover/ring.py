@@ -1,0 +1,49 @@
+"""Ring: memory that the engine and its mover share, in slots of one page each. Knows nothing of who holds which."""
+
+from __future__ import annotations
+
+import mmap
+import os
+
+from quire_worker.mover.setup import slot_stride
+
+
+class Ring:
+    """An anonymous file, mapped. The engine makes it, the mover inherits its descriptor.
+
+    On a GPU the engine registers the map with the driver (pinned), once, so that copies run beside the steps.
+    """
+
+    def __init__(self, fd: int, page_bytes: int, slots: int, flags: int = 0) -> None:
+        self.fd = fd
+        self.page_bytes = page_bytes
+        self.slots = slots
+        self._stride = slot_stride(page_bytes)
+        self._map = mmap.mmap(fd, self._stride * slots, flags=mmap.MAP_SHARED | flags)
+        self._bytes = memoryview(self._map)
+
+    @classmethod
+    def create(cls, page_bytes: int, slots: int) -> Ring:
+        """A new one. Its memory is taken at once: a first touch later would stall the model thread."""
+        fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, slot_stride(page_bytes) * slots)
+            return cls(fd, page_bytes, slots, mmap.MAP_POPULATE)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def slot(self, index: int) -> memoryview:
+        """A writable view of one slot's page. Let go of it before `close`."""
+        if not 0 <= index < self.slots:
+            raise IndexError(f"slot {index} of {self.slots}")
+        start = index * self._stride
+        return self._bytes[start : start + self.page_bytes]
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        if self.fd >= 0:
+            self._bytes.release()
+            self._map.close()
+            os.close(self.fd)
+            self.fd = -1

@@ -1,0 +1,136 @@
+"""Frames between the engine and its mover: small, length-framed, the same shape for all.
+
+    length u32 | kind u8 | generation u32 | move i64 | payload     little-endian; length counts what follows it
+
+The payload is an int32 column, but for SETUP (JSON) and MOVE (see `pack_move`). Bytes of pages never travel here: they
+lie in the ring. Knows nothing of what the frames bring about.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.columns import i32, pack_i32
+from quire_common.credit import decode_move, encode_move
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.credit import PageMove
+
+MAX_FRAME_BYTES = 64 << 20
+_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<BIq")
+_SUBMITTED = struct.Struct("<q")
+
+
+class Kind(enum.IntEnum):
+    """What a frame says. A slot belongs to one side at a time; the frames that name it hand it over."""
+
+    # from the engine
+    SETUP = 1
+    """First of all, once: a MoverSetup."""
+    MOVE = 2
+    """Carry this move out."""
+    FILLED = 3
+    """Pages of a store lie in the ring: index, slot, index, slot, ..."""
+    RETURNED = 4
+    """Slots of loads that the engine has emptied."""
+    CANCEL = 5
+    """Moves of generations before this frame's are void."""
+    PING = 6
+    # from the mover
+    READY = 16
+    """It carries moves."""
+    WANTED = 17
+    """Of a store's pages these are to be put into the ring, in this order."""
+    ARRIVED = 18
+    """A page of a load lies in the ring, whole: index, slot."""
+    RELEASED = 19
+    """Slots of stores that the mover has emptied."""
+    ENDED = 20
+    """The move is over: how many of its pages, from the first on, are whole at their destination."""
+    PONG = 21
+
+
+class WireBroken(Exception):  # says what it is; the process at the other end is then given up
+    """What came in is no frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One message."""
+
+    kind: Kind
+    generation: int = 0
+    move: int = 0
+    payload: bytes = b""
+
+    @classmethod
+    def of(cls, kind: Kind, generation: int, move: int, numbers: Sequence[int]) -> Frame:
+        """A frame of an int32 column."""
+        return cls(kind, generation, move, pack_i32(numbers))
+
+    def numbers(self) -> list[int]:
+        """The column; raises WireBroken."""
+        if len(self.payload) % 4:
+            raise WireBroken(f"a column of {len(self.payload)} bytes in {self.kind.name}")
+        column: list[int] = i32(self.payload).tolist()
+        return column
+
+    def pairs(self) -> list[tuple[int, int]]:
+        """A column of (index, slot); raises WireBroken."""
+        column = self.numbers()
+        if len(column) % 2:
+            raise WireBroken(f"half a pair in {self.kind.name}")
+        return list(zip(column[::2], column[1::2], strict=True))
+
+    def pack(self) -> bytes:
+        """The bytes."""
+        size = _HEAD.size + len(self.payload)
+        return _LENGTH.pack(size) + _HEAD.pack(self.kind, self.generation, self.move) + self.payload
+
+
+class FrameReader:
+    """Cuts a byte stream into frames."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """The frames that are whole now; raises WireBroken."""
+        self._data += data
+        frames, start = [], 0
+        while len(self._data) - start >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._data, start)
+            if not _HEAD.size <= size <= MAX_FRAME_BYTES:
+                raise WireBroken(f"a frame of {size} bytes")
+            end = start + _LENGTH.size + size
+            if len(self._data) < end:
+                break
+            frames.append(_frame(bytes(self._data[start + _LENGTH.size : end])))
+            start = end
+        del self._data[:start]
+        return frames
+
+
+def pack_move(move: PageMove, generation: int, submitted_ns: int) -> Frame:
+    """A MOVE; `submitted_ns` is `time.time_ns()`, where its span begins."""
+    return Frame(Kind.MOVE, generation, move.id, _SUBMITTED.pack(submitted_ns) + encode_move(move))
+
+
+def unpack_move(frame: Frame) -> tuple[PageMove, int]:
+    """The inverse of `pack_move`."""
+    (submitted_ns,) = _SUBMITTED.unpack_from(frame.payload)
+    return decode_move(frame.payload[_SUBMITTED.size :]), submitted_ns
+
+
+def _frame(data: bytes) -> Frame:
+    kind, generation, move = _HEAD.unpack_from(data)
+    try:
+        return Frame(Kind(kind), generation, move, data[_HEAD.size :])
+    except ValueError:
+        raise WireBroken(f"a frame of kind {kind}") from None
