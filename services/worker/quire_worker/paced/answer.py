@@ -1,0 +1,91 @@
+"""The paced worker's pure answer: what a sequence gets when nothing disturbs it. Plain integers, no pages, no batches.
+
+Tests and benchmarks compare the tokens of real processes with it: a wrong page, a broken fence or a wrong token that
+was fed back gives other tokens than these.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.credit import Finish
+from quire_common.sequence import Sampling
+from quire_worker.paced.facts import DEFAULT_FACTS
+from quire_worker.paced.hashing import (
+    FIRST_MIX,
+    GREEDY_BELOW,
+    MASK,
+    PLACE_FACTOR,
+    PROBE_FACTOR,
+    SAMPLE_FACTOR,
+    TOKEN_FACTOR,
+    mix,
+    redraw,
+    token_of,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.sequence import Stop
+    from quire_worker.paced.facts import PacedFacts
+
+GREEDY = Sampling()
+
+
+@dataclass(frozen=True, slots=True)
+class PacedAnswer:
+    """The output tokens, those given as emitted before not repeated, and why they end."""
+
+    tokens: list[int]
+    finish: Finish
+
+
+def paced_tokens(
+    prompt_ids: Iterable[int],
+    stop: Stop,
+    sampling: Sampling = GREEDY,
+    *,
+    output_ids: Iterable[int] = (),
+    facts: PacedFacts = DEFAULT_FACTS,
+    max_model_len: int = 0,
+) -> PacedAnswer:
+    """The undisturbed answer. `output_ids` were emitted before a migration and count as output; `max_model_len` 0: that
+    of the facts."""
+    prompt, before = list(map(int, prompt_ids)), list(map(int, output_ids))
+    vocab_size, states = facts.vocab_size, list[int]()
+    for place, token in enumerate(prompt + before):
+        _extend(states, token, place)
+    stop_ids = frozenset(stop.stop_token_ids) | frozenset(() if stop.ignore_eos else facts.eos_token_ids)
+    final = min(len(prompt) + stop.max_tokens, max_model_len or facts.max_model_len)
+    key, tokens = _key(sampling), list[int]()
+    if stop.max_tokens == 0:
+        return PacedAnswer(tokens, Finish.LIMIT)
+    while True:
+        length = len(states)
+        last = states[-1]
+        probe = states[((last >> 32) * length) >> 32]
+        x = mix((probe * PROBE_FACTOR + last + length * PLACE_FACTOR + key) & MASK)
+        token = token_of(x, vocab_size)
+        if token in stop_ids and length < len(prompt) + stop.min_tokens:
+            _, token = redraw(x, vocab_size, stop_ids)
+        tokens.append(token)
+        if token in stop_ids:
+            return PacedAnswer(tokens, Finish.STOP)
+        if length + 1 >= final:
+            return PacedAnswer(tokens, Finish.LENGTH)
+        _extend(states, token, length)
+
+
+def _extend(states: list[int], token: int, place: int) -> None:
+    x = (token * TOKEN_FACTOR + place * PLACE_FACTOR) & MASK
+    x = ((x ^ (x >> 29)) * FIRST_MIX) & MASK
+    states.append(((states[-1] if states else 0) + (x ^ (x >> 32))) & MASK)
+
+
+def _key(sampling: Sampling) -> int:
+    if sampling.temperature < GREEDY_BELOW:
+        return 0
+    key = ((sampling.sample * SAMPLE_FACTOR + sampling.seed) * FIRST_MIX) & MASK
+    return key ^ (key >> 29)

@@ -1,0 +1,116 @@
+"""The made-up model's arithmetic, over uint64 arrays that wrap around.
+
+    S_p = S_{p-1} + h(token_p, p)      the KV of position p: 8 bytes that depend on every token up to p, in its place
+    q   = probe of S_{n-1}             an earlier position, so that every page of the prefix is looked at now and then
+    x   = mix(S_{n-1}, S_q, n, key)    what the token at index n is drawn by
+    token = x scaled to the vocabulary
+
+`key` is 0 for greedy sequences, else made of seed and sample index. A token that is blocked is replaced by the next of
+the same chain. Knows nothing of pages or batches; `answer` has the same in plain integers, and tests compare the two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from numpy.typing import NDArray
+
+    from quire_worker.step import UInt64
+
+GREEDY_BELOW = 1e-5
+MASK = (1 << 64) - 1
+TOKEN_FACTOR = 0x9E3779B97F4A7C15
+PLACE_FACTOR = 0xD1B54A32D192ED03
+PROBE_FACTOR = 0xAEF17502108EF2D9
+SAMPLE_FACTOR = 0x8CB92BA72F3D8DD7
+FIRST_MIX = 0xBF58476D1CE4E5B9
+SECOND_MIX = 0x94D049BB133111EB
+# Tries before a sequence whose stop ids are nearly the whole vocabulary gets the lowest id that is left.
+REDRAWS = 64
+
+_TOKEN, _PLACE, _PROBE, _SAMPLE, _FIRST, _SECOND = (
+    np.uint64(factor) for factor in (TOKEN_FACTOR, PLACE_FACTOR, PROBE_FACTOR, SAMPLE_FACTOR, FIRST_MIX, SECOND_MIX)
+)
+_32, _29 = np.uint64(32), np.uint64(29)
+
+
+def contributions(token: NDArray[np.int64], place: NDArray[np.int64]) -> UInt64:
+    """h of each token at its place."""
+    x = token.view(np.uint64) * _TOKEN
+    x += place.view(np.uint64) * _PLACE
+    x ^= x >> _29
+    x *= _FIRST
+    x ^= x >> _32
+    return x
+
+
+def probes(state: UInt64, length: NDArray[np.int64]) -> NDArray[np.int64]:
+    """An earlier position, 0..length-1, for each sequence."""
+    x = state >> _32
+    x *= length.view(np.uint64)
+    x >>= _32
+    return x.view(np.int64)
+
+
+def keys(temperature: NDArray[np.float32], seed: UInt64, sample_index: NDArray[np.uint32]) -> UInt64:
+    """The random keys; 0 where the sequence is greedy."""
+    key = sample_index.astype(np.uint64) * _SAMPLE
+    key += seed
+    key *= _FIRST
+    key ^= key >> _29
+    key[temperature < GREEDY_BELOW] = 0
+    return key
+
+
+def draws(state: UInt64, probe: UInt64, length: NDArray[np.int64], key: UInt64) -> UInt64:
+    """x of each sequence."""
+    x = probe * _PROBE
+    x += state
+    x += length.view(np.uint64) * _PLACE
+    x += key
+    return _mix(x)
+
+
+def tokens_of(x: UInt64, vocab_size: int) -> NDArray[np.int32]:
+    """Each x scaled to the vocabulary."""
+    scaled = x >> _32
+    scaled *= np.uint64(vocab_size)
+    scaled >>= _32
+    return scaled.astype(np.int32)
+
+
+def token_of(x: int, vocab_size: int) -> int:
+    """The same of one plain integer."""
+    return ((x >> 32) * vocab_size) >> 32
+
+
+def mix(x: int) -> int:
+    """The mixing function on one plain integer."""
+    x = ((x ^ (x >> 32)) * FIRST_MIX) & MASK
+    x = ((x ^ (x >> 29)) * SECOND_MIX) & MASK
+    return x ^ (x >> 32)
+
+
+def redraw(x: int, vocab_size: int, blocked: Container[int]) -> tuple[int, int]:
+    """x and the token, once the token is none of the blocked ones."""
+    token = token_of(x, vocab_size)
+    for _ in range(REDRAWS):
+        if token not in blocked:
+            return x, token
+        x = mix((x + TOKEN_FACTOR) & MASK)
+        token = token_of(x, vocab_size)
+    return x, next((token for token in range(vocab_size) if token not in blocked), 0)
+
+
+def _mix(x: NDArray[Any]) -> UInt64:
+    x ^= x >> _32
+    x *= _FIRST
+    x ^= x >> _29
+    x *= _SECOND
+    x ^= x >> _32
+    return x
