@@ -1,0 +1,117 @@
+"""A decode step of a real shape as one CUDA graph, GPU time only: batch sizes, splits, with and without PDL.
+
+`python -m bench.gpu_step [--table FILE]` on the GPU. Random weights, argmax, context 256; ways of products from the
+checked-in table of the device, or from FILE.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from bench.gpu_shapes import SHAPES
+from quire_worker.model.decoder import Decoder
+from quire_worker.model.parameters import parameter_specs
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.attention_plan import TritonPlan
+from quire_worker.ops.triton.product_tables import read_table, table_of
+from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.weights.parameter_store import ParameterStore
+
+PAGE = 64
+VLLM = {
+    "0.6B": {1: 1.85, 8: 1.99, 32: 2.19, 128: 3.38, 256: 5.67},
+    "8B": {1: 4.92, 8: 4.96, 32: 5.50, 128: 7.57, 256: 11.50},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--models", nargs="*", default=list(SHAPES))
+    parser.add_argument("--context", type=int, default=256)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128, 256])
+    parser.add_argument("--splits", type=int, nargs="*", default=[1, 2, 4, 8])
+    args = parser.parse_args()
+    device = torch.device("cuda")
+    table = read_table(args.table) if args.table else table_of(torch.cuda.get_device_name(device))
+    for name in args.models:
+        spec = SHAPES[name]
+        with torch.device(device), torch.inference_mode():
+            store = ParameterStore(parameter_specs(spec), torch.bfloat16)
+            for packed in store._packed.values():
+                packed.normal_(0.0, 0.02)
+            ops = TritonOps(HeadShape.of(spec), device, Products(table))
+            decoder = Decoder(spec, store, ops, args.context + 64)
+            for batch in args.batches:
+                per = -(-args.context // PAGE)
+                pages = torch.empty(
+                    batch * per + 1, spec.kv_heads, spec.layers, 2, PAGE, spec.head_dim, dtype=torch.bfloat16
+                )
+                pages.normal_()
+                order = torch.randperm(batch * per, dtype=torch.int32) + 1
+                best: dict[bool, tuple[float, int]] = {}
+                for pdl in (False, True):
+                    for splits in args.splits:
+                        plan = TritonPlan(
+                            rows=batch,
+                            decodes=batch,
+                            position=torch.full((batch,), args.context - 1, dtype=torch.int32),
+                            sequence=torch.arange(batch, dtype=torch.int32),
+                            page_table=order.view(batch, per).contiguous(),
+                            splits=splits,
+                            tile_tokens=0,
+                            tile_sequence=None,
+                            tile_token=None,
+                            first_row=None,
+                            first_position=None,
+                            count=None,
+                        )
+                        token = torch.randint(0, spec.vocab_size, (batch,), dtype=torch.int64)
+                        ops.pdl = pdl
+                        ms = time_step(decoder, token, pages, plan)
+                        if pdl not in best or ms < best[pdl][0]:
+                            best[pdl] = (ms, splits)
+                kv = 2 * spec.layers * spec.kv_size * 2 * args.context * batch
+                weights = store.num_bytes - (0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * 2)
+                floor = (kv + weights) / 4.3e9
+                (plain, few), (overlapped, many) = best[False], best[True]
+                print(
+                    f"{name} batch {batch:4} ms: plain {plain:6.3f} (splits {few}), overlapped {overlapped:6.3f} "
+                    f"(splits {many}), floor {floor:5.2f}, vLLM's whole engine {VLLM[name].get(batch, '-')}",
+                    flush=True,
+                )
+                del pages
+            del store, decoder
+            torch.cuda.empty_cache()
+
+
+def time_step(decoder: Decoder[TritonPlan], token: torch.Tensor, pages: torch.Tensor, plan: TritonPlan) -> float:
+    """Milliseconds of one replay; the median."""
+
+    def step() -> torch.Tensor:
+        return decoder.logits(decoder.forward(token, pages, plan)).argmax(dim=-1)
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(20):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
+        begin.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return float(sorted(times)[10])
+
+
+if __name__ == "__main__":
+    main()

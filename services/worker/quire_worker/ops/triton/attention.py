@@ -1,0 +1,111 @@
+"""Launchers of attention: decoding rows by split keys, prefill chunks by tiles."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_splits_kernel
+from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
+from quire_worker.ops.triton.launch import options, power_of_two
+
+if TYPE_CHECKING:
+    from quire_worker.ops.interface import HeadShape
+    from quire_worker.ops.triton.attention_plan import TritonPlan
+
+_DOT_ROWS = 16
+_DECODE_TILE = 32
+_PREFILL_TILE = 64
+
+
+def decode_attention(
+    query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int, out: Tensor, pdl: bool
+) -> None:
+    """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size."""
+    rows = plan.decodes
+    page = pages.shape[4]
+    tile = min(_DECODE_TILE, page)
+    grid = (rows, shape.kv_heads, plan.splits)
+    part_out = part_lse = out
+    if plan.splits > 1:
+        part_out = torch.empty((rows, shape.heads, plan.splits, shape.head_dim), dtype=torch.float32, device=out.device)
+        part_lse = torch.empty((rows, shape.heads, plan.splits), dtype=torch.float32, device=out.device)
+    decode_attention_kernel[grid](
+        query,
+        pages,
+        plan.position,
+        plan.page_table,
+        out,
+        part_out,
+        part_lse,
+        shape.score_scale,
+        shape.softcap,
+        window,
+        plan.page_table.stride(0),
+        pages.stride(0),
+        pages.stride(1),
+        layer * pages.stride(2),
+        pages.stride(3),
+        HEADS=shape.heads,
+        KV_HEADS=shape.kv_heads,
+        DIM=shape.head_dim,
+        PAGE=page,
+        TILE=tile,
+        SPLITS=plan.splits,
+        ROWS=max(_DOT_ROWS, power_of_two(shape.heads // shape.kv_heads)),
+        CAPPED=shape.softcap > 0.0,
+        WINDOWED=window > 0,
+        STAGES=5,
+        **options(pdl, num_warps=2),
+    )
+    if plan.splits > 1:
+        merge_splits_kernel[(rows * shape.heads,)](
+            part_out,
+            part_lse,
+            out,
+            DIM=shape.head_dim,
+            SPLITS=plan.splits,
+            BLOCK=power_of_two(plan.splits),
+            **options(pdl, num_warps=1),
+        )
+
+
+def prefill_attention(
+    query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int, out: Tensor, pdl: bool
+) -> None:
+    """Rows of the plan's tiles, of query [R, Q D], into those of out."""
+    if plan.tile_sequence is None:
+        return
+    group = shape.heads // shape.kv_heads
+    prefill_attention_kernel[(plan.tile_sequence.shape[0], shape.kv_heads)](
+        query,
+        pages,
+        plan.tile_sequence,
+        plan.tile_token,
+        plan.first_row,
+        plan.first_position,
+        plan.count,
+        plan.page_table,
+        out,
+        shape.score_scale,
+        shape.softcap,
+        window,
+        plan.page_table.stride(0),
+        pages.stride(0),
+        pages.stride(1),
+        layer * pages.stride(2),
+        pages.stride(3),
+        HEADS=shape.heads,
+        KV_HEADS=shape.kv_heads,
+        DIM=shape.head_dim,
+        PAGE=pages.shape[4],
+        TILE=_PREFILL_TILE,
+        TOKENS=plan.tile_tokens,
+        ROWS=max(_DOT_ROWS, power_of_two(plan.tile_tokens * group)),
+        CAPPED=shape.softcap > 0.0,
+        WINDOWED=window > 0,
+        STAGES=2,
+        **options(pdl, num_warps=8),
+    )

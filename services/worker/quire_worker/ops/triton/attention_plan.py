@@ -1,0 +1,81 @@
+"""A step's attention as device tensors, planned once for all layers.
+
+Rows [0, decodes) are one token each of their own sequence; what follows are prefill chunks, cut into tiles. All tensors
+keep their addresses and shapes over a captured graph's replays; only their contents change.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire_worker.step import Int32
+
+PREFILL_ROWS = 128
+"""Query rows of a prefill tile: tokens times the query heads of one KV head."""
+
+
+@dataclass(slots=True)
+class TritonPlan:
+    """int32 tensors, but where said. R rows, S sequences, T tiles."""
+
+    rows: int
+    decodes: int
+    """Sequences, and rows, that decode."""
+    position: Tensor
+    """[R], -1 for padding."""
+    sequence: Tensor
+    """[R] row of page_table."""
+    page_table: Tensor
+    """[S, P]."""
+    splits: int
+    """Shares into which a decoding sequence's keys are divided."""
+    tile_tokens: int
+    tile_sequence: Tensor | None
+    """[T], -1 for padding; None where nothing prefills."""
+    tile_token: Tensor | None
+    """[T] first token of the tile within its chunk."""
+    first_row: Tensor | None
+    """[S]."""
+    first_position: Tensor | None
+    """[S]."""
+    count: Tensor | None
+    """[S]."""
+
+
+def plan_step(
+    device: torch.device, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, splits: int
+) -> TritonPlan:
+    """Eager planning from host columns; see Ops.plan. `group`: query heads per KV head."""
+    decodes = int(np.flatnonzero(count > 1)[0]) if (count > 1).any() else len(count)
+    sequence = np.zeros(rows, np.int32)
+    at = np.full(rows, -1, np.int32)
+    real = int(count.sum())
+    owner = np.repeat(np.arange(len(count), dtype=np.int32), count)
+    first = np.cumsum(count) - count
+    sequence[:real] = owner
+    at[:real] = position[owner] + np.arange(real) - first[owner]
+    tokens = max(1, PREFILL_ROWS // group)
+    tiles = [(seq, start) for seq in range(decodes, len(count)) for start in range(0, int(count[seq]), tokens)]
+    grid = np.array(tiles, np.int32).reshape(-1, 2)
+
+    def send(column: Int32) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)
+
+    return TritonPlan(
+        rows=rows,
+        decodes=decodes,
+        position=send(at),
+        sequence=send(sequence),
+        page_table=send(page_table),
+        splits=splits,
+        tile_tokens=tokens,
+        tile_sequence=send(grid[:, 0]) if tiles else None,
+        tile_token=send(grid[:, 1]) if tiles else None,
+        first_row=send(first) if tiles else None,
+        first_position=send(position) if tiles else None,
+        count=send(count) if tiles else None,
+    )

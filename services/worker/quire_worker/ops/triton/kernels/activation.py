@@ -1,0 +1,38 @@
+"""Gated and plain activations, elementwise over rows."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire_worker.ops.triton.kernels.common import let_next_start, wait
+
+
+@triton.jit
+def activate(x, GELU: tl.constexpr):
+    """silu, or gelu in its tanh form, of float32."""
+    if GELU:
+        inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
+        # tanh by way of sigmoid: no overflow at either end.
+        return x * tl.sigmoid(2.0 * inner)
+    else:
+        return x * tl.sigmoid(x)
+
+
+@triton.jit
+def activation_kernel(
+    source, out, inner, GATED: tl.constexpr, GELU: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """Grid [rows, blocks of `inner`]. GATED: source has [gate, up] of `inner` columns each."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    real = column < inner
+    wait(PDL)
+    let_next_start(PDL)
+    if GATED:
+        gate = tl.load(source + row * 2 * inner + column, mask=real, other=0.0).to(tl.float32)
+        up = tl.load(source + row * 2 * inner + inner + column, mask=real, other=0.0).to(tl.float32)
+        result = activate(gate, GELU) * up
+    else:
+        result = activate(tl.load(source + row * inner + column, mask=real, other=0.0).to(tl.float32), GELU)
+    tl.store(out + row * inner + column, result.to(out.dtype.element_ty), mask=real)

@@ -1,0 +1,40 @@
+"""What all kernels share: the interpreter's switch, and the two halves of programmatic dependent launch.
+
+Under the interpreter bf16 arithmetic is silently wrong (Triton 3.6), so every load is cast to float32 and products are
+fed float32 there; on a device products take bf16.
+
+With PDL a kernel starts while the one before it still runs: `wait` returns once that one has ended and its writes are
+visible, so a kernel may read what no step writes (weights) before it, and nothing else. Each kernel must call it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import triton
+import triton.language as tl
+
+INTERPRET: tl.constexpr = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
+
+
+@triton.jit
+def wait(PDL: tl.constexpr):
+    """Until the kernel before this one has ended."""
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+
+
+@triton.jit
+def let_next_start(PDL: tl.constexpr):
+    """The kernel after this one may begin what it does before its own `wait`."""
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit
+def operand(x, LIKE: tl.constexpr):
+    """A value as a matrix product takes it: in the memory's type, or float32 where the interpreter computes."""
+    if INTERPRET:
+        return x.to(tl.float32)
+    else:
+        return x.to(LIKE)

@@ -1,0 +1,37 @@
+"""RMS norm of rows, with the residual sum before it where there is one."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire_worker.ops.triton.kernels.common import let_next_start, wait
+
+
+@triton.jit
+def rms_norm_kernel(
+    delta,
+    residual,
+    gain,
+    out,
+    hidden,
+    eps,
+    ADD: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program per row. With ADD, residual += delta first, rounded to the memory's type as it is kept."""
+    row = tl.program_id(0).to(tl.int64) * hidden
+    column = tl.arange(0, BLOCK)
+    real = column < hidden
+    scale = tl.load(gain + column, mask=real, other=0.0).to(tl.float32)
+    wait(PDL)
+    let_next_start(PDL)
+    x = tl.load(residual + row + column, mask=real, other=0.0).to(tl.float32)
+    if ADD:
+        x += tl.load(delta + row + column, mask=real, other=0.0).to(tl.float32)
+        kept = x.to(residual.dtype.element_ty)
+        tl.store(residual + row + column, kept, mask=real)
+        x = kept.to(tl.float32)
+    inverse = tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps)
+    tl.store(out + row + column, (x * inverse * scale).to(out.dtype.element_ty), mask=real)

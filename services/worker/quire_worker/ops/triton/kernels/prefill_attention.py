@@ -1,0 +1,101 @@
+"""Attention of a prompt's chunk over its pages: tiles of query tokens, running softmax over tiles of keys.
+
+FlashAttention-2 (Dao, 2023) over a page table. The query heads of one KV head are rows of the same tile, so keys are
+read once for all of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
+
+
+@triton.jit
+def prefill_attention_kernel(
+    query,
+    pages,
+    tile_sequence,
+    tile_token,
+    first_row,
+    first_position,
+    count,
+    page_table,
+    out,
+    scale,
+    softcap,
+    window,
+    table_width,
+    page_stride,
+    head_stride,
+    layer_offset,
+    value_offset,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    ROWS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [tiles, KV heads]. Per tile its sequence (negative: padding, nothing to do) and first token in the chunk;
+    per sequence its first row in query, that row's position, and its rows. A tile holds TOKENS tokens times the query
+    heads of one KV head, ROWS >= TOKENS * heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE."""
+    tile, kv = tl.program_id(0), tl.program_id(1)
+    wait(PDL)
+    let_next_start(PDL)
+    seq = tl.load(tile_sequence + tile)
+    if seq < 0:
+        return
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    token0 = tl.load(tile_token + tile)
+    rows = tl.load(count + seq)
+    base = tl.load(first_position + seq)
+    origin = tl.load(first_row + seq).to(tl.int64)
+    row = tl.arange(0, ROWS)
+    lane = tl.arange(0, DIM)
+    key = tl.arange(0, TILE)
+    token = token0 + row // GROUP
+    real = (row < TOKENS * GROUP) & (token < rows)
+    at = base + token
+    place = (origin + token) * HEADS + kv * GROUP + row % GROUP
+    q = tl.load(query + place[:, None] * DIM + lane[None, :], mask=real[:, None], other=0.0).to(tl.float32)
+    q = operand(q * (scale if CAPPED else scale * 1.4426950408889634), query.dtype.element_ty)
+    most = tl.full([ROWS], -1e30, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    acc = tl.zeros([ROWS, DIM], tl.float32)
+    head = pages + kv.to(tl.int64) * head_stride + layer_offset
+    table = page_table + seq.to(tl.int64) * table_width
+    end = base + tl.minimum(token0 + TOKENS, rows)
+    begin = tl.zeros_like(end)
+    if WINDOWED:
+        begin = tl.maximum(base + token0 - window + 1, 0) // TILE * TILE
+    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+        k_at = start + key
+        inside = k_at < end
+        page = tl.load(table + k_at // PAGE, mask=inside, other=0).to(tl.int64)
+        cell = head + (page * page_stride + (k_at % PAGE) * DIM)[:, None] + lane[None, :]
+        k = tl.load(cell)
+        v = tl.where(inside[:, None], tl.load(cell + value_offset), 0.0)
+        score = tl.dot(q, tl.trans(operand(k, query.dtype.element_ty)))
+        if CAPPED:
+            score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
+        seen = k_at[None, :] <= at[:, None]
+        if WINDOWED:
+            seen = seen & (k_at[None, :] > (at - window)[:, None])
+        score = tl.where(seen, score, -1e30)
+        larger = tl.maximum(most, tl.max(score, axis=1))
+        weight = tl.where(seen, tl.exp2(score - larger[:, None]), 0.0)
+        shrink = tl.exp2(most - larger)
+        total = total * shrink + tl.sum(weight, axis=1)
+        acc = acc * shrink[:, None] + tl.dot(
+            operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty)
+        )
+        most = larger
+    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    tl.store(out + place[:, None] * DIM + lane[None, :], result.to(out.dtype.element_ty), mask=real[:, None])

@@ -1,0 +1,114 @@
+"""Products: y = x @ weight.T by the way that was measured to be the fastest for the shape.
+
+A way is a value; the table that maps shapes to ways is data (see product_tables), made by `bench/gpu_products.py`. A
+shape that no table knows goes to cuBLAS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from quire_worker.ops.triton.kernels.product import gemv_kernel, split_product_kernel, tall_product_kernel
+from quire_worker.ops.triton.launch import options
+from quire_worker.ops.weight import DenseWeight, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Gemv:
+    """Sums over the weight's rows; for one or two rows of x."""
+
+    block_n: int
+    block_k: int
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tall:
+    """Matrix instructions, the weight as the tall operand; for up to `columns` rows of x."""
+
+    columns: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+    shares: int = 1
+    """More than 1: the inner dimension is divided among so many warps."""
+
+
+Way = Gemv | Tall
+Shape = tuple[int, int, int]
+"""(rows of x, outputs, inputs)."""
+
+
+class Products:
+    """The ways of one device. A rows count that is not in the table takes the next larger one's way."""
+
+    def __init__(self, table: Mapping[Shape, Way]) -> None:
+        self._table = dict(table)
+        self._rows: dict[tuple[int, int], list[int]] = {}
+        for rows, outputs, inputs in sorted(self._table):
+            self._rows.setdefault((outputs, inputs), []).append(rows)
+
+    def way(self, rows: int, outputs: int, inputs: int) -> Way | None:
+        """How a product is made; None: by cuBLAS."""
+        for known in self._rows.get((outputs, inputs), ()):
+            if rows <= known:
+                return self._table[known, outputs, inputs]
+        return None
+
+    def multiply(self, x: Tensor, weight: Weight, pdl: bool) -> Tensor:
+        """[R, inputs] -> [R, outputs] of x's type."""
+        if not isinstance(weight, DenseWeight):
+            raise TypeError("only dense weights have a product on this device")
+        way = self.way(x.shape[0], *weight.data.shape)
+        if way is None:
+            return functional.linear(x, weight.data, weight.bias)
+        return multiply(x, weight, way, pdl)
+
+
+def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool) -> Tensor:
+    """The product by the given way."""
+    outputs, inputs = weight.data.shape
+    rows = x.shape[0]
+    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    bias = weight.data if weight.bias is None else weight.bias
+    biased = weight.bias is not None
+    if isinstance(way, Gemv):
+        gemv_kernel[(-(-outputs // way.block_n),)](
+            x,
+            weight.data,
+            bias,
+            y,
+            outputs,
+            INPUTS=inputs,
+            M=rows,
+            BLOCK_N=way.block_n,
+            BLOCK_K=way.block_k,
+            BIASED=biased,
+            **options(pdl, num_warps=way.warps),
+        )
+        return y
+    kernel = tall_product_kernel if way.shares == 1 else split_product_kernel
+    shares = {} if way.shares == 1 else {"SHARES": way.shares}
+    kernel[(-(-outputs // way.block_n),)](
+        x,
+        weight.data,
+        bias,
+        y,
+        rows,
+        outputs,
+        INPUTS=inputs,
+        M=way.columns,
+        BLOCK_N=way.block_n,
+        BLOCK_K=way.block_k,
+        BIASED=biased,
+        STAGES=way.stages,
+        **shares,
+        **options(pdl, num_warps=way.warps),
+    )
+    return y

@@ -1,0 +1,168 @@
+"""TritonOps: `Ops` on a CUDA device, or under Triton's interpreter on the CPU.
+
+Products go to cuBLAS unless a measured way is faster for their shape (products.py). Every call but `sample` and
+`logprobs` is asynchronous and can be captured into a CUDA graph. `pdl`: kernels start while those before them end;
+cuBLAS knows nothing of it, so a product that goes there waits for all before it.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from quire_worker.model.arch_spec import Activation
+from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.triton.attention import decode_attention, prefill_attention
+from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
+from quire_worker.ops.triton.kernels.activation import activation_kernel
+from quire_worker.ops.triton.kernels.embedding import embedding_kernel
+from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
+from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
+from quire_worker.ops.triton.launch import empty_like_rows, options, power_of_two
+from quire_worker.ops.triton.products import Products
+from quire_worker.ops.weight import Weight
+from quire_worker.sampling.columns import SamplingColumns
+from quire_worker.sampling.logprobs import logprob_columns
+from quire_worker.sampling.sampler import sample
+from quire_worker.step import Int32, LogprobColumns
+
+_ELEMENTS = 1024
+
+
+class TritonOps:
+    """See `Ops`. One object per model and device; calls come from one thread."""
+
+    row_multiple = 1
+    batch_invariant = False
+
+    def __init__(self, shape: HeadShape, device: torch.device, products: Products, splits: int = 1) -> None:
+        self._group = shape.heads // shape.kv_heads
+        self._device = device
+        self._products = products
+        self.splits = splits
+        """Of decode attention, for the steps to come; a captured graph keeps its own."""
+        self.pdl = False
+        """Whether kernels overlap with those before them, from the next call on."""
+
+    def prepare(self, weight: Weight) -> None:
+        """Nothing is measured at start: ways of products are a table."""
+
+    def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
+        """See `Ops.plan`."""
+        return plan_step(self._device, rows, position, count, page_table, self._group, self.splits)
+
+    def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
+        """See `Ops.embedding`."""
+        hidden = weight.shape[1]
+        out = torch.empty((token.shape[0], hidden), dtype=weight.dtype, device=weight.device)
+        grid = (token.shape[0], -(-hidden // _ELEMENTS))
+        embedding_kernel[grid](token, weight, out, hidden, scale, BLOCK=_ELEMENTS, **options(self.pdl))
+        return out
+
+    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """See `Ops.rms_norm`."""
+        return self._norm(None, x, gain, eps)
+
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+        """See `Ops.add_rms_norm`."""
+        return self._norm(delta, residual, gain, eps)
+
+    def linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """See `Ops.linear`."""
+        return self._products.multiply(x, weight, self.pdl)
+
+    def qk_norm_rope_write(
+        self,
+        qkv: Tensor,
+        pages: Tensor,
+        layer: int,
+        plan: TritonPlan,
+        shape: HeadShape,
+        rope: RopeTables,
+        norm: QkGains | None,
+    ) -> Tensor:
+        """See `Ops.qk_norm_rope_write`."""
+        query = empty_like_rows(qkv, shape.heads * shape.head_dim)
+        gains = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
+        qk_norm_rope_write_kernel[(qkv.shape[0], shape.kv_heads)](
+            qkv,
+            *gains,
+            rope.cos,
+            rope.sin,
+            plan.position,
+            plan.sequence,
+            plan.page_table,
+            pages,
+            query,
+            0.0 if norm is None else norm.eps,
+            plan.page_table.stride(0),
+            pages.stride(0),
+            pages.stride(1),
+            layer * pages.stride(2),
+            pages.stride(3),
+            HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads,
+            DIM=shape.head_dim,
+            PAGE=pages.shape[4],
+            NORM=norm is not None,
+            PARTS=power_of_two(self._group + 2),
+            **options(self.pdl, num_warps=2),
+        )
+        return query
+
+    def paged_attention(
+        self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int
+    ) -> Tensor:
+        """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them."""
+        out = torch.empty_like(query)
+        if plan.decodes:
+            decode_attention(query, pages, layer, plan, shape, window, out, self.pdl)
+        prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl)
+        return out
+
+    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+        """See `Ops.gated_activation`."""
+        return self._activate(gate_up, gate_up.shape[1] // 2, activation, gated=True)
+
+    def activation(self, x: Tensor, activation: Activation) -> Tensor:
+        """See `Ops.activation`."""
+        return self._activate(x, x.shape[1], activation, gated=False)
+
+    def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
+        """See `Ops.lm_head`; logits keep the weight's type until they are sampled."""
+        logits = self.linear(x, weight)
+        return functional.tanh(logits / softcap) * softcap if softcap else logits
+
+    def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
+        """See `Ops.sample`: the reference, on the host."""
+        return sample(logits.float().cpu(), columns)
+
+    def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
+        """See `Ops.logprobs`: the reference, on the host."""
+        return logprob_columns(logits.float().cpu(), token, wanted)
+
+    def _norm(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+        rows, hidden = residual.shape
+        out = torch.empty_like(residual)
+        block = power_of_two(hidden)
+        rms_norm_kernel[(rows,)](
+            residual if delta is None else delta,
+            residual,
+            gain,
+            out,
+            hidden,
+            eps,
+            ADD=delta is not None,
+            BLOCK=block,
+            **options(self.pdl, num_warps=max(1, min(8, block // 512))),
+        )
+        return out
+
+    def _activate(self, source: Tensor, inner: int, activation: Activation, *, gated: bool) -> Tensor:
+        out = empty_like_rows(source, inner)
+        grid = (source.shape[0], -(-inner // _ELEMENTS))
+        activation_kernel[grid](
+            source, out, inner, GATED=gated, GELU=activation == "gelu_tanh", BLOCK=_ELEMENTS, **options(self.pdl)
+        )
+        return out

@@ -1,0 +1,181 @@
+"""Triton's ops against the torch reference, on random inputs, with NaN in every page and output that is not theirs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from quire_worker.model.arch_spec import RopeSpec
+from quire_worker.model.rope import rope_tables
+from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.torch_reference import TorchOps
+from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
+from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.ops.weight import DenseWeight
+from quire_worker.step import Int32
+
+ON_GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if ON_GPU else "cpu")
+TYPES = [torch.float32, torch.bfloat16] if ON_GPU else [torch.float32]
+EPS = 1e-5
+LAYERS = 2
+# The interpreter computes with numpy, which tells of the overflow that 1 / (1 + exp(1e4)) is meant to have.
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ints(*values: int) -> Int32:
+    return np.array(values, np.int32)
+
+
+def close(got: Tensor, wanted: Tensor) -> bool:
+    """Relative error over the whole, as float32 or bf16 arithmetic leaves it; NaN is never close."""
+    bound = 1e-5 if got.dtype == torch.float32 and not ON_GPU else 1e-2
+    got = got.float().cpu()
+    return bool((got - wanted).norm() <= bound * wanted.norm())
+
+
+def make(shape: HeadShape, splits: int = 1) -> TritonOps:
+    return TritonOps(shape, DEVICE, Products({}), splits)
+
+
+PLAIN = HeadShape(4, 2, 32, 0.3)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_norms(dtype: torch.dtype) -> None:
+    ops, reference = make(PLAIN), TorchOps(PLAIN, 16)
+    x, delta, gain = (randn(5, 96, seed=s).to(dtype) for s in range(3))
+    gain = gain[0]
+    wanted = reference.rms_norm(x.float(), gain.float(), EPS)
+    assert close(ops.rms_norm(x.to(DEVICE), gain.to(DEVICE), EPS), wanted)
+    residual, kept = x.float().clone(), x.to(DEVICE).clone()
+    wanted = reference.add_rms_norm(delta.float(), residual, gain.float(), EPS)
+    assert close(ops.add_rms_norm(delta.to(DEVICE), kept, gain.to(DEVICE), EPS), wanted)
+    assert close(kept, residual)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_activations_and_embedding(dtype: torch.dtype) -> None:
+    ops, reference = make(PLAIN), TorchOps(PLAIN, 16)
+    x = (randn(3, 2 * 1100) * 4).to(dtype)
+    for name in ("silu", "gelu_tanh"):
+        assert close(ops.gated_activation(x.to(DEVICE), name), reference.gated_activation(x.float(), name))
+        assert close(ops.activation(x.to(DEVICE), name), reference.activation(x.float(), name))
+    extreme = torch.tensor([[-1e4, 1e4, 0.0]], device=DEVICE)
+    assert torch.equal(ops.activation(extreme, "silu").cpu(), torch.tensor([[0.0, 1e4, 0.0]]))
+    assert torch.equal(ops.activation(extreme, "gelu_tanh").cpu(), torch.tensor([[0.0, 1e4, 0.0]]))
+    table = randn(30, 96).to(dtype)
+    token = torch.tensor([3, 0, 29])
+    assert close(ops.embedding(token.to(DEVICE), table.to(DEVICE), 2.0), table.float()[token] * 2)
+
+
+class Case:
+    """Sequences with pages in random order; every page that a sequence does not own holds NaN."""
+
+    def __init__(self, shape: HeadShape, page: int, position: Int32, count: Int32, dtype: torch.dtype) -> None:
+        rng = np.random.default_rng(1)
+        need = -(-(position + count) // page)
+        total = int(need.sum()) + 4
+        order = rng.permutation(np.arange(1, total)).astype(np.int32)
+        width = int(need.max()) + 1
+        self.table = np.zeros((len(position), width), np.int32)
+        at = 0
+        for row, n in enumerate(need.tolist()):
+            self.table[row, :n] = order[at : at + n]
+            at += n
+        self.position, self.count, self.shape = position, count, shape
+        self.rows = int(count.sum())
+        clean = randn(total, shape.kv_heads, LAYERS, 2, page, shape.head_dim, seed=5).to(dtype).float()
+        self.clean = clean
+        poisoned = clean.clone()
+        poisoned[0] = float("nan")
+        poisoned[order[at:]] = float("nan")
+        for row, n in enumerate(need.tolist()):
+            past = int(position[row] + count[row] - (n - 1) * page)
+            poisoned[int(self.table[row, n - 1]), :, :, :, past:] = float("nan")
+        self.poisoned = poisoned.to(dtype).to(DEVICE)
+        width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+        self.qkv = randn(self.rows, width, seed=6).to(dtype)
+        tables = rope_tables(RopeSpec(), shape.head_dim, 512)
+        self.rope = RopeTables(*tables)
+        self.rope_device = RopeTables(*(t.to(DEVICE) for t in tables))
+        gains = [randn(shape.head_dim, seed=s).to(dtype) for s in (7, 8)]
+        self.norm = QkGains(gains[0].float(), gains[1].float(), EPS)
+        self.norm_device = QkGains(gains[0].to(DEVICE), gains[1].to(DEVICE), EPS)
+
+
+SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(8, 8, 64, 0.125)]
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("normed", [True, False])
+def test_rope_and_page_write(shape: HeadShape, normed: bool, dtype: torch.dtype) -> None:
+    case = Case(shape, 16, ints(3, 40, 0), ints(1, 5, 17), dtype)
+    ops, reference = make(shape), TorchOps(shape, 16)
+    args = (case.position, case.count, case.table)
+    padded = case.rows + 3
+    wanted_pages, got_pages = case.clean.clone(), case.clean.to(dtype).to(DEVICE)
+    qkv = torch.cat([case.qkv, torch.full((3, case.qkv.shape[1]), 7.0).to(dtype)])
+    plan = reference.plan(wanted_pages, padded, *args)
+    wanted = reference.qk_norm_rope_write(
+        qkv.float().clone(), wanted_pages, 1, plan, shape, case.rope, case.norm if normed else None
+    )
+    device_plan = ops.plan(got_pages, padded, *args)
+    got = ops.qk_norm_rope_write(
+        qkv.to(DEVICE), got_pages, 1, device_plan, shape, case.rope_device, case.norm_device if normed else None
+    )
+    assert close(got[: case.rows], wanted[: case.rows])
+    assert close(got_pages[1:], wanted_pages[1:])
+    assert torch.equal(got_pages[0].cpu(), case.clean[0].to(dtype)), "padding rows are written nowhere"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("window", [0, 20])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_attention(shape: HeadShape, window: int, splits: int, dtype: torch.dtype) -> None:
+    case = Case(shape, 16, ints(0, 15, 16, 70, 0, 33), ints(1, 1, 1, 1, 40, 21), dtype)
+    ops, reference = make(shape, splits), TorchOps(shape, 16)
+    query = randn(case.rows, shape.heads * shape.head_dim, seed=9).to(dtype)
+    plan = reference.plan(case.clean, case.rows, case.position, case.count, case.table)
+    wanted = reference.paged_attention(query.float(), case.clean, 1, plan, shape, window)
+    device_plan = ops.plan(case.poisoned, case.rows, case.position, case.count, case.table)
+    got = ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window)
+    assert close(got, wanted)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize(
+    ("rows", "way"),
+    [
+        (1, Gemv(8, 32, 4)),
+        (2, Gemv(16, 64, 4)),
+        (5, Tall(16, 64, 32, 4, 3)),
+        (17, Tall(32, 64, 64, 4, 3)),
+        (7, Tall(16, 16, 16, 4, 3, shares=4)),
+    ],
+)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products(rows: int, way: Way, biased: bool, dtype: torch.dtype) -> None:
+    weight = DenseWeight(randn(100, 192).to(dtype), randn(100, seed=3).to(dtype) if biased else None)
+    x = randn(rows, 192, seed=2).to(dtype)
+    there = DenseWeight(weight.data.to(DEVICE), None if weight.bias is None else weight.bias.to(DEVICE))
+    wanted = x.float() @ weight.data.float().T
+    if weight.bias is not None:
+        wanted += weight.bias.float()
+    assert close(multiply(x.to(DEVICE), there, way, pdl=False), wanted)
+
+
+def test_a_shape_takes_the_way_of_the_next_larger_row_count() -> None:
+    way = Gemv(8, 32, 4)
+    tall = Tall(16, 64, 32, 4, 3)
+    products = Products({(1, 100, 192): way, (16, 100, 192): tall})
+    assert products.way(1, 100, 192) is way and products.way(5, 100, 192) is tall
+    assert products.way(17, 100, 192) is None and products.way(1, 100, 64) is None
