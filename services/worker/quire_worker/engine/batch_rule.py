@@ -2,8 +2,8 @@
 
 Every decodable slot gets one token, lowest order key first, up to `max_num_seqs`; then prefill chunks in the
 scheduler's order, under the Grant's budget. A slot without credit takes nothing from the others: its row goes to the
-next. So the started slots beyond `max_num_seqs`, the spares, prefill as the budget has room, and the one with the lowest
-order key takes a decode row as one frees.
+next. So the started slots beyond `max_num_seqs`, the spares, prefill as the budget has room, and the one with the
+lowest order key takes a decode row as one frees.
 """
 
 from __future__ import annotations
