@@ -6,6 +6,7 @@ import sys
 
 from quire_common.server import run_sync, service_main
 from quire_worker.config import WorkerConfig
+from quire_worker.paced.service import PacedService
 from quire_worker.server import WorkerService
 
 
@@ -15,7 +16,8 @@ def main() -> int:
 
 
 def _run(config: WorkerConfig) -> int:
-    return run_sync(config, lambda bound: WorkerService(config, bound))
+    service = WorkerService if config.paced is None else PacedService
+    return run_sync(config, lambda bound: service(config, bound))
 
 
 if __name__ == "__main__":

@@ -35,11 +35,19 @@ class WorkerConfig(ServiceConfig):
     mover_ring_bytes: int = option(
         0, "memory that the mover process shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
     )
+    paced: float | None = option(
+        None, "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes", at_least=0
+    )
+    paced_prefill_us_per_token: float = option(0.0, "how much longer a paced step takes per prompt token", at_least=0)
+    paced_pages: int = option(0, "KV pages of a paced worker; 0: as --kv-cache-memory-bytes says", at_least=0)
+    paced_fault: tuple[str, ...] = option(
+        (), "what goes wrong in a paced worker: die@N, hang@N, nan@N, silent@N, slow@N:MS, wrong-epoch@N; N is a step"
+    )
 
     @cached_property
     def name(self) -> str:
         """What the model is called towards clients."""
-        return self.served_model_name or self.model
+        return self.served_model_name or self.model or ("" if self.paced is None else "paced")
 
     @cached_property
     def page_size(self) -> int:

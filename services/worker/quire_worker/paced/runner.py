@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_worker.paced.faults import StepFaults
 from quire_worker.paced.hashing import contributions, draws, keys, probes, redraw, tokens_of
 from quire_worker.paced.pacer import Pacer
 from quire_worker.step import LogprobColumns, StepOutput, StepTiming
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     IntP = NDArray[np.intp]
 
+DAMAGED = -1
+NO_FAULTS = StepFaults()
+
 
 class PacedRunner:
     """`step_ms` for every step, and `prefill_us_per_token` more for each prompt token in it; 0 and 0 take no time."""
@@ -35,23 +39,30 @@ class PacedRunner:
         step_ms: float = 0.0,
         prefill_us_per_token: float = 0.0,
         pacer: Pacer | None = None,
+        faults: StepFaults = NO_FAULTS,
     ) -> None:
-        self._pages = pages
+        self.pages = pages
         self._vocab_size = vocab_size
         self._step_ns = round(step_ms * 1e6)
         self._prefill_ns = round(prefill_us_per_token * 1e3)
         self._pacer = Pacer() if pacer is None else pacer
+        self._faults = faults
         self.steps = 0
 
     def run(self, batch: StepBatch) -> StepOutput:
         """See Runner."""
         began = time.perf_counter_ns()
         self.steps += 1
+        effect = self._faults.strike(self.steps)
         token, logprobs = self._compute(batch)
         computed = time.perf_counter_ns()
         step_ns = self._step_ns
         if self._prefill_ns:
             step_ns += self._prefill_ns * int(batch.count[batch.count > 1].sum())
+        if effect is not None:
+            step_ns += round(effect.extra_ms * 1e6)
+            if effect.damaged:
+                token[:1] = DAMAGED
         if step_ns:
             self._pacer.wait_until(self._pacer.end_of_step(batch.formed_ns, step_ns))
         ended = time.perf_counter_ns()
@@ -65,7 +76,7 @@ class PacedRunner:
             sampled = np.flatnonzero(batch.sample)
             last = last[sampled]
         length = (batch.position[sampled] + batch.count[sampled]).astype(np.int64)
-        probe = self._pages.states[self._places(batch.page_table, sampled, probes(last, length))]
+        probe = self.pages.states[self._places(batch.page_table, sampled, probes(last, length))]
         key = keys(batch.temperature[sampled], batch.seed[sampled], batch.sample_index[sampled])
         x = draws(last, probe, length, key)
         token = tokens_of(x, self._vocab_size)
@@ -83,7 +94,7 @@ class PacedRunner:
         if len(batch.token) == len(sequences):
             state = contributions(batch.token, first_place)
             state += before
-            self._pages.states[self._places(batch.page_table, sequences, first_place)] = state
+            self.pages.states[self._places(batch.page_table, sequences, first_place)] = state
             return state
         end = np.cumsum(batch.count)
         first = end - batch.count
@@ -92,18 +103,18 @@ class PacedRunner:
         total = np.cumsum(contributions(batch.token, place), dtype=np.uint64)
         before[1:] -= total[first[1:] - 1]
         total += before[owner]
-        self._pages.states[self._places(batch.page_table, owner, place)] = total
+        self.pages.states[self._places(batch.page_table, owner, place)] = total
         return total[end - 1]
 
     def _before(self, table: Int32, sequences: IntP, place: Int64) -> UInt64:
         """The KV just before each place: 0 at a sequence's start."""
-        before = self._pages.states[self._places(table, sequences, np.maximum(place - 1, 0))]
+        before = self.pages.states[self._places(table, sequences, np.maximum(place - 1, 0))]
         before[place == 0] = 0
         return before
 
     def _places(self, table: Int32, sequences: IntP, place: Int64) -> Int64:
         """Where the positions lie in the pool."""
-        size = self._pages.page_size
+        size = self.pages.page_size
         page = place // size
         return table[sequences, page] * size + (place - page * size)
 

@@ -1,0 +1,55 @@
+"""From the configuration to a paced ServedModel: in the place of `model_source`, with nothing to load."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.credit import KvGroup, ModelInfo, PageGeometry
+from quire_common.pages import namespace_digest
+from quire_worker.paced.facts import ARCHITECTURE, read_facts
+from quire_worker.paced.faults import StepFaults, parse_faults
+from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray
+from quire_worker.paced.runner import PacedRunner
+from quire_worker.replica import ServedModel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.config import WorkerConfig
+
+# Half a million tokens of KV.
+DEFAULT_PAGES = 32_768
+_DTYPE, _LAYOUT = "uint64", "token"
+_CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "batch_invariant")
+
+
+def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
+    """Raises ConfigError for a model folder without facts, or sizes that make no sense."""
+    progress("config", 0, 0)
+    facts, size = read_facts(config.model, config.max_model_len), config.page_size
+    pages = PageArray(_num_pages(config), size)
+    faults = StepFaults(parse_faults(config.paced_fault))
+    runner = PacedRunner(pages, facts.vocab_size, config.paced or 0.0, config.paced_prefill_us_per_token, faults=faults)
+    group = KvGroup("full", pages.page_bytes, _LAYOUT, _DTYPE, 1, 1, 1)
+    namespace = namespace_digest(ARCHITECTURE, facts.digest, _DTYPE, f"full:{_LAYOUT}", size)
+    info = ModelInfo(
+        name=config.name,
+        architecture=ARCHITECTURE,
+        max_model_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        eos_token_ids=facts.eos_token_ids,
+        digest=facts.digest,
+        pages=PageGeometry(size, (group,), namespace),
+        weights_version=facts.digest.hex()[:16],
+        capabilities=_CAPABILITIES,
+    )
+    return ServedModel(runner, pages, info, pages.num_pages)
+
+
+def _num_pages(config: WorkerConfig) -> int:
+    """Page 0 included."""
+    if config.paced_pages:
+        return config.paced_pages + 1
+    if config.kv_cache_memory_bytes:
+        return config.kv_cache_memory_bytes // (BYTES_PER_TOKEN * config.page_size)
+    return DEFAULT_PAGES + 1
