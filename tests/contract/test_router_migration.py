@@ -3,90 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from quire.v1 import common_pb2 as pb
+from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32
 from quire_common.errors import Overloaded
 from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.fake_tokenizer import FakeTokenizer
+from tests.fakes.router_faults import (
+    PROMPT,
+    WAIT_S,
+    chunks_of,
+    endpoints,
+    held,
+    host_of,
+    joined,
+    nothing_left,
+    pair,
+    release,
+    running,
+    submits,
+    text,
+    until,
+)
 from tests.fakes.router_rig import RouterRig, router_rig
-
-WAIT_S = 30
-PROMPT = "one two é😀 three"
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(WAIT_S):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
-def text(tokens: int, prompt: str = PROMPT) -> str:
-    """What the fake model says."""
-    data = prompt.encode()
-    return (data * (tokens // len(data) + 1))[:tokens].decode("utf-8", "replace")
-
-
-def pair(**options: Any) -> list[FakeScheduler]:
-    return [FakeScheduler(**options), FakeScheduler(**options)]
-
-
-def running(rig: RouterRig) -> FakeScheduler:
-    """The scheduler that has something to do."""
-    (busy,) = [fake for fake in rig.schedulers if fake.running]
-    return busy
-
-
-def host_of(rig: RouterRig, fake: FakeScheduler) -> Any:
-    return rig.scheduler_hosts[rig.schedulers.index(fake)]
-
-
-def submits(rig: RouterRig) -> list[Any]:
-    return [submit for fake in rig.schedulers for submit in fake.submits]
-
-
-def nothing_left(rig: RouterRig) -> bool:
-    left = [fake.running for fake in rig.schedulers] + [fake.open_handles for fake in rig.tokenizers]
-    return not any(left) and not any(r.session.choices for r in rig.router.fleet.replicas.values())
-
-
-def chunks_of(body: str) -> list[Any]:
-    return [json.loads(line[6:]) for line in body.split("\n") if line.startswith("data: {")]
-
-
-def joined(chunks: Sequence[Any], index: int = 0) -> str:
-    return "".join(c["choices"][0]["text"] for c in chunks if c["choices"] and c["choices"][0]["index"] == index)
-
-
-@contextlib.asynccontextmanager
-async def held(rig: RouterRig, tokens: int, **fields: Any) -> Any:
-    """A streamed request whose engine holds still after about `tokens` tokens; yields what collects the rest."""
-    body = {"prompt": PROMPT, "stream": True, "max_tokens": 200, "temperature": 0, **fields}
-    async with rig.http.stream("POST", "/v1/completions", json=body) as response:
-        lines, got = response.aiter_lines(), ""
-        while got.count("data: {") < tokens:
-            got += await anext(lines) + "\n"
-        for fake in rig.schedulers:
-            fake.gate.clear()
-
-        async def rest() -> list[Any]:
-            nonlocal got
-            async for line in lines:
-                got += line + "\n"
-            assert got.rstrip().endswith("data: [DONE]")
-            return chunks_of(got)
-
-        yield rest
-
-
-def release(rig: RouterRig) -> None:
-    for fake in rig.schedulers:
-        fake.gate.set()
 
 
 async def drop(rig: RouterRig, fake: FakeScheduler) -> None:
@@ -120,12 +66,6 @@ async def cut_drain_short(rig: RouterRig, fake: FakeScheduler) -> None:
 
 async def leave_discovery(rig: RouterRig, fake: FakeScheduler) -> None:
     rig.router.fleet.update([e for e in endpoints(rig) if e.address != host_of(rig, fake).address])
-
-
-def endpoints(rig: RouterRig) -> list[Any]:
-    from quire_common.discovery import Endpoint
-
-    return [Endpoint(host.address, "scheduler", host.address) for host in rig.scheduler_hosts]
 
 
 FAULTS = [drop, die, go_silent, fall_behind, lose_worker, lose_pages, cut_drain_short, leave_discovery]
@@ -168,3 +108,162 @@ def text_of_bytes(count: int) -> str:
     """Whole characters of the first bytes of the answer."""
     data = PROMPT.encode()
     return (data * (count // len(data) + 1))[:count].decode("utf-8", "ignore")
+
+
+async def test_a_whole_answer_and_a_grpc_stream_go_on_elsewhere() -> None:
+    async with router_rig(pair(step_s=0.002)) as rig:
+        call = rig.inference.Generate(ib.GenerateRequest(text=PROMPT, max_tokens=150, return_timings=True))
+        whole = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=150, logprobs=0, stream_options=None))
+        await until(lambda: all(fake.running and next(iter(fake.running.values())).sent > 9 for fake in rig.schedulers))
+        rig.schedulers[0].break_sessions()
+        answers = [answer async for answer in call]
+        assert "".join(answer.text for answer in answers) == text(150)
+        assert answers[-1].usage.completion_tokens == 150
+        assert [a.finish_reason for a in answers if a.finish_reason] == [pb.FINISH_REASON_LENGTH]
+        document = (await whole).json()
+        assert document["choices"][0]["text"] == text(150)
+        assert document["choices"][0]["logprobs"]["token_logprobs"] == [-1.0 - i for i in range(150)]
+        assert len(submits(rig)) == 3
+        metrics = (await rig.http.get("/metrics")).text
+        assert 'quire_router_migrations_total{reason="session_lost"}' in metrics
+        assert "quire_router_loss_detection_seconds_count" in metrics
+
+
+async def test_siblings_go_on_each_by_itself_and_their_times_tell() -> None:
+    async with router_rig(pair(step_s=0.002)) as rig:
+        rig.http.headers["x-quire-timings"] = "1"
+        async with held(rig, 12, n=4, stream_options={"include_usage": True}) as rest:
+            first = running(rig)
+            assert len(first.running) == 4
+            kept = {handle: first.running[handle].submit.sequence.sampling.sample for handle in first.running}
+            first.break_sessions()
+            await until(lambda: len(submits(rig)) == 8)
+            release(rig)
+            chunks = await rest()
+        assert [joined(chunks, index) for index in range(4)] == [text(200)] * 4
+        moved = [s for s in submits(rig) if s.context.attempt == 1]
+        assert sorted(s.sequence.sampling.sample for s in moved) == sorted(kept.values()) == [0, 1, 2, 3]
+        assert not {s.handle for s in moved} & kept.keys()
+        timings = {(t["service"], t["phase"]): t for t in chunks[-1]["quire_timings"]}
+        assert timings["router", "migrate"]["count"] == 4
+        assert chunks[-1]["usage"]["completion_tokens"] == 800
+        await until(lambda: nothing_left(rig))
+
+
+@pytest.mark.parametrize("cut", range(1, 12))
+async def test_a_stop_string_across_the_seam_is_found(cut: int) -> None:
+    """The engine breaks after `cut` tokens; the stop string lies around them."""
+    async with router_rig(pair(step_s=0.002)) as rig:
+        for fake in rig.schedulers:
+            fake.breaks = [cut]
+        for extra in {}, {"stream": True}:
+            answer = await rig.complete("abcdefghij", max_tokens=60, stop=["fgh"], logprobs=0, **extra)
+            if extra:
+                chunks = chunks_of(answer.text)
+                assert joined(chunks) == "abcde" and chunks[-1]["choices"][0]["stop_reason"] == "fgh"
+            else:
+                choice = answer.json()["choices"][0]
+                assert (choice["text"], choice["stop_reason"]) == ("abcde", "fgh")
+                assert answer.json()["usage"]["completion_tokens"] == len(choice["logprobs"]["tokens"]) == 8
+        await until(lambda: nothing_left(rig))
+
+
+async def test_a_zombie_is_not_heard() -> None:
+    """The old engine comes back and speaks of what it ran: on its own session, which is all that it can do."""
+    async with router_rig(pair(step_s=0.002, heartbeat_ms=100), replica_timeout_s=0.4) as rig:
+        async with held(rig, 10) as rest:
+            first = running(rig)
+            first.old_handles = list(first.running)
+            first.hang()
+            (other,) = [fake for fake in rig.schedulers if fake is not first]
+            await until(lambda: bool(other.running))
+            first.gate.set()
+            first.awake.set()
+            await until(lambda: first.sessions == 2 and len(rig.router.fleet.replicas) == 2)
+            await until(lambda: all(r.accepts for r in rig.router.fleet.replicas.values()))
+            other.gate.set()
+            chunks = await rest()
+        assert joined(chunks) == text(200)
+        assert not any("error" in chunk for chunk in chunks)
+        assert (await rig.complete("ab", max_tokens=4)).json()["choices"][0]["text"] == "abab"
+
+
+@pytest.mark.parametrize("fault", [drop, die, leave_discovery], ids=lambda fault: fault.__name__)
+async def test_an_end_that_is_known_needs_no_engine(fault: Any) -> None:
+    """The last token has come, but not its text, when the engine goes: nothing is submitted again."""
+    async with router_rig(pair(), tokenizer_timeout_s=WAIT_S) as rig:
+        rig.tokenizer.stepping.clear()
+        waiting = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=30, logprobs=0))
+        await until(lambda: any(fake.submits and not fake.running for fake in rig.schedulers))
+        (fake,) = [fake for fake in rig.schedulers if fake.submits]
+        replica = rig.router.fleet.replicas[host_of(rig, fake).address]
+        await until(lambda: any(choice.finish for choice in replica.session.choices.values()))
+        await fault(rig, fake)
+        await until(lambda: not replica.session.open and not replica.session.choices)
+        rig.tokenizer.stepping.set()
+        answer = (await waiting).json()["choices"][0]
+        assert (answer["text"], answer["finish_reason"]) == (text(30), "length")
+        assert len(answer["logprobs"]["tokens"]) == 30
+        assert len(submits(rig)) == 1
+
+
+async def test_a_stop_string_in_what_the_lost_engine_said_needs_no_engine() -> None:
+    async with router_rig([FakeScheduler()], tokenizer_timeout_s=WAIT_S) as rig:
+        rig.tokenizer.stepping.clear()
+        waiting = asyncio.ensure_future(rig.complete("abcdef", max_tokens=3000, stop=["de"]))
+        await until(lambda: any(run.sent > 20 for run in rig.scheduler.running.values()))
+        rig.router.fleet.update([])
+        await until(lambda: not rig.scheduler.running)
+        rig.tokenizer.stepping.set()
+        answer = (await waiting).json()["choices"][0]
+        assert (answer["text"], answer["stop_reason"]) == ("abc", "de")
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_wherever_engines_break_the_client_gets_the_same_bytes(data: st.DataObject) -> None:
+    breaks = data.draw(st.lists(st.integers(1, 60), min_size=1, max_size=6), label="tokens between two breaks")
+    steps = data.draw(st.integers(1, 5), label="tokens per step")
+    streams = data.draw(st.integers(1, 4), label="requests at once")
+    stop = data.draw(st.sampled_from([None, "ee", "o\u00e9", "zzz", "\U0001f600 th"]), label="stop")
+    tokenizers = data.draw(st.lists(st.integers(1, 40), max_size=2), label="steps between two tokenizers' deaths")
+    asyncio.run(same_bytes(breaks, steps, streams, stop, tokenizers))
+
+
+async def same_bytes(
+    breaks: list[int], tokens_per_step: int, streams: int, stop: str | None, deaths: list[int]
+) -> None:
+    fields: dict[str, Any] = {"max_tokens": 150, "n": 2, "logprobs": 2, "return_token_ids": True}
+    if stop is not None:
+        fields["stop"] = [stop]
+
+    async def ask(rig: RouterRig) -> list[Any]:
+        """Every request once whole and once streamed; what was told of each choice, however it was cut."""
+        requests = [rig.complete(PROMPT, **fields, stream=bool(i % 2), seed=7) for i in range(2 * streams)]
+        return [told(response) for response in await asyncio.gather(*requests)]
+
+    options = {"tokens_per_step": tokens_per_step, "step_s": 0.001}
+    async with router_rig(pair(**options), [FakeTokenizer(), FakeTokenizer()], migration_limit=10) as rig:
+        undisturbed = await ask(rig)
+        rig.schedulers[0].breaks, rig.schedulers[1].breaks = breaks[::2], breaks[1::2]
+        for fake, steps in zip(rig.tokenizers, deaths, strict=False):
+            fake.break_after = steps
+        assert await ask(rig) == undisturbed
+        await until(lambda: nothing_left(rig))
+
+
+def told(response: Any) -> Any:
+    assert response.status_code == 200, response.text
+    choices: dict[int, dict[str, Any]] = {}
+    documents = chunks_of(response.text) if response.text.startswith("data: ") else [response.json()]
+    for document in documents:
+        assert "error" not in document
+        for choice in document["choices"]:
+            all_of = choices.setdefault(choice["index"], {"text": "", "ids": [], "logprobs": {}})
+            all_of["text"] += choice["text"]
+            all_of["ids"] += choice["token_ids"]
+            for name, values in choice["logprobs"].items():
+                all_of["logprobs"].setdefault(name, []).extend(values)
+            if choice["finish_reason"]:
+                all_of["end"] = (choice["finish_reason"], choice["stop_reason"])
+    return [choices[index] for index in sorted(choices)]

@@ -39,6 +39,7 @@ class _Life:
     failed: list[pb.Failed] = field(default_factory=list)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     broken: Exception | None = None
+    dying: bool = False
 
 
 class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
@@ -69,7 +70,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.awake.set()
         self.sessions = 0
         self.submitted = asyncio.Event()
-        self.break_after: int | None = None
+        self.breaks: list[int] = []
         self.break_with: Exception = Unavailable("GONE", "This session is over.", "Open another.")
         self.old_handles: list[int] = []
         self._lives: list[_Life] = []
@@ -138,6 +139,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 if life.broken is not None:
                     raise life.broken
                 yield message
+                if life.dying:
+                    raise self.break_with
                 if message.handle:
                     await asyncio.sleep(self.step_s)
         finally:
@@ -168,12 +171,12 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 return pb.SessionResponse()  # a sign of life
 
     def _count(self, message: pb.SessionResponse, life: _Life) -> None:
-        """`break_after` tokens the session breaks, once: the message with the last of them is still sent."""
-        if self.break_after is not None:
-            self.break_after -= len(message.token) // 4
-            if self.break_after <= 0:
-                self.break_after = None
-                life.broken = self.break_with
+        """The session breaks when the first of `breaks` has been said in tokens; the others are of later sessions."""
+        if self.breaks:
+            self.breaks[0] -= len(message.token) // 4
+            if self.breaks[0] <= 0:
+                self.breaks.pop(0)
+                life.dying = True
 
     async def _read(self, requests: AsyncIterator[pb.SessionRequest], life: _Life) -> None:
         async for request in requests:

@@ -10,18 +10,25 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from quire.v1 import tokenizer_pb2 as pb
 from quire.v1 import tokenizer_pb2_grpc
+from quire.v1.common_pb2 import RequestError
 from quire_common.columns import i32, pack_i32
-from quire_common.errors import InvalidArgument
+from quire_common.errors import InvalidArgument, Unavailable
 
 EOS = 256
 VOCAB = 300
 
 
 class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
-    """`steps` counts Detokenize messages; `open_handles` are those that nobody has ended or closed."""
+    """`steps` counts Detokenize messages; `open_handles` are those that nobody has ended or closed.
+
+    While `awake` is cleared nothing is answered, as by a process that is stopped; while `stepping` is, only Detokenize
+    waits. `draining`: nothing new is opened. After `break_after` steps a Detokenize stream breaks, once. Its `health`
+    says SERVING until it is told otherwise.
+    """
 
     def __init__(self) -> None:
         self.opens: list[pb.DetokenizeOpen] = []
@@ -30,17 +37,31 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.token_bytes_calls = 0
         self.encode_contexts: list[Any] = []
         self.hold_encode: asyncio.Event | None = None
+        self.awake, self.stepping = asyncio.Event(), asyncio.Event()
+        self.awake.set()
+        self.stepping.set()
+        self.draining = False
+        self.break_after: int | None = None
+        self.health = health.aio.HealthServicer()
 
     def add(self, server: grpc.aio.Server) -> None:
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(self, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self.health, server)
+
+    async def stop_serving(self) -> None:
+        """As at SIGTERM: what is open may end, nothing new is taken."""
+        self.draining = True
+        await self.health.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
 
     async def Encode(self, request: pb.EncodeRequest, context: Any) -> pb.EncodeResponse:
         self.encode_contexts.append(request.context)
+        await self.awake.wait()
         if self.hold_encode is not None:
             await self.hold_encode.wait()
         return pb.EncodeResponse(token_ids=[_ids(text, request.max_tokens) for text in request.texts], elapsed_us=11)
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        await self.awake.wait()
         text = "".join(f"{m['role']}: {_content(m)}\n" for m in json.loads(request.messages_json))
         if request.add_generation_prompt:
             text += "assistant: "
@@ -53,11 +74,13 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
 
     async def GetTokenBytes(self, request: pb.GetTokenBytesRequest, context: Any) -> pb.GetTokenBytesResponse:
         self.token_bytes_calls += 1
+        await self.awake.wait()
         return pb.GetTokenBytesResponse(
             token_bytes=[bytes([i]) if i < 256 else b"<|%d|>" % i for i in i32(request.token_ids).tolist()]
         )
 
     async def GetTokenizerInfo(self, request: pb.GetTokenizerInfoRequest, context: Any) -> pb.GetTokenizerInfoResponse:
+        await self.awake.wait()
         return pb.GetTokenizerInfoResponse(
             model="fake", vocab_size=VOCAB, eos_token_ids=pack_i32([EOS]), has_chat_template=True
         )
@@ -69,12 +92,26 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         try:
             async for request in request_iterator:
                 self.steps += 1
+                await self.awake.wait()
+                await self.stepping.wait()
                 yield self._step(request, open_here)
+                if self.break_after is not None:
+                    self.break_after -= 1
+                    if self.break_after <= 0:
+                        self.break_after = None
+                        raise Unavailable("GONE", "This tokenizer is gone.", "Use another.")
         finally:
             self.open_handles -= open_here.keys()
 
     def _step(self, request: pb.DetokenizeRequest, texts: dict[int, _Text]) -> pb.DetokenizeResponse:
+        refused = []
         for opened in request.open:
+            if self.draining:
+                error = RequestError(
+                    code="TOKENIZER_DRAINING", grpc_code=grpc.StatusCode.UNAVAILABLE.value[0], message="m", fix="f"
+                )
+                refused.append(pb.DetokenizeError(handle=opened.handle, error=error))
+                continue
             self.opens.append(opened)
             self.open_handles.add(opened.handle)
             texts[opened.handle] = _Text(opened)
@@ -101,6 +138,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
             used=pack_i32([a[3] for a in answer]),
             text_offset=pack_i32(offsets),
             elapsed_us=len(answer),
+            errors=refused,
         )
 
     def _forget(self, handle: int, texts: dict[int, _Text]) -> None:

@@ -10,8 +10,10 @@ from typing import Any
 
 import grpc
 import httpx
+from grpc_health.v1 import health_pb2_grpc
 
 from quire.v1 import inference_pb2_grpc
+from quire_common.aio_health import AioHealth
 from quire_common.server import BoundServer
 from quire_common.telemetry.interceptors import aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
@@ -73,8 +75,11 @@ async def router_rig(
         server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         address = f"127.0.0.1:{port}"
-        router = RouterService(options, BoundServer(address, "router-test", lambda error: None))
-        router.register(server)
+        checker = AioHealth()
+        bound = BoundServer(address, "router-test", lambda error: None, checker.set_serving)
+        router = RouterService(options, bound)
+        await checker.watch(["", *router.register(server)])
+        health_pb2_grpc.add_HealthServicer_to_server(checker, server)
         await server.start()
         stack.push_async_callback(router.close)
         stack.push_async_callback(server.stop, 0)
@@ -82,6 +87,7 @@ async def router_rig(
         stack.callback(starting.cancel)
         if wait_ready:
             await asyncio.wait_for(starting, 60)
+            await checker.ready()
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         http = await stack.enter_async_context(
             httpx.AsyncClient(base_url=f"http://{router.http.address}", timeout=60, trust_env=False)

@@ -27,11 +27,16 @@ class RouterConfig(ServiceConfig):
     max_n: int = option(128, "greatest n", at_least=1)
     max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)
     request_timeout_s: float = option(600.0, "longest life of a request; 0: without limit", at_least=0)
-    connect_timeout_s: float = option(5.0, "how long a request waits for a tokenizer to come back", at_least=0)
+    connect_timeout_s: float = option(5.0, "how long a new request waits for a tokenizer to come back", at_least=0)
     replica_timeout_s: float = option(
         2.0, "longest silence of a scheduler that promises signs of life, before its requests move", at_least=0.05
     )
-    migration_wait_s: float = option(30.0, "how long a request waits for an engine that can take it", at_least=0)
+    tokenizer_timeout_s: float = option(
+        2.0, "longest silence of a tokenizer that owes an answer, before its work moves to another", at_least=0.05
+    )
+    migration_wait_s: float = option(
+        30.0, "how long a request waits for an engine, and a running one for a tokenizer, to take it on", at_least=0
+    )
     migration_limit: int = option(
         3, "engines in a row that a request may lose without a token, before it fails", at_least=1
     )

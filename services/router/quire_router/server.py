@@ -33,7 +33,7 @@ from quire_router.text.tokenizer_pool import TokenizerPool
 from quire_router.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     import grpc
 
@@ -52,12 +52,13 @@ class RouterService:
 
     def __init__(self, config: RouterConfig, bound: BoundServer) -> None:
         self._config = config
+        self._set_serving = bound.set_serving
         self._keys = load_api_keys(config.api_key, config.api_key_file)
         self._changed = asyncio.Event()
-        self._watchdog = Watchdog(config.replica_timeout_s)
-        self.pool = TokenizerPool(config, self._changed.set)
-        self.fleet = Fleet(config, self.pool, bound.instance, self._watchdog, self._lost, self._on_fleet)
-        self._room = WaitingRoom(lambda choices, ended: DetokenizeStream(self.pool, choices, ended))
+        self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
+        self.pool = TokenizerPool(config, self._on_change)
+        self.fleet = Fleet(config, self._detokenizer, bound.instance, self._watchdog, self._lost, self._on_fleet)
+        self._room = WaitingRoom(self._detokenizer)
         handles = HandleCounter()
         self._migration = Migration(config, self.fleet.accepting, PLACEMENTS[config.placement](), handles, self._room)
         metrics.detokenize_backlog.set_function(lambda: self.fleet.backlog)
@@ -114,6 +115,11 @@ class RouterService:
                     param=service,
                 )
 
+    @property
+    def waiting(self) -> Collection[Choice]:
+        """Sequences that have no engine now."""
+        return self._room.waiting.values()
+
     async def drain(self, timeout_s: float) -> None:
         """Admit nobody more; wait for those inside."""
         await self.admission.close(timeout_s)
@@ -133,9 +139,17 @@ class RouterService:
         """The fleet is made before the migration that its replicas report to."""
         self._migration.lost(choice, loss)
 
+    def _detokenizer(self, choices: dict[int, Choice], text_ended: Callable[[Choice], None]) -> DetokenizeStream:
+        return DetokenizeStream(self.pool, self._watchdog, self._config, choices, text_ended)
+
     def _on_fleet(self) -> None:
-        self._changed.set()
+        self._on_change()
         self._migration.changed()
+
+    def _on_change(self) -> None:
+        """A peer came or went: gRPC's health says what /health says."""
+        self._changed.set()
+        self._set_serving(self._status.ready)
 
     async def _watch_schedulers(self) -> None:
         async for endpoints in self._discovery.watch("scheduler"):

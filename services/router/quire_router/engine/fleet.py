@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from quire_common.errors import Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router.engine.replica import Replica
-from quire_router.text.detokenize_stream import DetokenizeStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
     from quire_router.engine.loss import Loss
-    from quire_router.text.tokenizer_pool import TokenizerPool
+    from quire_router.engine.session import MakeDetokenizer
     from quire_router.watchdog import Watchdog
 
 _RETRY_AFTER_S = 2.0
@@ -31,7 +30,7 @@ class Fleet:
     def __init__(
         self,
         config: RouterConfig,
-        pool: TokenizerPool,
+        make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
         lost: Callable[[Choice, Loss], None],
@@ -39,7 +38,7 @@ class Fleet:
     ) -> None:
         self.replicas: dict[str, Replica] = {}
         self._config = config
-        self._pool = pool
+        self._make_detokenizer = make_detokenizer
         self._router_id = router_id
         self._watchdog = watchdog
         self._lost = lost
@@ -61,7 +60,7 @@ class Fleet:
                     instance,
                     endpoint.address,
                     self._config,
-                    lambda choices, ended: DetokenizeStream(self._pool, choices, ended),
+                    self._make_detokenizer,
                     self._router_id,
                     self._watchdog,
                     self._lost,

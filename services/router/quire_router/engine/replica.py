@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
     from quire_router.engine.loss import Loss
-    from quire_router.text.detokenize_stream import DetokenizeStream
+    from quire_router.engine.session import MakeDetokenizer
     from quire_router.watchdog import Watchdog
 
 log = get_logger(__name__)
@@ -38,7 +38,7 @@ class Replica:
         instance: str,
         address: str,
         config: RouterConfig,
-        make_detokenizer: Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream],
+        make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
         lost: Callable[[Choice, Loss], None],

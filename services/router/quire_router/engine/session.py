@@ -18,6 +18,7 @@ from quire_router import metrics
 from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, session_lost
 from quire_router.engine.outgoing import Outgoing
 from quire_router.engine.session_codec import apply_events, apply_rows
+from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watchdog
+
+    # Given the table of a holder, and whom to tell of a choice whose text has ended before the engine did.
+    MakeDetokenizer = Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream]
 
 # A healthy scheduler welcomes at once.
 _WELCOME_TIMEOUT_S = 10.0
@@ -47,7 +51,7 @@ class Session:
         self,
         instance: str,
         stub: scheduler_pb2_grpc.SchedulerStub,
-        make_detokenizer: Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream],
+        make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
         timeout_s: float,
@@ -96,7 +100,7 @@ class Session:
                 self._step(message, heard_ns)
         except asyncio.CancelledError:
             reason = "silent" if watch.expired else "left"
-            if not watch.expired or _is_cancelled():
+            if not watch.expired or is_cancelled():
                 raise
             raise _silent(watch.quiet_s) from None
         except grpc.aio.AioRpcError as error:
@@ -152,12 +156,6 @@ class Session:
         for choice in lost:
             self.detokenizer.close(choice.handle)
             self._lost(choice, loss)
-
-
-def _is_cancelled() -> bool:
-    """Whether somebody wants this very task to end, and not just the call that it reads."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
 
 
 def _silent(seconds: float) -> Unavailable:

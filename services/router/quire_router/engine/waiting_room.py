@@ -9,18 +9,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quire_router.core.choice import Choice
-    from quire_router.text.detokenize_stream import DetokenizeStream
+    from quire_router.engine.session import MakeDetokenizer
 
 
 class WaitingRoom:
     """A Holder. `waiting` is in the order of arrival. A choice leaves by `leave`, or when its text has ended."""
 
-    def __init__(
-        self, make_detokenizer: Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream]
-    ) -> None:
+    def __init__(self, make_detokenizer: MakeDetokenizer) -> None:
         self.waiting: dict[int, Choice] = {}
         self._texts: dict[int, Choice] = {}
         self._detokenizer = make_detokenizer(self._texts, self.leave)

@@ -1,7 +1,8 @@
 """One session's Detokenize stream: the engine's rows in, ready text out, by handle.
 
-It follows its session to another tokenizer when one dies: every live choice is taken up again, just as one that comes
-from another session is. Rows that come while no stream is up need no queue: their tokens are in the choices.
+It follows its session to another tokenizer when one dies, hangs or drains: every live choice is taken up again, just as
+one that comes from another session is. Rows that come while no stream is up need no queue: their tokens are in the
+choices. Rows that a slow tokenizer does not take are joined, so that what waits is bounded by the answers themselves.
 """
 
 from __future__ import annotations
@@ -15,18 +16,24 @@ import grpc
 from quire.v1 import tokenizer_pb2 as tb
 from quire_common import errors
 from quire_common.columns import equal_lengths, i32, pack_i32
-from quire_common.errors import QuireError
+from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
+from quire_router.text.rows import join_rows
+from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
     from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
+    from quire_router.watchdog import Watchdog
 
+# More steps than this are joined into one message.
+MAX_STEPS = 256
 log = get_logger(__name__)
 
 
@@ -36,8 +43,17 @@ class DetokenizeStream:
     `text_ended` is called for a choice that the tokenizer ended before the engine did.
     """
 
-    def __init__(self, pool: TokenizerPool, choices: dict[int, Choice], text_ended: Callable[[Choice], None]) -> None:
+    def __init__(
+        self,
+        pool: TokenizerPool,
+        watchdog: Watchdog,
+        config: RouterConfig,
+        choices: dict[int, Choice],
+        text_ended: Callable[[Choice], None],
+    ) -> None:
         self._pool = pool
+        self._watchdog = watchdog
+        self._config = config
         self._choices = choices
         self._text_ended = text_ended
         self._connected = False
@@ -45,6 +61,9 @@ class DetokenizeStream:
         self._opens: list[tuple[int, Choice]] = []
         self._rows: deque[tb.DetokenizeRequest] = deque()
         self._closes: list[int] = []
+        # Messages that the tokenizer has not answered; it answers each.
+        self._unanswered = 0
+        self._refused = False
 
     @property
     def backlog(self) -> int:
@@ -67,6 +86,8 @@ class DetokenizeStream:
     def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
         """One step of the engine, its columns as they came."""
         if self._connected:
+            if len(self._rows) >= MAX_STEPS:
+                self._rows = deque((join_rows(self._rows, self._choices),))
             self._rows.append(tb.DetokenizeRequest(handle=handle, count=count, token=token, finish=finish))
             self._wake.set()
 
@@ -81,39 +102,57 @@ class DetokenizeStream:
         backoff = Backoff()
         while True:
             try:
-                peer = await self._pool.pick()
+                peer = await self._pool.pick(self._config.migration_wait_s)
             except QuireError as error:
                 self._fail_all(error)
                 await backoff.wait()
                 continue
+            reason = "it ended the stream"
             try:
-                await self._life(peer, backoff)
+                reason = await self._life(peer, backoff)
             except grpc.aio.AioRpcError as error:
-                log.warning("detokenize stream lost", instance=peer.instance, code=error.code().name)
+                reason = error.code().name
             except Exception:
                 log.exception("detokenize stream failed", instance=peer.instance)
+            log.warning("detokenize stream lost", instance=peer.instance, reason=reason, sequences=len(self._choices))
             peer.suspect()
             await backoff.wait()
 
-    async def _life(self, peer: TokenizerLink, backoff: Backoff) -> None:
+    async def _life(self, peer: TokenizerLink, backoff: Backoff) -> str:
+        """Returns why it moves on; raises grpc.RpcError."""
         self._take_up()
         call = peer.stub.Detokenize(self._outgoing(self._wake))
+        watch = self._watchdog.watch(self._config.tokenizer_timeout_s, call.cancel, self._owed)
         try:
             async for message in call:
                 backoff.reset()
+                watch.quiet_s = 0.0
+                self._unanswered -= 1
                 self._answer(message)
+                if self._refused:
+                    return "it takes nobody on"
+        except asyncio.CancelledError:
+            if not watch.expired or is_cancelled():
+                raise
+            return "it hangs"
         finally:
+            self._watchdog.drop(watch)
             self._connected = False
             call.cancel()
+        return "it ended the stream"
 
     def _take_up(self) -> None:
         """Start from what the choices know."""
         self._wake = asyncio.Event()
         self._opens, self._closes = [], []
         self._rows.clear()
+        self._unanswered, self._refused = 0, False
         self._connected = True
         for choice in self._choices.values():
             self.open(choice)
+
+    def _owed(self) -> bool:
+        return bool(self._unanswered or self._rows or self._opens)
 
     async def _outgoing(self, wake: asyncio.Event) -> AsyncIterator[tb.DetokenizeRequest]:
         """`wake` is this life's own: what is left of an earlier stream cannot take its messages."""
@@ -129,7 +168,10 @@ class DetokenizeStream:
                 if self._closes and not self._rows:  # a close must not overtake its handle's rows
                     message.close = pack_i32(self._closes)
                     self._closes = []
+                self._unanswered += 1
                 yield message
+                if wake is not self._wake:
+                    return
 
     def _answer(self, message: tb.DetokenizeResponse) -> None:
         handles, used = i32(message.handle, "handle"), i32(message.used, "used")
@@ -155,9 +197,13 @@ class DetokenizeStream:
                 if stop_index >= 0:
                     self._text_ended(choice)
         for failed in message.errors:
+            error = errors.from_message(failed.error)
+            if isinstance(error, Unavailable):  # the tokenizer's matter, not the request's: others take it on
+                self._refused = True
+                continue
             choice = self._choices.pop(failed.handle, None)
             if choice is not None:
-                choice.fail(errors.from_message(failed.error))
+                choice.fail(error)
                 self._text_ended(choice)
 
     def _fail_all(self, error: QuireError) -> None:

@@ -1,4 +1,4 @@
-"""One tokenizer: its channel, its calls, and whether it answers."""
+"""One tokenizer: its channel, its calls, and whether it answers and wants to be asked."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.v1 import tokenizer_pb2 as tb
 from quire.v1 import tokenizer_pb2_grpc
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
     from quire_router.config import RouterConfig
 
-_PROBE_TIMEOUT_S = 5.0
+_SERVING = health_pb2.HealthCheckResponse.SERVING
 log = get_logger(__name__)
 
 
@@ -36,15 +37,18 @@ class TokenizerInfo:
 
 
 class TokenizerLink:
-    """Probed until it answers, and again whenever a call finds it gone. `changed` is called at both."""
+    """Probed until it answers and serves, and again whenever it is gone or serves no more. `changed` is called at
+    both. What runs on it while it drains may stay until it ends."""
 
     def __init__(self, instance: str, address: str, config: RouterConfig, changed: Callable[[], None]) -> None:
         self.instance = instance
         self.address = address
         self.info: TokenizerInfo | None = None
         self.healthy = False
+        self._timeout_s = config.tokenizer_timeout_s
         self._channel = aio_channel(address, config)
         self.stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
         self._changed = changed
         self._suspected = asyncio.Event()
 
@@ -56,6 +60,14 @@ class TokenizerLink:
         self._suspected.set()
         self._changed()
 
+    async def answers(self) -> bool:
+        """Whether it is alive, however long its present work takes."""
+        try:
+            await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError:
+            return False
+        return True
+
     async def run(self) -> None:
         """Until cancelled."""
         try:
@@ -65,19 +77,51 @@ class TokenizerLink:
                 self.healthy = True
                 log.info("tokenizer ready", instance=self.instance)
                 self._changed()
-                await self._suspected.wait()
+                await self._until_lost()
+                self.suspect()
         finally:
             await self._channel.close()
+
+    async def _until_lost(self) -> None:
+        signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._while_serving())]
+        try:
+            await asyncio.wait(signs, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for sign in signs:
+                sign.cancel()
+            await asyncio.gather(*signs, return_exceptions=True)
+
+    async def _while_serving(self) -> None:
+        """Return when its health says no more that it serves, or cannot be asked."""
+        call = self._health.Watch(health_pb2.HealthCheckRequest())
+        try:
+            async for response in call:
+                if response.status != _SERVING:
+                    return
+        except grpc.aio.AioRpcError as error:
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # then only calls can tell
+                await asyncio.Event().wait()
+        finally:
+            call.cancel()
 
     async def _probe(self) -> None:
         backoff = Backoff()
         while True:
             try:
-                info = await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=_PROBE_TIMEOUT_S)
+                if await self._serves():
+                    info = await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=self._timeout_s)
+                    break
             except grpc.aio.AioRpcError as error:
                 log.debug("tokenizer does not answer", instance=self.instance, code=error.code().name)
-                await backoff.wait()
-                continue
-            eos = tuple(i32(info.eos_token_ids, "eos_token_ids").tolist())
-            self.info = TokenizerInfo(info.model, info.vocab_size, eos, info.has_chat_template, info.digest)
-            return
+            await backoff.wait()
+        eos = tuple(i32(info.eos_token_ids, "eos_token_ids").tolist())
+        self.info = TokenizerInfo(info.model, info.vocab_size, eos, info.has_chat_template, info.digest)
+
+    async def _serves(self) -> bool:
+        try:
+            response = await self._health.Check(health_pb2.HealthCheckRequest(), timeout=self._timeout_s)
+        except grpc.aio.AioRpcError as error:
+            if error.code() is not grpc.StatusCode.UNIMPLEMENTED:
+                raise
+            return True
+        return bool(response.status == _SERVING)

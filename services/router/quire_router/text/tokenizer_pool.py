@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
 
@@ -52,10 +52,10 @@ class TokenizerPool:
                 peer = self.peers[instance] = TokenizerLink(instance, endpoint.address, self._config, self._on_change)
                 self._tasks[instance] = asyncio.create_task(peer.run(), name=f"tokenizer {instance}")
 
-    async def pick(self) -> TokenizerLink:
+    async def pick(self, wait_s: float) -> TokenizerLink:
         """The next healthy one; waits for a while if there is none, then raises Unavailable."""
         try:
-            async with asyncio.timeout(self._config.connect_timeout_s):
+            async with asyncio.timeout(wait_s):
                 while not self.ready:
                     self._news.clear()
                     await self._news.wait()
@@ -66,11 +66,15 @@ class TokenizerPool:
         return healthy[self._turn % len(healthy)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Run a unary call on a healthy tokenizer, on another if that one goes away. Raises QuireError."""
+        """Run a unary call on a healthy tokenizer, on another if that one goes away or hangs. Raises QuireError."""
         for attempt in range(1, _ATTEMPTS + 1):
-            peer = await self.pick()
+            peer = await self.pick(self._config.connect_timeout_s)
             try:
-                return await make(peer)
+                answered, answer = await self._ask(peer, make)
+                if answered:
+                    return cast(T, answer)
+                log.debug("tokenizer hangs", instance=peer.instance, attempt=attempt)
+                peer.suspect()
             except grpc.aio.AioRpcError as error:
                 typed = from_rpc_error(error)
                 if error.code() not in _GONE:
@@ -78,6 +82,19 @@ class TokenizerPool:
                 log.debug("tokenizer call failed", instance=peer.instance, attempt=attempt, reason=typed.message)
                 peer.suspect()
         raise no_tokenizer()
+
+    async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
+        """Whether it answered, and what. Long work is no reason to leave, as long as the peer itself is alive."""
+        call = asyncio.ensure_future(make(peer))
+        try:
+            while True:
+                done, _ = await asyncio.wait({call}, timeout=self._config.tokenizer_timeout_s)
+                if done:
+                    return True, call.result()
+                if not await peer.answers() and not call.done():
+                    return False, None
+        finally:
+            call.cancel()
 
     async def close(self) -> None:
         """Stop all."""

@@ -1,0 +1,206 @@
+"""Requests without an engine: who waits for one, how long, and who does not."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import common_pb2 as pb
+from quire_common.discovery import Endpoint
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.grpc_host import GrpcHost
+from tests.fakes.router_faults import (
+    PROMPT,
+    endpoints,
+    held,
+    joined,
+    nothing_left,
+    pair,
+    release,
+    running,
+    submits,
+    text,
+    until,
+)
+from tests.fakes.router_rig import RouterRig, router_rig
+
+
+async def test_a_client_that_leaves_while_its_request_waits_is_forgotten() -> None:
+    async with router_rig() as rig:
+        async with held(rig, 5, n=2):
+            rig.router.fleet.update([])
+            await until(lambda: len(rig.router.waiting) == 2)
+        await until(lambda: not rig.router.waiting and rig.router.admission.inside == 0)
+        release(rig)
+        rig.router.fleet.update(endpoints(rig))
+        await until(lambda: rig.router.fleet.ready)
+        assert (await rig.complete("abc", max_tokens=3)).json()["choices"][0]["text"] == "abc"
+        assert len(rig.scheduler.submits) == 3  # two, and the new one
+        await until(lambda: nothing_left(rig))
+
+
+async def test_the_requests_own_deadline_ends_the_wait() -> None:
+    async with router_rig(request_timeout_s=1.0) as rig:
+        async with held(rig, 5) as rest:
+            rig.router.fleet.update([])
+            chunks = await rest()
+        assert chunks[-1]["error"]["code"] == "REQUEST_TIMEOUT"
+        assert not rig.router.waiting
+        new = await rig.complete("abc")
+        assert new.status_code == 504 and new.json()["error"]["code"] == "REQUEST_TIMEOUT"
+
+
+async def test_who_waits_too_long_is_told_so() -> None:
+    async with router_rig(migration_wait_s=0.2) as rig:
+        async with held(rig, 5) as rest:
+            rig.router.fleet.update([])
+            new = await rig.complete("abc")
+            assert new.status_code == 503 and new.json()["error"]["code"] == "NO_HEALTHY_REPLICA"
+            assert new.headers["retry-after"]
+            chunks = await rest()
+        assert chunks[-1]["error"]["code"] == "NO_HEALTHY_REPLICA"
+        assert not rig.router.waiting and rig.router.admission.inside == 0
+
+
+async def test_all_replicas_gone_and_back() -> None:
+    """What runs waits, what is new waits too, and all get what they would have got."""
+    async with router_rig(pair(step_s=0.002)) as rig:
+        async with held(rig, 15) as rest:
+            for host in rig.scheduler_hosts:
+                await host.stop()
+            await until(lambda: len(rig.router.waiting) == 1)
+            assert (await rig.http.get("/health")).status_code == 503
+            new = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=20))
+            await until(lambda: len(rig.router.waiting) == 2)
+            release(rig)
+            await rig.scheduler_hosts[1].start()
+            chunks = await rest()
+        assert joined(chunks) == text(200)
+        assert (await new).json()["choices"][0]["text"] == text(20)
+        attempts = {s.sequence.stop.max_tokens: s.context.attempt for s in submits(rig)}
+        assert attempts[20] == 0 < attempts[200]  # waiting alone is no attempt
+
+
+async def test_the_same_replica_takes_its_own_back() -> None:
+    async with router_rig([FakeScheduler(step_s=0.002)]) as rig:
+        rig.scheduler.breaks = [7]
+        answer = await rig.complete(PROMPT, max_tokens=60)
+        assert answer.json()["choices"][0]["text"] == text(60)
+        assert [s.context.attempt for s in rig.scheduler.submits] == [0, 1]
+
+
+async def test_only_the_very_model_may_go_on() -> None:
+    other = FakeScheduler(digest=b"other weights")
+    async with router_rig([FakeScheduler(step_s=0.002)]) as rig, GrpcHost(other.add) as host:
+        async with held(rig, 5) as rest:
+            stranger = Endpoint(host.address, "scheduler", host.address)
+            rig.router.fleet.update([stranger])
+            await until(lambda: rig.router.fleet.ready)
+            assert len(rig.router.waiting) == 1 and not other.submits
+            release(rig)
+            rig.router.fleet.update([stranger, *endpoints(rig)])
+            chunks = await rest()
+        assert joined(chunks) == text(200) and not other.submits
+        # What has no token yet may start anywhere that serves the name.
+        rig.scheduler.gate.clear()
+        other.gate.clear()
+        waiting = [asyncio.ensure_future(rig.complete("abc", max_tokens=3)) for _ in range(2)]
+        await until(lambda: bool(rig.scheduler.running) and bool(other.running))
+        other.gate.set()
+        rig.scheduler.break_sessions()
+        assert [(await w).json()["choices"][0]["text"] for w in waiting] == ["abc", "abc"]
+
+
+async def test_a_request_that_costs_engine_after_engine_is_not_passed_on() -> None:
+    async with router_rig(pair(), migration_limit=3) as rig:
+        for fake in rig.schedulers:
+            fake.gate.clear()
+        waiting = asyncio.ensure_future(rig.complete("abc"))
+        for attempt in range(3):
+            await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
+            running(rig).break_sessions()
+        failed = await waiting
+        assert failed.status_code == 500 and failed.json()["error"]["code"] == "MIGRATION_LIMIT"
+        assert len(submits(rig)) == 3
+        await until(lambda: nothing_left(rig))
+
+
+async def test_progress_makes_up_for_lost_engines() -> None:
+    async with router_rig(pair(step_s=0.001), migration_limit=2) as rig:
+        for fake in rig.schedulers:
+            fake.breaks = [5] * 20
+        answer = await rig.complete(PROMPT, max_tokens=60)
+        assert answer.json()["choices"][0]["text"] == text(60)
+        assert len(submits(rig)) == 12
+
+
+@pytest.mark.parametrize("code", ["DRAINING", "WORKER_NOT_READY"])
+async def test_a_refused_request_goes_elsewhere_and_that_costs_no_attempt(code: str) -> None:
+    async with router_rig(pair(), migration_limit=1) as rig:
+        for fake in rig.schedulers:
+            fake.refuse = refusal(code, grpc.StatusCode.UNAVAILABLE)
+        waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+        await until(lambda: len(submits(rig)) > 4)
+        rig.schedulers[1].refuse = None
+        assert (await waiting).json()["choices"][0]["text"] == "abc"
+
+
+async def test_a_full_replica_is_told_early_to_who_is_new_and_borne_by_who_is_not() -> None:
+    async with router_rig(pair(step_s=0.002)) as rig:
+        full = refusal("QUEUE_FULL", grpc.StatusCode.RESOURCE_EXHAUSTED)
+        async with held(rig, 5) as rest:
+            first = running(rig)
+            (other,) = [fake for fake in rig.schedulers if fake is not first]
+            first.refuse = other.refuse = full
+            new = await rig.complete("abc")
+            assert new.status_code == 429 and new.headers["retry-after"] == "7"
+            assert len(first.submits) + len(other.submits) == 3  # both were asked
+            other.refuse = None
+            assert (await elsewhere(rig, other)).status_code == 200
+            other.refuse = full
+            first.break_sessions()
+            await until(lambda: len(rig.router.waiting) == 1)
+            other.refuse = None
+            release(rig)
+            chunks = await rest()
+        assert joined(chunks) == text(200)
+
+
+async def elsewhere(rig: RouterRig, taker: FakeScheduler) -> Any:
+    taker.gate.set()
+    return await rig.complete("abc", max_tokens=3)
+
+
+def refusal(code: str, status: grpc.StatusCode) -> pb.RequestError:
+    return pb.RequestError(code=code, message="m", fix="f", grpc_code=status.value[0], retry_after_s=7)
+
+
+async def test_a_requests_own_fault_is_not_passed_on() -> None:
+    async with router_rig(pair()) as rig:
+        for fake in rig.schedulers:
+            fake.refuse = refusal("PROMPT_TOO_LONG", grpc.StatusCode.INVALID_ARGUMENT)
+        refused = await rig.complete("abc")
+        assert refused.status_code == 400 and len(submits(rig)) == 1
+
+
+async def test_silence_is_only_missed_where_signs_of_life_were_promised() -> None:
+    async with router_rig(replica_timeout_s=0.2) as rig:
+        rig.scheduler.gate.clear()
+        waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+        await until(lambda: bool(rig.scheduler.running))
+        await asyncio.sleep(0.6)  # what is asserted is that nothing happens
+        rig.scheduler.gate.set()
+        assert (await waiting).status_code == 200 and rig.scheduler.sessions == 1
+
+
+async def test_a_scheduler_with_nothing_to_do_is_not_silent_but_one_that_hangs_is() -> None:
+    async with router_rig([FakeScheduler(heartbeat_ms=100)], replica_timeout_s=0.4) as rig:
+        await asyncio.sleep(1.0)  # what is asserted is that nothing happens
+        assert rig.scheduler.sessions == 1 and rig.router.fleet.ready
+        rig.scheduler.hang()
+        await until(lambda: not rig.router.fleet.ready)
+        rig.scheduler.awake.set()
+        await until(lambda: rig.router.fleet.ready and rig.scheduler.sessions == 2)
