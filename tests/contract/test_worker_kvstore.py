@@ -1,17 +1,22 @@
-"""A worker's moves through a real kvstore: pages stored by one worker are another's cached range."""
+"""A worker's moves through a real kvstore: pages stored by one worker are another's cached range. The mover is the real
+process; that it dies is a miss."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from concurrent import futures
+from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
 
 from quire_common.credit import MoveKind, PageMove
-from quire_common.kv_client import KvClient
+from quire_common.kv_client import Abandoned, KvClient
 from quire_common.pages import PageRun, chain_hashes
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
@@ -109,6 +114,60 @@ def test_a_lease_that_is_not_there_is_a_miss_and_recomputed(lease: bytes) -> Non
         )
         assert finished(scheduler, told, 0) == continuation(PROMPT, 8, VOCAB)
         assert told.moved == {7: (1, 0)} and told.errors == []
+
+
+def mover_pid() -> int:
+    """The process that carries this process's pages, once it is there."""
+    mark = b"quire_worker.mover\0--parent\0%d\0" % os.getpid()
+    clock = threading.Event()
+    for _ in range(3000):
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (entry / "cmdline").read_bytes():
+                    return int(entry.name)
+        clock.wait(0.02)
+    raise AssertionError("there is no mover")
+
+
+def test_when_the_mover_is_killed_the_scheduler_sees_a_miss_and_then_hits_again() -> None:
+    with kvstore() as address:
+        store(address)
+        with a_worker(address) as worker:
+            scheduler, told = FakeScheduler(worker.stub), Told()
+            scheduler.attach()
+            pid = mover_pid()
+            os.kill(pid, signal.SIGSTOP)  # the move is on its way
+            scheduler.grant(
+                start=[a_start(0, PROMPT, [11, 12, 13, 14, 15], cached=12)],
+                move=[PageMove(7, MoveKind.LOAD, 0, ids(11, 12, 13), HASHES, look_up(address))],
+                budget=ROOMY,
+            )
+            os.kill(pid, signal.SIGKILL)
+            assert finished(scheduler, told, 0) == continuation(PROMPT, 8, VOCAB)
+            assert told.moved == {7: (1, 0)} and told.errors == []
+            move_id = 8
+            while told.moved.get(move_id) != (0, 3):  # until there is another mover
+                move_id += 1
+                scheduler.grant(move=[PageMove(move_id, MoveKind.LOAD, 0, ids(21, 22, 23), HASHES, look_up(address))])
+                moved(scheduler, told, move_id)
+            assert told.errors == [] and worker.failed == []
+
+
+def test_a_put_that_is_abandoned_leaves_nothing() -> None:
+    with kvstore() as address, grpc.insecure_channel(address) as channel:
+        client, asked = KvClient(channel, timeout_s=30.0), list[int]()
+
+        def body(index: int) -> bytes:
+            asked.append(index)
+            if index == 1:
+                raise Abandoned
+            return bytes(16)
+
+        with pytest.raises(Abandoned):
+            client.put_pages(RUN, "int32", 16, body, on_wanted=asked.extend)
+        assert asked == [0, 1, 2, 0, 1]
+        assert client.lookup(RUN).pages == 0
+        assert client.put_pages(RUN, "int32", 16, lambda index: bytes(16)).stored == 3
 
 
 def test_a_kvstore_that_is_gone_is_a_miss() -> None:

@@ -1,0 +1,221 @@
+"""Page moves through a real mover process: flow, bounds, order, and the end of a run in mid-move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire_common.credit import MoveKind, PageMove
+from quire_worker.mover.copier import HostCopier
+from tests.fakes.engine_bench import ids
+from tests.fakes.mover_rig import EMPTY, PAGE_BYTES, BytesPool, MoverRig, body, digest, load, store
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[MoverRig]:
+    with MoverRig(tmp_path) as made:
+        yield made
+
+
+def test_pages_flow_through_a_ring_that_is_smaller_than_the_move(tmp_path: Path) -> None:
+    with MoverRig(tmp_path, slots=2) as rig:
+        pages = range(1, 31)
+        rig.stored(*pages)
+        targets = range(31, 61)
+        rig.pool.clear(*targets)
+        result = rig.do(load(2, 1, *targets))
+        assert (result.id, result.ok, result.pages) == (2, True, 30)
+        assert [rig.pool.pages[page] for page in targets] == [body(page) for page in pages]
+
+
+def test_pages_that_are_stored_already_are_not_copied_again(rig: MoverRig) -> None:
+    rig.stored(1, 2)
+    rig.pool.clear(1, 2)  # would be seen in the folder
+    result = rig.do(store(2, 1, 2, 3))
+    assert (result.ok, result.pages) == (True, 3)
+    assert rig.do(load(3, 1, 11, 12, 13)).ok
+    assert rig.pool.pages[11:14] == [body(1), body(2), body(3)]
+
+
+def test_a_wrong_page_ends_the_load_and_is_never_written(rig: MoverRig) -> None:
+    rig.stored(1, 2, 3)
+    rig.spoil(2)
+    rig.pool.clear(11, 12, 13)
+    result = rig.do(load(2, 1, 11, 12, 13))
+    assert (result.ok, result.pages) == (False, 1)
+    assert rig.pool.pages[11:14] == [body(1), EMPTY, EMPTY]
+
+
+def test_a_carrier_that_crashes_fails_its_move_alone(rig: MoverRig) -> None:
+    rig.stored(1)
+    pid = rig.mover.pid
+    result = rig.do(load(2, 40, 11))  # there is no such file
+    assert (result.ok, result.pages) == (False, 0)
+    assert rig.do(load(3, 1, 11)).ok and rig.mover.pid == pid
+
+
+def test_full_queues_refuse_and_loads_do_not_wait_for_stores(tmp_path: Path) -> None:
+    with MoverRig(tmp_path, max_open=2) as rig:
+        rig.stored(1)
+        gate = rig.gate(MoveKind.STORE)
+        assert rig.mover.submit(store(2, 2, 3, 4, 5, 6)) and rig.mover.submit(store(3, 7))
+        assert not rig.mover.submit(store(4, 8))
+        rig.drive(gate.await_page)
+        assert rig.do(load(5, 1, 11)).ok
+        gate.remove()
+        assert {result.id: result.ok for result in rig.results(2)} == {2: True, 3: True}
+        assert rig.do(store(4, 8)).ok
+
+
+def test_moves_that_it_cannot_do_are_refused(rig: MoverRig) -> None:
+    gate = rig.gate(MoveKind.LOAD)
+    assert not rig.mover.submit(PageMove(1, MoveKind.PULL, 0, ids(1), (digest(1),)))
+    assert not rig.mover.submit(PageMove(1, MoveKind.COPY, 0, ids(1), (digest(1),)))
+    assert rig.mover.submit(load(1, 1, 11))
+    assert not rig.mover.submit(load(1, 1, 12))  # the id is in use
+    gate.remove()
+    assert [result.id for result in rig.results(1)] == [1]
+
+
+def test_after_a_cancel_no_page_of_a_load_is_written(tmp_path: Path) -> None:
+    with MoverRig(tmp_path, slots=2) as rig:  # a slot that is lost on the way would be missed
+        rig.stored(1, 2, 3)
+        gate = rig.gate(MoveKind.LOAD)
+        rig.pool.clear(11, 12, 13)
+        assert rig.mover.submit(load(2, 1, 11, 12, 13)) and rig.mover.submit(load(3, 1, 14))
+        gate.await_page()
+        rig.woken.clear()
+        gate.let_through()
+        gate.await_page()  # the first page lies in the ring
+        assert rig.woken.wait(60)
+        rig.mover.cancel()
+        gate.remove()
+        assert rig.do(load(4, 1, 15, 16)).pages == 2
+        assert rig.pool.pages[11:14] == [EMPTY] * 3
+        assert rig.pool.pages[14:17] == [body(14), body(1), body(2)]
+
+
+def test_after_a_cancel_nothing_is_stored(tmp_path: Path) -> None:
+    with MoverRig(tmp_path, slots=2) as rig:
+        rig.stored(9)
+        gate = rig.gate(MoveKind.STORE)
+        assert rig.mover.submit(store(2, 1, 2, 3)) and rig.mover.submit(store(3, 4))
+        rig.drive(gate.await_page)
+        rig.mover.cancel()
+        gate.remove()
+        assert rig.do(store(5, 5, 6)).ok
+        names = {path.name for path in rig.folder.iterdir()}
+        assert names - {"store.reached"} == {digest(number).hex() for number in (9, 5, 6)}
+
+
+def test_results_of_a_cancelled_run_do_not_come(rig: MoverRig) -> None:
+    rig.stored(1)
+    assert rig.mover.submit(load(2, 1, 11))
+    rig.mover.cancel()
+    assert [result.id for result in [rig.do(load(3, 1, 12))]] == [3]
+    assert rig.mover.submit(load(2, 1, 13))  # ids of the old run are free
+    assert [(result.id, result.ok) for result in rig.results(1)] == [(2, True)]
+
+
+class CountingCopier(HostCopier):
+    copies = 0
+
+    def to_page(self, page: int, slot: int) -> None:
+        self.copies += 1
+        super().to_page(page, slot)
+
+    def to_ring(self, page: int, slot: int) -> None:
+        self.copies += 1
+        super().to_ring(page, slot)
+
+
+@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+def test_one_call_copies_a_bounded_number_of_bytes(tmp_path: Path, kind: MoveKind) -> None:
+    with MoverRig(tmp_path, slots=32, copy_bytes=2 * PAGE_BYTES, copier=CountingCopier) as rig:
+        copier = rig.copier
+        assert isinstance(copier, CountingCopier)
+        if kind == MoveKind.LOAD:
+            rig.stored(*range(1, 11))
+        assert rig.mover.submit(load(2, 1, *range(11, 21)) if kind == MoveKind.LOAD else store(2, *range(1, 11)))
+        calls, ended = [], False
+        while not ended:
+            before = copier.copies
+            ended = bool(rig.mover.finished())
+            calls.append(copier.copies - before)
+            if not ended:
+                assert rig.woken.wait(60)
+                rig.woken.clear()
+        assert sum(calls) == 10 and max(calls) == 2
+
+
+class LateCopier(HostCopier):
+    """As on a GPU: copies end when the test says so, or when they are drained."""
+
+    def __init__(self, pool: BytesPool, ring: object) -> None:
+        super().__init__(pool, ring)  # type: ignore[arg-type]  # the rig's Ring
+        self.begun: list[tuple[str, int, int]] = []
+        self.marks = self.over = 0
+
+    def to_page(self, page: int, slot: int) -> None:
+        self.begun.append(("page", page, slot))
+
+    def to_ring(self, page: int, slot: int) -> None:
+        self.begun.append(("ring", page, slot))
+
+    def mark(self) -> int:
+        self.marks += 1
+        return self.marks
+
+    def passed(self, ticket: int) -> bool:
+        return ticket <= self.over
+
+    def drain(self) -> None:
+        for kind, page, slot in self.begun:
+            super().to_page(page, slot) if kind == "page" else super().to_ring(page, slot)
+        self.begun.clear()
+        self.over = self.marks
+
+
+def test_a_page_counts_when_its_copy_has_ended(tmp_path: Path) -> None:
+    with MoverRig(tmp_path, slots=2, copier=LateCopier) as rig:
+        copier = rig.copier
+        assert isinstance(copier, LateCopier)
+        assert rig.mover.submit(store(1, 1, 2))
+        for page in (1, 2):
+            rig.until(lambda page=page: [b[:2] for b in copier.begun] == [("ring", page)])  # type: ignore[misc]  # lambda
+            copier.drain()
+            rig.woken.set()
+        assert rig.results(1)[0].ok
+        rig.pool.clear(11, 12)
+        assert rig.mover.submit(load(2, 1, 11, 12))
+        for page in (11, 12):
+            rig.until(lambda page=page: [b[:2] for b in copier.begun] == [("page", page)])  # type: ignore[misc]  # lambda
+            assert rig.mover.finished() == [] and rig.pool.pages[page] == EMPTY
+            copier.drain()
+            rig.woken.set()
+        assert rig.results(1)[0].ok
+        assert rig.pool.pages[11:13] == [body(1), body(2)]
+
+
+def test_a_cancel_waits_for_copies_and_keeps_their_slots(tmp_path: Path) -> None:
+    with MoverRig(tmp_path, slots=2, copier=LateCopier) as rig:
+        copier = rig.copier
+        assert isinstance(copier, LateCopier)
+        assert rig.mover.submit(store(1, 1))
+        rig.until(lambda: bool(copier.begun))
+        rig.mover.cancel()
+        assert copier.begun == []
+        assert rig.mover.submit(store(2, 2))
+        rig.until(lambda: bool(copier.begun))
+        copier.drain()
+        assert rig.results(1)[0].ok
+        assert rig.mover.submit(load(3, 2, 11))
+        rig.until(lambda: bool(copier.begun))
+        rig.mover.cancel()
+        assert copier.begun == []
+        assert rig.mover.submit(load(4, 2, 12))
+        rig.until(lambda: bool(copier.begun))
+        copier.drain()
+        assert rig.results(1)[0].ok
