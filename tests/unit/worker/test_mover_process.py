@@ -138,7 +138,12 @@ def test_one_call_copies_a_bounded_number_of_bytes(tmp_path: Path, kind: MoveKin
         assert isinstance(copier, CountingCopier)
         if kind == MoveKind.LOAD:
             rig.stored(*range(1, 11))
+        gate = rig.gate(MoveKind.LOAD)
         assert rig.mover.submit(load(2, 1, *range(11, 21)) if kind == MoveKind.LOAD else store(2, *range(1, 11)))
+        for _ in range(9 if kind == MoveKind.LOAD else 0):  # they lie in the ring before the first call
+            gate.await_page()
+            gate.let_through()
+        gate.remove()
         calls, ended = [], False
         while not ended:
             before = copier.copies
@@ -147,7 +152,7 @@ def test_one_call_copies_a_bounded_number_of_bytes(tmp_path: Path, kind: MoveKin
             if not ended:
                 assert rig.woken.wait(60)
                 rig.woken.clear()
-        assert sum(calls) == 10 and max(calls) == 2
+        assert sum(calls) == 10 and max(calls) <= 2
 
 
 class LateCopier(HostCopier):
