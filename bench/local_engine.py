@@ -70,10 +70,11 @@ class LocalEngine:
         while (grant := self.scheduler.next_grant(now)) is not None:
             self.engine.apply(grant)
             busy = True
-            self.engine.launch()
-            while (report := self.engine.collect()) is not None:
-                self.reports(report)
-                self._collect(self.scheduler.on_report(report, time.time()))
+        busy |= self.engine.launch()
+        while (report := self.engine.collect()) is not None:
+            busy = True
+            self.reports(report)
+            self._collect(self.scheduler.on_report(report, time.time()))
         self._collect(self.scheduler.take_outputs())
         return busy
 

@@ -176,7 +176,7 @@ async def test_load_is_watched_from_loading_on() -> None:
             await router.submit({h: a_sequence(9, 4) for h in range(6)})
             while (load := await watch.read()).waiting != 2:
                 pass
-            assert (load.running, load.referenced_pages, load.waiting_prefill_tokens) == (4, 12, 18)
+            assert (load.running, load.referenced_pages, load.waiting_prefill_tokens) == (4, 18, 54)
             s.worker.answering.set()
             await router.done(*range(6))
         watch.cancel()

@@ -137,6 +137,7 @@ class FakeWorker:
         hello: WorkerHello,
         *,
         depth: int = 1,
+        coalesce: int = 1,
         store: dict[bytes, list[int]] | None = None,
         rng: np.random.Generator | None = None,
         fail_moves: float = 0.0,
@@ -146,11 +147,16 @@ class FakeWorker:
         self.store = {} if store is None else store
         self.grants: deque[Grant] = deque()
         self.slots: dict[int, Slot] = {}
-        self.max_rows = 0
+        self.max_decoders = 0
+        self.max_partial = 0
         self.steps_launched = 0
         self.steps_done = 0
         self.seen: list[Grant] = []
-        self._depth = depth
+        self._depth, self._coalesce = depth, coalesce
+        # What the next Report will tell of.
+        self._done: list[Launched] = []
+        self._moved: list[tuple[int, int, int]] = []
+        self._unacknowledged = False
         self._rng = rng or np.random.default_rng(0)
         self._fail_moves, self._lose_pages = fail_moves, lose_pages
         ps = hello.model.pages.page_size
@@ -168,21 +174,31 @@ class FakeWorker:
     def page_size(self) -> int:
         return self.hello.model.pages.page_size
 
+    @property
+    def moving(self) -> bool:
+        """Moves are in flight."""
+        return bool(self._moves)
+
     def deliver(self, grant: Grant) -> None:
         self.grants.append(grant)
 
     def step(self) -> Report | None:
-        """One boundary: apply, launch, complete what is due, report. None where nothing happened."""
-        applied = bool(self.grants)
+        """One boundary: apply, launch, complete what is due, report. None where nothing happened, or where up to
+        `coalesce` steps are to travel together.
+        """
+        self._unacknowledged |= bool(self.grants)
         while self.grants:
             self._apply(self.grants.popleft())
-        moved = self._finish_moves()
+        self._moved += self._finish_moves()
         launched = self._launch()
-        done = []
         if self._flying and (len(self._flying) >= self._depth or not launched):
-            done.append(self._complete(self._flying.popleft()))
-        if not (applied or moved or done):
+            self._done.append(self._complete(self._flying.popleft()))
+        if not (self._unacknowledged or self._moved or self._done):
             return None
+        if launched and self._coalesce > 1 and len(self._done) < self._coalesce:
+            return None
+        done, moved = self._done, self._moved
+        self._done, self._moved, self._unacknowledged = [], [], False
         return self._report(done, moved)
 
     def _apply(self, grant: Grant) -> None:
@@ -257,26 +273,26 @@ class FakeWorker:
             return False
         budget, step = self._budget, Launched(self._applied)
         live = sorted((s for s in self.slots.items() if not s[1].waits_for), key=lambda s: s[1].start.order_key)
-        live = [(i, s) for i, s in live if s.computed < min(s.limit, len(s.tables[0]) * self.page_size)]
+        live = [(i, s) for i, s in live if s.computed < self._reach(s)]
         decoders = [(i, s) for i, s in live if s.decodes][: self.hello.max_num_seqs]
         for index, slot in decoders:
             self._compute(step, index, slot, 1)
         tokens = budget.tokens_per_step - len(decoders)
         if decoders:
             tokens = min(tokens, budget.prefill_tokens_beside_decoders)
-        partial, rows = budget.partial_prefills, self.hello.max_num_seqs - len(decoders)
+        # Prefills take no decode row: spares get their first token while all rows are busy, and then wait.
+        partial = budget.partial_prefills
         for index, slot in live:
-            if slot.decodes or not rows or tokens <= 0:
+            if slot.decodes or tokens <= 0:
                 continue
-            left = min(slot.limit, len(slot.tokens)) - slot.computed
+            left = min(self._reach(slot), len(slot.tokens)) - slot.computed
             chunk = min(left, tokens, budget.chunk_cap)
             if chunk < left:
                 if not partial:
-                    break
+                    continue
                 partial -= 1
             self._compute(step, index, slot, chunk)
             tokens -= chunk
-            rows -= 1
             step.prefill_tokens += chunk
         if not (step.rows or step.prefill):
             return False
@@ -284,9 +300,14 @@ class FakeWorker:
             self._credit -= 1
         self._haunt(step)
         self.steps_launched += 1
-        self.max_rows = max(self.max_rows, len({r[0] for r in step.rows} | {p[0] for p in step.prefill}))
+        self.max_decoders = max(self.max_decoders, len(decoders))
+        self.max_partial = max(self.max_partial, budget.partial_prefills - partial)
         self._flying.append(step)
         return True
+
+    def _reach(self, slot: Slot) -> int:
+        """Positions that the slot may compute: never past its pages."""
+        return min(slot.limit, len(slot.tables[0]) * self.page_size)
 
     def _compute(self, step: Launched, index: int, slot: Slot, count: int) -> None:
         if self._lose_pages and self._rng.random() < self._lose_pages:
@@ -320,7 +341,7 @@ class FakeWorker:
         self._ghosts = [(ended, slot) for ended, slot in self._ghosts if ended >= self.steps_done]
         for ended, slot in self._ghosts:
             position = len(slot.tokens) - 1
-            if ended < self.steps_launched and position < min(slot.limit, len(slot.tables[0]) * self.page_size):
+            if ended < self.steps_launched and position < self._reach(slot):
                 page, offset = divmod(position, self.page_size)
                 step.writes += [(group, table[page], offset, -7) for group, table in enumerate(slot.tables)]
 
@@ -343,7 +364,7 @@ class FakeWorker:
         rows = [row for step in done for row in step.rows]
         report = Report(
             self.hello.epoch,
-            first_step=self.steps_done - len(done),
+            first_step=self.steps_done - len(done) + 1,
             retired=retired,
             in_flight=len(self._flying),
             step_applied=np.array([step.applied for step in done], np.int64),
@@ -359,7 +380,9 @@ class FakeWorker:
             moved_status=np.array([m[1] for m in moved], np.uint8),
             moved_pages=_ids(m[2] for m in moved),
             moved_us=_ids(100 for _ in moved),
-            running=len(self.slots),
+            running=min(len(self.slots), self.hello.max_num_seqs),
+            spare=max(len(self.slots) - self.hello.max_num_seqs, 0),
+            stalled_slot=_ids(i for i, s in self.slots.items() if not s.waits_for and s.computed >= self._reach(s)),
             error=[error for step in done for error in step.errors],
         )
         asked = [i for i, wants in enumerate(w for step in done for w in step.logprobs) if wants]

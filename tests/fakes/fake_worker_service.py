@@ -1,4 +1,4 @@
-"""The Worker contract over real gRPC, with the fake worker behind it. Can be killed, hang, and come back."""
+"""The Worker contract over real gRPC, with the fake worker behind it. Can be killed, hang, fall silent, come back."""
 
 from __future__ import annotations
 
@@ -27,15 +27,23 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.step_s = 0.0
         # A Report comes between a Grant and its answer, as of a move that has just ended.
         self.interrupting = False
-        # Cleared: Grants are read and not answered. Load waits for `may_load`.
+        # Cleared: Grants are read and not answered, while heartbeats go on. Load waits for `may_load`.
         self.answering = asyncio.Event()
         self.answering.set()
+        self.heartbeat_s = 0.1
+        # Cleared: no frame at all.
+        self.beating = asyncio.Event()
+        self.beating.set()
+        self.draining = False
+        # Frames to be sent as they are.
+        self.extra: list[Report] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
         self.load_error: ConfigError | None = None
         self.contexts: list[worker_pb2.Start] = []
         self.address = ""
         self._server: grpc.aio.Server | None = None
+        self._last: Report | None = None
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
         self._server = grpc.aio.server(options=SERVER_OPTIONS)
@@ -63,18 +71,49 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         first = await anext(aiter(request_iterator))
         assert first.HasField("hello")
         self.runs += 1
+        self._last = None
         hello = replace(self.hello, epoch=Epoch(self.hello.epoch.boot_id, self.runs))
         self.worker = worker = FakeWorker(hello, store=self.store, rng=np.random.default_rng(self.runs))
         yield worker_pb2.Report(hello=worker_hello_to_pb(hello))
-        async for message in request_iterator:
+        wake = asyncio.Event()
+        reader = asyncio.ensure_future(self._read(request_iterator, worker, wake))
+        try:
+            while not reader.done():
+                frames = await self._turn(worker, wake)
+                await self.beating.wait()
+                for frame in frames:
+                    yield encode_report(frame)
+        finally:
+            reader.cancel()
+
+    async def _read(self, grants: AsyncIterator[worker_pb2.Grant], worker: FakeWorker, wake: asyncio.Event) -> None:
+        async for message in grants:
             self.contexts += message.start
             worker.deliver(decode_grant(message))
             if self.interrupting:
-                yield encode_report(Report(epoch=hello.epoch))
-            await self.answering.wait()
+                self.extra.append(Report(epoch=worker.hello.epoch))
+            wake.set()
+        wake.set()
+
+    async def _turn(self, worker: FakeWorker, wake: asyncio.Event) -> list[Report]:
+        """Reports of one boundary; after a while without one, a heartbeat."""
+        frames, self.extra = self.extra, []
+        wake.clear()
+        report = worker.step() if self.answering.is_set() else None
+        if report is not None:
+            report.draining = self.draining
+            self._last = report
             if self.step_s:
                 await asyncio.sleep(self.step_s)
+            return [*frames, report]
+        if worker.moving and self.answering.is_set():
             # Moves in flight go on by themselves.
-            for _ in range(8):
-                if (report := worker.step()) is not None:
-                    yield encode_report(report)
+            await asyncio.sleep(0.001)
+            return frames
+        if not frames:
+            try:
+                await asyncio.wait_for(wake.wait(), self.heartbeat_s)
+            except TimeoutError:
+                retired = 0 if self._last is None else self._last.retired
+                frames = [Report(worker.hello.epoch, retired=retired, heartbeat=True, draining=self.draining)]
+        return frames

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
+from quire_common.credit import Grant, Report
 from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
@@ -16,6 +18,8 @@ from quire_scheduler.outputs import FinishedNote, FinishReason, SessionOutputs
 from quire_scheduler.scheduler import Scheduler
 from tests.fakes.fake_worker import FakeWorker, make_hello
 
+T = TypeVar("T")
+
 
 def a_sequence(prompt: Any, max_tokens: int = 8, *, ignore_eos: bool = True, **more: Any) -> Sequence:
     """A prompt of given ids, or of so many counted ones."""
@@ -23,6 +27,28 @@ def a_sequence(prompt: Any, max_tokens: int = 8, *, ignore_eos: bool = True, **m
     sampling = Sampling(logprobs=more.pop("logprobs", -1))
     stop = Stop(max_tokens, more.pop("min_tokens", 0), more.pop("stop_token_ids", ()), ignore_eos)
     return Sequence(ids.astype(np.int32), stop, sampling, **more)
+
+
+class Delayed(Generic[T]):
+    """A wire: frames arrive in order, each some turns after it was sent, and never before the one ahead of it."""
+
+    def __init__(self, delay: Callable[[], int]) -> None:
+        self._delay = delay
+        self._turn = 0
+        self._frames: deque[tuple[int, T]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._frames)
+
+    def put(self, frame: T) -> None:
+        self._frames.append((self._turn + self._delay(), frame))
+
+    def due(self) -> list[T]:
+        frames = []
+        while self._frames and self._frames[0][0] <= self._turn:
+            frames.append(self._frames.popleft()[1])
+        self._turn += 1
+        return frames
 
 
 class Rig:
@@ -35,6 +61,8 @@ class Rig:
         kvstore: bool = False,
         policy: GrantPolicy | None = None,
         worker: FakeWorker | None = None,
+        grant_delay: Callable[[], int] = lambda: 0,
+        report_delay: Callable[[], int] = lambda: 0,
         **hello: Any,
     ) -> None:
         self.worker = worker or FakeWorker(make_hello(**hello))
@@ -50,6 +78,8 @@ class Rig:
         self.leases: set[bytes] = set()
         self.released: list[bytes] = []
         self._next_lease = 0
+        self._grants: Delayed[Grant] = Delayed(grant_delay)
+        self._reports: Delayed[Report] = Delayed(report_delay)
 
     def submit(self, handle: int, sequence: Sequence, *, session: int = 0, **context: Any) -> None:
         context.setdefault("request_id", f"r{session}.{handle}")
@@ -60,15 +90,23 @@ class Rig:
         self.now += 0.001
         moved = self._effects()
         while grant := self.core.next_grant(self.now):
-            self.worker.deliver(grant)
+            self._grants.put(grant)
             moved = True
         moved |= self._effects()
+        for grant in self._grants.due():
+            self.worker.deliver(grant)
         report = self.worker.step()
         if report is not None:
+            self._reports.put(report)
+            moved = True
+        for report in self._reports.due():
             self.collect(self.core.on_report(report, self.now))
+            # What is granted between two Reports is made from the first alone.
+            while grant := self.core.next_grant(self.now):
+                self._grants.put(grant)
             moved = True
         self.collect(self.core.take_outputs())
-        return moved
+        return moved or bool(self._grants or self._reports)
 
     def run(self, most: int = 20_000) -> None:
         """Until nothing waits, runs or moves."""

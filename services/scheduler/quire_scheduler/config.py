@@ -23,6 +23,7 @@ class SchedulerConfig(ServiceConfig):
     long_prefill_token_threshold: int = option(0, "most tokens of one prompt in a step; 0: no cap", at_least=0)
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once", at_least=1)
     prefill_tokens_beside_decoders: int = option(0, "prefill tokens of a step that decodes too; 0: no cap", at_least=0)
+    lockstep: bool = option(False, "one Grant, one step, one Report: the plain version of free-running")
     kvstore: str = option("", "host:port of the kvstore; empty: none")
     kvstore_timeout_ms: int = option(50, "longest wait for a lookup; later is a miss", at_least=1)
     kvstore_min_tokens: int = option(0, "prompts shorter than this are not looked up or stored", at_least=0)
@@ -32,6 +33,7 @@ class SchedulerConfig(ServiceConfig):
     session_queue: int = option(4096, "frames that may wait for a slow router before its session is ended", at_least=1)
     page_events_tail: int = option(8192, "page events kept for watchers that resume", at_least=1)
     load_interval_ms: int = option(500, "default time between two load messages", at_least=10)
+    worker_heartbeat_s: float = option(2.0, "longest silence of a worker before it is lost", at_least=0.1)
     worker_timeout_s: float = option(
-        120.0, "longest time a granted step may take before the worker is hung", at_least=1
+        120.0, "longest time without progress, though steps were granted, before the worker is hung", at_least=1
     )

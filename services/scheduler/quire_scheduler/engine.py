@@ -142,6 +142,11 @@ class Engine:
         """Requests of the session that have not ended."""
         return self.core.count(session) if self.core is not None else 0
 
+    @property
+    def busy(self) -> bool:
+        """Slots are held: the worker has steps to report."""
+        return self.core is not None and self.core.busy
+
     def model(self) -> ModelInfo:
         """The model with the context that this replica can serve; raises Unavailable while the worker is away."""
         if self.core is None:

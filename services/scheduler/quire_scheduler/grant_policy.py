@@ -1,14 +1,12 @@
-"""How much credit to give and when: the one object that free-running replaces."""
+"""How much credit to give and when: what lockstep and free-running differ in, and all that they differ in."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire_common.credit import Budget
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from quire_common.credit import Report, WorkerHello
     from quire_scheduler.config import SchedulerConfig
 
@@ -21,28 +19,34 @@ _CPU_PAGE_SIZE = 16
 class GrantPolicy(Protocol):
     """Decides, per Grant, whether one may be sent, how far slots may run and how many sequences may hold slots.
 
-    The planner asks `may_grant`, `most_started`, `target`, `worth_a_step` and `budget` in this order, then tells
-    `granted`. `reported` hears every Report of the epoch before anyone else. Called from one thread; sees no requests
-    and no pages.
+    Positions that are given beyond those known (`lead`, `slack`) are given only while pages last. `granted` hears
+    every Grant that was made, `reported` every Report of the epoch before anyone else. Called from one thread; sees no
+    requests and no pages.
     """
+
+    rows: int
+    """Sequences that may decode in one step."""
 
     def may_grant(self) -> bool:
         """Whether a Grant may be sent now."""
 
-    def target(self, known_len: NDArray[Any]) -> NDArray[Any]:
-        """Positions that slots should be able to compute, given prompt and output tokens seen; at least `known_len`.
+    def lead(self) -> int:
+        """Positions past the known ones that a slot should be able to compute at any time."""
 
-        What goes beyond `known_len` is given only while pages are plentiful.
-        """
+    def slack(self) -> int:
+        """Positions that a slot gets on top when it gets any, so that Grants need not follow each other closely."""
 
-    def most_started(self) -> int:
-        """Sequences that may hold a slot at once."""
+    def most_started(self, ending: int) -> int:
+        """Sequences that may hold a slot at once; `ending` of them are sure to end within the lead."""
+
+    def most_spare_tokens(self) -> int:
+        """Prompt tokens that may wait in slots beyond `rows`."""
 
     def worth_a_step(self) -> bool:
         """Whether a Grant that changes nothing should be sent while slots are held, for the step that it allows."""
 
-    def budget(self) -> Budget:
-        """Bounds of the steps under the next Grant."""
+    def budget(self) -> Budget | None:
+        """Bounds of the steps from the next Grant on; None where they stay."""
 
     def granted(self, seq: int) -> None:
         """A Grant was made."""
@@ -61,6 +65,11 @@ def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) ->
         partial_prefills=config.max_num_partial_prefills,
         step_limit=step_limit,
     )
+
+
+def most_rows(config: SchedulerConfig, hello: WorkerHello) -> int:
+    """Sequences that may decode in one step, by the configuration and by what the worker can."""
+    return min(config.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs, hello.num_slots)
 
 
 def on_cpu(hello: WorkerHello) -> bool:

@@ -50,14 +50,20 @@ class Lifecycle:
         self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
         self._count(request, "error", error.code)
 
-    def preempt(self, request: Request, now: float) -> None:
-        """Take slot and pages away; it is seated again once the stop has retired and no late token can come."""
+    def preempt(self, request: Request, now: float, *, spare: bool = False) -> None:
+        """Take slot and pages away; it is seated again once the stop has retired and no late token can come.
+
+        `spare`: it was started ahead and has hardly begun.
+        """
         self._stop(request)
         request.to(State.PREEMPTED)
-        request.preemptions += 1
         request.cached_tokens = 0
         request.timing.stopped(now, len(request.output))
-        self._replica.stats.preemptions += 1
+        if spare:
+            self._replica.stats.reclaims += 1
+        else:
+            request.preemptions += 1
+            self._replica.stats.preemptions += 1
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
         """The worker lost the slot's pages and ended it: compute it anew, but not for ever."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quire_scheduler.grant_policy import make_budget
+from quire_scheduler.grant_policy import make_budget, most_rows
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from quire_common.credit import Budget, Report, WorkerHello
     from quire_scheduler.config import SchedulerConfig
 
@@ -17,8 +15,8 @@ class Lockstep:
     """Sends the next Grant only when the last one's step was reported, or was acknowledged as having nothing to run."""
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
+        self.rows = most_rows(config, hello)
         self._budget = make_budget(config, hello, step_limit=1)
-        self._most_started = min(config.max_num_seqs or hello.max_num_seqs, hello.max_num_seqs, hello.num_slots)
         self._outstanding = 0
         # The worker did something, so there may be a next step even if nothing new is granted.
         self._progress = False
@@ -27,20 +25,28 @@ class Lockstep:
         """See GrantPolicy."""
         return not self._outstanding
 
-    def target(self, known_len: NDArray[Any]) -> NDArray[Any]:
+    def lead(self) -> int:
         """The next token alone."""
-        return known_len
+        return 0
 
-    def most_started(self) -> int:
+    def slack(self) -> int:
+        """None."""
+        return 0
+
+    def most_started(self, ending: int) -> int:
         """As many as may decode: no spares."""
-        return self._most_started
+        return self.rows
+
+    def most_spare_tokens(self) -> int:
+        """None."""
+        return 0
 
     def worth_a_step(self) -> bool:
         """Yes after a step or a finished move; after an idle acknowledgement only a change can help."""
         return self._progress
 
-    def budget(self) -> Budget:
-        """See GrantPolicy."""
+    def budget(self) -> Budget | None:
+        """With each Grant: its step."""
         return self._budget
 
     def granted(self, seq: int) -> None:

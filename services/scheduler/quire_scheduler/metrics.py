@@ -28,6 +28,7 @@ _counts = {
     "generation_tokens": counter(_P + "generation_tokens_total", "Output tokens."),
     "prefill_tokens": counter(_P + "prefill_tokens_total", "Tokens computed by prefill, recomputation included."),
     "preemptions": counter(_P + "preemptions_total", "Times that a request lost its slot for lack of pages."),
+    "reclaims": counter(_P + "spares_reclaimed_total", "Times that a request started ahead was taken back for pages."),
     "pages_lost": counter(_P + "pages_lost_total", "Times that the worker lost a request's pages."),
     "late_tokens": counter(_P + "late_tokens_total", "Tokens of steps launched before their request was stopped."),
     "cache_queries": counter(_P + "external_prefix_cache_queries_total", "Prompt tokens looked up in the kvstore."),

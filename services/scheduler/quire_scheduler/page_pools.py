@@ -54,6 +54,16 @@ class PagePools:
             table += pages
         return new
 
+    def give_each(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
+        """Append pages to the tables of several that hold some: per group, the new ones in the requests' order."""
+        given = [pool.allocate(sum(counts)) for pool in self.pools]
+        for group, pages in enumerate(given):
+            at = 0
+            for request, count in zip(requests, counts, strict=True):
+                request.tables[group].extend(pages[at : at + count])
+                at += count
+        return given
+
     def take_back(self, request: Request, fence: Fence) -> None:
         """Drop all of the request's references."""
         for group, table in enumerate(request.tables):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import InvalidArgument, QuireError
 from quire_scheduler.admission import deadline_error, draining_error
+from quire_scheduler.credit import Credit
 from quire_scheduler.harvest import Harvest
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.lockstep import Lockstep
@@ -62,7 +63,7 @@ class Scheduler:
         ended: Ended | None = None,
     ) -> None:
         self._replica = Replica(config, hello, kvstore=kvstore)
-        self._policy: GrantPolicy = policy or Lockstep(config, hello)
+        self._policy: GrantPolicy = policy or (Lockstep if config.lockstep else Credit)(config, hello)
         self._lifecycle = Lifecycle(self._replica, ended)
         self._planner = Planner(self._replica, self._lifecycle, self._policy)
         self._harvest = Harvest(self._replica, self._lifecycle)
@@ -100,8 +101,9 @@ class Scheduler:
         return len(handles)
 
     def on_report(self, report: Report, now: float) -> list[SessionOutputs]:
-        """Apply a Report and return what sessions must be told; one of another epoch is dropped."""
-        if report.epoch == self._replica.hello.epoch:
+        """Apply a Report and return what sessions must be told; one of another epoch is dropped, and a heartbeat says
+        nothing new."""
+        if report.epoch == self._replica.hello.epoch and not report.heartbeat:
             self._policy.reported(report)
             self._harvest.read(report, now)
         return self._replica.outputs.take()
@@ -158,6 +160,11 @@ class Scheduler:
         return not self._replica.requests
 
     @property
+    def busy(self) -> bool:
+        """Slots are held."""
+        return self._replica.slots.num_active > 0
+
+    @property
     def quiet(self) -> bool:
         """Idle, and no page is referenced: stores have been reported too."""
         return self.idle and self._replica.kv.idle and not self._replica.stops
@@ -186,17 +193,18 @@ class Scheduler:
         """How busy it is."""
         replica, rates = self._replica, self._replica.rates
         pool = min(replica.pools.pools, key=lambda p: p.free)
-        busy = replica.slots.num_active > 0
+        # What was started ahead waits still, if in a slot.
+        running = min(replica.slots.num_active, self._policy.rows)
         return LoadFigures(
-            running=replica.slots.num_active,
-            waiting=len(replica.waiting),
-            max_num_seqs=self._policy.most_started(),
+            running=running,
+            waiting=len(replica.waiting) + replica.slots.num_active - running,
+            max_num_seqs=self._policy.rows,
             pages=pool.capacity,
             free_pages=pool.free,
             referenced_pages=pool.referenced,
-            waiting_prefill_tokens=replica.waiting.prefill_tokens,
-            decode_tokens_per_s=rates.decode_tokens_per_s if busy else 0.0,
-            prefill_tokens_per_s=rates.prefill_tokens_per_s if busy else 0.0,
+            waiting_prefill_tokens=replica.waiting.prefill_tokens + replica.slots.waiting_tokens(),
+            decode_tokens_per_s=rates.decode_tokens_per_s if self.busy else 0.0,
+            prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,
         )
 

@@ -36,6 +36,8 @@ class SlotTable:
         self.active: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
         self.start_seq: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         self.order_key: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        # Tokens known when the sequence was started.
+        self.start_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # Prompt and output tokens that the scheduler has seen.
         self.known_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # Positions that the sequence may ever compute.
@@ -64,7 +66,7 @@ class SlotTable:
         self.active[slot] = True
         self.start_seq[slot] = seq
         self.order_key[slot] = request.order_key
-        self.known_len[slot] = request.known_len
+        self.start_len[slot] = self.known_len[slot] = request.known_len
         self.ceiling[slot] = ceiling
         self.capacity[slot] = capacity
         self.computed[slot] = request.cached_tokens
@@ -81,10 +83,20 @@ class SlotTable:
 
     def stop(self, slot: int, seq: int) -> None:
         """Grant `seq` stops the slot's sequence; rows of steps that applied earlier Grants still belong to it."""
-        request = self.holder[slot]
-        assert request is not None
+        request = self.held(slot)
         self._former.setdefault(slot, []).append(Tenure(request, int(self.start_seq[slot]), seq))
         self._vacate(slot)
+
+    def held(self, slot: int) -> Request:
+        """Who holds an active slot."""
+        request = self.holder[slot]
+        assert request is not None
+        return request
+
+    def waiting_tokens(self) -> int:
+        """Tokens of started sequences whose KV is not computed yet, of those without a token since their start."""
+        active = np.flatnonzero(self.active & self.prefilling)
+        return int((self.known_len[active] - self.computed[active]).sum())
 
     def active_slots(self) -> NDArray[np.intp]:
         """Slots that hold a sequence."""
@@ -129,8 +141,7 @@ class SlotTable:
                 require(self.known_len[slot] == request.known_len, f"slot {slot} lost count of its tokens")
 
     def _vacate(self, slot: int) -> None:
-        request = self.holder[slot]
-        assert request is not None
+        request = self.held(slot)
         request.slot = -1
         self.holder[slot] = None
         self.active[slot] = False

@@ -16,6 +16,7 @@ class Stats:
     generation_tokens: int = 0
     prefill_tokens: int = 0
     preemptions: int = 0
+    reclaims: int = 0
     pages_lost: int = 0
     late_tokens: int = 0
     cache_queries: int = 0

@@ -1,7 +1,7 @@
 """The link to the replica's worker: follows its loading, opens Run, feeds Reports to the engine and sends its Grants.
 
 When the worker is lost, its requests fail, and the link comes back with a backoff to a new epoch. Frames of another
-epoch are dropped. Lost is: the stream broke, it said nothing sensible, or a Grant was not answered in time.
+epoch are dropped. Lost is: the stream broke, it said nothing sensible, or nothing at all, or made no progress in time.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from quire_common.credit import decode_report, encode_grant
 from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello_from_pb
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error, from_message
 from quire_common.telemetry.logs import get_logger
+from quire_scheduler.pulse import Pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
-_WATCHDOG_S = 0.5
+_WATCHDOG_S = 0.25
+# A watchdog that wakes so late was not listening meanwhile.
+_LATE_S = 0.5
 
 
 class WorkerLink:
@@ -40,16 +43,14 @@ class WorkerLink:
     ) -> None:
         self._attached = attached
         self._address = config.worker
-        self._timeout_s = config.worker_timeout_s
+        self._timeouts_s = (config.worker_heartbeat_s, config.worker_timeout_s)
         self._channel = aio_channel(config.worker, config)
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._engine = engine
         self._call: Any = None
         self._pumping = False
         self._kicked: asyncio.Task[None] | None = None
-        # Since when a Grant waits for its answer, or for any sign of life after the last; 0: all are answered.
-        self._unanswered_since = 0.0
-        self._sent = 0
+        self._pulse = Pulse(*self._timeouts_s, 0.0)
         # Why this side cancelled the stream, if it did.
         self._gave_up = ""
         self._ready = asyncio.Event()
@@ -108,7 +109,8 @@ class WorkerLink:
             if first is grpc.aio.EOF or not first.HasField("hello"):
                 raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
             hello = worker_hello_from_pb(first.hello)
-            self._call, self._unanswered_since, self._sent, self._gave_up = call, 0.0, 0, ""
+            self._call, self._gave_up = call, ""
+            self._pulse = Pulse(*self._timeouts_s, asyncio.get_running_loop().time())
             self._engine.attach(hello)
             self._ready.set()
             self._attached(True)
@@ -119,9 +121,8 @@ class WorkerLink:
                 if message.epoch != epoch:
                     log.warning("a frame of another epoch was dropped", run=message.epoch.run)
                     continue
-                # A Report that crossed a Grant on the way answers it not: the worker may hang in that one's step.
-                answered = message.retired >= self._sent
-                self._unanswered_since = 0.0 if answered else asyncio.get_running_loop().time()
+                now = asyncio.get_running_loop().time()
+                self._pulse.heard(now, message.retired, heartbeat=message.heartbeat)
                 self._engine.on_report(decode_report(message))
                 # The worker's next step first, then what sessions must hear of the last.
                 await self._pump()
@@ -145,9 +146,7 @@ class WorkerLink:
         self._pumping = True
         try:
             while self._call is not None and (grant := self._engine.next_grant()) is not None:
-                if not self._unanswered_since:
-                    self._unanswered_since = asyncio.get_running_loop().time()
-                self._sent = grant.seq
+                self._pulse.granted(grant.seq)
                 # A stream that breaks under a write is noticed, and handled, by its reader.
                 with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
                     await self._call.write(encode_grant(grant))
@@ -173,13 +172,18 @@ class WorkerLink:
             self._call.cancel()
 
     async def _watch(self) -> None:
-        """Hung is dead: a worker that answers pings but not Grants is given up."""
+        """Hung is dead: a worker that answers pings but sends no frames, or makes no progress, is given up."""
         loop = asyncio.get_running_loop()
+        pause_s = min(_WATCHDOG_S, *(timeout_s / 4 for timeout_s in self._timeouts_s))
         while True:
-            await asyncio.sleep(min(_WATCHDOG_S, self._timeout_s))
-            if self._unanswered_since and loop.time() - self._unanswered_since > self._timeout_s:
-                log.error("the worker hangs", worker=self._address, seconds=self._timeout_s)
-                self._give_up("it hangs")
+            before = loop.time()
+            await asyncio.sleep(pause_s)
+            now = loop.time()
+            if now - before > pause_s + _LATE_S:
+                self._pulse.excuse(now)
+            elif why := self._pulse.failing(now, busy=self._engine.busy):
+                log.error("the worker is given up", worker=self._address, reason=why)
+                self._give_up(why)
                 return
 
     def _detach(self, reason: QuireError) -> None:

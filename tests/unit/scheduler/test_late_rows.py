@@ -9,7 +9,6 @@ from quire_common.errors import Internal
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
-from tests.fakes.eager_policy import EagerPolicy
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.scheduler_rig import a_sequence
 
@@ -17,7 +16,7 @@ from tests.fakes.scheduler_rig import a_sequence
 def test_a_late_error_does_not_hit_the_slots_next_holder() -> None:
     """An aborted request's slot is another's by the time its worker says that it had lost its pages."""
     hello = make_hello(max_num_seqs=1)
-    core = Scheduler(SchedulerConfig(), hello, EagerPolicy(hello))
+    core = Scheduler(SchedulerConfig(), hello)
     core.submit(0, 1, RequestContext("first"), a_sequence(4), 1.0)
     first = core.next_grant(1.0)
     assert first is not None

@@ -34,10 +34,10 @@ async def test_the_trace_joins_router_and_worker(spans: InMemorySpanExporter) ->
     engine.submit(1, 7, context, a_sequence(5, 3))
     with pytest.raises(QuireError):
         engine.submit(1, 8, context, a_sequence(5, 0))
-    while (grant := engine.next_grant()) is not None:
-        worker.deliver(grant)
-        report = worker.step()
-        assert report is not None
+    grant = engine.next_grant()
+    assert grant is not None
+    worker.deliver(grant)
+    while (report := worker.step()) is not None:
         engine.on_report(report)
     by_name = {span.name: span for span in spans.get_finished_spans() if span.status.is_ok}
     request, queue = by_name["scheduler.request"], by_name["scheduler.queue"]

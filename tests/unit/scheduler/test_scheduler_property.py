@@ -8,11 +8,9 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire_common.credit import Budget
 from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.outputs import FinishReason
-from tests.fakes.eager_policy import EagerPolicy
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 
@@ -77,7 +75,10 @@ arrivals = st.builds(
     kvstore=st.booleans(),
     fail_moves=st.sampled_from([0.0, 0.5]),
     depth=st.integers(1, 3),
-    eager=st.integers(0, 9),
+    coalesce=st.sampled_from([1, 1, 2, 4]),
+    lockstep=st.sampled_from([True, False, False]),
+    delay=st.tuples(st.integers(0, 12), st.integers(0, 12)),
+    noise=st.integers(0, 99),
     lose=st.sampled_from([0.0, 0.0, 0.01]),
 )
 def test_tokens_are_those_of_the_undisturbed_run(
@@ -93,19 +94,24 @@ def test_tokens_are_those_of_the_undisturbed_run(
     kvstore: bool,
     fail_moves: float,
     depth: int,
-    eager: int,
+    coalesce: int,
+    lockstep: bool,
+    delay: tuple[int, int],
+    noise: int,
     lose: float,
 ) -> None:
     hello = make_hello(num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, groups=groups)
-    worker = FakeWorker(hello, depth=depth, fail_moves=fail_moves, lose_pages=lose)
+    worker = FakeWorker(hello, depth=depth, coalesce=coalesce, fail_moves=fail_moves, lose_pages=lose)
     config = SchedulerConfig(
         scheduling_policy=policy,
         max_num_batched_tokens=batch,
         long_prefill_token_threshold=chunk,
         max_num_partial_prefills=partial,
+        lockstep=lockstep,
     )
-    free = EagerPolicy(hello, lead=eager, budget=Budget(batch, batch, chunk or batch, partial)) if eager else None
-    rig = Rig(config, kvstore=kvstore, policy=free, worker=worker)
+    rng = np.random.default_rng(noise)
+    to_worker, back = (lambda most=most: int(rng.integers(0, most + 1)) for most in delay)
+    rig = Rig(config, kvstore=kvstore, worker=worker, grant_delay=to_worker, report_delay=back)
     todo = sorted(enumerate(requests), key=lambda item: item[1].at)
     sequences = {}
     turn = 0
@@ -123,7 +129,7 @@ def test_tokens_are_those_of_the_undisturbed_run(
         rig.core.check_integrity()
         turn += 1
     rig.run()
-    assert worker.max_rows <= max_num_seqs
+    assert worker.max_decoders <= max_num_seqs and worker.max_partial <= partial
     for key, (sequence, one) in sequences.items():
         expected, finish = undisturbed(sequence, max_len=rig.core.max_len)
         fresh = expected[len(sequence.output_ids) :]

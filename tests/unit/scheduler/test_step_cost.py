@@ -24,7 +24,7 @@ RUNNING, STEPS, MOST_US = 64, 400, 1500.0
 def step_us(running: int, steps: int = STEPS) -> dict[str, float]:
     """Median microseconds by part, for decode steps with all slots running and pages of 16."""
     hello = make_hello(max_num_seqs=running, page_size=16, num_pages=running * 40, max_model_len=2048)
-    core = Scheduler(SchedulerConfig(), hello)
+    core = Scheduler(SchedulerConfig(lockstep=True), hello)
     now = time.time()
     for handle in range(running):
         core.submit(0, handle, RequestContext("r"), a_sequence(16 + handle % 16, 1000), now)

@@ -1,0 +1,69 @@
+"""Lead: how many steps the worker runs between the state that a Grant was made from and the first step under it.
+
+Measured in steps alone, so that no clocks need to agree and the worker's speed cancels out. Knows nothing of slots.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quire_common.credit import Report
+
+MARGIN = 4
+MOST_STEPS = 512
+# Measurements that are "recent": the larger of the last full window and the present one counts.
+_WINDOW = 32
+
+
+class _Sent(NamedTuple):
+    seq: int
+    # The last step that had been reported, and Reports of stalled slots until then.
+    completed: int
+    stalls: int
+
+
+class Lead:
+    """The largest recent distance, and a margin. Before the first measurement: `at_first`."""
+
+    def __init__(self, at_first: int) -> None:
+        self._at_first = at_first
+        self._sent: deque[_Sent] = deque()
+        self._completed = 0
+        self._stalls = 0
+        self._measured = 0
+        self._largest = 0
+        self._largest_before = 0
+
+    @property
+    def steps(self) -> int:
+        """How far ahead credit must reach so that it does not run out before the next arrives."""
+        largest = max(self._largest, self._largest_before)
+        return min((largest or self._at_first) + MARGIN, MOST_STEPS)
+
+    def sent(self, seq: int) -> None:
+        """A Grant is on its way."""
+        self._sent.append(_Sent(seq, self._completed, self._stalls))
+
+    def reported(self, report: Report) -> None:
+        """Steps tell which Grants they had applied."""
+        self._stalls += bool(len(report.stalled_slot))
+        if not report.steps:
+            return
+        newest = int(report.step_applied[-1])
+        while self._sent and self._sent[0].seq <= newest:
+            sent = self._sent.popleft()
+            first = report.first_step + int(np.searchsorted(report.step_applied, sent.seq))
+            distance = first - sent.completed
+            # The worker stood still meanwhile: without that it would have run further.
+            self._measure(2 * distance if self._stalls > sent.stalls else distance)
+        self._completed = report.first_step + report.steps - 1
+
+    def _measure(self, distance: int) -> None:
+        if self._measured == _WINDOW:
+            self._largest_before, self._largest, self._measured = self._largest, 0, 0
+        self._largest = max(self._largest, distance)
+        self._measured += 1

@@ -1,0 +1,116 @@
+"""Which of those who wait take a slot: in order, while slots and pages last, and so far ahead as the policy wants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import Start
+from quire_scheduler.outputs import AdmittedNote
+
+if TYPE_CHECKING:
+    from quire_scheduler.grant_policy import GrantPolicy
+    from quire_scheduler.replica import Replica
+    from quire_scheduler.request import Request
+
+# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle.
+_LOOK_AHEAD = 4
+
+
+class Starts:
+    """One Grant's starts at a time. None overtakes the head of those seated, lest it starve."""
+
+    def __init__(self, replica: Replica, policy: GrantPolicy) -> None:
+        self._replica = replica
+        self._policy = policy
+
+    def plan(self, now: float, *, may_start: bool) -> list[Start]:
+        """Seat those who come next; start those seated, if any may start."""
+        if not len(self._replica.waiting):
+            return []
+        most = self._most_started()
+        self._seat(most)
+        return self._start(most, now) if may_start else []
+
+    def _most_started(self) -> int:
+        slots, policy = self._replica.slots, self._policy
+        active = slots.active_slots()
+        left = slots.ceiling[active] + 1 - slots.known_len[active]
+        return min(policy.most_started(int(np.count_nonzero(left <= policy.lead()))), slots.num_slots)
+
+    def _seat(self, most: int) -> None:
+        """Move requests on from the queue policy, so far ahead as slots are free."""
+        waiting, kv = self._replica.waiting, self._replica.kv
+        if not len(waiting.policy):
+            return
+        ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
+        while request := waiting.next_queued(ahead):
+            if kv.wants_lookup(request):
+                waiting.look_up(request)
+                kv.ask(request)
+            else:
+                waiting.seat(request)
+
+    def _start(self, most: int, now: float) -> list[Start]:
+        replica, starts = self._replica, list[Start]()
+        slots, waiting = replica.slots, replica.waiting
+        while slots.num_active < most and slots.num_free and (request := waiting.head()):
+            if replica.kv.expired(request, now):
+                replica.kv.abandon(request)
+                waiting.look_up(request)
+                replica.kv.ask(request)
+                continue
+            ceiling = self._ceiling(request)
+            count = self._pages(request, ceiling)
+            if not count:
+                break
+            starts.append(self._begin(waiting.start_head(), count, ceiling, now))
+        return starts
+
+    def _pages(self, request: Request, ceiling: int) -> int:
+        """Pages to start the request with; 0: not now."""
+        replica, policy = self._replica, self._policy
+        slots, pools = replica.slots, replica.pools
+        known, reach = request.known_len, policy.lead() + policy.slack()
+        least, wanted = pools.pages_for(known), pools.pages_for(max(min(known + reach, ceiling), known))
+        if not slots.num_active:
+            return min(wanted, pools.free) if least <= pools.free else 0
+        # A page in hand for each that runs, so that a start does not at once preempt; a spare leaves them their lead.
+        each = 1
+        if slots.num_active >= policy.rows:
+            each += reach // replica.page_size
+            waiting_tokens = slots.waiting_tokens()
+            if waiting_tokens and waiting_tokens + known > policy.most_spare_tokens():
+                return 0
+        left = pools.free - each * slots.num_active
+        return min(wanted, left) if least <= left else 0
+
+    def _begin(self, request: Request, count: int, ceiling: int, now: float) -> Start:
+        replica = self._replica
+        replica.pools.give(request, count)
+        replica.kv.load(request)
+        capacity = count * replica.page_size
+        slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
+        request.timing.started(now)
+        if not request.admitted:
+            request.admitted = True
+            note = AdmittedNote(request.handle, request.context.attempt, request.cached_tokens)
+            replica.outputs.admitted(request.session, note)
+            replica.stats.prompt_tokens += request.prompt_len
+            replica.stats.cached_tokens += request.cached_tokens
+        return Start(
+            slot=slot,
+            order_key=request.order_key,
+            sequence=request.resumed_sequence(),
+            cached_len=request.cached_tokens,
+            pages=tuple(np.array(table, np.int32) for table in request.tables),
+            limit=capacity,
+            context=request.context,
+            max_model_len=replica.admission.max_len,
+        )
+
+    def _ceiling(self, request: Request) -> int:
+        """Positions that may ever be computed: the last token's KV is never needed."""
+        longest = request.prompt_len + request.sequence.stop.max_tokens
+        return min(longest, self._replica.admission.max_len) - 1
