@@ -18,7 +18,10 @@ class WorkerConfig(ServiceConfig):
     model: str = option("", "folder of the model (Hugging Face layout: config.json, safetensors)")
     served_model_name: str = option("", "name that clients know the model by; default: --model as it is given")
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's own context", at_least=0)
-    max_num_seqs: int = option(256, "sequences that decode in one step; 2.5 times as many may wait", at_least=1)
+    max_num_seqs: int = option(256, "sequences that decode in one step", at_least=1)
+    num_slots: int = option(
+        0, "sequences that may be started at once, decoding or ready to; 0: 2.5 times --max-num-seqs", at_least=0
+    )
     kv_cache_memory_bytes: int = option(0, "bytes of KV pages; 0: 256 MiB", at_least=0)
     block_size: int = option(0, "tokens per KV page; 0: 16", at_least=0, at_most=1024)
     dtype: str = option("auto", "type that is computed in; the CPU computes in float32", choices=("auto", "float32"))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Epoch, ModelInfo, WorkerHello
+from quire_common.errors import ConfigError
 from quire_common.transport import channel_credentials
 from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
@@ -34,8 +35,15 @@ class ServedModel:
     num_pages: int
     device: str = "cpu"
 
-    def engine_spec(self, max_num_seqs: int) -> EngineSpec:
-        """The sizes of an engine that runs it."""
+    def engine_spec(self, max_num_seqs: int, num_slots: int = 0) -> EngineSpec:
+        """The sizes of an engine that runs it. `num_slots` 0: the default; raises ConfigError for too few."""
+        if 0 < num_slots < max_num_seqs:
+            raise ConfigError(
+                "TOO_FEW_SLOTS",
+                f"--num-slots {num_slots} is less than --max-num-seqs {max_num_seqs}.",
+                "Every sequence that decodes needs a slot.",
+                param="num_slots",
+            )
         return EngineSpec(
             max_num_seqs=max_num_seqs,
             max_model_len=self.info.max_model_len,
@@ -43,6 +51,7 @@ class ServedModel:
             page_size=self.info.pages.page_size,
             num_pages=self.num_pages,
             eos_token_ids=self.info.eos_token_ids,
+            slots=num_slots,
         )
 
 
@@ -54,7 +63,7 @@ class Replica:
         self._loaded = loaded
         self._mover = _make_mover(config, loaded)
         self._device = InlineDevice(loaded.runner) if config.lockstep else ThreadDevice(loaded.runner)
-        spec, depth = loaded.engine_spec(config.max_num_seqs), 1 if config.lockstep else DEPTH
+        spec, depth = loaded.engine_spec(config.max_num_seqs, config.num_slots), 1 if config.lockstep else DEPTH
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), depth)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake

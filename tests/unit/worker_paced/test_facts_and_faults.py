@@ -130,3 +130,11 @@ print([module for module in ("torch", "numba") if module in sys.modules])
 def test_a_paced_worker_imports_neither_torch_nor_numba() -> None:
     done = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_slots_are_as_many_as_asked_for_and_enough() -> None:
+    model = loaded()
+    assert model.engine_spec(8).num_slots == 20 and model.engine_spec(8, 9).num_slots == 9
+    with pytest.raises(ConfigError) as error:
+        model.engine_spec(8, 7)
+    assert error.value.code == "TOO_FEW_SLOTS"

@@ -22,11 +22,13 @@ class EngineSpec:
     num_pages: int
     eos_token_ids: tuple[int, ...] = ()
     max_stop_ids: int = MAX_STOP_TOKEN_IDS
+    slots: int = 0
+    """0: 2.5 for each sequence that decodes."""
 
     @cached_property
     def num_slots(self) -> int:
         """Rows that decode plus spares that wait, started already."""
-        return math.ceil(SLOTS_PER_SEQ * self.max_num_seqs)
+        return self.slots or math.ceil(SLOTS_PER_SEQ * self.max_num_seqs)
 
     @cached_property
     def table_width(self) -> int:
