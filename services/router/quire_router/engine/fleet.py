@@ -68,6 +68,7 @@ class Fleet:
                 )
                 self.replicas[instance] = replica
                 self._tasks[instance] = asyncio.create_task(replica.run(), name=f"replica {instance}")
+        self._on_change()
 
     def models(self) -> list[ModelInfo]:
         """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
