@@ -66,8 +66,7 @@ class Gate:
     def __init__(self, folder: Path, kind: str) -> None:
         for name in ("gate", "reached"):
             os.mkfifo(folder / f"{kind}.{name}")
-        self._path = folder / f"{kind}.gate"
-        self._gate = os.open(self._path, os.O_RDWR)
+        self._gate = os.open(folder / f"{kind}.gate", os.O_RDWR)
         self._reached = os.open(folder / f"{kind}.reached", os.O_RDWR)
 
     def await_page(self) -> None:
@@ -77,10 +76,9 @@ class Gate:
     def let_through(self, pages: int = 1) -> None:
         os.write(self._gate, b"g" * pages)
 
-    def remove(self) -> None:
+    def open(self) -> None:
         """Whoever waits may pass, and nobody waits any more."""
-        self._path.unlink()
-        self.let_through(64)
+        self.let_through(4096)
 
     def close(self) -> None:
         os.close(self._gate)

@@ -61,7 +61,7 @@ def test_killed_in_mid_move_it_is_a_miss_and_the_next_one_works(tmp_path: Path, 
         arrived = int(kind == MoveKind.LOAD)
         assert [(r.id, r.ok, r.pages) for r in rig.results(2)] == [(2, False, arrived), (3, False, 0)]
         assert rig.pool.pages[12:15] == [EMPTY, EMPTY, body(14)]
-        gate.remove()
+        gate.open()
         rig.until_ok(load(4, 1, 12, 13))
         assert rig.do(store(5, 8, 9)).ok
         assert rig.mover.pid != pid and restarts() == before + 1

@@ -64,7 +64,7 @@ def test_full_queues_refuse_and_loads_do_not_wait_for_stores(tmp_path: Path) -> 
         assert not rig.mover.submit(store(4, 8))
         rig.drive(gate.await_page)
         assert rig.do(load(5, 1, 11)).ok
-        gate.remove()
+        gate.open()
         assert {result.id: result.ok for result in rig.results(2)} == {2: True, 3: True}
         assert rig.do(store(4, 8)).ok
 
@@ -75,7 +75,7 @@ def test_moves_that_it_cannot_do_are_refused(rig: MoverRig) -> None:
     assert not rig.mover.submit(PageMove(1, MoveKind.COPY, 0, ids(1), (digest(1),)))
     assert rig.mover.submit(load(1, 1, 11))
     assert not rig.mover.submit(load(1, 1, 12))  # the id is in use
-    gate.remove()
+    gate.open()
     assert [result.id for result in rig.results(1)] == [1]
 
 
@@ -91,7 +91,7 @@ def test_after_a_cancel_no_page_of_a_load_is_written(tmp_path: Path) -> None:
         gate.await_page()  # the first page lies in the ring
         assert rig.woken.wait(60)
         rig.mover.cancel()
-        gate.remove()
+        gate.open()
         assert rig.do(load(4, 1, 15, 16)).pages == 2
         assert rig.pool.pages[11:14] == [EMPTY] * 3
         assert rig.pool.pages[14:17] == [body(14), body(1), body(2)]
@@ -104,10 +104,10 @@ def test_after_a_cancel_nothing_is_stored(tmp_path: Path) -> None:
         assert rig.mover.submit(store(2, 1, 2, 3)) and rig.mover.submit(store(3, 4))
         rig.drive(gate.await_page)
         rig.mover.cancel()
-        gate.remove()
+        gate.open()
         assert rig.do(store(5, 5, 6)).ok
         names = {path.name for path in rig.folder.iterdir()}
-        assert names - {"store.reached"} == {digest(number).hex() for number in (9, 5, 6)}
+        assert names - {"store.gate", "store.reached"} == {digest(number).hex() for number in (9, 5, 6)}
 
 
 def test_results_of_a_cancelled_run_do_not_come(rig: MoverRig) -> None:
@@ -143,7 +143,7 @@ def test_one_call_copies_a_bounded_number_of_bytes(tmp_path: Path, kind: MoveKin
         for _ in range(9 if kind == MoveKind.LOAD else 0):  # they lie in the ring before the first call
             gate.await_page()
             gate.let_through()
-        gate.remove()
+        gate.open()
         calls, ended = [], False
         while not ended:
             before = copier.copies
