@@ -79,6 +79,14 @@ test-fast: install-dev ## Unit and contract tests
 test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small
 	$(BIN)/python -m pytest -s -m slow tests/install $(ARGS)
 
+.PHONY: chaos
+chaos: install-dev ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KILLS and QUIRE_CHAOS_SEED choose
+	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py $(ARGS)
+
+.PHONY: soak
+soak: install-dev ## Minutes of load and faults, with an eye on memory, files and pages; QUIRE_SOAK_MINUTES chooses
+	$(BIN)/python -m pytest -s -m slow tests/chaos/test_soak.py $(ARGS)
+
 .PHONY: redis
 redis:
 	@if ! command -v redis-server > /dev/null; then \

@@ -1,0 +1,47 @@
+"""One run of load under faults, and what must be true of it. Options: QUIRE_CHAOS_KILLS scales the number of faults."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Awaitable, Callable
+
+from tests.chaos.faults import Saboteur
+from tests.chaos.load import Load
+from tests.chaos.rig import Rig
+from tests.chaos.scripts import make_scripts
+
+STREAMS = 16
+_SHOWN = 20
+
+
+def faults_wanted(default: int) -> int:
+    """QUIRE_CHAOS_KILLS is the number for the paced worker's kills, of which there are 70; others keep their share."""
+    return max(1, round(default * int(os.environ.get("QUIRE_CHAOS_KILLS", "70")) / 70))
+
+
+async def run_chaos(
+    rig: Rig, seed: int, lengths: tuple[int, int], sabotage: Callable[[Saboteur], Awaitable[None]], scripts: int = 24
+) -> Saboteur:
+    """Learn, load, disturb, judge: no error, nothing different, no page kept."""
+    load = Load(rig, STREAMS, seed)
+    await load.learn(make_scripts(scripts, seed, *lengths))
+    saboteur = Saboteur(rig, load, seed)
+    load.start()
+    began = time.monotonic()
+    await sabotage(saboteur)
+    await load.finish()
+    print(f"{load.answers} answers, {load.tokens} tokens in {time.monotonic() - began:.0f} s, {len(load.failures)} bad")
+    print(saboteur.summary(), flush=True)
+    assert_unharmed(load, saboteur)
+    await rig.wait_whole()
+    rig.wait_pages_back()
+    return saboteur
+
+
+def assert_unharmed(load: Load, saboteur: Saboteur) -> None:
+    """Every answer came, and was the undisturbed one."""
+    told = "\n".join(load.failures[:_SHOWN])
+    faults = "\n".join(f"{load.at(fault.moment)}: {fault}" for fault in saboteur.faults)
+    assert not load.failures, f"{len(load.failures)} of {load.answers}:\n{told}\nfaults:\n{faults}"
+    assert load.answers >= len(load.ticks)

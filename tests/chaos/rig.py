@@ -1,0 +1,137 @@
+"""Rig: a stack of two replicas and two tokenizers, and what a saboteur and a judge must know of it from outside."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import Mapping
+from types import TracebackType
+
+import grpc
+import httpx
+import psutil
+
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from quire.local.state import ServiceState, StackState
+from quire.models import find_model
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+from tests.pipeline.leftovers import assert_nothing_left
+
+LIMIT_S = 120.0
+POLL_S = 0.05
+_METRIC = re.compile(r"^([a-z_]+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
+
+
+def flags_of(engine: str) -> dict[str, dict[str, str]]:
+    """`cpu`: the demo model. `paced MS`: the paced worker with the demo model's tokenizer and sizes."""
+    name, _, step_ms = engine.partition(" ")
+    if name == "cpu":
+        return {"worker": {"max-num-seqs": "16", "torch-threads": "1"}}
+    return {"worker": {"paced": step_ms, "max-num-seqs": "64"}}
+
+
+class Rig:
+    """A context. What it says of the stack is read anew each time."""
+
+    def __init__(
+        self,
+        engine: str,
+        *,
+        replicas: int = 2,
+        tokenizers: int = 2,
+        drain_timeout_s: float = 20.0,
+        flags: Mapping[str, Mapping[str, str]] | None = None,
+    ) -> None:
+        merged = flags_of(engine)
+        for service, extra in (flags or {}).items():
+            merged.setdefault(service, {}).update(extra)
+        spec = StackSpec(
+            f"chaos-{os.getpid()}",
+            str(find_model(None)),
+            replicas=replicas,
+            tokenizers=tokenizers,
+            flags=merged,
+            drain_timeout_s=drain_timeout_s,
+            restart_delay_s=0.5,
+        )
+        self.engine = engine
+        self.stack = LocalStack(spec)
+        self.http = httpx.AsyncClient(base_url=self.stack.ready.http, timeout=LIMIT_S)
+
+    async def __aenter__(self) -> Rig:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        state = self.state()
+        await self.http.aclose()
+        await asyncio.to_thread(self.stack.close)
+        if error is None:
+            assert self.stack.failure is None
+            assert_nothing_left(state)
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        return self.stack.spec.members
+
+    def state(self) -> StackState:
+        state = self.stack.directory.read()
+        assert state is not None
+        return state
+
+    def service(self, member: str) -> ServiceState:
+        return self.state().services[member]
+
+    def serves(self, member: str) -> bool:
+        """Whether its supervisor has seen the present process serve."""
+        service = self.service(member)
+        return service.phase == "ready" and service.process.alive()
+
+    async def healthy(self) -> set[str]:
+        """Schedulers that take requests and tokenizers that answer, as the router sees them."""
+        body = (await self.http.get("/readyz")).json()
+        schedulers = {s["instance"] for s in body["schedulers"] if (s["phase"], s["session"]) == ("ready", "open")}
+        return schedulers | {t["instance"] for t in body["tokenizers"] if t["phase"] == "ready"}
+
+    async def wait_whole(self, limit_s: float = LIMIT_S) -> None:
+        """Until every member serves, and the router knows."""
+        wanted = {m for s in ("scheduler", "tokenizer") for m in self.stack.spec.members_of(s)}
+        deadline = time.monotonic() + limit_s
+        while not (all(map(self.serves, self.members)) and wanted <= await self.healthy()):
+            assert time.monotonic() < deadline, f"not whole after {limit_s} s: {self.state().services}"
+            await asyncio.sleep(POLL_S)
+
+    def wait_pages_back(self, limit_s: float = 10.0) -> None:
+        """Until no scheduler runs, waits for, references or fences anything."""
+        for name in self.stack.spec.members_of("scheduler"):
+            with grpc.insecure_channel(f"127.0.0.1:{self.service(name).port}") as channel:
+                loads = scheduler_pb2_grpc.SchedulerStub(channel).WatchLoad(
+                    scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=limit_s
+                )
+                last = None
+                try:
+                    for last in loads:
+                        busy = last.running or last.waiting or last.referenced_pages
+                        if not busy and last.pages and last.free_pages == last.pages:
+                            break
+                except grpc.RpcError as error:
+                    raise AssertionError(f"{name} keeps pages after {limit_s} s: {last}") from error
+                finally:
+                    loads.cancel()
+
+    async def router_metrics(self) -> dict[str, float]:
+        """Sums over labels."""
+        totals: dict[str, float] = {}
+        for name, value in _METRIC.findall((await self.http.get("/metrics")).text):
+            totals[name] = totals.get(name, 0.0) + float(value)
+        return totals
+
+    def resident_mb(self, member: str) -> float:
+        return float(psutil.Process(self.service(member).pid).memory_info().rss) / 1e6
+
+    def open_files(self, member: str) -> int:
+        return int(psutil.Process(self.service(member).pid).num_fds())

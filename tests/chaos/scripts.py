@@ -1,0 +1,73 @@
+"""What streams ask: a mix of prompts, samplings, lengths and stop strings, the same for the same seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+from quire import SamplingParams
+
+LINES = (
+    "ROMEO:\nBut, soft! what light through yonder window breaks?\n",
+    "HAMLET:\nTo be, or not to be, that is the question:\n",
+    "KING HENRY:\nOnce more unto the breach, dear friends, once more;\n",
+    "JULIET:\nO Romeo, Romeo! wherefore art thou Romeo?\n",
+    "MACBETH:\nIs this a dagger which I see before me,\nThe handle toward my hand?\n",
+    "ANTONY:\nFriends, Romans, countrymen, lend me your ears;\n",
+)
+
+
+@dataclass(frozen=True)
+class Script:
+    """One request."""
+
+    number: int
+    prompt: str
+    max_tokens: int
+    temperature: float
+    seed: int
+    stop: str = ""
+
+    def params(self) -> SamplingParams:
+        return SamplingParams(
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop=[self.stop] if self.stop else None,
+        )
+
+    def body(self) -> dict[str, object]:
+        """For HTTP."""
+        stop = {"stop": [self.stop]} if self.stop else {}
+        return {
+            "prompt": self.prompt,
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            **stop,
+        }
+
+    def __str__(self) -> str:
+        kind = "greedy" if self.temperature == 0 else f"seed {self.seed}"
+        return f"script {self.number} ({kind}, {self.max_tokens} tokens{f', stop {self.stop!r}' if self.stop else ''})"
+
+
+def make_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
+    """Without stop strings: see `with_stop`."""
+    rng = random.Random(seed)
+    scripts = []
+    for number in range(count):
+        lines = rng.sample(LINES, rng.randint(1, 4))
+        temperature = rng.choice((0.0, 0.0, 0.7, 1.0))
+        prompt = f"ACT {number}.\n" + "".join(lines)
+        scripts.append(Script(number, prompt, rng.randint(least, most), temperature, rng.getrandbits(31)))
+    return scripts
+
+
+def with_stop(script: Script, text: str) -> Script:
+    """The same, stopped by a few characters from the middle of its answer."""
+    middle = len(text) // 2
+    return replace(script, stop=text[middle : middle + 4])
