@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "quire_worker.mover")
 MAX_OPEN = 128
-# Some 2 ms of copying on a CPU.
-COPY_BYTES = 8 << 20
+# Some 1 ms of copying on a CPU.
+COPY_BYTES = 4 << 20
 log = get_logger(__name__)
 
 
