@@ -1,8 +1,9 @@
 """`python -m bench.pipeline`: five services beside the same worker in-process beside transformers, on the same work.
 
-One interleaved run, one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the scheduler
-core and the worker engine called directly in one process, (3) transformers' batched `generate`, sorted by length. All
-greedy, with lengths fixed by the workload's seed. Prints JSON; ratios are of medians over the rounds.
+One interleaved run, one torch thread each: (1) 64 concurrent gRPC streams through the five services, (2) the same with
+scheduler and worker in lockstep, (3) the scheduler core and the worker engine called directly in one process, (4)
+transformers' batched `generate`, sorted by length. All greedy, with lengths fixed by the workload's seed. Prints JSON;
+ratios are of medians over the rounds, and so is the processor time of each service per 1,000 output tokens.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from bench.workload import Request, uniform
 from quire.local.spec import StackSpec
@@ -21,6 +23,17 @@ from quire.local.stack import LocalStack
 
 ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 30
+# The stack, free-running and in lockstep.
+STACKS = ("services", "lockstep")
+ARMS = (*STACKS, "inprocess", "transformers")
+_RATIOS = (
+    ("services", "lockstep"),
+    ("services", "inprocess"),
+    ("services", "transformers"),
+    ("lockstep", "inprocess"),
+    ("inprocess", "transformers"),
+)
+Round = dict[str, dict[str, Any]]
 
 
 def main() -> None:
@@ -32,7 +45,7 @@ def main() -> None:
     parser.add_argument("--prompt-len", type=int, nargs=2, default=(16, 256))
     parser.add_argument("--output-len", type=int, nargs=2, default=(32, 160))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--arms", nargs="+", default=["services", "inprocess", "transformers"])
+    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
     arguments = parser.parse_args()
     requests = uniform(
         arguments.requests, tuple(arguments.prompt_len), tuple(arguments.output_len), (300, 4096), arguments.seed
@@ -43,28 +56,36 @@ def main() -> None:
     result: dict[str, object] = {
         "workload": {k: v for k, v in vars(arguments).items() if k not in ("model", "arms")},
         "output_tokens_per_s": {arm: {"median": round(medians[arm], 1), "rounds": rates[arm]} for arm in rates},
+        "cpu_ms_per_1k_tokens": {arm: median_cpu([r[arm] for r in rounds]) for arm in arguments.arms if arm in STACKS},
         "rounds": rounds,
     }
-    for name, above, below in (
-        ("services_over_inprocess", "services", "inprocess"),
-        ("services_over_transformers", "services", "transformers"),
-        ("inprocess_over_transformers", "inprocess", "transformers"),
-    ):
+    for above, below in _RATIOS:
         if above in medians and below in medians:
-            result[name] = round(medians[above] / medians[below], 3)
+            result[f"{above}_over_{below}"] = round(medians[above] / medians[below], 3)
     print(json.dumps(result, indent=1))
 
 
-def run_round(arguments: argparse.Namespace, requests: list[Request]) -> dict[str, dict[str, float]]:
+def median_cpu(rounds: list[dict[str, Any]]) -> dict[str, float]:
+    """By service, and router, tokenizer and scheduler together."""
+    names = rounds[0]["cpu_ms_per_1k_tokens"]
+    by_service = {name: statistics.median(r["cpu_ms_per_1k_tokens"][name] for r in rounds) for name in names}
+    front = statistics.median(r["front_cpu_ms_per_1k_tokens"] for r in rounds)
+    return {**by_service, "router + tokenizer + scheduler": front}
+
+
+def run_round(arguments: argparse.Namespace, requests: list[Request]) -> Round:
     """Each arm once. Arms are processes of their own and never run at the same time."""
-    result: dict[str, dict[str, float]] = {}
+    result: Round = {}
     for arm in arguments.arms:
-        result[arm] = services(arguments, requests) if arm == "services" else child(arm, arguments, requests)
+        if arm in STACKS:
+            result[arm] = services(arguments, requests, lockstep=arm == "lockstep")
+        else:
+            result[arm] = child(arm, arguments, requests)
         print(f"{arm}: {result[arm]['output_tokens_per_s']:.0f} output tok/s", file=sys.stderr)
     return result
 
 
-def services(arguments: argparse.Namespace, requests: list[Request]) -> dict[str, float]:
+def services(arguments: argparse.Namespace, requests: list[Request], *, lockstep: bool) -> dict[str, Any]:
     """The five services, torch with one thread, no page ever found in the kvstore (prompts do not repeat)."""
     from bench import services_arm
 
@@ -76,15 +97,17 @@ def services(arguments: argparse.Namespace, requests: list[Request]) -> dict[str
         },
         "scheduler": {"max-waiting": "4096"},
     }
-    stack = LocalStack(StackSpec("bench-pipeline", arguments.model, flags=flags))
+    commands = {name: (sys.executable, "-m", f"quire_{name}", "--lockstep") for name in ("scheduler", "worker")}
+    spec = StackSpec("bench-pipeline", arguments.model, flags=flags, commands=commands if lockstep else {})
+    stack = LocalStack(spec)
     try:
         services_arm.warm_up(stack, uniform(4, (8, 16), (4, 8), (300, 4096), seed=10_000))
-        return services_arm.run(stack, requests, arguments.streams)  # type: ignore[return-value]  # CPU times are nested
+        return services_arm.run(stack, requests, arguments.streams)
     finally:
         stack.close()
 
 
-def child(arm: str, arguments: argparse.Namespace, requests: list[Request]) -> dict[str, float]:
+def child(arm: str, arguments: argparse.Namespace, requests: list[Request]) -> dict[str, Any]:
     """An arm that is a module of its own: requests on standard input, JSON on the last line of its output."""
     command = [sys.executable, "-m", f"bench.{arm}_arm", "--model", arguments.model, "--batch", str(arguments.streams)]
     done = subprocess.run(
