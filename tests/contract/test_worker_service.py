@@ -263,10 +263,38 @@ def test_draining_lets_sequences_end_and_takes_no_new_scheduler(worker: WorkerSe
     scheduler.grant(start=[a_start(0, PROMPT, PAGES)], budget=LOCKSTEP)
     scheduler.next_report()
     worker.service.drain(0.01)
+    assert scheduler.next_report().draining
     assert error_of(FakeScheduler(worker.stub)).code == "DRAINING"
     scheduler.grant(budget=ROOMY)
     worker.service.drain(WAIT_S)
-    assert collect(scheduler, 1).tokens[0] == says(8)[1:]
+    told = collect(scheduler, 1)
+    assert told.tokens[0] == says(8)[1:] and all(report.draining for report in told.reports)
+
+
+def test_a_silent_session_has_heartbeats(worker: WorkerServer) -> None:
+    scheduler = FakeScheduler(worker.stub)
+    scheduler.attach()
+    scheduler.grant()
+    assert scheduler.next_report().retired == 1
+    for _ in range(2):
+        beat = scheduler.next_frame()
+        assert (beat.heartbeat, beat.retired, beat.steps) == (True, 1, 0)
+
+
+def test_the_plain_twin_says_the_same_and_has_one_step_in_flight_at_most() -> None:
+    prompts = {slot: [slot + 3] * (slot + 1) for slot in range(10)}
+    starts = [a_start(s, p, [1 + 5 * s, 2 + 5 * s, 3 + 5 * s, 4 + 5 * s, 5 + 5 * s], key=s) for s, p in prompts.items()]
+    told = {}
+    for lockstep in (True, False):
+        config = WorkerConfig(model="counting", max_num_seqs=4, lockstep=lockstep)
+        with WorkerServer(config=config) as worker:
+            scheduler = FakeScheduler(worker.stub)
+            scheduler.attach()
+            scheduler.grant(start=starts, budget=Budget(7, 4, 3, 1))
+            told[lockstep] = collect(scheduler, 10)
+    assert told[True].tokens == told[False].tokens == {s: says(8, p) for s, p in prompts.items()}
+    assert all(report.in_flight == 0 for report in told[True].reports)
+    assert any(report.in_flight == 1 for report in told[False].reports)
 
 
 def test_a_broken_engine_ends_the_run_and_serves_the_next(

@@ -82,7 +82,7 @@ class WorkerServer:
 
 
 class FakeScheduler:
-    """Attaches at once; `send` Grants, `next_report` waits for one."""
+    """Attaches at once; `send` Grants, `next_report` waits for one that is no heartbeat."""
 
     def __init__(self, stub: worker_pb2_grpc.WorkerStub, hello: worker_pb2.Grant | None = None) -> None:
         self._outgoing: queue.SimpleQueue[worker_pb2.Grant | None] = queue.SimpleQueue()
@@ -106,6 +106,11 @@ class FakeScheduler:
         self.send(Grant(self.hello.epoch, self.seq, **parts))  # type: ignore[arg-type]  # fields of Grant by name
 
     def next_report(self) -> Report:
+        while (report := self.next_frame()).heartbeat:
+            pass
+        return report
+
+    def next_frame(self) -> Report:
         return decode_report(next(self.call))
 
     def half_close(self) -> None:

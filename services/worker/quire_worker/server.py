@@ -63,9 +63,10 @@ class WorkerService:
         self._watch.succeeded(loaded.info)
 
     def drain(self, timeout_s: float) -> None:
-        """Take no other scheduler, and let the present one's sequences end."""
+        """Take no other scheduler, tell the present one, and let its sequences end."""
         self._servicer.draining = True
         if self._replica is not None:
+            self._replica.loop.drain()
             self._replica.loop.wait_vacant(timeout_s)
 
     def close(self) -> None:

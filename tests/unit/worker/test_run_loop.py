@@ -13,6 +13,8 @@ from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.session import Session
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.step import StepBatch, StepOutput
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, Told, a_start, ids, small_spec
 from tests.fakes.fake_mover import FakeMover
@@ -21,10 +23,25 @@ from tests.fakes.worker_server import counting_info
 WAIT_S = 30.0
 
 
+class GatedRunner(CountingRunner):
+    """Steps wait at the gate, once it was shut."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec.num_pages, spec.page_size, spec.vocab_size)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.inside = threading.Semaphore(0)
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        self.inside.release()
+        assert self.gate.wait(WAIT_S)
+        return super().run(batch)
+
+
 class LoopBench:
     def __init__(self) -> None:
         spec = small_spec()
-        self.runner = CountingRunner(spec.num_pages, spec.page_size, spec.vocab_size)
+        self.runner = GatedRunner(spec)
         self.mover = FakeMover()
         self.device = ThreadDevice(self.runner)
         self.engine = Engine(spec, self.device, self.mover)
@@ -49,6 +66,7 @@ def bench() -> Iterator[LoopBench]:
     made = LoopBench()
     yield made
     made.loop.close()
+    made.device.close()
     assert made.fatal == []
     made.engine.check_integrity()
 
@@ -60,6 +78,15 @@ def read_until(frames: Iterator[WorkerHello | Report], finished: int) -> Told:
         told.add(frame)
         if len(told.finish) == finished:
             return told
+    raise AssertionError("the stream ended")
+
+
+def next_report(frames: Iterator[WorkerHello | Report], heartbeat: bool = False) -> Report:
+    """The next Report, or the next heartbeat."""
+    for frame in frames:
+        assert isinstance(frame, Report)
+        if frame.heartbeat == heartbeat:
+            return frame
     raise AssertionError("the stream ended")
 
 
@@ -80,8 +107,7 @@ def test_a_finished_move_wakes_the_model_thread(bench: LoopBench) -> None:
     move = PageMove(3, MoveKind.LOAD, 0, ids(1), (b"h" * 32,))
     start = a_start(0, [9, 9, 9, 9, 9], [1, 2, 3, 4], cached=4)
     bench.loop.granted(session, Grant(epoch, 1, start=[start], move=[move], budget=ROOMY), 0)
-    acknowledged = next(frames)
-    assert isinstance(acknowledged, Report) and acknowledged.steps == 0
+    assert next_report(frames).steps == 0
     bench.runner.pages[1] = 9
     bench.mover.end(3)
     bench.loop.wake()
@@ -93,7 +119,7 @@ def test_vacancy_is_known(bench: LoopBench) -> None:
     session, epoch, frames = bench.attach()
     assert bench.loop.wait_vacant(0)
     bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3], limit=2)], budget=ROOMY), 0)
-    next(frames)
+    next_report(frames)
     assert not bench.loop.wait_vacant(0.01)
     bench.loop.granted(session, Grant(epoch, 2, limit_slot=ids(0), limit_position=ids(64)), 0)
     assert bench.loop.wait_vacant(WAIT_S)
@@ -103,11 +129,82 @@ def test_vacancy_is_known(bench: LoopBench) -> None:
     assert bench.loop.wait_vacant(WAIT_S)
 
 
+def test_signs_of_life_come_while_a_long_step_runs(bench: LoopBench) -> None:
+    session, epoch, frames = bench.attach()
+    bench.loop.granted(session, Grant(epoch, 1, budget=ROOMY), 0)
+    assert next_report(frames).retired == 1
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 2, start=[a_start(0, [1], [1, 2, 3])]), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    for _ in range(3):
+        beat = next_report(frames, heartbeat=True)
+        assert (beat.retired, beat.steps, beat.draining) == (1, 0, False)
+    bench.runner.gate.set()
+    assert read_until(frames, 1).tokens == {0: continuation([1], 8, 97)}
+
+
+def test_grants_are_applied_while_a_step_runs(bench: LoopBench) -> None:
+    session, epoch, frames = bench.attach()
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3], limit=2)], budget=ROOMY), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    bench.loop.granted(session, Grant(epoch, 2, start=[a_start(1, [2], [4, 5, 6])], stop_slot=ids(0)), 0)
+    while bench.engine.residents.holds(0):
+        bench.loop.wake()
+    bench.runner.gate.set()
+    told = read_until(frames, 1)
+    assert told.tokens == {0: continuation([1], 2, 97), 1: continuation([2], 8, 97)}
+    applied = [seq for report in told.reports for seq in report.step_applied.tolist()]
+    assert applied[:2] == [1, 1] and set(applied[2:]) == {2}
+
+
+def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: LoopBench) -> None:
+    session, epoch, _ = bench.attach()
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    following = bench.loop.attach()
+    assert following.outbox.empty()
+    bench.runner.gate.set()
+    hello = next(following.frames())
+    assert isinstance(hello, WorkerHello) and hello.epoch.run == 2
+    assert bench.engine.in_flight == 0
+
+
+def test_a_drain_is_told_at_once_and_what_is_held_runs_to_its_end(bench: LoopBench) -> None:
+    session, epoch, frames = bench.attach()
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    bench.loop.drain()
+    told = next_report(frames)
+    assert (told.draining, told.steps, told.retired) == (True, 0, 1)
+    assert next_report(frames, heartbeat=True).draining
+    assert not bench.loop.wait_vacant(0)
+    bench.runner.gate.set()
+    rest = read_until(frames, 1)
+    assert rest.tokens == {0: continuation([1], 8, 97)} and all(report.draining for report in rest.reports)
+    assert bench.loop.wait_vacant(WAIT_S)
+
+
+def test_a_scheduler_that_does_not_read_loses_its_session(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_worker.engine.session.MAX_REPORTS_WAITING", 3)
+    session, epoch, frames = bench.attach()
+    seq, pause = 0, threading.Event()
+    while bench.engine.epoch == epoch:
+        seq += 1
+        bench.loop.granted(session, Grant(epoch, seq), 0)
+        pause.wait(0.001)
+    with pytest.raises(Unavailable, match="SCHEDULER_TOO_SLOW"):
+        list(frames)
+    assert bench.attach()[1].run == epoch.run + 1
+
+
 def test_close_ends_the_session_and_refuses_the_next(bench: LoopBench) -> None:
     _, _, frames = bench.attach()
     bench.loop.close()
     with pytest.raises(Unavailable, match="WORKER_STOPPED"):
-        next(frames)
+        next_report(frames)
     with pytest.raises(Unavailable, match="WORKER_STOPPED"):
         next(bench.loop.attach().frames())
     bench.loop.close()

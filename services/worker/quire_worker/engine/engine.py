@@ -67,6 +67,8 @@ class Engine:
         self._arrival_us = 0
         self._budget: Budget | None = None
         self._steps_left = 0
+        self._draining = False
+        self._to_announce = False
 
     @property
     def steps(self) -> int:
@@ -103,6 +105,10 @@ class Engine:
             self._budget = grant.budget
         if self._budget is not None:
             self._steps_left = self._budget.step_limit or _UNLIMITED
+
+    def drain(self) -> None:
+        """From now on Reports say that the worker is about to stop, the first of them at once."""
+        self._draining = self._to_announce = True
 
     def launch(self) -> bool:
         """Form a step and hand it to the device, if depth, budget and credit allow one; whether one was launched."""
@@ -146,7 +152,7 @@ class Engine:
         else:
             self._admit()
             quiet = self._acknowledged == self._applied or bool(self._flights)
-            if quiet and not self._draft.moves and not self._errors_are_due():
+            if quiet and not self._draft.moves and not self._errors_are_due() and not self._to_announce:
                 return None
             report = Report(epoch=self.epoch, first_step=self.steps + 1)
         self._complete(report)
@@ -197,6 +203,7 @@ class Engine:
         report.spare = held - report.running
         report.stalled_slot = stalled_slots(self._view(), self.spec.max_num_seqs)
         report.grant_arrival_us = self._arrival_us
+        report.draining, self._to_announce = self._draining, False
         if report.steps:
             self._observer.step_done(
                 report.timing[0], int(report.step_prefill_tokens[0]), len(report.token), report.running, report.spare

@@ -1,4 +1,4 @@
-"""ReportDraft: what a Report will say, gathered between two of them; and the merge of Reports that follow closely.
+"""What a Report will say: ReportDraft gathers what has no step, StepRows are a step's rows.
 
 Knows the Report's columns and nothing of why they are filled.
 """
@@ -13,18 +13,12 @@ import numpy as np
 from quire_common.credit import Logprobs, Report, StepTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
     from quire_common.credit import Epoch
     from quire_common.errors import QuireError
     from quire_worker.engine.moves import MoveResult
     from quire_worker.step import Bool, Int32, LogprobColumns
-
-ROW_COLUMNS = ("slot", "count", "token", "finish", "prefill_slot", "prefill_position")
-STEP_COLUMNS = ("step_applied", "step_rows", "step_prefill_tokens")
-MOVE_COLUMNS = ("moved_id", "moved_status", "moved_pages", "moved_us")
 
 
 @dataclass
@@ -112,53 +106,4 @@ def keep_logprobs(columns: LogprobColumns | None, kept: Bool) -> Logprobs | None
         top_count=columns.top_count[mine],
         top_id=columns.top_id[tops],
         top_logprob=columns.top_logprob[tops],
-    )
-
-
-def can_merge(first: Report, second: Report) -> bool:
-    """Reports may travel as one where no Grant lies between them: a slot has one holder in a Report then."""
-    return first.epoch == second.epoch and first.retired == second.retired and not first.error and not second.error
-
-
-def merge_reports(reports: Sequence[Report]) -> Report:
-    """Reports in order, each mergeable with the one before, as one. Counts and stalls are the last one's."""
-    if len(reports) == 1:
-        return reports[0]
-    last = reports[-1]
-    columns = {
-        name: np.concatenate([getattr(r, name) for r in reports]) for name in ROW_COLUMNS + STEP_COLUMNS + MOVE_COLUMNS
-    }
-    return Report(
-        epoch=last.epoch,
-        first_step=next((r.first_step for r in reports if r.steps), last.first_step),
-        retired=last.retired,
-        in_flight=last.in_flight,
-        logprobs=_merge_logprobs(reports),
-        running=last.running,
-        spare=last.spare,
-        stalled_slot=last.stalled_slot,
-        error=[error for r in reports for error in r.error],
-        timing=[timing for r in reports for timing in r.timing],
-        grant_arrival_us=last.grant_arrival_us,
-        draining=last.draining,
-        heartbeat=False,
-        **columns,
-    )
-
-
-def _merge_logprobs(reports: Sequence[Report]) -> Logprobs | None:
-    parts, first = [], 0
-    for report in reports:
-        if report.logprobs is not None:
-            parts.append((first, report.logprobs))
-        first += len(report.token)
-    if not parts:
-        return None
-    return Logprobs(
-        token_index=np.concatenate([p.token_index + np.int32(offset) for offset, p in parts]),
-        logprob=np.concatenate([p.logprob for _, p in parts]),
-        rank=np.concatenate([p.rank for _, p in parts]),
-        top_count=np.concatenate([p.top_count for _, p in parts]),
-        top_id=np.concatenate([p.top_id for _, p in parts]),
-        top_logprob=np.concatenate([p.top_logprob for _, p in parts]),
     )

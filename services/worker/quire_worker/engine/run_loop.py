@@ -1,7 +1,8 @@
 """RunLoop: the model thread. Takes what came in, applies it at a step boundary, launches steps, hands Reports out.
 
-Reader threads and the writer reach it through queues alone, so that gRPC never waits for the model nor the model for
-gRPC. One scheduler is attached at a time and the newest wins: a scheduler that hangs must not lock its replacement out.
+It waits for one thing only, its inbox: Grants, ends of steps and of moves, sessions that come and go. Reader threads
+and the writer reach it through queues alone, so that gRPC never waits for the model nor the model for gRPC. One
+scheduler is attached at a time and the newest wins: a scheduler that hangs must not lock its replacement out.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
-from quire_worker.engine.session import Closed, Flush, Session
+from quire_worker.engine.session import Flush, Session
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,12 +49,22 @@ class _Wake:
 
 
 @dataclass(frozen=True, slots=True)
+class _Drain:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
 class _Stop:
     pass
 
 
+_Item = _Attach | _Granted | _Detach | _Wake | _Drain | _Stop
+# How long the end waits for the model thread; a device that hangs must not keep the process.
+CLOSE_LIMIT_S = 5.0
+
+
 class RunLoop:
-    """`attach`, `granted`, `detach` and `wake` may be called from any thread and return at once."""
+    """`attach`, `detach` and `wake` may be called from any thread and return at once."""
 
     def __init__(
         self, engine: Engine, hello: Callable[[Epoch], WorkerHello], on_fatal: Callable[[QuireError], None]
@@ -61,7 +72,7 @@ class RunLoop:
         self._engine = engine
         self._hello = hello
         self._on_fatal = on_fatal
-        self._inbox: queue.SimpleQueue[_Attach | _Granted | _Detach | _Wake | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
         self._ended = False
         self._ending = threading.Lock()
@@ -78,14 +89,15 @@ class RunLoop:
         session = Session()
         with self._ending:
             if self._ended:
-                session.outbox.put(Closed(_stopped()))
+                session.close(_stopped())
             else:
                 self._inbox.put(_Attach(session))
         return session
 
     def granted(self, session: Session, grant: Grant, arrival_us: int) -> None:
-        """A Grant of the session; ignored if it is no longer attached."""
-        self._inbox.put(_Granted(session, grant, arrival_us))
+        """A Grant of the session; ignored if it is no longer attached. Waits while too many are not applied yet."""
+        if session.wait_for_room():
+            self._inbox.put(_Granted(session, grant, arrival_us))
 
     def detach(self, session: Session, error: QuireError | None = None) -> None:
         """The session's stream has ended, or must end with the error. Idempotent."""
@@ -95,15 +107,22 @@ class RunLoop:
         """Something that the engine polls has changed."""
         self._inbox.put(_Wake())
 
+    def drain(self) -> None:
+        """Tell the scheduler, at once and from now on, that the worker is about to stop."""
+        self._inbox.put(_Drain())
+
     def wait_vacant(self, timeout_s: float) -> bool:
         """Wait until no slot holds a sequence; whether that came true in time."""
         return self._vacant.wait(timeout_s)
 
     def close(self) -> None:
-        """End the session and the thread; returns when the step that runs has ended."""
+        """End the session and the thread."""
         self._inbox.put(_Stop())
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(CLOSE_LIMIT_S)
+        session = self._session
+        if session is not None and self._thread.is_alive():
+            session.close(_stopped())
 
     def _main(self) -> None:
         try:
@@ -131,12 +150,14 @@ class RunLoop:
             log.exception("the engine failed outside the model; its run is over")
             self._break_off(as_quire_error(error))
             return True
-        if not engine.residents.table.started():
-            self._vacant.set()
         if report is not None:
             session.outbox.put(report)
         elif not engine.in_flight:
             session.outbox.put(Flush())
+        if session.is_slow:
+            self._break_off(_too_slow())
+        elif not engine.residents.table.started():
+            self._vacant.set()
         return report is None and not launched
 
     def _take_in(self, wait: bool) -> bool:
@@ -151,15 +172,13 @@ class RunLoop:
         except queue.Empty:
             return True
 
-    def _handle(self, item: _Attach | _Granted | _Detach | _Wake) -> None:
-        if isinstance(item, _Granted) and item.session is self._session:
-            self._vacant.clear()
-            try:
-                self._engine.apply(item.grant, item.arrival_us)
-            except Exception as error:
-                if not isinstance(error, QuireError):
-                    log.exception("a Grant could not be applied")
-                self._break_off(as_quire_error(error))
+    def _handle(self, item: _Item) -> None:
+        if isinstance(item, _Granted):
+            item.session.applied()
+            if item.session is self._session:
+                self._apply(item)
+        elif isinstance(item, _Drain):
+            self._engine.drain()
         elif isinstance(item, _Attach):
             if self._session is not None:
                 self._break_off(_replaced())
@@ -168,6 +187,15 @@ class RunLoop:
             log.info("scheduler attached", run=self._engine.epoch.run)
         elif isinstance(item, _Detach) and item.session is self._session:
             self._break_off(item.error)
+
+    def _apply(self, item: _Granted) -> None:
+        self._vacant.clear()
+        try:
+            self._engine.apply(item.grant, item.arrival_us)
+        except Exception as error:
+            if not isinstance(error, QuireError):
+                log.exception("a Grant could not be applied")
+            self._break_off(as_quire_error(error))
 
     def _break_off(self, error: QuireError | None) -> None:
         """The present session is over: clear the slots, and count another run."""
@@ -178,7 +206,7 @@ class RunLoop:
 
     def _end_session(self, error: QuireError | None) -> None:
         if self._session is not None:
-            self._session.outbox.put(Closed(error))
+            self._session.close(error)
             self._session = None
 
     def _refuse_the_rest(self) -> None:
@@ -189,7 +217,7 @@ class RunLoop:
             while True:
                 item = self._inbox.get_nowait()
                 if isinstance(item, _Attach):
-                    item.session.outbox.put(Closed(_stopped()))
+                    item.session.close(_stopped())
         except queue.Empty:
             return
 
@@ -203,4 +231,12 @@ def _replaced() -> QuireError:
         "SCHEDULER_REPLACED",
         "Another scheduler attached to this worker; only the newest is served.",
         "Run one scheduler per worker; see which other instance names this worker.",
+    )
+
+
+def _too_slow() -> QuireError:
+    return Unavailable(
+        "SCHEDULER_TOO_SLOW",
+        "The scheduler left too many Reports unread; its run is over.",
+        "Attach again; see why the scheduler did not read.",
     )

@@ -1,18 +1,20 @@
-"""Session: one attached scheduler, as the model thread and the writer see it.
+"""Session: one attached scheduler, as the reader, the model thread and the writer see it.
 
-The model thread fills the outbox; the writer empties it and joins Reports that follow one another within a millisecond,
-so that short steps do not cost a message each.
+The model thread fills the outbox; the writer empties it, joins Reports that follow one another within a millisecond, so
+that short steps do not cost a message each, and gives signs of life while there is nothing to tell. Both directions are
+bounded: the reader waits while many Grants are not applied yet, and a scheduler that does not read loses its session.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Report, WorkerHello
-from quire_worker.engine.report_draft import can_merge, merge_reports
+from quire_worker.engine.report_bundle import ReportBundle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +22,10 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
 
 REPORT_INTERVAL_S = 0.001
-_MAX_MERGED = 64
+# Half of what a scheduler is promised, since a busy host may be late with it.
+HEARTBEAT_S = 0.25
+MAX_GRANTS_WAITING = 64
+MAX_REPORTS_WAITING = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,27 +45,56 @@ class Session:
 
     def __init__(self) -> None:
         self.outbox: queue.SimpleQueue[WorkerHello | Report | Flush | Closed] = queue.SimpleQueue()
+        self._room = threading.Semaphore(MAX_GRANTS_WAITING)
+        self._closed = threading.Event()
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the scheduler has left too many Reports unread."""
+        return self.outbox.qsize() > MAX_REPORTS_WAITING
+
+    def close(self, error: QuireError | None) -> None:
+        """The last word to the writer; the reader's Grants are no longer waited for."""
+        self._closed.set()
+        self.outbox.put(Closed(error))
+
+    def wait_for_room(self) -> bool:
+        """The reader, before each Grant: wait until there is room for it; False: the session is over."""
+        while not self._closed.is_set():
+            if self._room.acquire(timeout=HEARTBEAT_S):
+                return True
+        return False
+
+    def applied(self) -> None:
+        """The model thread, after each Grant."""
+        self._room.release()
 
     def frames(self, clock: Callable[[], float] = time.monotonic) -> Iterator[WorkerHello | Report]:
         """What to send, until the session is closed; raises the QuireError that it was closed with."""
-        held: list[Report] = []
-        last_sent = -REPORT_INTERVAL_S
+        bundle = ReportBundle()
+        said: Report | None = None
+        sent_s = clock() - REPORT_INTERVAL_S
         while True:
-            item = self._next(last_sent + REPORT_INTERVAL_S - clock() if held else None)
-            if isinstance(item, Report) and (not held or can_merge(held[-1], item)) and len(held) < _MAX_MERGED:
-                held.append(item)
+            wait_s = REPORT_INTERVAL_S if len(bundle) else HEARTBEAT_S if said else None
+            item = self._next(None if wait_s is None else sent_s + wait_s - clock())
+            if isinstance(item, Report) and bundle.fits(item):
+                bundle.add(item)
                 continue
-            if held:
-                yield merge_reports(held)
-                held, last_sent = [], clock()
+            if len(bundle):
+                said, sent_s = bundle.take(), clock()
+                yield said
             if isinstance(item, Report):
-                held.append(item)
+                bundle.add(item)
             elif isinstance(item, WorkerHello):
+                said, sent_s = Report(epoch=item.epoch), clock()
                 yield item
             elif isinstance(item, Closed):
                 if item.error is not None:
                     raise item.error
                 return
+            elif said is not None and clock() - sent_s >= HEARTBEAT_S:
+                sent_s = clock()
+                yield _heartbeat(said)
 
     def _next(self, timeout_s: float | None) -> WorkerHello | Report | Flush | Closed:
         """The next item; a Flush when none came in time."""
@@ -72,3 +106,18 @@ class Session:
             return self.outbox.get(timeout=timeout_s)
         except queue.Empty:
             return Flush()
+
+
+def _heartbeat(said: Report) -> Report:
+    """A sign of life that repeats the last acknowledgement."""
+    return Report(
+        epoch=said.epoch,
+        first_step=said.first_step + said.steps,
+        retired=said.retired,
+        in_flight=said.in_flight,
+        running=said.running,
+        spare=said.spare,
+        stalled_slot=said.stalled_slot,
+        draining=said.draining,
+        heartbeat=True,
+    )

@@ -1,0 +1,114 @@
+"""ReportBundle: Reports that follow closely and travel as one.
+
+A step names the Grant that was applied at its launch, so tokens keep their owners whatever is joined. What names no
+step is careful: prefill progress is joined only with steps of one Grant, and a Report with errors travels alone, since
+errors belong to whoever held the slot in the Grant that it says has retired.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import Logprobs, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MAX_REPORTS = 64
+MAX_BYTES = 1 << 20
+ROW_COLUMNS = ("slot", "count", "token", "finish", "prefill_slot", "prefill_position")
+STEP_COLUMNS = ("step_applied", "step_rows", "step_prefill_tokens")
+MOVE_COLUMNS = ("moved_id", "moved_status", "moved_pages", "moved_us")
+
+
+class ReportBundle:
+    """`fits`, then `add`; `take` empties it."""
+
+    def __init__(self) -> None:
+        self._reports: list[Report] = []
+        self._bytes = 0
+        self._grants: set[int] = set()
+        self._prefills = False
+
+    def __len__(self) -> int:
+        return len(self._reports)
+
+    def fits(self, report: Report) -> bool:
+        """Whether the Report may travel with those that are here."""
+        if not self._reports:
+            return True
+        last = self._reports[-1]
+        if last.epoch != report.epoch or last.error or report.error:
+            return False
+        if len(self._reports) == MAX_REPORTS or self._bytes + size_of(report) > MAX_BYTES:
+            return False
+        return not (self._prefills or len(report.prefill_slot)) or len(self._grants | _grants(report)) <= 1
+
+    def add(self, report: Report) -> None:
+        """Take it in."""
+        self._reports.append(report)
+        self._bytes += size_of(report)
+        self._grants |= _grants(report)
+        self._prefills |= bool(len(report.prefill_slot))
+
+    def take(self) -> Report:
+        """All of them as one; there must be one at least."""
+        merged = merge_reports(self._reports)
+        self._reports, self._bytes, self._grants, self._prefills = [], 0, set(), False
+        return merged
+
+
+def size_of(report: Report) -> int:
+    """About the bytes of its columns."""
+    tops = 0 if report.logprobs is None else 16 * len(report.logprobs.logprob) + 8 * len(report.logprobs.top_id)
+    return 64 * report.steps + 16 * len(report.slot) + 8 * len(report.prefill_slot) + tops
+
+
+def _grants(report: Report) -> set[int]:
+    return set(report.step_applied.tolist())
+
+
+def merge_reports(reports: Sequence[Report]) -> Report:
+    """Reports in order, as one. Counts and stalls are the last one's."""
+    if len(reports) == 1:
+        return reports[0]
+    last = reports[-1]
+    columns = {
+        name: np.concatenate([getattr(r, name) for r in reports]) for name in ROW_COLUMNS + STEP_COLUMNS + MOVE_COLUMNS
+    }
+    return Report(
+        epoch=last.epoch,
+        first_step=next((r.first_step for r in reports if r.steps), last.first_step),
+        retired=last.retired,
+        in_flight=last.in_flight,
+        logprobs=_merge_logprobs(reports),
+        running=last.running,
+        spare=last.spare,
+        stalled_slot=last.stalled_slot,
+        error=[error for r in reports for error in r.error],
+        timing=[timing for r in reports for timing in r.timing],
+        grant_arrival_us=last.grant_arrival_us,
+        draining=last.draining,
+        heartbeat=False,
+        **columns,
+    )
+
+
+def _merge_logprobs(reports: Sequence[Report]) -> Logprobs | None:
+    parts, first = [], 0
+    for report in reports:
+        if report.logprobs is not None:
+            parts.append((first, report.logprobs))
+        first += len(report.token)
+    if not parts:
+        return None
+    return Logprobs(
+        token_index=np.concatenate([p.token_index + np.int32(offset) for offset, p in parts]),
+        logprob=np.concatenate([p.logprob for _, p in parts]),
+        rank=np.concatenate([p.rank for _, p in parts]),
+        top_count=np.concatenate([p.top_count for _, p in parts]),
+        top_id=np.concatenate([p.top_id for _, p in parts]),
+        top_logprob=np.concatenate([p.top_logprob for _, p in parts]),
+    )
