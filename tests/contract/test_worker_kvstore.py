@@ -18,14 +18,19 @@ import pytest
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import Abandoned, KvClient
 from quire_common.pages import PageRun, chain_hashes
+from quire_common.sequence import RequestContext
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import KvstoreService, worker_threads
 from quire_worker.config import WorkerConfig
+from quire_worker.engine.moves import MoveResult
+from quire_worker.mover.mover_process import MoverProcess
+from quire_worker.mover.setup import MoverSetup
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, Told, a_start, ids
 from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_info, counting_model
+from tests.otlp_sink import OtlpSink
 
 PROMPT = list(range(20, 33))  # three full pages of 4, and one token
 HASHES = tuple(chain_hashes(PROMPT, 4))
@@ -151,6 +156,42 @@ def test_when_the_mover_is_killed_the_scheduler_sees_a_miss_and_then_hits_again(
                 scheduler.grant(move=[PageMove(move_id, MoveKind.LOAD, 0, ids(21, 22, 23), HASHES, look_up(address))])
                 moved(scheduler, told, move_id)
             assert told.errors == [] and worker.failed == []
+
+
+class Pages:
+    """A pool of one page."""
+
+    page_bytes = 16
+
+    def read_page(self, page: int, /) -> bytes:
+        return bytes(range(16))
+
+    def write_page(self, page: int, data: bytes | memoryview, /) -> None:
+        raise AssertionError("nothing is loaded")
+
+
+def test_a_move_is_a_span_of_its_request() -> None:
+    trace, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+    context = RequestContext("r1", traceparent=f"00-{trace}-{parent}-01")
+    with OtlpSink() as sink, kvstore() as address:
+        group = counting_info().pages.groups[0]
+        setup = MoverSetup(
+            address, RUN.namespace.hex(), group.dtype, 16, 2, instance="worker-7", otlp_traces_endpoint=sink.endpoint
+        )
+        mover, woken = MoverProcess.start(setup, Pages()), threading.Event()
+        mover.wake = woken.set
+        assert mover.submit(PageMove(1, MoveKind.STORE, 0, ids(1), HASHES[:1], context=context))
+        ended: list[MoveResult] = []
+        while not ended:
+            assert woken.wait(60)
+            woken.clear()
+            ended = mover.finished()
+        assert ended[0].ok
+        mover.close()  # the last spans leave with it
+        spans = sink.wait_for(lambda spans: any(span.name == "store_pages" for span in spans), timeout_s=60)
+    (span,) = [span for span in spans if span.name == "store_pages"]
+    assert (span.service, span.trace_id, span.parent_id) == ("quire-worker", trace, parent)
+    assert {span.trace_id for span in spans} == {trace}  # the calls to the kvstore too
 
 
 def test_a_put_that_is_abandoned_leaves_nothing() -> None:

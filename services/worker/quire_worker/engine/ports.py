@@ -44,7 +44,7 @@ class Runner(Protocol):
 
 
 class PageBytes(Protocol):
-    """The device's pages as bytes, for moves. Called from the mover's thread, on pages that no step writes."""
+    """The device's pages as bytes, for moves. Called from the model thread, on pages that no step writes."""
 
     page_bytes: int
 

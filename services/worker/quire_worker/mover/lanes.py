@@ -110,8 +110,8 @@ class Lane:
             self._current = None
             self._left_over()
             self._changed.notify_all()
+        _trace(job, pages)  # before the engine knows: it may close then
         self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages]))
-        _trace(job, pages)
 
     def _carry(self, job: Job) -> int:
         raise NotImplementedError

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 COMMAND = (sys.executable, "-m", "quire_worker.mover")
 MAX_OPEN = 128
-# Some 1 ms of copying on a CPU.
-COPY_BYTES = 4 << 20
+# Half a millisecond of copying on a CPU; the engine calls several times a step.
+COPY_BYTES = 2 << 20
 log = get_logger(__name__)
 
 
