@@ -7,17 +7,17 @@ clock runs; counting and checking come after.
 
 from __future__ import annotations
 
-import queue
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 
+import grpc
 import numpy as np
+import uvloop
 
 from bench.delay_stack import DelayStack
 from bench.delay_workload import DelayWorkload
-from quire.v1 import scheduler_pb2
+from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire_common.credit.hello import PROTOCOL_VERSION
 
 # Requests in the scheduler for each row: beyond all slots, so that admission never waits for the driver.
@@ -56,60 +56,55 @@ class _Session:
     def __init__(self, stack: DelayStack, work: DelayWorkload, rows: int) -> None:
         self._stack = stack
         self._work = work
-        self._outgoing: queue.SimpleQueue[scheduler_pb2.SessionRequest | None] = queue.SimpleQueue()
         self._handles = count()
         self.frames: list[scheduler_pb2.SessionResponse] = []
-        self.times: list[float] = []
         self.length: dict[int, int] = {}
-        hello = scheduler_pb2.SessionHello(protocol_version=PROTOCOL_VERSION, router_id="bench")
-        self._outgoing.put(scheduler_pb2.SessionRequest(hello=hello))
-        self.call = stack.stub.Session(self._requests())
-        next(self.call)
-        residual = work.rng.random(rows)
-        self._submit([1 + int(share * work.length(handle)) for handle, share in enumerate(residual)])
-        self._submit([0] * round(rows * (_PER_ROW - 1)))
+        self._rows = rows
+        self._channel = grpc.aio.insecure_channel(stack.address)
+        self._call = scheduler_pb2_grpc.SchedulerStub(self._channel).Session()
 
-    def run_until(self, end: float) -> _Mark:
+    async def open(self) -> None:
+        """Say hello and hand in the first requests."""
+        hello = scheduler_pb2.SessionHello(protocol_version=PROTOCOL_VERSION, router_id="bench")
+        await self._call.write(scheduler_pb2.SessionRequest(hello=hello))
+        await self._call.read()
+        residual = self._work.rng.random(self._rows)
+        await self._submit([1 + int(share * self._work.length(handle)) for handle, share in enumerate(residual)])
+        await self._submit([0] * round(self._rows * (_PER_ROW - 1)))
+
+    async def run_until(self, end: float) -> _Mark:
         """Serve on, until the first frame after a time."""
-        for frame in self.call:
+        while (frame := await self._call.read()) is not grpc.aio.EOF:
+            now = time.monotonic()
             self.frames.append(frame)
-            self.times.append(time.monotonic())
             if any(frame.finish):
-                self._submit([0] * sum(map(bool, frame.finish)))
+                await self._submit([0] * sum(map(bool, frame.finish)))
             if frame.failed:
                 raise RuntimeError(f"a request failed: {frame.failed[0].error}")
-            if self.times[-1] >= end and frame.token:
-                return _Mark(len(self.frames), self.times[-1], self._stack.steps(), self._stack.cpu_s())
+            if now >= end and frame.token:
+                return _Mark(len(self.frames), now, self._stack.steps(), self._stack.cpu_s())
         raise RuntimeError("the session ended")
 
-    def close(self) -> None:
-        self._outgoing.put(None)
-        self.call.cancel()
+    async def close(self) -> None:
+        """End it, and with it its requests."""
+        self._call.cancel()
+        await self._channel.close()
 
-    def _requests(self) -> Iterator[scheduler_pb2.SessionRequest]:
-        while (message := self._outgoing.get()) is not None:
-            yield message
-
-    def _submit(self, lengths: list[int]) -> None:
+    async def _submit(self, lengths: list[int]) -> None:
         message = scheduler_pb2.SessionRequest()
         for length in lengths:
             handle = next(self._handles)
             submit = self._work.submit(handle, length)
             self.length[handle] = submit.sequence.stop.max_tokens
             message.submit.append(submit)
-        self._outgoing.put(message)
+        await self._call.write(message)
 
 
 def measure(
     stack: DelayStack, work: DelayWorkload, rows: int, step_ms: float, ramp_s: float, seconds: float
 ) -> Measured:
     """One run on an idle stack, which is idle again afterwards. Raises RuntimeError for a wrong token."""
-    session = _Session(stack, work, rows)
-    try:
-        begin = session.run_until(time.monotonic() + ramp_s)
-        end = session.run_until(begin.at + seconds)
-    finally:
-        session.close()
+    session, begin, end = uvloop.run(_serve(stack, work, rows, ramp_s, seconds))
     tokens = _decode_tokens(session.frames, begin.frames, end.frames)
     checked = _check(session, work)
     stack.until_idle()
@@ -126,6 +121,18 @@ def measure(
         worker_us_per_step=spent["worker"],
         checked=checked,
     )
+
+
+async def _serve(
+    stack: DelayStack, work: DelayWorkload, rows: int, ramp_s: float, seconds: float
+) -> tuple[_Session, _Mark, _Mark]:
+    session = _Session(stack, work, rows)
+    try:
+        await session.open()
+        begin = await session.run_until(time.monotonic() + ramp_s)
+        return session, begin, await session.run_until(begin.at + seconds)
+    finally:
+        await session.close()
 
 
 def _decode_tokens(frames: list[scheduler_pb2.SessionResponse], first: int, last: int) -> int:

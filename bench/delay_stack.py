@@ -42,7 +42,8 @@ class DelayStack:
         except BaseException:
             self.close()
             raise
-        self.stub = scheduler_pb2_grpc.SchedulerStub(self._channels[0])
+        self.address = self.scheduler.address()
+        self._scheduler = scheduler_pb2_grpc.SchedulerStub(self._channels[0])
         self._worker = worker_pb2_grpc.WorkerStub(self._channels[1])
         return self
 
@@ -73,7 +74,7 @@ class DelayStack:
 
     def until_idle(self) -> None:
         """Wait until nothing runs, waits or holds a page; raises RuntimeError where that does not come."""
-        call = self.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=_IDLE_LIMIT_S)
+        call = self._scheduler.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=_IDLE_LIMIT_S)
         try:
             for load in call:
                 if not (load.running or load.waiting or load.referenced_pages):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 # Sleeps end about this much late; the rest is waited for in naps that give way to other threads.
-_MARGIN_NS = 60_000
+_MARGIN_NS = 30_000
 _PR_SET_TIMERSLACK = 29
 
 
