@@ -76,10 +76,7 @@ class Growth:
         return bool((np.minimum(slots.known_len[active] + lead, slots.ceiling[active]) > slots.capacity[active]).any())
 
     def _missing(self, active: NDArray[np.intp], reach: int) -> NDArray[np.int32]:
-        """Pages that each lacks to compute so many positions past its known ones."""
-        slots, size = self._replica.slots, self._replica.page_size
-        wanted = np.minimum(slots.known_len[active] + reach, slots.ceiling[active])
-        return np.maximum(-(-wanted // size) - slots.capacity[active] // size, 0)
+        return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
 
     def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
         """Hand pages out, lowest order key first; returns the slots for which none were left."""

@@ -1,6 +1,6 @@
 """Reads a Report into the replica: tokens to their requests, finished sequences out, finished moves settled.
 
-The usual step - every row one token of the slot's present holder - is array work plus one list append per row.
+Usual steps - every row one token of the slot's present holder - are array work, with no object per row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire_scheduler.page_allocator import Fence
 from quire_scheduler.request import Request, State
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from collections.abc import Iterable
 
     from quire_common.credit import Report
     from quire_scheduler.lifecycle import Lifecycle
@@ -44,7 +44,7 @@ class Harvest:
         if len(report.slot):
             self._rows(report, fence, now)
         elif report.error:
-            self._errors(report, dict(report.error), fence, now)
+            self._errors(report.error, fence, now)
         self._lifecycle.retired(replica.slots.retire(report.retired))
         replica.pools.advance(report.retired, self._completed)
         stats, prefill = replica.stats, int(report.step_prefill_tokens.sum())
@@ -72,68 +72,64 @@ class Harvest:
 
     def _rows(self, report: Report, fence: Fence, now: float) -> None:
         slots = self._replica.slots
-        slot, count = report.slot, report.count
-        if int(slot.min()) < 0 or int(slot.max()) >= slots.num_slots:
+        slot, finish = report.slot, report.finish
+        if int(slot.view(np.uint32).max()) >= slots.num_slots:
             raise Internal("BAD_SLOT", "The worker reported a slot that it does not have.", "See the worker's log.")
         applied = np.repeat(report.step_applied, report.step_rows)
-        present = slots.active[slot] & (slots.start_seq[slot] <= applied)
-        if report.steps == 1 and present.all() and int(count.max()) == 1 == int(count.min()):
-            self._append_step(slot, report.token)
-            requests: list[Request | None] | None = None
+        present = slots.held_since(slot, applied)
+        usual = bool(present.all()) and len(report.token) == len(slot) and int(report.count.min()) == 1
+        ends = bool(finish.any())
+        reasons = FINISH_REASONS[finish] if ends else finish
+        rows = Rows(slots.session[slot], slots.handle[slot], report.count, report.token, reasons, report.logprobs)
+        owners: dict[int, Request | None] = {}
+        if usual:
+            self._append(report)
         else:
-            requests = [slots.held_at(s, a) for s, a in zip(slot.tolist(), applied.tolist(), strict=True)]
-            self._append_rows(requests, slot, count, report.token)
-        rows = Rows(
-            slots.session[slot], slots.handle[slot], count, report.token, FINISH_REASONS[report.finish], report.logprobs
-        )
-        drop = self._own(rows, requests)
-        first = slots.prefilling[slot] & (count > 0) & present
+            owners = {i: slots.held_at(int(slot[i]), int(applied[i])) for i in np.flatnonzero(~present).tolist()}
+            self._append_unusual(report, rows, owners)
+        drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
+        first = slots.prefilling[slot]
         if first.any():
-            self._first_tokens(slot[first].tolist(), now)
-        if report.finish.any():
-            self._finishes(report, rows, requests, fence, drop, now)
+            self._first_tokens(slot[first & (report.count > 0) & present].tolist(), now)
+        if ends:
+            drop += self._finishes(report, rows, owners, fence, now)
         elif report.error:
-            self._errors(report, dict(report.error), fence, now)
-        self._replica.outputs.add_rows(rows.select(~drop) if drop.any() else rows)
+            self._errors(report.error, fence, now)
+        if drop:
+            keep = np.ones(len(slot), np.bool_)
+            keep[drop] = False
+            rows = rows.select(keep)
+        self._replica.outputs.add_rows(rows)
 
-    def _append_step(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
-        """The usual case."""
-        slots = self._replica.slots
-        slots.known_len[slot] += 1
-        holder = slots.holder
-        for s, t in zip(slot.tolist(), token.tolist(), strict=True):
-            holder[s].output.append(t)
+    def _append(self, report: Report) -> None:
+        """The usual case: each row is one token of the slot's present holder."""
+        slots, steps, rows, at = self._replica.slots, report.steps, int(report.step_rows[0]), 0
+        if 1 < steps <= slots.tokens.most and rows * steps == len(report.slot):
+            grid = report.slot.reshape(steps, rows)
+            if (grid[1:] == grid[0]).all():
+                slots.append(grid[0], report.token.reshape(steps, rows))
+                return
+        for rows in report.step_rows.tolist():
+            slots.append(report.slot[at : at + rows], report.token[None, at : at + rows])
+            at += rows
 
-    def _append_rows(
-        self,
-        requests: list[Request | None],
-        slot: NDArray[np.int32],
-        count: NDArray[np.int32],
-        token: NDArray[np.int32],
-    ) -> None:
-        """Rows of several steps, of former holders, or with other than one token."""
-        slots, at, tokens = self._replica.slots, 0, token.tolist()
-        for request, s, n in zip(requests, slot.tolist(), count.tolist(), strict=True):
-            mine, at = tokens[at : at + n], at + n
-            if request is None or request.state is State.FINISHED:
-                self._replica.stats.late_tokens += n
+    def _append_unusual(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
+        """Rows among which are some of former holders (`owners`, by row), or with other than one token."""
+        slots, stats = self._replica.slots, self._replica.stats
+        at, tokens = 0, report.token.tolist()
+        for index, (slot, count) in enumerate(zip(report.slot.tolist(), report.count.tolist(), strict=True)):
+            mine, at = tokens[at : at + count], at + count
+            if index not in owners:
+                if count:
+                    slots.settle(slot)
+                    slots.held(slot).output.extend(mine)
+                    slots.known_len[slot] += count
                 continue
-            request.output.extend(mine)
-            if request.slot == s:
-                slots.known_len[s] += n
-            else:
-                self._replica.stats.late_tokens += n
-
-    def _own(self, rows: Rows, requests: list[Request | None] | None) -> NDArray[np.bool_]:
-        """Set session and handle of rows by their requests; returns the rows that are nobody's any more."""
-        drop = np.zeros(len(rows.handle), np.bool_)
-        if requests is not None:
-            for index, request in enumerate(requests):
-                if request is None or request.state is State.FINISHED:
-                    drop[index] = True
-                else:
-                    rows.session[index], rows.handle[index] = request.session, request.handle
-        return drop
+            stats.late_tokens += count
+            request = owners[index]
+            if request is not None and request.state is not State.FINISHED:
+                request.output.extend(mine)
+                rows.session[index], rows.handle[index] = request.session, request.handle
 
     def _first_tokens(self, first: list[int], now: float) -> None:
         replica = self._replica
@@ -142,8 +138,8 @@ class Harvest:
             if request is None or not replica.slots.prefilling[slot]:
                 continue
             replica.slots.prefilling[slot] = False
-            before = int(replica.slots.known_len[slot]) - 1
-            request.timing.first_token(now, before - request.cached_tokens, len(request.output))
+            before = int(replica.slots.start_len[slot])
+            request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
             self._name_pages(request)
             replica.kv.store(request)
 
@@ -155,43 +151,42 @@ class Harvest:
                 self._replica.names.name(group, table[:full], request.hashes, tokens)
 
     def _finishes(
-        self,
-        report: Report,
-        rows: Rows,
-        requests: list[Request | None] | None,
-        fence: Fence,
-        drop: NDArray[np.bool_],
-        now: float,
-    ) -> None:
-        errors = dict(report.error)
+        self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float
+    ) -> list[int]:
+        """End the sequences whose rows say so; returns the rows that nobody shall hear of."""
+        errors, drop = list(report.error), []
         ends = np.cumsum(report.count)
-        for index in np.nonzero(report.finish)[0].tolist():
+        for index in np.flatnonzero(report.finish).tolist():
             slot = int(report.slot[index])
-            request = self._replica.slots.holder[slot] if requests is None else requests[index]
             # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
-            error = errors.pop(slot, None) if report.finish[index] == Finish.ERROR else None
+            error = _take(errors, slot) if report.finish[index] == Finish.ERROR else None
+            request = owners[index] if index in owners else self._replica.slots.holder[slot]
             if request is None or request.state is State.FINISHED:
-                drop[index] = True
+                drop.append(index)
                 continue
             # A late row of a slot that a Grant stopped: the slot is settled, the request may still end by it.
             reason = FinishReason(int(rows.finish[index]))
             if reason is FinishReason.ERROR:
-                drop[index] = True
+                drop.append(index)
                 self._error(request, error, fence, now)
                 continue
             has_token = reason is FinishReason.STOP and report.count[index]
             stop_token = int(report.token[ends[index] - 1]) if has_token else -1
             self._lifecycle.finish(request, reason, now, fence, stop_token)
-        self._errors(report, errors, fence, now)
+        self._errors(errors, fence, now)
+        return drop
 
-    def _errors(self, report: Report, errors: dict[int, QuireError], fence: Fence, now: float) -> None:
-        """Errors of slots without a row, a refused start for one: whoever held the slot when the Report was made."""
+    def _errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
+        """Errors of slots without a row: a refused start, or pages that a waiting sequence will not get."""
         slots = self._replica.slots
-        for slot, error in errors.items():
-            if not 0 <= slot < slots.num_slots:
+        for slot, error in errors:
+            request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
+            if request is None:
+                # Of a sequence that was stopped meanwhile: if it was preempted, it is tried again anyway.
                 continue
-            request = slots.held_at(slot, report.retired) or slots.holder[slot]
-            if request is not None and request.state is not State.FINISHED:
+            if slots.in_doubt(slot):
+                self._lifecycle.in_doubt(request, error, now)
+            else:
                 self._error(request, error, fence, now)
 
     def _error(self, request: Request, error: QuireError | None, fence: Fence, now: float) -> None:
@@ -200,3 +195,12 @@ class Harvest:
             return
         unknown = Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
         self._lifecycle.fail(request, error or unknown, now, fence)
+
+
+def _take(errors: list[tuple[int, QuireError]], slot: int) -> QuireError | None:
+    """The first of the slot's errors, removed."""
+    for index, (of, error) in enumerate(errors):
+        if of == slot:
+            del errors[index]
+            return error
+    return None

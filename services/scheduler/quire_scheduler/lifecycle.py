@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     Ended = Callable[[Request, str, str], None]
 
 _MOST_PAGES_LOST = 3
+_MOST_DOUBTS = 3
 
 
 class Lifecycle:
@@ -80,6 +81,15 @@ class Lifecycle:
             request.timing.stopped(now, len(request.output))
             self._replica.waiting.seat(request)
 
+    def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
+        """The worker refused this request's start, or ended the slot's former sequence: it does not say which. The
+        request is stopped, whether it runs or not, and tried again, but not for ever."""
+        request.doubts += 1
+        if request.doubts > _MOST_DOUBTS:
+            self.fail(request, error, now)
+        else:
+            self.preempt(request, now)
+
     def retired(self, requests: list[Request]) -> None:
         """Stops have retired: the preempted among their requests wait again."""
         for request in requests:
@@ -92,11 +102,11 @@ class Lifecycle:
             case State.QUEUED | State.LOOKUP | State.READY:
                 replica.waiting.discard(request)
             case State.STARTED:
-                request.timing.stopped(now, len(request.output))
                 if fence is None:
                     self._stop(request)
                 else:
                     self._vacated(request, fence)
+                request.timing.stopped(now, len(request.output))
                 request.to(State.FINISHED)
                 replica.rates.finish()
             case _:

@@ -55,7 +55,7 @@ class Request:
     state: State = State.QUEUED
     # Lower goes first; the seat in the order, kept over preemption.
     order_key: int = 0
-    # All output ids, those of earlier attempts first.
+    # All output ids, those of earlier attempts first; while it holds a slot, the latest are in the slot table.
     output: array[int] = field(default_factory=lambda: array("i"))
     # Identities of the prompt's full pages.
     hashes: tuple[bytes, ...] = ()
@@ -67,6 +67,8 @@ class Request:
     looked_up: bool = False
     preemptions: int = 0
     pages_lost: int = 0
+    # Errors of which it is not known whether they were this request's.
+    doubts: int = 0
     admitted: bool = False
 
     @classmethod

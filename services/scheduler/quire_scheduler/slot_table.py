@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quire_scheduler.invariant import require
+from quire_scheduler.token_matrix import TokenMatrix
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_scheduler.request import Request
+
+
+FREE = np.iinfo(np.int64).max
 
 
 class Tenure(NamedTuple):
@@ -34,7 +38,8 @@ class SlotTable:
         self.num_slots = num_slots
         self.holder: list[Request | None] = [None] * num_slots
         self.active: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
-        self.start_seq: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        # The Grant that started the sequence; of no step's concern where the slot is free.
+        self.start_seq: NDArray[np.int64] = np.full(num_slots, FREE, np.int64)
         self.order_key: NDArray[np.int64] = np.zeros(num_slots, np.int64)
         # Tokens known when the sequence was started.
         self.start_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
@@ -50,6 +55,8 @@ class SlotTable:
         self.handle: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # No token has come since the start.
         self.prefilling: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        # Tokens that are known and not yet in their request's output.
+        self.tokens = TokenMatrix(num_slots)
         self.num_active = 0
         self._free = list(range(num_slots - 1, -1, -1))
         self._former: dict[int, list[Tenure]] = {}
@@ -98,13 +105,38 @@ class SlotTable:
         active = np.flatnonzero(self.active & self.prefilling)
         return int((self.known_len[active] - self.computed[active]).sum())
 
+    def missing_pages(self, slots: NDArray[np.intp], reach: int, page_size: int) -> NDArray[np.int32]:
+        """Pages that each slot lacks to compute `reach` positions past its known ones, as far as it may ever go."""
+        wanted = np.minimum(self.known_len[slots] + reach, self.ceiling[slots])
+        return np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
+
+    def append(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
+        """Rows of tokens (step, slot) for the slots, which are distinct and held."""
+        for full in self.tokens.full(slot, len(token)).tolist():
+            self.settle(full)
+        self.tokens.put(slot, token)
+        self.known_len[slot] += len(token)
+
+    def settle(self, slot: int) -> None:
+        """Bring the output of the slot's request up to date."""
+        if self.tokens.count[slot]:
+            self.held(slot).output.frombytes(self.tokens.take(slot))
+
+    def held_since(self, slot: NDArray[np.int32], applied: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are of the slots' present holders; the array form of `held_at`."""
+        return self.start_seq[slot] <= applied
+
+    def in_doubt(self, slot: int) -> bool:
+        """Whether a row of the slot may still be of a former holder."""
+        return slot in self._former
+
     def active_slots(self) -> NDArray[np.intp]:
         """Slots that hold a sequence."""
         return np.nonzero(self.active)[0]
 
     def held_at(self, slot: int, applied: int) -> Request | None:
         """Whose a row is that a step computed after applying Grant `applied`; None: of a sequence that had finished."""
-        if self.active[slot] and self.start_seq[slot] <= applied:
+        if self.start_seq[slot] <= applied:
             return self.holder[slot]
         for tenure in self._former.get(slot, ()):
             if tenure.start_seq <= applied < tenure.stop_seq:
@@ -138,11 +170,14 @@ class SlotTable:
             if request is not None:
                 names = (self.session[slot], self.handle[slot]) == (request.session, request.handle)
                 require(request.slot == slot and names, f"slot {slot} names another request than its own")
-                require(self.known_len[slot] == request.known_len, f"slot {slot} lost count of its tokens")
+                known = request.known_len + self.tokens.count[slot]
+                require(self.known_len[slot] == known, f"slot {slot} lost count of its tokens")
 
     def _vacate(self, slot: int) -> None:
+        self.settle(slot)
         request = self.held(slot)
         request.slot = -1
+        self.start_seq[slot] = FREE
         self.holder[slot] = None
         self.active[slot] = False
         self.num_active -= 1

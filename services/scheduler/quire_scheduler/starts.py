@@ -76,14 +76,15 @@ class Starts:
         least, wanted = pools.pages_for(known), pools.pages_for(max(min(known + reach, ceiling), known))
         if not slots.num_active:
             return min(wanted, pools.free) if least <= pools.free else 0
-        # A page in hand for each that runs, so that a start does not at once preempt; a spare leaves them their lead.
-        each = 1
+        # What those that run will need soon stays free, lest a start at once preempt; a spare leaves them their lead.
+        kept = replica.page_size
         if slots.num_active >= policy.rows:
-            each += reach // replica.page_size
+            kept += reach
             waiting_tokens = slots.waiting_tokens()
             if waiting_tokens and waiting_tokens + known > policy.most_spare_tokens():
                 return 0
-        left = pools.free - each * slots.num_active
+        missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
+        left = pools.free - int(missing.sum())
         return min(wanted, left) if least <= left else 0
 
     def _begin(self, request: Request, count: int, ceiling: int, now: float) -> Start:

@@ -43,3 +43,14 @@ def test_integrity_notices_a_lost_count() -> None:
     table.known_len[slot] += 1
     with pytest.raises(AssertionError, match="lost count"):
         table.check_integrity()
+
+
+def test_output_is_brought_up_to_date_when_the_slot_is_left_and_when_its_row_is_full() -> None:
+    table, one = SlotTable(2), request(1)
+    slot = table.take(one, seq=1, ceiling=4000, capacity=4000)
+    for start in range(0, 600, 3):
+        table.append(np.array([slot], np.int32), np.arange(start, start + 3, dtype=np.int32)[:, None])
+        table.check_integrity()
+    assert 0 < len(one.output) < 600 and table.known_len[slot] == 604
+    table.stop(slot, seq=2)
+    assert list(one.output) == list(range(600))

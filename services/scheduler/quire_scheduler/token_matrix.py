@@ -1,0 +1,44 @@
+"""Tokens by slot, as they come, until their request needs them: one indexed write per step instead of one per token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+WIDTH = 256
+
+
+class TokenMatrix:
+    """Up to `width` tokens of each slot. Knows nothing of who holds a slot."""
+
+    def __init__(self, num_slots: int, width: int = WIDTH) -> None:
+        self._width = width
+        self._token: NDArray[np.int32] = np.zeros((num_slots, width), np.int32)
+        # Tokens that wait, by slot.
+        self.count: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+
+    @property
+    def most(self) -> int:
+        """Tokens of a slot that `put` can take at once."""
+        return self._width
+
+    def full(self, slot: NDArray[np.int32], more: int) -> NDArray[np.int32]:
+        """Those of the slots that have no room for so many more tokens: `take` theirs first."""
+        full = self.count[slot] > self._width - more
+        return slot[full] if full.any() else slot[:0]
+
+    def put(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
+        """Rows of tokens (step, slot) for the slots, which are distinct and have room."""
+        place = self.count[slot]
+        self._token[slot, place + np.arange(len(token), dtype=np.int32)[:, None]] = token
+        self.count[slot] = place + len(token)
+
+    def take(self, slot: int) -> bytes:
+        """The slot's tokens, as little-endian int32, once."""
+        tokens = self._token[slot, : self.count[slot]].tobytes()
+        self.count[slot] = 0
+        return tokens

@@ -1,0 +1,29 @@
+"""Tokens come out in the order in which they went in, whatever the steps they came by."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_scheduler.token_matrix import TokenMatrix
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, np.int32)
+
+
+def test_steps_of_changing_company() -> None:
+    matrix = TokenMatrix(4, width=8)
+    matrix.put(ids(0, 2), np.array([[1, 10], [2, 20]], np.int32))
+    matrix.put(ids(2, 3), np.array([[30, 100]], np.int32))
+    assert matrix.count.tolist() == [2, 0, 3, 1]
+    assert np.frombuffer(matrix.take(2), "<i4").tolist() == [10, 20, 30]
+    assert matrix.take(2) == b"" and matrix.count.tolist() == [2, 0, 0, 1]
+    matrix.put(ids(2), np.array([[40]], np.int32))
+    assert np.frombuffer(matrix.take(2), "<i4").tolist() == [40]
+
+
+def test_a_full_slot_says_so() -> None:
+    matrix = TokenMatrix(3, width=4)
+    matrix.put(ids(1), np.array([[1], [2], [3]], np.int32))
+    assert matrix.full(ids(0, 1), 1).tolist() == []
+    assert matrix.full(ids(0, 1), 2).tolist() == [1]
