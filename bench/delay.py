@@ -22,7 +22,7 @@ from bench.delay_stack import DelayStack
 from bench.delay_workload import DelayWorkload, pages_needed
 
 _RAMP_STEPS, _LEAST_STEPS = 60, 100
-_RAMP_S = 0.6
+_RAMP_S = 1.0
 MODES = ("free", "lockstep")
 SCARCE = (1.0, 1.25, 1.5, 2.0, 2.5)
 
@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rows", type=int, nargs="+", default=[64, 256])
     parser.add_argument("--delay-ms", type=float, nargs="+", default=[0.0, 1.0, 5.0, 20.0], help="each way")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.2, help="of one window; at least 100 steps are measured")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of one window; at least 100 steps are measured")
     parser.add_argument("--scarce-step-ms", type=float, default=5.0)
     parser.add_argument("--scarce-rows", type=int, default=64)
     parser.add_argument("--scarce-delay-ms", type=float, default=5.0)

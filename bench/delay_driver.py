@@ -22,6 +22,8 @@ from quire_common.credit.hello import PROTOCOL_VERSION
 
 # Requests in the scheduler for each row: beyond all slots, so that admission never waits for the driver.
 _PER_ROW = 3.5
+# Successors go in together once this share of the rows has ended: messages one by one would cost more than the rest.
+_SHARE_PER_SUBMIT = 16
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class _Session:
         self.frames: list[scheduler_pb2.SessionResponse] = []
         self.length: dict[int, int] = {}
         self._rows = rows
+        self._ended = 0
         self._channel = grpc.aio.insecure_channel(stack.address)
         self._call = scheduler_pb2_grpc.SchedulerStub(self._channel).Session()
 
@@ -77,8 +80,10 @@ class _Session:
         while (frame := await self._call.read()) is not grpc.aio.EOF:
             now = time.monotonic()
             self.frames.append(frame)
-            if any(frame.finish):
-                await self._submit([0] * sum(map(bool, frame.finish)))
+            self._ended += len(frame.finish) - frame.finish.count(0)
+            if self._ended >= self._rows // _SHARE_PER_SUBMIT:
+                await self._submit([0] * self._ended)
+                self._ended = 0
             if frame.failed:
                 raise RuntimeError(f"a request failed: {frame.failed[0].error}")
             if now >= end and frame.token:

@@ -1,0 +1,43 @@
+"""A real scheduler over a real paced worker, near and far: every answer is the undisturbed one, and nothing is left."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.delay_driver import measure
+from bench.delay_stack import DelayStack
+from bench.delay_workload import PROMPT_LEN, DelayWorkload, pages_needed
+
+ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def work() -> DelayWorkload:
+    return DelayWorkload(seed=3)
+
+
+@pytest.mark.parametrize("lockstep", [False, True])
+def test_answers_are_right_near_and_far(work: DelayWorkload, lockstep: bool) -> None:
+    with DelayStack(1.0, ROWS, lockstep=lockstep) as stack:
+        for delay_ms in (0.0, 10.0):
+            stack.set_delay(delay_ms)
+            found = measure(stack, work, ROWS, 1.0, ramp_s=0.2, seconds=1.0)
+            assert found.checked > 0 and found.decode_tokens > 0
+            # A step runs for a millisecond, however fast the rest is.
+            assert found.steps <= found.seconds * 1.1e3
+
+
+def test_answers_are_right_where_pages_are_scarce(work: DelayWorkload) -> None:
+    with DelayStack(0.5, ROWS, lockstep=False, pages=pages_needed(ROWS)) as stack:
+        stack.set_delay(2.0)
+        assert measure(stack, work, ROWS, 0.5, ramp_s=0.5, seconds=2.0).checked > 0
+
+
+def test_a_wrong_answer_is_found(work: DelayWorkload, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "answer", lambda handle: DelayWorkload.answer(work, handle + 1))
+    with DelayStack(0.5, ROWS, lockstep=False) as stack, pytest.raises(RuntimeError, match="instead of"):
+        measure(stack, work, ROWS, 0.5, ramp_s=0.5, seconds=0.5)
+
+
+def test_pages_of_a_running_batch_lie_between_those_of_its_shortest_and_its_longest(work: DelayWorkload) -> None:
+    assert ROWS * (PROMPT_LEN // 16) < pages_needed(ROWS) < ROWS * (PROMPT_LEN + 192) / 16
