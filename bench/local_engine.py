@@ -1,11 +1,14 @@
-"""A scheduler core and a worker engine in one process, called directly: no gRPC, no threads.
+"""A scheduler core and a worker engine in one process, called directly: no gRPC, and no thread but the device's.
 
-What the pipeline is compared with, and the harness of the exactness tests. Knows nothing of text.
+What the pipeline is compared with, and the harness of the exactness tests: free-running, two steps in flight, as the
+services are, or with `lockstep` their plain twin. Knows nothing of text.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +20,8 @@ from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.outputs import FinishReason
 from quire_scheduler.scheduler import Scheduler
-from quire_worker.engine.device import InlineDevice
-from quire_worker.engine.engine import Engine
+from quire_worker.engine.device import InlineDevice, ThreadDevice
+from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.model_source import model_info
 from quire_worker.replica import ServedModel
@@ -40,16 +43,28 @@ class LocalEngine:
     """One replica. `submit` requests by handle, `run` until they are all done."""
 
     def __init__(
-        self, model: LoadedModel, name: str = "local", max_num_seqs: int = 64, num_pages: int = 0, **scheduler: object
+        self,
+        model: LoadedModel,
+        name: str = "local",
+        max_num_seqs: int = 64,
+        num_pages: int = 0,
+        *,
+        lockstep: bool = False,
+        **scheduler: object,
     ) -> None:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
         served = ServedModel(model.runner, model.runner.pool, model_info(name, model), pages)
         spec = served.engine_spec(max_num_seqs)
-        self.engine = Engine(spec, InlineDevice(model.runner), depth=1)
+        device = InlineDevice(model.runner) if lockstep else ThreadDevice(model.runner)
+        weakref.finalize(self, device.close)
+        self._step_ended = threading.Event()
+        device.wake = self._step_ended.set
+        self.engine = Engine(spec, device, depth=1 if lockstep else DEPTH)
         hello = WorkerHello(
             self.engine.epoch, spec.num_slots, max_num_seqs, (pages,), served.info, capabilities=(served.device,)
         )
-        self.scheduler = Scheduler(SchedulerConfig(**scheduler), hello)  # type: ignore[arg-type]  # checked by the dataclass
+        config = SchedulerConfig(lockstep=lockstep, **scheduler)  # type: ignore[arg-type]  # checked by the dataclass
+        self.scheduler = Scheduler(config, hello)
         self.served: dict[int, Served] = {}
         self.reports: Callable[[Report], None] = lambda report: None
 
@@ -64,19 +79,31 @@ class LocalEngine:
         self.scheduler.abort(_SESSION, handle, time.time())
 
     def step(self) -> bool:
-        """One round of grant, step, report; False when there was nothing to do."""
+        """One round of grants, launches and reports, or, where there is nothing of it, the wait for a step to end;
+        False when nothing runs either."""
         now = time.time()
         busy = False
+        self._step_ended.clear()
         while (grant := self.scheduler.next_grant(now)) is not None:
             self.engine.apply(grant)
             busy = True
-        busy |= self.engine.launch()
+        busy |= self._launch()
         while (report := self.engine.collect()) is not None:
             busy = True
+            self._launch()  # before the scheduler has its turn, so that the device need not wait for it
             self.reports(report)
             self._collect(self.scheduler.on_report(report, time.time()))
         self._collect(self.scheduler.take_outputs())
+        if not busy and self.engine.in_flight:
+            self._step_ended.wait()
+            return True
         return busy
+
+    def _launch(self) -> bool:
+        launched = False
+        while self.engine.launch():
+            launched = True
+        return launched
 
     def run(self) -> dict[int, Served]:
         """Serve everything that was submitted; raises RuntimeError if the replica stands still."""

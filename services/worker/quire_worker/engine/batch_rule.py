@@ -59,7 +59,10 @@ def choose_batch(view: SlotView, budget: Budget, max_num_seqs: int) -> Choice:
     left = budget.tokens_per_step - len(decode)
     if len(decode):
         left = min(left, budget.prefill_tokens_beside_decoders)
-    slots, counts = _prefill_chunks(view, np.flatnonzero(able & prefills), budget, left)
+    candidates = np.flatnonzero(able & prefills)
+    if not len(candidates):
+        return Choice(decode.astype(np.int32), np.ones(len(decode), np.int32), len(decode))
+    slots, counts = _prefill_chunks(view, candidates, budget, left)
     return Choice(
         slot=np.concatenate([decode, slots]).astype(np.int32),
         count=np.concatenate([np.ones(len(decode), np.int32), counts]),

@@ -25,7 +25,7 @@ from quire_worker.engine.report_draft import ReportDraft
 from quire_worker.engine.residents import Residents
 from quire_worker.engine.settle import settle
 from quire_worker.engine.slots import SlotState
-from quire_worker.engine.step_builder import build_step
+from quire_worker.engine.step_builder import StepBuilder
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Grant
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 _UNLIMITED = -1
+_RUNNING = int(SlotState.RUNNING)
 
 
 class Engine:
@@ -59,6 +60,7 @@ class Engine:
         self.residents = Residents(spec, self._observer)
         self._moves = MoveDesk(self.residents, NoMover() if mover is None else mover, self._draft, self._observer)
         self._rules = GrantRules(self.residents, self._moves, self._draft)
+        self._builder = StepBuilder(self.residents.table)
         self._flights: deque[Flight] = deque()
         self._outcomes: deque[StepOutcome] = deque()
         self._launched = 0
@@ -123,7 +125,7 @@ class Engine:
             return False
         if self._steps_left != _UNLIMITED:
             self._steps_left -= 1
-        batch = build_step(residents.table, choice)
+        batch = self._builder.build(choice)
         self._launched += 1
         flight = Flight(
             step=self._launched,
@@ -212,7 +214,7 @@ class Engine:
     def _view(self) -> SlotView:
         table = self.residents.table
         return SlotView(
-            runnable=table.state == SlotState.RUNNING,
+            runnable=table.state == _RUNNING,
             computed=table.computed,
             prefill_len=table.prefill_len,
             ceiling=table.ceiling(),

@@ -62,6 +62,8 @@ class SlotTable:
         self.prefill_only = np.zeros(n, np.bool_)
         self.num_pages = np.zeros(n, np.int32)
         self.page_table = np.zeros((n, spec.table_width), np.int32)
+        self.shown_page = np.zeros((n, spec.table_width), np.int32)
+        """`page_table` as far as steps have come: pages granted ahead are 0."""
         self.order_key = np.zeros(n, np.int64)
         self.prefill_rank = np.full(n, NOT_ORDERED, np.int32)
         self.stop_id = np.full((n, spec.max_stop_ids + len(spec.eos_token_ids)), -1, np.int32)
@@ -106,6 +108,16 @@ class SlotTable:
         """The slot's page table, as a view."""
         return self.page_table[slot, : self.num_pages[slot]]
 
+    def show_pages(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> None:
+        """A step will compute position..end of the slots, decode rows first."""
+        entered = np.flatnonzero(position[:decodes] % self.page_size == 0)
+        if len(entered):
+            slot, page = slots[entered], position[entered] // self.page_size
+            self.shown_page[slot, page] = self.page_table[slot, page]
+        for slot, last in zip(slots[decodes:].tolist(), end[decodes:].tolist(), strict=True):
+            needed = -(-last // self.page_size)
+            self.shown_page[slot, :needed] = self.page_table[slot, :needed]
+
     def started(self) -> int:
         """Slots that hold a sequence."""
         return int(np.count_nonzero(self.state))
@@ -148,7 +160,7 @@ class SlotTable:
     def clear(self, slot: int) -> None:
         """Make a slot IDLE and leave nothing of its sequence."""
         self.token[slot, : self.prefill_len[slot]] = 0
-        self.page_table[slot, : self.num_pages[slot]] = 0
+        self.page_table[slot, : self.num_pages[slot]] = self.shown_page[slot, : self.num_pages[slot]] = 0
         self.stop_id[slot, : self.num_stop[slot]] = -1
         for column in self._scalars:
             column[slot] = 0

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,48 +14,100 @@ from quire_worker.step import StepBatch
 if TYPE_CHECKING:
     from quire_worker.engine.batch_rule import Choice
     from quire_worker.engine.slots import SlotTable
-    from quire_worker.step import Bool, Int32
+    from quire_worker.step import Bool, Int32, Int64
 
 # The device's own columns, and those that are not by sequence.
 _NOT_SELECTED = ("token", "blocked", "formed_ns", "slot", "fed", "last", "stop_id")
 
 
-def build_step(table: SlotTable, choice: Choice) -> StepBatch:
-    """The device's input. Arrays are copies: the table may change while the step runs."""
-    slots, count = choice.slot, choice.count
-    position = table.computed[slots]
-    end = position + count
-    chunks = [
-        table.token[slot, first:last]
-        for slot, first, last in zip(
-            slots[choice.decodes :].tolist(),
-            position[choice.decodes :].tolist(),
-            end[choice.decodes :].tolist(),
-            strict=True,
+class StepBuilder:
+    """Gathers by fancy indexing. What a sequence's start fixed is gathered once and kept while the same slots run, so
+    that steady decode costs the same few operations at any number of rows. Kept arrays are shared between batches."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+        self._fixed: _Fixed | None = None
+
+    def build(self, choice: Choice) -> StepBatch:
+        """The device's input. Arrays are copies: the table may change while the step runs."""
+        table, slots, count, decodes = self._table, choice.slot, choice.count, choice.decodes
+        fixed = self._gather(slots)
+        position = table.computed[slots]
+        end = position + count
+        table.show_pages(slots, position, end, decodes)
+        if decodes == len(slots):
+            token, sample, fed = np.zeros(decodes, np.int64), fixed.everyone, fixed.everyone
+        else:
+            token = self._tokens(slots, position, end, decodes)
+            sample = (end >= fixed.prefill_len) & ~fixed.prefill_only
+            fed = np.arange(len(slots)) < decodes
+        width = -(-int(end.max()) // table.page_size)
+        return StepBatch(
+            token=token,
+            count=count,
+            position=position,
+            page_table=table.shown_page[slots, :width],
+            sample=sample,
+            blocked=self._blocked_ids(fixed, sample, end),
+            formed_ns=time.monotonic_ns(),
+            slot=slots,
+            fed=fed,
+            last=end >= fixed.bound,
+            **fixed.columns,
         )
-    ]
-    sample = (end >= table.prefill_len[slots]) & ~table.prefill_only[slots]
-    width = -(-int(end.max()) // table.page_size)
-    return StepBatch(
-        token=np.concatenate([np.zeros(choice.decodes, np.int64), *chunks]),
-        count=count,
-        position=position,
-        page_table=_covering_pages(table, slots, end, width),
-        sample=sample,
-        temperature=table.temperature[slots],
-        top_k=table.top_k[slots],
-        top_p=table.top_p[slots],
-        min_p=table.min_p[slots],
-        seed=table.seed[slots],
-        sample_index=table.sample_index[slots],
-        logprobs=table.logprobs[slots],
-        blocked=_blocked_ids(table, slots, sample, end),
-        formed_ns=time.monotonic_ns(),
-        slot=slots,
-        fed=np.arange(len(slots)) < choice.decodes,
-        last=end >= table.bound[slots],
-        stop_id=table.stop_id[slots, : int(table.num_stop[slots].max())],
-    )
+
+    def _gather(self, slots: Int32) -> _Fixed:
+        table, fixed = self._table, self._fixed
+        if fixed is None or fixed.version != table.version or not np.array_equal(fixed.slot, slots):
+            fixed = self._fixed = _Fixed(
+                version=table.version,
+                slot=slots,
+                everyone=np.ones(len(slots), np.bool_),
+                prefill_len=table.prefill_len[slots],
+                prefill_only=table.prefill_only[slots],
+                bound=table.bound[slots],
+                min_len=table.min_len[slots],
+                columns={
+                    "temperature": table.temperature[slots],
+                    "top_k": table.top_k[slots],
+                    "top_p": table.top_p[slots],
+                    "min_p": table.min_p[slots],
+                    "seed": table.seed[slots],
+                    "sample_index": table.sample_index[slots],
+                    "logprobs": table.logprobs[slots],
+                    "stop_id": table.stop_id[slots, : int(table.num_stop[slots].max())],
+                },
+            )
+        return fixed
+
+    def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> Int64:
+        """Those of prefill chunks; decode rows are fed by the device."""
+        chunks = zip(slots[decodes:].tolist(), position[decodes:].tolist(), end[decodes:].tolist(), strict=True)
+        known = [self._table.token[slot, first:last] for slot, first, last in chunks]
+        return np.concatenate([np.zeros(decodes, np.int64), *known])
+
+    def _blocked_ids(self, fixed: _Fixed, sample: Bool, end: Int32) -> dict[int, Int32]:
+        """Row -> ids that may not be drawn: stop ids of rows that have not reached min_tokens."""
+        early = sample & (end < fixed.min_len)
+        if not early.any():
+            return {}
+        table, slots = self._table, fixed.slot
+        rows = np.flatnonzero(early & (table.num_stop[slots] > 0))
+        return {int(row): table.stop_id[slots[row], : table.num_stop[slots[row]]].copy() for row in rows}
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """Columns of the slots that ran last, as their starts fixed them."""
+
+    version: int
+    slot: Int32
+    everyone: Bool
+    prefill_len: Int32
+    prefill_only: Bool
+    bound: Int32
+    min_len: Int32
+    columns: dict[str, Any]
 
 
 def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
@@ -68,16 +121,3 @@ def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
     return StepBatch(token=token, blocked=blocked, formed_ns=batch.formed_ns, **columns)
-
-
-def _covering_pages(table: SlotTable, slots: Int32, end: Int32, width: int) -> Int32:
-    """Tables cut to what each sequence needs: pages granted ahead are not the runner's business."""
-    pages = table.page_table[slots, :width]
-    needed = -(-end // table.page_size)
-    return np.where(np.arange(width)[None, :] < needed[:, None], pages, 0).astype(np.int32)
-
-
-def _blocked_ids(table: SlotTable, slots: Int32, sample: Bool, end: Int32) -> dict[int, Int32]:
-    """Row -> ids that may not be drawn: stop ids of rows that have not reached min_tokens."""
-    rows = np.flatnonzero(sample & (end < table.min_len[slots]) & (table.num_stop[slots] > 0))
-    return {int(row): table.stop_id[slots[row], : table.num_stop[slots[row]]].copy() for row in rows}
