@@ -13,7 +13,7 @@ from quire_common.errors import NotFound
 from quire_common.kv_client import KvClient, PutOutcome
 from quire_common.pages import PageKey, PageRun, frame_page
 from quire_worker.mover.carrier import KvStoreCarrier
-from quire_worker.mover.lanes import Job, LoadLane
+from quire_worker.mover.lanes import Job, LoadLane, StoreLane
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.wire import Frame, Kind
 from tests.fakes.engine_bench import ids
@@ -150,6 +150,37 @@ def test_a_lane_goes_on_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None
             (Kind.ENDED, 1, [0]), (Kind.ARRIVED, 2, [0, 0]), (Kind.ENDED, 2, [1]),
         ]  # fmt: skip
         assert bytes(ring.slot(0)) == body(1)
+    finally:
+        lane.close()
+        ring.close()
+
+
+class HalfStore:
+    """Wants all pages and fails after the first."""
+
+    def store(self, move: PageMove, want: Callable[[Sequence[int]], None], read: Callable[[int], memoryview]) -> int:
+        want(range(len(move.hashes)))
+        assert bytes(read(0)) == body(1)
+        raise NotFound("LEASE_UNKNOWN", "m", "f")
+
+    def load(self, move: PageMove, write: Callable[[int, memoryview], None]) -> int:
+        raise AssertionError("this is the other lane's")
+
+
+def test_a_store_that_fails_gives_back_every_slot_also_of_pages_that_come_later() -> None:
+    ring, sent = Ring.create(PAGE_BYTES, 4), queue.SimpleQueue[Frame]()
+    lane = StoreLane(HalfStore(), ring, sent.put)
+    try:
+        lane.put(Job(PageMove(1, MoveKind.STORE, 0, ids(1, 2, 3), (digest(1), digest(2), digest(3))), 5, 0))
+        assert sent.get(timeout=WAIT_S).numbers() == [0, 1, 2]
+        ring.slot(2)[:] = body(1)
+        lane.filled(5, 1, [(0, 2), (1, 3)])
+        released, ended = sent.get(timeout=WAIT_S), sent.get(timeout=WAIT_S)
+        assert (released.kind, sorted(released.numbers())) == (Kind.RELEASED, [2, 3])
+        assert (ended.kind, ended.generation, ended.numbers()) == (Kind.ENDED, 5, [0])
+        lane.filled(5, 1, [(2, 2)])
+        late = sent.get(timeout=WAIT_S)
+        assert (late.kind, late.numbers()) == (Kind.RELEASED, [2])
     finally:
         lane.close()
         ring.close()

@@ -110,13 +110,19 @@ def test_after_a_cancel_nothing_is_stored(tmp_path: Path) -> None:
         assert names - {"store.gate", "store.reached"} == {digest(number).hex() for number in (9, 5, 6)}
 
 
-def test_results_of_a_cancelled_run_do_not_come(rig: MoverRig) -> None:
-    rig.stored(1)
+def test_pages_of_a_cancelled_run_are_not_taken_for_those_of_a_move_of_the_same_id(rig: MoverRig) -> None:
+    rig.stored(1, 9)
+    rig.pool.clear(11)
+    gate = rig.gate(MoveKind.LOAD)
     assert rig.mover.submit(load(2, 1, 11))
+    gate.await_page()
+    rig.woken.clear()
+    gate.open()
+    assert rig.woken.wait(60)  # the page has come, and nobody has looked
     rig.mover.cancel()
-    assert [result.id for result in [rig.do(load(3, 1, 12))]] == [3]
-    assert rig.mover.submit(load(2, 1, 13))  # ids of the old run are free
-    assert [(result.id, result.ok) for result in rig.results(1)] == [(2, True)]
+    result = rig.do(load(2, 9, 12))
+    assert (result.id, result.ok) == (2, True)
+    assert rig.pool.pages[11:13] == [EMPTY, body(9)]
 
 
 class CountingCopier(HostCopier):

@@ -86,6 +86,7 @@ class Course:
         self.done["cancelled"] += len(self.open)
         self.expected |= {page: self.rig.pool.pages[page] for page in self.awaited()}
         self.open.clear()
+        self.next_id = 1  # as another run would
 
     def kill(self) -> None:
         pid = self.rig.mover.pid
