@@ -68,6 +68,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.gate.set()
         self.awake = asyncio.Event()
         self.awake.set()
+        self.reading = asyncio.Event()
+        self.reading.set()
         self.sessions = 0
         self.submitted = asyncio.Event()
         self.breaks: list[int] = []
@@ -180,6 +182,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
 
     async def _read(self, requests: AsyncIterator[pb.SessionRequest], life: _Life) -> None:
         async for request in requests:
+            await self.reading.wait()
             for submit in request.submit:
                 self.submits.append(submit)
                 self.submitted.set()

@@ -40,5 +40,8 @@ class RouterConfig(ServiceConfig):
     migration_limit: int = option(
         3, "engines in a row that a request may lose without a token, before it fails", at_least=1
     )
+    client_stall_s: float = option(
+        120.0, "a client that takes nothing of its answer for so long is dropped; 0: never", at_least=0
+    )
     metrics_on_main: bool = option(False, "serve /metrics on the HTTP port too; always so while no API key is set")
     share_prefix_across_keys: bool = option(False, "let requests of different API keys share cached prefix pages")

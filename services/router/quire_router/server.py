@@ -78,7 +78,9 @@ class RouterService:
         with_metrics = config.metrics_on_main or not self._keys
         self.routes = make_routes(config, self._pipeline, self._status, with_metrics=with_metrics)
         edge = Edge(self.routes, self._keys, config.max_body_bytes)
-        self.http = HttpServer(edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile)
+        self.http = HttpServer(
+            edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile, stall_s=config.client_stall_s
+        )
         static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers}
         self._discovery = make_discovery(config.discovery, static)
         self._tasks: list[asyncio.Task[None]] = []
@@ -86,7 +88,7 @@ class RouterService:
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """quire.v1.Inference."""
         limits = Limits(self._config.max_n, self._config.max_logprobs)
-        servicer = InferenceServicer(self._pipeline, self._catalog, self._keys, limits, self._config.request_timeout_s)
+        servicer = InferenceServicer(self._pipeline, self._catalog, self._keys, limits, self._config, self._watchdog)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         return [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]
 

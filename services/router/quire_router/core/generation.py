@@ -76,7 +76,7 @@ class Generation:
         return deltas
 
     def cancel(self, error: QuireError) -> None:
-        """End the job from outside: its sequences are aborted at once, the consumer's `news` raises."""
+        """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""
         self._outbox.fail(error)
         self._abort()
 

@@ -13,13 +13,11 @@ from quire_common.errors import ConfigError
 from quire_router.http.protocol import BoundedProtocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from starlette.types import ASGIApp
 
 _BACKLOG = 2048
-# A client that takes nothing for so long is disconnected by the kernel, also in the middle of a stream.
-_STALLED_CLIENT_MS = 120_000
 # The kernel's own default grows to megabytes for every client that reads slowly.
 _SEND_BUFFER_BYTES = 256 * 1024
 
@@ -32,10 +30,12 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Open from `start` to `close`."""
+    """Open from `start` to `close`. A client that takes nothing for `stall_s` is disconnected (0: never)."""
 
-    def __init__(self, app: ASGIApp, host: str, port: int, ssl_certfile: str = "", ssl_keyfile: str = "") -> None:
-        self._socket = _bind(host, port)
+    def __init__(
+        self, app: ASGIApp, host: str, port: int, ssl_certfile: str = "", ssl_keyfile: str = "", *, stall_s: float = 0.0
+    ) -> None:
+        self._socket = _bind(host, port, stall_s)
         bound = self._socket.getsockname()[1]
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         self.scheme = "https" if ssl_certfile else "http"
@@ -58,6 +58,11 @@ class HttpServer:
             )
         )
         self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> Collection[BoundedProtocol]:
+        """Those that are open."""
+        return self._server.server_state.connections  # type: ignore[return-value]  # all are made by our protocol
 
     async def start(self) -> None:
         """Return when connections are accepted."""
@@ -85,15 +90,16 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int, stall_s: float) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALLED_CLIENT_MS)
+        if hasattr(socket, "TCP_USER_TIMEOUT") and stall_s:
+            # The kernel sees what was taken, also in the middle of a stream and after its end; connections inherit it.
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(stall_s * 1000)))
         bound.bind((host, port))
         bound.listen(_BACKLOG)
         bound.setblocking(False)

@@ -1,0 +1,203 @@
+"""What the router makes of silence, of losses, and of steps and submits that nobody takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.v1 import scheduler_pb2 as sb
+from quire.v1 import tokenizer_pb2 as tb
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import Internal, InvalidArgument, Overloaded, QuireError, Unavailable
+from quire_common.sequence import Sequence, Stop
+from quire_router.config import RouterConfig
+from quire_router.core.choice import Choice
+from quire_router.core.delta import LENGTH
+from quire_router.core.outbox import Outbox
+from quire_router.engine.loss import failure_loss
+from quire_router.engine.outgoing import Outgoing
+from quire_router.text.detokenize_stream import MAX_STEPS, DetokenizeStream
+from quire_router.watchdog import Watchdog
+from tests.fakes.fake_tokenizer import FakeTokenizer
+from tests.unit.router.makers import make_choice, make_job
+
+WAIT_S = 30
+
+
+def test_silence_is_counted_in_ticks_that_came_in_time() -> None:
+    expired: list[str] = []
+    owes = True
+    dog = Watchdog(0.8, 2.0)
+    assert dog.tick_s == pytest.approx(0.1)
+    watch = dog.watch(0.8, lambda: expired.append("x"), lambda: owes)
+    for _ in range(7):
+        watch.advance(0.1)
+    watch.quiet_s = 0.0  # it was heard
+    for _ in range(7):
+        watch.advance(0.1)
+    assert not expired
+    owes = False
+    watch.advance(0.1)  # nothing owed, nothing missed
+    owes = True
+    for _ in range(9):
+        watch.advance(0.1)
+    assert expired == ["x"] and watch.expired
+
+
+async def test_a_stall_of_the_loop_is_not_the_peers_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tick that comes a minute late counts as two that come in time."""
+    clock_s, ticks = 0.0, iter([60.0, 60.0, 0.01, 0.01])
+    enough = asyncio.Event()
+
+    async def tick(seconds: float) -> None:
+        nonlocal clock_s
+        passed_s = next(ticks, None)
+        if passed_s is None:
+            enough.set()
+            await asyncio.Event().wait()
+        else:
+            clock_s += passed_s
+
+    dog = Watchdog(0.08)
+    watch = dog.watch(0.08, lambda: None)
+    monkeypatch.setattr("quire_router.watchdog.asyncio.sleep", tick)
+    monkeypatch.setattr("quire_router.watchdog.asyncio.get_running_loop", lambda: SimpleNamespace(time=lambda: clock_s))
+    running = asyncio.create_task(dog.run())
+    await enough.wait()
+    assert watch.quiet_s == pytest.approx(0.06) and not watch.expired
+    running.cancel()
+
+
+@pytest.mark.parametrize(
+    ("error", "admitted", "wanted"),
+    [
+        (Unavailable("WORKER_LOST", "m", "f"), True, ("worker_lost", True, False, False)),
+        (Unavailable("WORKER_LOST", "m", "f"), False, ("worker_lost", False, False, False)),
+        (Internal("PAGES_LOST", "m", "f"), True, ("pages_lost", True, False, False)),
+        (Unavailable("DRAINING", "m", "f"), True, ("draining", False, True, False)),
+        (Unavailable("WORKER_NOT_READY", "m", "f"), False, ("not_ready", False, True, False)),
+        (Overloaded("SESSION_TOO_SLOW", "m", "f"), True, ("too_slow", False, False, False)),
+        (Overloaded("QUEUE_FULL", "m", "f"), False, ("full", False, True, True)),
+        (Unavailable("SOMETHING_ELSE", "m", "f"), True, ("unavailable", True, False, False)),
+        (InvalidArgument("PROMPT_TOO_LONG", "m", "f"), False, None),
+        (Internal("INTERNAL", "m", "f"), True, None),
+    ],
+)
+def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[str, bool, bool, bool] | None) -> None:
+    loss = failure_loss("i", error, admitted=admitted)
+    assert (loss and (loss.reason, loss.suspect, loss.refused, loss.busy)) == wanted
+
+
+def test_what_another_engine_is_told() -> None:
+    choice = make_choice(make_job(logprobs=0), Outbox())
+    choice.received(pack_i32([5, 6, 7]), 0, 1)
+    choice.entries += [Any, Any]  # type: ignore[list-item]  # only counted: the third token's entry never came
+    choice.settle()
+    choice.renew(40)
+    spec = choice.to_submit()
+    assert spec.output_ids.tolist() == [5, 6] and spec.prompt_ids.tolist() == [112, 113]
+    assert (choice.handle, choice.attempt, choice.context.attempt, choice.resumed) == (40, 1, 1, True)
+    assert not choice.finish
+    choice.received(pack_i32([1] * 8), 0, 1)
+    choice.entries += [Any] * 8  # type: ignore[list-item]
+    choice.settle()
+    assert choice.finish == LENGTH  # max_tokens have come: nobody needs to say so
+
+
+async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
+    choices: dict[int, Choice] = {}
+    out = Outgoing("router", choices)
+    made = [make_choice(make_job(), Outbox(), index) for index in range(10)]
+    for choice in made:
+        choice.sequence = Sequence(np.zeros(700_000, np.int32), Stop(10))
+        choices[choice.handle] = choice
+        out.submit(choice)
+    del choices[made[3].handle]
+    out.abort(made[3].handle)
+    messages = aiter(out.messages())
+    assert (await anext(messages)).HasField("hello")
+    sent: list[sb.SessionRequest] = []
+    while sum(len(message.submit) for message in sent) < 9:
+        sent.append(await anext(messages))
+    handles = [submit.handle for message in sent for submit in message.submit]
+    assert handles == [choice.handle for choice in made if choice is not made[3]]
+    assert max(message.ByteSize() for message in sent) < 8 * 1024 * 1024
+    assert b"".join(message.abort for message in sent) == pack_i32([made[3].handle])
+
+
+class _Stub:
+    """A tokenizer in this process, that takes nothing before `take` is set."""
+
+    def __init__(self) -> None:
+        self.instance = "t"
+        self.stub = self
+        self.take = asyncio.Event()
+        self.messages: list[tb.DetokenizeRequest] = []
+
+    def Detokenize(self, requests: AsyncIterator[tb.DetokenizeRequest]) -> Any:
+        async def taken() -> AsyncIterator[tb.DetokenizeRequest]:
+            await self.take.wait()
+            async for request in requests:
+                self.messages.append(request)
+                yield request
+
+        return _Call(FakeTokenizer().Detokenize(taken(), None))
+
+    async def pick(self, wait_s: float) -> _Stub:
+        return self
+
+    def suspect(self) -> None:
+        pass
+
+
+class _Call:
+    def __init__(self, answers: AsyncIterator[tb.DetokenizeResponse]) -> None:
+        self._answers = answers
+
+    def __aiter__(self) -> AsyncIterator[tb.DetokenizeResponse]:
+        return self._answers
+
+    def cancel(self) -> None:
+        pass
+
+
+async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
+    tokenizer: Any = _Stub()
+    choices: dict[int, Choice] = {}
+    stream = DetokenizeStream(tokenizer, Watchdog(60.0), RouterConfig(), choices, lambda choice: None)
+    running = asyncio.ensure_future(stream.run())
+    made = [make_choice(make_job(), Outbox(), index) for index in range(3)]
+    await asyncio.sleep(0)
+    for choice in made:
+        choices[choice.handle] = choice
+        stream.open(choice)
+    steps = 5 * MAX_STEPS
+    handles = pack_i32([choice.handle for choice in made])
+    for step in range(steps):
+        last = step == steps - 1
+        token = [97 + step % 26, 98, 99]
+        for choice, value in zip(made, token, strict=True):
+            choice.received(pack_i32([value]), LENGTH if last else 0, 1)
+        stream.rows(handles, pack_i32([1, 1, 1]), pack_i32(token), bytes([LENGTH if last else 0] * 3))
+        assert stream.backlog <= MAX_STEPS
+        if step == steps // 2:
+            gone = choices.pop(made[2].handle)
+            stream.close(gone.handle)
+    tokenizer.take.set()
+    async with asyncio.timeout(WAIT_S):
+        while choices:
+            await asyncio.sleep(0.001)
+    assert len(tokenizer.messages) <= MAX_STEPS + 1
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    assert made[0].take().text == (letters * steps)[:steps] and made[1].take().text == "b" * steps
+    assert made[0].ended and made[1].ended and not made[2].ended
+    told = [handle for message in tokenizer.messages for handle in i32(message.handle).tolist()]
+    assert told.count(made[2].handle) <= MAX_STEPS  # what came before it left may still go
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
