@@ -102,19 +102,19 @@ def table(results: Results) -> str:
     """One line per cell: medians, and the least and the most of the rounds for the efficiency."""
     lines = [
         "part   step ms  rows  delay ms  mode      slots  pages  of ideal [least, most]    busy   fill  "
-        "us/step: scheduler  worker  answers checked"
+        "us/step: scheduler  worker  longest gap ms  answers checked"
     ]
     for cell, rounds in results.items():
         shares = [m.efficiency for m in rounds]
-        busy, fill, scheduler, worker = (
+        busy, fill, scheduler, worker, gap = (
             statistics.median(getattr(m, name) for m in rounds)
-            for name in ("busy", "fill", "scheduler_us_per_step", "worker_us_per_step")
+            for name in ("busy", "fill", "scheduler_us_per_step", "worker_us_per_step", "longest_gap_ms")
         )
         lines.append(
             f"{cell.part:6} {cell.step_ms:7g} {cell.rows:5} {cell.delay_ms:9g}  {cell.mode:8} "
             f"{cell.slots or '-':>6} {cell.pages or '-':>6}    {statistics.median(shares):.3f} "
             f"[{min(shares):.3f}, {max(shares):.3f}]  {busy:6.3f} {fill:6.3f} {scheduler:19.0f} {worker:7.0f} "
-            f"{sum(m.checked for m in rounds):16}"
+            f"{gap:15.1f} {sum(m.checked for m in rounds):16}"
         )
     return "\n".join(lines)
 

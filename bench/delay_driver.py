@@ -40,6 +40,8 @@ class Measured:
     """Decode tokens per step and row."""
     scheduler_us_per_step: float
     worker_us_per_step: float
+    longest_gap_ms: float
+    """Between two frames with tokens, as they arrived here."""
     checked: int
     """Requests that ended and had the right tokens."""
 
@@ -60,6 +62,7 @@ class _Session:
         self._work = work
         self._handles = count()
         self.frames: list[scheduler_pb2.SessionResponse] = []
+        self.times: list[float] = []
         self.length: dict[int, int] = {}
         self._rows = rows
         self._ended = 0
@@ -79,7 +82,10 @@ class _Session:
         """Serve on, until the first frame after a time."""
         while (frame := await self._call.read()) is not grpc.aio.EOF:
             now = time.monotonic()
+            if not frame.handle and not frame.failed:
+                continue
             self.frames.append(frame)
+            self.times.append(now)
             self._ended += len(frame.finish) - frame.finish.count(0)
             if self._ended >= self._rows // _SHARE_PER_SUBMIT:
                 await self._submit([0] * self._ended)
@@ -124,6 +130,7 @@ def measure(
         fill=tokens / steps / rows,
         scheduler_us_per_step=spent["scheduler"],
         worker_us_per_step=spent["worker"],
+        longest_gap_ms=float(np.diff(session.times[begin.frames - 1 : end.frames]).max()) * 1e3,
         checked=checked,
     )
 
