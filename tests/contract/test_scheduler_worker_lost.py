@@ -33,7 +33,7 @@ async def test_a_lost_worker_fails_its_requests_and_comes_back() -> None:
         await router.done(21)
         assert router.tokens[21] == undisturbed(a_sequence(4, 4))[0]
         info = await s.stub.GetModelInfo(scheduler_pb2.GetModelInfoRequest())
-        assert info.epoch.run == 2
+        assert info.epoch.run > 1
 
 
 async def test_a_hung_worker_is_given_up() -> None:

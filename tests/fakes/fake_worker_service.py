@@ -12,8 +12,9 @@ import numpy as np
 
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.credit import Epoch, Report, WorkerHello, decode_grant, encode_report
-from quire_common.credit.hello import model_to_pb, worker_hello_to_pb
-from quire_common.errors import ConfigError, to_message
+from quire_common.credit.hello import epoch_to_pb, model_to_pb, worker_hello_to_pb
+from quire_common.errors import ConfigError, FailedPrecondition, to_message
+from quire_common.telemetry.interceptors import aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from tests.fakes.fake_worker import FakeWorker
 
@@ -44,9 +45,10 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.address = ""
         self._server: grpc.aio.Server | None = None
         self._last: Report | None = None
+        self._epoch = hello.epoch
 
     async def start(self, address: str = "127.0.0.1:0") -> str:
-        self._server = grpc.aio.server(options=SERVER_OPTIONS)
+        self._server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
         worker_pb2_grpc.add_WorkerServicer_to_server(self, self._server)
         port = self._server.add_insecure_port(address)
         await self._server.start()
@@ -65,6 +67,9 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
             return
         yield worker_pb2.LoadProgress(phase="ready", model=model_to_pb(self.hello.model))
 
+    async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:
+        return worker_pb2.GetStatusResponse(epoch=epoch_to_pb(self._epoch), phase="ready")
+
     async def Run(
         self, request_iterator: AsyncIterator[worker_pb2.Grant], context: Any
     ) -> AsyncIterator[worker_pb2.Report]:
@@ -72,19 +77,26 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         assert first.HasField("hello")
         self.runs += 1
         self._last = None
-        hello = replace(self.hello, epoch=Epoch(self.hello.epoch.boot_id, self.runs))
+        self._epoch = epoch = Epoch(self.hello.epoch.boot_id, self.runs)
+        hello = replace(self.hello, epoch=epoch)
         self.worker = worker = FakeWorker(hello, store=self.store, rng=np.random.default_rng(self.runs))
         yield worker_pb2.Report(hello=worker_hello_to_pb(hello))
         wake = asyncio.Event()
         reader = asyncio.ensure_future(self._read(request_iterator, worker, wake))
         try:
             while not reader.done():
+                if self._epoch != epoch:
+                    raise FailedPrecondition("SCHEDULER_REPLACED", "Another scheduler attached.", "Run one.")
                 frames = await self._turn(worker, wake)
                 await self.beating.wait()
                 for frame in frames:
                     yield encode_report(frame)
         finally:
             reader.cancel()
+            if self._epoch == epoch:
+                # As the real one: when its scheduler goes, another run begins.
+                self.runs += 1
+                self._epoch = Epoch(epoch.boot_id, self.runs)
 
     async def _read(self, grants: AsyncIterator[worker_pb2.Grant], worker: FakeWorker, wake: asyncio.Event) -> None:
         async for message in grants:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -66,7 +67,18 @@ async def stack(
     worker = FakeWorkerService(make_hello(max_num_seqs=seqs, **options))
     if prepare is not None:
         prepare(worker)
-    config = SchedulerConfig(worker=await worker.start(), **flags)
+    await worker.start()
+    try:
+        async with scheduler_of(worker, ready=ready, **flags) as one:
+            yield one
+    finally:
+        await worker.stop()
+
+
+@asynccontextmanager
+async def scheduler_of(worker: FakeWorkerService, *, ready: bool = True, **flags: Any) -> AsyncIterator[Stack]:
+    """One more scheduler for a worker that runs."""
+    config = SchedulerConfig(worker=worker.address, **flags)
     server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
     port = server.add_insecure_port("127.0.0.1:0")
     service = SchedulerService(config, BoundServer(f"127.0.0.1:{port}", "scheduler-test", lambda _: None))
@@ -83,7 +95,6 @@ async def stack(
         await one.channel.close()
         await server.stop(None)
         await service.close()
-        await worker.stop()
 
 
 class Router:
@@ -96,6 +107,9 @@ class Router:
         self.finished: dict[int, scheduler_pb2.Finished] = {}
         self.failed: dict[int, Any] = {}
         self.messages = 0
+        # Messages that said nothing, and the longest time between two of any kind.
+        self.beats = 0
+        self.silence_s = 0.0
         self._reader: asyncio.Task[None] | None = None
 
     async def open(self) -> scheduler_pb2.SessionWelcome:
@@ -142,8 +156,12 @@ class Router:
         return from_rpc_error(caught.value)
 
     async def _read(self) -> None:
+        heard = time.monotonic()
         while (message := await self._call.read()) is not grpc.aio.EOF:
             self.messages += 1
+            self.beats += not message.ByteSize()
+            self.silence_s = max(self.silence_s, time.monotonic() - heard)
+            heard = time.monotonic()
             at = 0
             rows = zip(i32(message.handle).tolist(), i32(message.count).tolist(), message.finish, strict=True)
             ids = i32(message.token).tolist()

@@ -31,6 +31,9 @@ class SchedulerConfig(ServiceConfig):
     kvstore_known_pages: int = option(262_144, "page hashes remembered as stored already", at_least=0)
     kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
     session_queue: int = option(4096, "frames that may wait for a slow router before its session is ended", at_least=1)
+    session_queue_bytes: int = option(
+        16 << 20, "bytes that may wait for a slow router before its session is ended", at_least=1 << 16
+    )
     page_events_tail: int = option(8192, "page events kept for watchers that resume", at_least=1)
     load_interval_ms: int = option(500, "default time between two load messages", at_least=10)
     worker_heartbeat_s: float = option(2.0, "longest silence of a worker before it is lost", at_least=0.1)

@@ -55,6 +55,8 @@ class Engine:
         self.config = config
         self.core: Scheduler | None = None
         self.draining = False
+        # The worker stops: it finishes what it holds, in this epoch.
+        self._worker_drains = False
         self.progress = 0.0
         self.detail = "waiting for the worker"
         # Rings when phase, progress or the model change.
@@ -77,7 +79,8 @@ class Engine:
     @property
     def phase(self) -> str:
         """loading, ready, draining or failed."""
-        return _DRAINING if self.draining and self._phase == _READY else self._phase
+        drains = self.draining or self._worker_drains
+        return _DRAINING if drains and self._phase == _READY else self._phase
 
     def set_phase(self, phase: str, progress: float, detail: str) -> None:
         """Tell watchers how far the worker is."""
@@ -90,6 +93,7 @@ class Engine:
         self.core = Scheduler(self.config, hello, kvstore=self._kvstore is not None, ended=self._ended)
         self.core.names.listeners.append(self.page_bell.ring)
         self._meter = metrics.Meter()
+        self._worker_drains = False
         if self.draining:
             self.core.drain()
         self.set_phase(_READY, 1.0, hello.model.name)
@@ -165,6 +169,10 @@ class Engine:
     def on_report(self, report: Report) -> None:
         """Apply a Report; what sessions must hear waits for `flush`."""
         if self.core is not None:
+            if report.draining and not self._worker_drains:
+                self._worker_drains = True
+                self.core.drain()
+                self.phase_bell.ring()
             self._outputs += self.core.on_report(report, now_s())
             self._meter.report(report, self.core.stats)
 
@@ -193,6 +201,8 @@ class Engine:
         """Run for ever: deadlines of what waits while no Report comes, and gauges."""
         while True:
             await asyncio.sleep(_TICK_S)
+            for sink in self._sinks.values():
+                sink.beat()
             if self.core is not None:
                 # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
                 self.kick()

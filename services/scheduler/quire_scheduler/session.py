@@ -1,6 +1,7 @@
 """One router's Session stream: submits and aborts in, one message per step out, through a bounded queue.
 
 A session whose router does not read is ended rather than waited for; when the stream ends, its requests are aborted.
+One with nothing to say sends empty messages, so that its router can tell silence from death.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from quire_scheduler.outputs import SessionOutputs
 
 log = get_logger(__name__)
+HEARTBEAT_MS = 500
+# Said to be due a little earlier: the clock that asks ticks by itself.
+_QUIET_S = 0.35
 
 
 class Session:
@@ -32,6 +36,9 @@ class Session:
         self._engine = engine
         self._queue: asyncio.Queue[scheduler_pb2.SessionResponse | None] = asyncio.Queue()
         self._bound = engine.config.session_queue
+        self._bound_bytes = engine.config.session_queue_bytes
+        self._bytes = 0
+        self._said_s = 0.0
         self._error: QuireError | None = None
         self._half_closed = False
         self._number = 0
@@ -49,6 +56,7 @@ class Session:
         try:
             yield scheduler_pb2.SessionResponse(welcome=self._welcome())
             while (message := await self._queue.get()) is not None:
+                self._bytes -= message.ByteSize()
                 yield message
             if self._error is not None:
                 raise self._error
@@ -62,6 +70,11 @@ class Session:
             return False
         self._end_if_done()
         return True
+
+    def beat(self) -> None:
+        """See Sink."""
+        if self._queue.empty() and asyncio.get_running_loop().time() - self._said_s >= _QUIET_S:
+            self._put(scheduler_pb2.SessionResponse())
 
     async def _read(
         self, first: scheduler_pb2.SessionRequest, requests: AsyncIterator[scheduler_pb2.SessionRequest]
@@ -101,21 +114,26 @@ class Session:
         )
 
     def _put(self, message: scheduler_pb2.SessionResponse) -> bool:
-        if self._queue.qsize() < self._bound:
+        if self._error is not None:
+            return False
+        size = message.ByteSize()
+        if self._queue.qsize() < self._bound and self._bytes + size <= self._bound_bytes:
+            self._bytes += size
+            self._said_s = asyncio.get_running_loop().time()
             self._queue.put_nowait(message)
             return True
         self._end(
             Overloaded(
                 "SESSION_TOO_SLOW",
-                f"{self._bound} messages wait for this session's router.",
-                "Read the session faster, or raise --session-queue.",
+                f"{self._queue.qsize()} messages of {self._bytes} bytes wait for this session's router.",
+                "Read the session faster, or raise --session-queue and --session-queue-bytes.",
             )
         )
         return False
 
     def _end(self, error: QuireError) -> None:
         """What waits in the queue is not worth sending any more."""
-        self._error = error
+        self._error, self._bytes = error, 0
         while not self._queue.empty():
             self._queue.get_nowait()
         self._queue.put_nowait(None)
@@ -125,7 +143,7 @@ class Session:
             self._queue.put_nowait(None)
 
     def _welcome(self) -> scheduler_pb2.SessionWelcome:
-        welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION)
+        welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION, heartbeat_ms=HEARTBEAT_MS)
         if self._engine.core is not None:
             hello = self._engine.core.hello
             welcome.epoch.CopyFrom(epoch_to_pb(hello.epoch))

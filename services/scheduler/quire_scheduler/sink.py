@@ -13,3 +13,6 @@ class Sink(Protocol):
 
     def deliver(self, outputs: SessionOutputs) -> bool:
         """Take a step's outputs; False where it cannot keep up: it is ended, and its requests are aborted."""
+
+    def beat(self) -> None:
+        """Now and then: say something if nothing was said for a while, so that silence means death."""

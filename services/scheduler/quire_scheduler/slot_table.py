@@ -103,7 +103,8 @@ class SlotTable:
     def waiting_tokens(self) -> int:
         """Tokens of started sequences whose KV is not computed yet, of those without a token since their start."""
         active = np.flatnonzero(self.active & self.prefilling)
-        return int((self.known_len[active] - self.computed[active]).sum())
+        # A late report of a former holder's progress may lie past the present one's tokens.
+        return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
 
     def missing_pages(self, slots: NDArray[np.intp], reach: int, page_size: int) -> NDArray[np.int32]:
         """Pages that each slot lacks to compute `reach` positions past its known ones, as far as it may ever go."""

@@ -31,6 +31,9 @@ log = get_logger(__name__)
 _FIRST_BACKOFF_S = 0.1
 _LAST_BACKOFF_S = 2.0
 _WATCHDOG_S = 0.25
+_STAND_ASIDE_S, _STATUS_S = 1.0, 5.0
+# What a worker tells the scheduler that another has taken over from.
+_REPLACED = "SCHEDULER_REPLACED"
 # A watchdog that wakes so late was not listening meanwhile.
 _LATE_S = 0.5
 
@@ -70,8 +73,10 @@ class WorkerLink:
                 self._detach(reason)
             except Exception:
                 log.exception("the link to the worker broke")
-                was_attached = True
-                self._detach(_lost("its frames could not be understood"))
+                was_attached, reason = True, _lost("its frames could not be understood")
+                self._detach(reason)
+            if reason.code == _REPLACED:
+                await self._stand_aside()
             backoff_s = _FIRST_BACKOFF_S if was_attached else min(backoff_s * 2, _LAST_BACKOFF_S)
             await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
 
@@ -84,6 +89,18 @@ class WorkerLink:
         if self._kicked is not None:
             self._kicked.cancel()
         await self._channel.close()
+
+    async def _stand_aside(self) -> None:
+        """Another scheduler has the worker: two that take it from each other would serve nobody. Return when that one's
+        run is over, or the worker cannot be asked."""
+        theirs = None
+        with contextlib.suppress(grpc.RpcError):
+            while True:
+                status = await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)
+                if theirs is not None and status.epoch != theirs:
+                    return
+                theirs = status.epoch
+                await asyncio.sleep(_STAND_ASIDE_S)
 
     async def _follow_load(self) -> None:
         """Tell the engine how the worker's loading goes; return when its model is ready."""
@@ -190,7 +207,7 @@ class WorkerLink:
         detail = f"{reason.code}: {reason.message}"
         if self._engine.core is not None:
             log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)
-        phase = "failed" if self._engine.phase == "failed" else "loading"
+        phase = "failed" if self._engine.phase == "failed" or reason.code == _REPLACED else "loading"
         self._engine.detach(worker_lost_error(), phase, detail)
         self._attached(False)
 
