@@ -87,6 +87,10 @@ chaos: install-dev ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KIL
 soak: install-dev ## Minutes of load and faults, with an eye on memory, files and pages; QUIRE_SOAK_MINUTES chooses
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_soak.py $(ARGS)
 
+.PHONY: exactness
+exactness: install-dev ## Free-running against lockstep over thousands of scenarios, and with rules broken on purpose
+	$(BIN)/python -m pytest -s -m "slow or not slow" tests/exactness $(ARGS)
+
 .PHONY: redis
 redis:
 	@if ! command -v redis-server > /dev/null; then \

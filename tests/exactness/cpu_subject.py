@@ -1,0 +1,86 @@
+"""The CPU engine with a tiny model of random weights: real kernels, real sampling, real pages."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire_common.credit import Finish
+from quire_worker.loading import LoadOptions, load_model
+from quire_worker.model_source import model_info
+from tests.exactness.scenario import Scale
+from tests.exactness.subject import Answer, Parts
+from tests.unit.worker_model.batches import Run, make_batch
+from tests.unit.worker_model.folders import write_config
+
+if TYPE_CHECKING:
+    from quire_common.sequence import Sequence
+
+_VOCAB = 97
+_PAGE = 4
+
+
+class CpuSubject:
+    """One model for all lives; its pool keeps what lives before have left in it."""
+
+    scale = Scale(vocab_size=_VOCAB, page_size=_PAGE, max_model_len=96, longest_prompt=40, most_tokens=40, most_asks=8)
+
+    def __init__(self) -> None:
+        torch.set_num_threads(1)
+        with tempfile.TemporaryDirectory() as folder:
+            # Heads of 32 go through the compiled kernels.
+            longest = self.scale.max_model_len
+            config = write_config(Path(folder), head_dim=32, max_position_embeddings=longest, eos_token_id=[2, 3])
+            options = LoadOptions(load_format="dummy", seed=1, kv_cache_bytes=1 << 20, page_size=_PAGE)
+            self._model = load_model(config, options)
+        self.info = model_info("tiny", self._model)
+        self._answers: dict[tuple[object, ...], Answer] = {}
+
+    def parts(self, num_pages: int, seed: int) -> Parts:
+        """See Subject."""
+        assert num_pages <= self._model.num_pages
+        return Parts(self._model.runner, self._model.runner.pool, None)
+
+    def alone(self, sequence: Sequence, max_len: int) -> Answer:
+        """The runner alone, one token at a time on pages of its own: no engine, no scheduler."""
+        stop, sampling = sequence.stop, sequence.sampling
+        key = (sequence.prompt_ids.tobytes(), sampling, stop, max_len)
+        if key not in self._answers:
+            self._answers[key] = self._run(sequence, max_len)
+        return self._answers[key]
+
+    def _run(self, sequence: Sequence, max_len: int) -> Answer:
+        stop, sampling = sequence.stop, sequence.sampling
+        ends = {*stop.stop_token_ids, *(() if stop.ignore_eos else self.info.eos_token_ids)}
+        ends &= set(range(_VOCAB))
+        tokens = sequence.prompt_ids.tolist()
+        prompt, computed = len(tokens), 0
+        pages = list(range(1, -(-max_len // _PAGE) + 1))
+        logprobs: list[float] = []
+        while True:
+            emitted = len(tokens) - prompt
+            run = Run(
+                tokens[computed:],
+                computed,
+                pages[: -(-len(tokens) // _PAGE)],
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                min_p=sampling.min_p,
+                seed=sampling.seed,
+                sample_index=sampling.sample,
+                logprobs=sampling.logprobs,
+                blocked=sorted(ends) if emitted < stop.min_tokens else (),
+            )
+            computed = len(tokens)
+            output = self._model.runner.run(make_batch([run]))
+            tokens.append(int(output.token[0]))
+            if output.logprobs is not None:
+                logprobs.append(float(output.logprobs.logprob[0]))
+            if tokens[-1] in ends:
+                return Answer(tokens[prompt:], Finish.STOP, logprobs)
+            if emitted + 1 >= stop.max_tokens or len(tokens) >= max_len:
+                return Answer(tokens[prompt:], Finish.LENGTH, logprobs)

@@ -1,0 +1,100 @@
+"""Runs many scenarios, and makes the first that goes wrong as small as it gets, so that a person can read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tests.exactness.events import Events
+from tests.exactness.judge import Wrong, judge, judge_alone
+from tests.exactness.scenario import make_scenario
+
+if TYPE_CHECKING:
+    from tests.exactness.scenario import Scenario
+    from tests.exactness.subject import Subject
+
+_MOST_TRIES = 400
+
+
+def run_scenarios(subject: Subject, seeds: Iterable[int]) -> Events:
+    """What happened in all of them; raises Wrong with the smallest scenario that still goes wrong."""
+    events = Events()
+    for seed in seeds:
+        scenario = make_scenario(seed, subject.scale)
+        try:
+            events.update(judge(subject, scenario))
+        except Wrong as wrong:
+            small, why = shrink(subject, scenario, wrong)
+            raise Wrong(f"{wrong}\n\nscenario {seed}, made smaller: {why}\n{small}") from why
+        events["scenarios"] += 1
+    return events
+
+
+def first_wrong(subject: Subject, seeds: Iterable[int], **weather: object) -> tuple[int, Wrong] | None:
+    """The first scenario that goes wrong free-running, if any does. `weather`: what all of them have in common."""
+    for seed in seeds:
+        try:
+            judge_alone(subject, replace(make_scenario(seed, subject.scale), **weather))  # type: ignore[arg-type]  # names fields of Scenario
+        except Wrong as wrong:
+            return seed, wrong
+    return None
+
+
+def shrink(subject: Subject, scenario: Scenario, wrong: Wrong) -> tuple[Scenario, Wrong]:
+    """The smallest scenario found that goes wrong, in whatever way, and how it does."""
+    tries, found = 0, True
+    while found:
+        found = False
+        for smaller in _smaller(scenario):
+            if (tries := tries + 1) > _MOST_TRIES:
+                return scenario, wrong
+            try:
+                judge(subject, smaller)
+            except Wrong as why:
+                scenario, wrong, found = smaller, why, True
+                break
+    return scenario, wrong
+
+
+def _smaller(scenario: Scenario) -> Iterator[Scenario]:
+    asks = scenario.asks
+    if len(asks) > 1:
+        for place in range(len(asks)):
+            yield replace(scenario, asks=asks[:place] + asks[place + 1 :])
+    simple: dict[str, object] = {
+        "policy": "fcfs",
+        "chunk": 0,
+        "beside": 0,
+        "partial": 1,
+        "tokens_per_step": 512,
+        "think_us": 0,
+        "coalesce": False,
+        "kvstore": False,
+        "fail_moves": 0.0,
+        "lose_rows": 0.0,
+        "settle": "launch",
+        "grant_us": (0, 0),
+        "report_us": (0, 0),
+        "step_us": (1_000, 1_000),
+    }
+    for name, value in simple.items():
+        if getattr(scenario, name) != value:
+            yield replace(scenario, **{name: value})  # type: ignore[arg-type]  # names fields of Scenario
+    plain: dict[str, object] = {
+        "min_tokens": 0,
+        "stop_token_ids": (),
+        "ignore_eos": True,
+        "resumed": 0,
+        "abort_us": None,
+        "deadline_us": None,
+        "session": 0,
+        "priority": 0,
+        "tenant": "a",
+        "shared": 0,
+    }
+    for place, ask in enumerate(asks):
+        for name, value in plain.items():
+            if getattr(ask, name) != value:
+                changed = replace(ask, **{name: value})  # type: ignore[arg-type]  # names fields of Ask
+                yield replace(scenario, asks=(*asks[:place], changed, *asks[place + 1 :]))

@@ -1,0 +1,97 @@
+"""Serves a scenario free-running and in lockstep, and compares both with what each request gets alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire_scheduler.outputs import FinishReason
+from tests.exactness.virtual_replica import VirtualReplica, a_sequence, num_pages
+
+if TYPE_CHECKING:
+    from quire_common.sequence import Sequence
+    from tests.exactness.events import Events
+    from tests.exactness.scenario import Scenario
+    from tests.exactness.subject import Answer, Subject
+    from tests.exactness.virtual_replica import Heard
+
+
+class Wrong(AssertionError):
+    """An answer that is not the undisturbed one, or a life that went wrong."""
+
+
+class Wanted(NamedTuple):
+    """A request, and what it gets when nothing disturbs it."""
+
+    sequence: Sequence
+    answer: Answer
+
+
+def judge_alone(subject: Subject, scenario: Scenario) -> Events:
+    """Raise Wrong, or tell what happened in the free-running life, of which no twin is asked."""
+    return _live(subject, scenario, _alone(subject, scenario), lockstep=False)[1]
+
+
+def judge(subject: Subject, scenario: Scenario) -> Events:
+    """Raise Wrong, or tell what happened in the free-running life."""
+    wanted = _alone(subject, scenario)
+    free, events = _live(subject, scenario, wanted, lockstep=False)
+    plain, _ = _live(subject, scenario, wanted, lockstep=True)
+    for place, heard in free.items():
+        twin = plain[place]
+        common = min(len(heard.tokens), len(twin.tokens))
+        if heard.tokens[:common] != twin.tokens[:common] or heard.logprobs[:common] != twin.logprobs[:common]:
+            raise Wrong(f"scenario {scenario.seed}: request {place} differs from its twin in lockstep")
+    return events
+
+
+def _live(
+    subject: Subject, scenario: Scenario, wanted: dict[int, Wanted], *, lockstep: bool
+) -> tuple[dict[int, Heard], Events]:
+    mode = "in lockstep" if lockstep else "free-running"
+    sequences = {place: want.sequence for place, want in wanted.items()}
+    life = VirtualReplica(subject, scenario, lockstep=lockstep, sequences=sequences)
+    try:
+        heard = life.run()
+        for place, want in wanted.items():
+            _compare(scenario, place, heard[place], want)
+    except Exception as error:
+        raise Wrong(f"scenario {scenario.seed} {mode}: {type(error).__name__}: {error}") from error
+    return heard, life.events
+
+
+def _alone(subject: Subject, scenario: Scenario) -> dict[int, Wanted]:
+    """Requests by place; those with `resumed` continue from what they were answered before."""
+    max_len = min(subject.scale.max_model_len, (num_pages(subject, scenario) - 1) * subject.scale.page_size)
+    wanted = {}
+    for place, ask in enumerate(scenario.asks):
+        sequence = a_sequence(ask, subject, [])
+        if len(sequence.prompt_ids) >= max_len:
+            continue
+        answer = subject.alone(sequence, max_len)
+        if emitted := answer.tokens[: min(ask.resumed, len(answer.tokens) - 1)]:
+            sequence = a_sequence(ask, subject, emitted)
+            logprobs = answer.logprobs and answer.logprobs[len(emitted) :]
+            answer = answer._replace(tokens=answer.tokens[len(emitted) :], logprobs=logprobs)
+        wanted[place] = Wanted(sequence, answer)
+    return wanted
+
+
+def _compare(scenario: Scenario, place: int, heard: Heard, want: Wanted) -> None:
+    tokens, finish, logprobs = want.answer
+    ask = scenario.asks[place]
+    cut = (ask.abort_us is not None and heard.end == FinishReason.ABORT.name) or (
+        ask.deadline_us is not None and heard.end == "DEADLINE_EXCEEDED"
+    )
+    same = heard.tokens == tokens[: len(heard.tokens)] if cut else heard.tokens == tokens
+    if not same:
+        at = next((i for i, (a, b) in enumerate(zip(heard.tokens, tokens, strict=False)) if a != b), -1)
+        raise Wrong(f"request {place} was answered {heard.tokens}, not {tokens} (first at {at}, end {heard.end})")
+    asked = len(heard.tokens) if ask.sampling.logprobs >= 0 else 0
+    if len(heard.logprobs) != asked or (logprobs and heard.logprobs != logprobs[:asked]):
+        raise Wrong(f"request {place} has logprobs {heard.logprobs}, not {logprobs}")
+    if not cut and heard.end != finish.name:
+        raise Wrong(f"request {place} ended by {heard.end}, not {finish.name}")
+    counted = (heard.prompt_tokens, heard.completion_tokens)
+    known = (len(want.sequence.prompt_ids), len(want.sequence.output_ids) + len(heard.tokens))
+    if heard.end != "DEADLINE_EXCEEDED" and counted != known:
+        raise Wrong(f"request {place} was charged {counted} tokens, not {known}")

@@ -1,0 +1,208 @@
+"""Scenarios: who asks for what and when, on which replica, over which delays. Each is made from one number.
+
+Knows what may be asked, and nothing of how it is served. Sizes are by `Scale`, so that one generator fits the paced
+worker (thousands of scenarios) and a real model (hundreds).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from quire_common.sequence import Sampling
+
+# Waits and steps that scenarios draw from, in microseconds: (least, most).
+NEAR_US = ((0, 0), (0, 0), (0, 1_000))
+DELAYS_US = ((0, 0), (0, 1_000), (1_000, 1_000), (4_000, 6_000), (0, 20_000), (15_000, 20_000))
+STEPS_US = ((600, 700), (600, 3_000), (2_000, 2_400), (4_000, 6_000), (600, 12_000), (11_000, 12_000))
+POLICIES = ("fcfs", "fcfs", "priority", "fair")
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes of one kind of worker."""
+
+    vocab_size: int
+    page_size: int
+    max_model_len: int
+    longest_prompt: int
+    most_tokens: int
+    most_asks: int
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One request. Times are virtual microseconds, `abort_us` and `deadline_us` after its arrival."""
+
+    at_us: int
+    family: int
+    shared: int
+    own: int
+    salt: int
+    sampling: Sampling
+    max_tokens: int
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    session: int
+    priority: int
+    tenant: str
+    resumed: int
+    skip_cache_read: bool
+    abort_us: int | None
+    deadline_us: int | None
+
+    def prompt(self, scale: Scale) -> np.ndarray:
+        """Families share how they begin."""
+        head = np.random.default_rng(1_000 + self.family).integers(0, scale.vocab_size, self.shared)
+        tail = np.random.default_rng((2_000, self.salt)).integers(0, scale.vocab_size, self.own)
+        return np.concatenate([head, tail]).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One life of a replica. `settle` says when a step's work is done and seen: see VirtualDevice."""
+
+    seed: int
+    asks: tuple[Ask, ...]
+    spare_pages: int
+    max_num_seqs: int
+    rows: int
+    policy: str
+    tokens_per_step: int
+    chunk: int
+    partial: int
+    beside: int
+    grant_us: tuple[int, int]
+    report_us: tuple[int, int]
+    step_us: tuple[int, int]
+    think_us: int
+    coalesce: bool
+    settle: str
+    kvstore: bool
+    store_us: int
+    fail_moves: float
+    lose_rows: float
+
+
+@dataclass(frozen=True)
+class Mix:
+    """What the scenarios of one kind are about. Ranges are shares of the scale's longest or most, the others
+    probabilities."""
+
+    prompts: tuple[float, float]
+    answers: tuple[float, float]
+    asks: tuple[float, float]
+    spread_us: tuple[int, ...]
+    scarce: float
+    """Most pages to spare, as a share of what all rows together may grow by; 0: few or many."""
+    ends_by_length: float
+    aborts: float
+    near: float
+    """Delays so short that a Grant comes back while the step beside the one that it answers still runs."""
+
+
+# Everything, everywhere.
+PLAIN = Mix((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0, 5_000, 50_000, 300_000), 0.0, 0.3, 0.25, 0.2)
+# All at once with short prompts and long answers: pages run out while all are under way.
+CROWD = Mix((0.0, 0.2), (0.5, 1.0), (0.5, 1.2), (0, 5_000), 0.5, 0.8, 0.2, 0.3)
+# Short answers and many aborts on few pages, close by: what one sequence leaves the next one takes at once.
+CHURN = Mix((0.1, 0.5), (0.0, 0.3), (0.8, 1.4), (0, 5_000, 50_000), 0.2, 0.3, 0.4, 0.8)
+
+
+def make_scenario(seed: int, scale: Scale) -> Scenario:
+    """The scenario of that number."""
+    rng = np.random.default_rng((seed, 77))
+    mix = (PLAIN, CROWD, CHURN)[int(rng.choice(3, p=[0.45, 0.3, 0.25]))]
+    kvstore = bool(rng.random() < 0.5)
+    rows = int(rng.integers(1, 7))
+    growth = int(mix.scarce * rows * scale.most_tokens / scale.page_size)
+    near = rng.random() < mix.near
+    delays_us = NEAR_US if near else DELAYS_US
+    return Scenario(
+        seed=seed,
+        asks=_some_asks(rng, scale, mix, kvstore=kvstore),
+        spare_pages=int(rng.integers(0, growth + 1) if mix.scarce else rng.choice([0, 1, 2, 4, 8, 16, 40, 100])),
+        max_num_seqs=rows,
+        # Sometimes the scheduler is told to use fewer rows than the worker has.
+        rows=max(rows - 1, 1) if rng.random() < 0.1 else 0,
+        policy=str(rng.choice(POLICIES)),
+        tokens_per_step=int(rng.choice([7, 16, 64, 512])),
+        chunk=int(rng.choice([0, 0, 1, 3, scale.page_size, 4 * scale.page_size])),
+        partial=int(rng.integers(1, 4)),
+        beside=int(rng.choice([0, 0, 1, 5, 16])),
+        grant_us=delays_us[int(rng.integers(len(delays_us)))],
+        report_us=delays_us[int(rng.integers(len(delays_us)))],
+        step_us=STEPS_US[int(rng.integers(len(STEPS_US)))],
+        think_us=0 if near else int(rng.choice([0, 300, 2_000])),
+        coalesce=bool(rng.random() < 0.5),
+        settle=str(rng.choice(["launch", "end", "late", "late", "mixed"])),
+        kvstore=kvstore,
+        store_us=int(rng.choice([0, 500, 8_000, 40_000])),
+        fail_moves=float(rng.choice([0.0, 0.3])) if kvstore else 0.0,
+        lose_rows=float(rng.choice([0.0, 0.0, 0.03])),
+    )
+
+
+def _some_asks(rng: np.random.Generator, scale: Scale, mix: Mix, *, kvstore: bool) -> tuple[Ask, ...]:
+    """In order of arrival."""
+    asks: list[Ask] = []
+    wanted, spread_us = _within(rng, mix.asks, scale.most_asks), int(rng.choice(mix.spread_us))
+    while len(asks) < wanted:
+        ask = _an_ask(rng, scale, mix, spread_us, len(asks))
+        if asks and kvstore and rng.random() < 0.4:
+            ask = _echo(rng, ask, asks[int(rng.integers(len(asks)))])
+        siblings = int(rng.integers(2, 4)) if rng.random() < 0.15 and ask.sampling.temperature else 1
+        asks += [replace(ask, sampling=replace(ask.sampling, sample=index)) for index in range(siblings)]
+    return tuple(sorted(asks, key=lambda ask: ask.at_us))
+
+
+def _within(rng: np.random.Generator, share: tuple[float, float], most: int) -> int:
+    """At least one."""
+    return max(int(rng.integers(int(share[0] * most), int(share[1] * most) + 1)), 1)
+
+
+def _an_ask(rng: np.random.Generator, scale: Scale, mix: Mix, spread_us: int, index: int) -> Ask:
+    length = _within(rng, mix.prompts, scale.longest_prompt)
+    shared = int(rng.integers(0, length + 1)) if rng.random() < 0.7 else 0
+    ends_by_length = bool(rng.random() < mix.ends_by_length)
+    stops = rng.integers(0, scale.vocab_size, 0 if ends_by_length else int(rng.choice([0, 0, 1, 3])))
+    return Ask(
+        at_us=int(rng.integers(0, spread_us + 1)),
+        family=int(rng.integers(0, 3)),
+        shared=shared,
+        own=length - shared,
+        salt=int(rng.integers(0, 4)) if rng.random() < 0.5 else 10 + index,
+        sampling=_a_sampling(rng),
+        max_tokens=_within(rng, mix.answers, scale.most_tokens),
+        min_tokens=int(rng.choice([0, 0, 2, 8])),
+        stop_token_ids=tuple(int(token) for token in stops),
+        ignore_eos=ends_by_length,
+        session=int(rng.integers(0, 3)),
+        priority=int(rng.integers(-2, 3)),
+        tenant=str(rng.choice(["a", "b"])),
+        resumed=int(rng.integers(1, 10)) if rng.random() < 0.2 else 0,
+        skip_cache_read=bool(rng.random() < 0.1),
+        abort_us=int(rng.integers(0, 150_000)) if rng.random() < mix.aborts else None,
+        deadline_us=int(rng.integers(1_000, 300_000)) if rng.random() < 0.05 else None,
+    )
+
+
+def _echo(rng: np.random.Generator, ask: Ask, earlier: Ask) -> Ask:
+    """The same prompt as before, later: by then the kvstore may have its pages."""
+    at_us = earlier.at_us + int(rng.integers(0, 400_000))
+    return replace(ask, at_us=at_us, family=earlier.family, shared=earlier.shared, own=earlier.own, salt=earlier.salt)
+
+
+def _a_sampling(rng: np.random.Generator) -> Sampling:
+    logprobs = int(rng.choice([-1, -1, 0, 2]))
+    if rng.random() < 0.4:
+        return Sampling(logprobs=logprobs)
+    return Sampling(
+        temperature=float(rng.choice([0.7, 1.0, 1.5])),
+        top_k=int(rng.choice([0, 0, 5, 40])),
+        top_p=float(rng.choice([1.0, 1.0, 0.9])),
+        seed=int(rng.choice([1, 2, 2**63 + 11])),
+        logprobs=logprobs,
+    )

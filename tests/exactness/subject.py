@@ -1,0 +1,163 @@
+"""What is put to the test: a kind of worker, its pages, and the pure answer of a sequence that nothing disturbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import numpy as np
+
+from quire_common.credit import Finish, KvGroup, ModelInfo, PageGeometry
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.paced.answer import paced_tokens
+from quire_worker.paced.facts import PacedFacts
+from quire_worker.paced.hashing import contributions
+from quire_worker.paced.page_array import PageArray
+from quire_worker.paced.runner import PacedRunner
+from tests.exactness.scenario import Scale
+
+if TYPE_CHECKING:
+    from quire_common.sequence import Sequence
+    from quire_worker.engine.ports import PageBytes, Runner
+    from quire_worker.step import StepBatch, StepOutput
+
+
+class Answer(NamedTuple):
+    """New tokens, why they end, and, where the request asked and the subject knows them, their logprobs."""
+
+    tokens: list[int]
+    finish: Finish
+    logprobs: list[float] | None = None
+
+
+class Memory(Protocol):
+    """What steps write, for devices that write late."""
+
+    def written(self, batch: StepBatch) -> object:
+        """What the step that has just run wrote."""
+
+    def write_again(self, written: object) -> None:
+        """Write it once more."""
+
+
+class Parts(NamedTuple):
+    """One life of a worker's device. `memory` is None where late writes cannot be imitated."""
+
+    runner: Runner
+    pages: PageBytes
+    memory: Memory | None
+
+
+class Subject(Protocol):
+    """A kind of worker."""
+
+    scale: Scale
+    info: ModelInfo
+
+    def parts(self, num_pages: int, seed: int) -> Parts:
+        """A device whose pages hold rubbish."""
+
+    def alone(self, sequence: Sequence, max_len: int) -> Answer:
+        """The undisturbed answer."""
+
+
+def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int) -> EngineSpec:
+    """The sizes of an engine on the subject."""
+    info = subject.info
+    return EngineSpec(
+        max_num_seqs, info.max_model_len, info.vocab_size, info.pages.page_size, num_pages, info.eos_token_ids
+    )
+
+
+@dataclass(frozen=True)
+class _Written:
+    places: np.ndarray
+    states: np.ndarray
+
+
+class PagedMemory:
+    """Late writes into a PageArray."""
+
+    def __init__(self, pages: PageArray) -> None:
+        self._pages = pages
+
+    def written(self, batch: StepBatch) -> object:
+        """See Memory."""
+        rows = range(len(batch.count))
+        places = np.concatenate([self._places(batch, row) for row in rows])
+        return _Written(places, self._pages.states[places])
+
+    def write_again(self, written: object) -> None:
+        """See Memory."""
+        assert isinstance(written, _Written)
+        self._pages.states[written.places] = written.states
+
+    def _places(self, batch: StepBatch, row: int) -> np.ndarray:
+        position = int(batch.position[row]) + np.arange(int(batch.count[row]))
+        size = self._pages.page_size
+        return np.asarray(batch.page_table[row, position // size] * size + position % size)
+
+
+class StrictRunner:
+    """The paced model, and a look at all that it attends to: the KV of each position must be that of the one before it
+    and of some token. The model itself looks at two positions per token, and may miss what was overwritten."""
+
+    def __init__(self, pages: PageArray, scale: Scale) -> None:
+        self._runner = PacedRunner(pages, scale.vocab_size)
+        self._pages = pages
+        tokens = np.arange(scale.vocab_size)
+        places = np.arange(scale.max_model_len)
+        each = contributions(np.tile(tokens, len(places)), np.repeat(places, len(tokens)))
+        self._steps = each.reshape(len(places), len(tokens))
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """See Runner."""
+        before = batch.position.astype(np.int64)
+        owner = np.repeat(np.arange(len(before)), before)
+        place = np.arange(len(owner)) - np.repeat(np.cumsum(before) - before, before)
+        size = self._pages.page_size
+        state = self._pages.states[batch.page_table[owner, place // size] * size + place % size]
+        step = state.copy()
+        step[1:] -= state[:-1]
+        step[place == 0] = state[place == 0]
+        wrong = ~(self._steps[place] == step[:, None]).any(axis=1)
+        if wrong.any():
+            raise AssertionError(f"positions {place[wrong].tolist()} of rows {owner[wrong].tolist()} were overwritten")
+        return self._runner.run(batch)
+
+
+class PacedSubject:
+    """The paced worker's model: its tokens depend on every page of the prefix. Steps take no time by themselves."""
+
+    scale = Scale(vocab_size=60, page_size=4, max_model_len=96, longest_prompt=40, most_tokens=40, most_asks=10)
+
+    def __init__(self) -> None:
+        self._facts = PacedFacts(self.scale.vocab_size, (1, 2), self.scale.max_model_len)
+        group = KvGroup("full", 8 * self.scale.page_size, "token", "uint64", 1, 1, 1)
+        pages = PageGeometry(self.scale.page_size, (group,), b"paced")
+        self.info = ModelInfo(
+            "paced",
+            "PacedForCausalLM",
+            self._facts.max_model_len,
+            self._facts.vocab_size,
+            self._facts.eos_token_ids,
+            self._facts.digest,
+            pages,
+        )
+
+    def parts(self, num_pages: int, seed: int) -> Parts:
+        """See Subject."""
+        pages = PageArray(num_pages, self.scale.page_size)
+        pages.states[:] = np.random.default_rng(seed).integers(0, 2**63, len(pages.states), dtype=np.uint64)
+        return Parts(StrictRunner(pages, self.scale), pages, PagedMemory(pages))
+
+    def alone(self, sequence: Sequence, max_len: int) -> Answer:
+        """See Subject."""
+        answer = paced_tokens(
+            sequence.prompt_ids.tolist(),
+            sequence.stop,
+            sequence.sampling,
+            output_ids=sequence.output_ids.tolist(),
+            facts=replace(self._facts, max_model_len=max_len),
+        )
+        return Answer(answer.tokens, answer.finish)

@@ -1,0 +1,62 @@
+"""Free-running is lockstep, token for token, and both are what each request gets alone: greedy and seeded, under random
+arrivals, aborts, stops, preemptions, losses and delays of 0 to 20 ms each way, in virtual time.
+
+`make test` serves some scenarios, `make exactness` thousands; `python -m tests.exactness paced 17` one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.exactness.events import require_events, table
+from tests.exactness.hunt import run_scenarios
+from tests.exactness.scenario import make_scenario
+from tests.exactness.subjects import KINDS, make_subject
+
+QUICK = {"paced": 150, "cpu": 15}
+FULL = {"paced": 3000, "cpu": 300}
+# Of which every hundred scenarios must have seen this many, or the scenarios have lost their bite.
+COMMON = {
+    "aborted": 25,
+    "continued": 10,
+    "ended by a stop id": 10,
+    "ended by length": 60,
+    "failed moves": 5,
+    "kvstore hits": 6,
+    "late rows": 30,
+    "late tokens": 30,
+    "pages lost": 10,
+    "pages reused in flight": 60,
+    "preemptions": 6,
+    "reclaims": 6,
+    "reports merged": 10,
+    "siblings": 5,
+    "spares": 80,
+    "stalled": 30,
+    "starts on loads": 6,
+    "stopped in flight": 20,
+    "two in flight": 1000,
+}
+LEAST = {"paced": COMMON | {"late ends": 4, "deadlines exceeded": 3}, "cpu": COMMON | {"late ends": 1}}
+
+
+def serve(kind: str, count: int) -> None:
+    events = run_scenarios(make_subject(kind), range(count))
+    print(f"\n{count} scenarios on the {kind} engine\n{table(events)}")
+    require_events(events, {name: least * count // 100 for name, least in LEAST[kind].items()})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_free_running_is_lockstep(kind: str) -> None:
+    serve(kind, QUICK[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_free_running_is_lockstep_at_length(kind: str) -> None:
+    serve(kind, FULL[kind])
+
+
+def test_a_number_always_makes_the_same_scenario() -> None:
+    scale = make_subject("paced").scale
+    assert make_scenario(5, scale) == make_scenario(5, scale) != make_scenario(6, scale)

@@ -1,0 +1,27 @@
+"""The harness notices broken rules: each mutation must go wrong within some scenarios."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.exactness.hunt import first_wrong
+from tests.exactness.mutations import MUTATIONS, Mutation, late_tokens_dropped
+from tests.exactness.subject import PacedSubject
+
+# Scenarios that a mutation may survive at most.
+MOST = 300
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.break_rule(monkeypatch)
+    found = first_wrong(PacedSubject(), range(MOST), **mutation.weather)
+    assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"
+    seed, wrong = found
+    print(f"\n{mutation.name}: found by scenario {seed}: {str(wrong)[:200]}")
+
+
+def test_late_tokens_are_kept_to_save_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forgetting them is no mistake that anybody could hear: the same tokens are drawn once more."""
+    late_tokens_dropped(monkeypatch)
+    assert first_wrong(PacedSubject(), range(30)) is None

@@ -1,0 +1,106 @@
+"""A device in virtual time: steps end one after the other, each after its own time. When their work is really done is
+up to `settle`, since a right engine must not be able to tell:
+
+launch   at once, as if the device were fast and the host slow to look
+end      at the last moment: what is overwritten in the meantime is read, and what was copied is overwritten
+late     at once, and all writes happen once more at the end, as those of a step that still runs may
+mixed    each step as chance has it, never out of order
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_worker.engine.device import InlineDevice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import numpy as np
+
+    from quire_worker.engine.ports import Runner
+    from quire_worker.engine.step_runner import StepOutcome
+    from quire_worker.step import StepBatch
+    from tests.exactness.subject import Memory
+    from tests.exactness.virtual_time import VirtualTime
+
+
+@dataclass
+class _Flight:
+    batch: StepBatch
+    outcome: StepOutcome | None = None
+    written: object = None
+
+
+class VirtualDevice:
+    """See quire_worker.engine.ports.Device."""
+
+    def __init__(
+        self,
+        time: VirtualTime,
+        rng: np.random.Generator,
+        runner: Runner,
+        memory: Memory | None,
+        step_us: tuple[int, int],
+        settle: str,
+    ) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self.in_flight: list[StepBatch] = []
+        self._time = time
+        self._rng = rng
+        self._inner = InlineDevice(runner)
+        self._memory = memory
+        self._step_us = step_us
+        self._settle = settle if memory is not None or settle != "late" else "end"
+        self._waiting: list[_Flight] = []
+        self._ended: list[StepOutcome] = []
+        self._free_us = 0
+
+    def launch(self, batch: StepBatch) -> None:
+        """See Device."""
+        flight = _Flight(batch)
+        self._waiting.append(flight)
+        self.in_flight.append(batch)
+        settle = self._settle
+        if settle == "mixed":
+            settle = str(self._rng.choice(["launch", "end"] + ["late"] * (self._memory is not None)))
+        if settle != "end":
+            while self._waiting:
+                self._run(self._waiting.pop(0))
+        if settle == "late" and self._memory is not None:
+            flight.written = self._memory.written(batch)
+        least, most = self._step_us
+        self._free_us = max(self._free_us, self._time.now_us) + int(self._rng.integers(least, most + 1))
+        self._time.at(self._free_us, lambda: self._end(flight))
+
+    def finished(self) -> list[StepOutcome]:
+        """See Device."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self) -> None:
+        """See Device."""
+        while self._waiting:
+            self._run(self._waiting.pop(0))
+        self.in_flight.clear()
+        self._ended.clear()
+
+    def close(self) -> None:
+        """See Device."""
+        self._inner.close()
+
+    def _run(self, flight: _Flight) -> None:
+        self._inner.launch(flight.batch)
+        (flight.outcome,) = self._inner.finished()
+
+    def _end(self, flight: _Flight) -> None:
+        if not any(batch is flight.batch for batch in self.in_flight):
+            return  # forgotten by drain
+        while flight.outcome is None:
+            self._run(self._waiting.pop(0))
+        if flight.written is not None and self._memory is not None:
+            self._memory.write_again(flight.written)
+        del self.in_flight[0]
+        self._ended.append(flight.outcome)
+        self.wake()
