@@ -30,6 +30,7 @@ class InlineDevice:
     def launch(self, batch: StepBatch) -> None:
         """See Device."""
         self._ended.append(self._runner.run(batch))
+        self.wake()
 
     def finished(self) -> list[StepOutcome]:
         """See Device."""

@@ -114,10 +114,10 @@ class Engine:
 
     def launch(self) -> bool:
         """Form a step and hand it to the device, if depth, budget and credit allow one; whether one was launched."""
-        self._moves.collect()
-        self._admit()
         if len(self._flights) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
+        self._moves.collect()
+        self._admit()
         began = time.perf_counter_ns()
         residents = self.residents
         choice = choose_batch(self._view(), self._budget, self.spec.max_num_seqs)

@@ -142,10 +142,12 @@ class RunLoop:
         if session is None:
             return True
         try:
-            launched = False
             while engine.launch():
-                launched = True
+                pass
             report = engine.collect()
+            if report is not None:  # it may have been a step's: the next one first, then the Report
+                while engine.launch():
+                    pass
         except Exception as error:
             log.exception("the engine failed outside the model; its run is over")
             self._break_off(as_quire_error(error))
@@ -158,7 +160,7 @@ class RunLoop:
             self._break_off(_too_slow())
         elif not engine.residents.table.started():
             self._vacant.set()
-        return report is None and not launched
+        return report is None
 
     def _take_in(self, wait: bool) -> bool:
         """Everything that has come in; False at the end."""

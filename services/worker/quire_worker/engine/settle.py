@@ -20,15 +20,20 @@ if TYPE_CHECKING:
     from quire_worker.engine.step_runner import StepOutcome
     from quire_worker.step import Bool, Int32
 
+_NOBODY = np.empty(0, np.int32)
+
 
 def settle(residents: Residents, flight: Flight, outcome: StepOutcome) -> StepRows:
     """Bring the slots up to date with a step that has ended."""
     residents.settled = flight.step
     table, slots = residents.table, flight.slot
     live = table.tenure[slots] == flight.tenure
-    told = live if live.all() else live | residents.are_late(flight.tenure)
-    drawn = told & (outcome.token >= 0)
     end = flight.position + flight.count
+    everyone = bool(live.all())
+    if everyone and flight.decodes == len(slots) and not outcome.finish.any():
+        return _usual(residents, flight, end, outcome)
+    told = live if everyone else live | residents.are_late(flight.tenure)
+    drawn = told & (outcome.token >= 0)
     _advance(residents, flight, live, end, outcome)
     ended = np.flatnonzero(told & (outcome.finish > 0))
     tokenless = ended[outcome.token[ended] < 0]
@@ -53,6 +58,23 @@ def settle(residents: Residents, flight: Flight, outcome: StepOutcome) -> StepRo
             residents.late_end(int(flight.tenure[sequence]))
     residents.forget_late()
     return rows
+
+
+def _usual(residents: Residents, flight: Flight, end: Int32, outcome: StepOutcome) -> StepRows:
+    """Everybody decodes, is still there, and goes on: what the general way comes to, in fewer operations."""
+    slots = flight.slot
+    residents.computed_to(slots, flight.position, end, len(slots))
+    residents.table.known_len[slots] = end + 1
+    residents.forget_late()
+    return StepRows(
+        slot=slots,
+        token=outcome.token,
+        finish=outcome.finish,
+        prefill_slot=_NOBODY,
+        prefill_position=_NOBODY,
+        prefill_tokens=0,
+        logprobs=keep_logprobs(outcome.logprobs, flight.sample),
+    )
 
 
 def _advance(residents: Residents, flight: Flight, live: Bool, end: Int32, outcome: StepOutcome) -> None:

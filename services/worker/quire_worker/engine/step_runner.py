@@ -79,10 +79,11 @@ class StepRunner:
         slots = int(batch.slot.max()) + 1
         if slots > len(self._last_token):
             self._last_token = np.concatenate([self._last_token, np.zeros(slots - len(self._last_token), np.int64)])
-        rows = np.flatnonzero(batch.fed)
-        if len(rows):
+        if len(batch.token) == len(batch.slot):  # one token each
+            np.copyto(batch.token, self._last_token[batch.slot], where=batch.fed)
+        elif batch.fed.any():
             first = np.cumsum(batch.count) - batch.count
-            batch.token[first[rows]] = self._last_token[batch.slot[rows]]
+            batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
 
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
@@ -131,7 +132,7 @@ def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, 
     token: Int32 = output.token.astype(np.int32, copy=False)
     if int(token.min()) < 0:
         for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
-            failed.setdefault(sequence, _nan_logits())
+            failed.setdefault(sequence, nan_logits())
     return token
 
 
@@ -141,7 +142,8 @@ def _as_slot_error(error: Exception) -> QuireError:
     return Internal("STEP_FAILED", "The model failed to run this sequence.", "Retry; see the worker's log.")
 
 
-def _nan_logits() -> QuireError:
+def nan_logits() -> QuireError:
+    """The error of a sequence whose logits are no numbers."""
     return Internal(
         "NAN_LOGITS",
         "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",

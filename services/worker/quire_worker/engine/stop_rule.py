@@ -24,5 +24,7 @@ def finish_codes(batch: StepBatch, token: Int32) -> NDArray[np.uint8]:
     if batch.last.any():
         finish[batch.last] = np.where(batch.sample[batch.last], Finish.LENGTH, Finish.LIMIT)
     if batch.stop_id.size:
-        finish[((batch.stop_id == token[:, None]) & (token[:, None] >= 0)).any(axis=1)] = Finish.STOP
+        stopped = (batch.stop_id == token[:, None]).any(axis=1)
+        if stopped.any():
+            finish[stopped & (token >= 0)] = Finish.STOP
     return finish
