@@ -1,0 +1,64 @@
+"""Lead: a distance in steps between what a Grant was made from and the first step under it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_common.credit import Epoch, Report
+from quire_scheduler.lead import MARGIN, MOST_STEPS, Lead
+
+
+def steps(first: int, *applied: int, stalled: bool = False) -> Report:
+    report = Report(Epoch(1, 1), first_step=first, step_applied=np.array(applied, np.int64))
+    if stalled:
+        report.stalled_slot = np.zeros(1, np.int32)
+    return report
+
+
+def test_it_is_the_largest_distance_and_a_margin() -> None:
+    lead = Lead(at_first=16)
+    assert lead.steps == 16 + MARGIN
+    lead.sent(1)
+    lead.reported(steps(1, 1, 1))
+    assert lead.steps == 1 + MARGIN, "step 1 applied what was sent before any step"
+    lead.sent(2)
+    lead.reported(steps(3, 1, 1, 1))
+    lead.reported(steps(6, 1, 2, 2))
+    assert lead.steps == 5 + MARGIN, "sent after step 2, applied first by step 7"
+    lead.sent(3)
+    lead.reported(steps(9, 3))
+    assert lead.steps == 5 + MARGIN
+
+
+def test_grants_that_one_step_applied_together_count_by_when_they_were_sent() -> None:
+    lead = Lead(at_first=16)
+    lead.sent(1)
+    lead.reported(steps(1, 1, 1))
+    lead.sent(2)
+    lead.reported(steps(3, 1, 1))
+    lead.sent(3)
+    lead.reported(steps(5, 1, 3))
+    assert lead.steps == 6 - 2 + MARGIN
+
+
+def test_a_worker_that_stood_still_would_have_run_further() -> None:
+    lead = Lead(at_first=16)
+    lead.sent(1)
+    lead.reported(steps(1, 1))
+    lead.sent(2)
+    lead.reported(steps(2, *[1] * 9, stalled=True))
+    lead.reported(steps(11, 2))
+    assert lead.steps == 2 * 10 + MARGIN
+
+
+def test_old_distances_are_forgotten_and_there_is_a_most() -> None:
+    lead, step = Lead(at_first=16), 1
+    lead.sent(1)
+    lead.reported(steps(step, *[0] * 5000, 1))
+    step += 5001
+    assert lead.steps == MOST_STEPS
+    for seq in range(2, 100):
+        lead.sent(seq)
+        lead.reported(steps(step, seq))
+        step += 1
+    assert lead.steps == 1 + MARGIN
