@@ -2,8 +2,9 @@
 
 The worker is paced: its steps take a given time, so all that is missing from rows / step time was lost by scheduling.
 The grid is run in lockstep and free-running by turns, delay after delay, round after round; then free-running alone
-where spare slots or pages are scarce. Every answer is compared with the undisturbed one. Prints a table, and JSON to
-`--json FILE`. Figures of a busy machine are noise at short steps: four processes share what cores there are.
+where spare slots or pages are scarce. Every answer is compared with the undisturbed one. Prints a table; writes all
+rounds to `--json FILE` and a picture to `--svg FILE`. On a busy machine the figures are noise at short steps: four
+processes share what cores there are.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench.delay_driver import Measured, measure
+from bench.delay_plot import Point, svg
 from bench.delay_stack import DelayStack
 from bench.delay_workload import DelayWorkload, pages_needed
 
@@ -53,6 +55,13 @@ def main() -> int:
     if arguments.json:
         lines = [{**asdict(cell), "rounds": [asdict(m) for m in rounds]} for cell, rounds in results.items()]
         Path(arguments.json).write_text(json.dumps(lines, indent=1), encoding="utf-8")
+    if arguments.svg:
+        medians = {
+            Point(cell.rows, cell.step_ms, cell.mode, cell.delay_ms): statistics.median(m.efficiency for m in rounds)
+            for cell, rounds in results.items()
+            if cell.part == "grid"
+        }
+        Path(arguments.svg).write_text(svg(medians), encoding="utf-8")
     return 0
 
 
@@ -132,6 +141,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--scarce-rows", type=int, default=64)
     parser.add_argument("--scarce-delay-ms", type=float, default=5.0)
     parser.add_argument("--json", default="", help="file for all rounds")
+    parser.add_argument("--svg", default="", help="file for a picture of the grid")
     return parser
 
 
