@@ -1,4 +1,5 @@
-"""The options of an engine, by vLLM's names: which service takes each, and which are known but not served yet.
+"""The options of an engine, by vLLM's names and some of its own: which service takes each, and which are known but
+not served yet.
 
 One table for `quire serve`, `quire up` and `LLM(...)`. Values are checked by the service that takes them.
 """
@@ -16,12 +17,13 @@ from quire.local.spec import SERVICES
 
 @dataclass(frozen=True)
 class EngineOption:
-    """`name` is vLLM's; `takers` are (service, the service's own option)."""
+    """`takers` are (service, the service's own option). A switch has no value: it is on or off."""
 
     name: str
     takers: tuple[tuple[str, str], ...]
     help: str
     metavar: str = "N"
+    switch: bool = False
 
 
 def _to(name: str, service: str, help_text: str, metavar: str = "N", own: str = "") -> EngineOption:
@@ -53,6 +55,14 @@ ENGINE_OPTIONS = (
     _to("attention-backend", "worker", "cpu (compiled kernels) or torch (the reference)", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
     EngineOption(
+        "lockstep",
+        (("worker", "lockstep"), ("scheduler", "lockstep")),
+        "one Grant, one step, one Report: the plain version of the free-running engine",
+        switch=True,
+    ),
+    _to("worker-timeout-s", "scheduler", "longest time of a step before the worker is given up", "S"),
+    _to("paced", "worker", "no model: steps of this length and made-up tokens, for tests of time", "STEP_MS"),
+    EngineOption(
         "otlp-traces-endpoint",
         tuple((service, "otlp-traces-endpoint") for service in SERVICES),
         "OTLP/gRPC endpoint for traces",
@@ -74,9 +84,9 @@ tensor-parallel-size tool-call-parser tp trust-remote-code
 NOT_SERVED_YET = frozenset(_NOT_SERVED_YET.split())
 
 
-def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
+def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str | bool]]:
     """The services' flags for a user's options (dashes or underscores). Raises for names that are not served."""
-    flags: dict[str, dict[str, str]] = {}
+    flags: dict[str, dict[str, str | bool]] = {}
     for key, value in options.items():
         if value is None:
             continue
@@ -84,7 +94,7 @@ def stack_flags(options: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         if name not in _BY_NAME:
             raise unknown_option(name, key)
         for service, own in _BY_NAME[name].takers:
-            flags.setdefault(service, {})[own] = _spell(value)
+            flags.setdefault(service, {})[own] = _spell(_BY_NAME[name], value)
     return flags
 
 
@@ -98,9 +108,11 @@ def unknown_option(name: str, spelled: str, extra: Iterable[str] = ()) -> Invali
     return InvalidArgument("UNKNOWN_OPTION", f"Unknown option {spelled}.", fix, param=name)
 
 
-def _spell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
+def _spell(option: EngineOption, value: Any) -> str | bool:
+    if option.switch:
+        if not isinstance(value, bool):
+            raise InvalidArgument("BAD_VALUE", f"{option.name} is {value!r}.", "Give True or False.", param=option.name)
+        return value
     if isinstance(value, list | tuple):
         return ",".join(str(item) for item in value)
     return str(value)

@@ -8,6 +8,7 @@ import random
 import time
 
 from quire.cli.connection import api_key
+from quire.cli.stack_arguments import add_engine_options
 from quire.engine_options import ENGINE_OPTIONS
 
 HELP = "measure"
@@ -28,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     throughput.add_argument("--output-len", type=int, default=64, metavar="N", help="(default: %(default)s)")
     throughput.add_argument("--prompt-seed", type=int, default=0, metavar="N", help="(default: %(default)s)")
     engine = throughput.add_argument_group("engine", "options of a stack of its own")
-    for option in ENGINE_OPTIONS:
-        engine.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+    add_engine_options(engine)
 
 
 def throughput_help() -> str:

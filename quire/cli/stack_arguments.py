@@ -35,8 +35,16 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tokenizers", type=int, default=1, metavar="N", help="(default: %(default)s)")
     engine = parser.add_argument_group("engine", "vLLM's names; the services' own defaults")
+    add_engine_options(engine)
+
+
+def add_engine_options(group: argparse._ArgumentGroup) -> None:
+    """The table of engine options, as flags."""
     for option in ENGINE_OPTIONS:
-        engine.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
+        if option.switch:
+            group.add_argument(f"--{option.name}", action=argparse.BooleanOptionalAction, help=option.help)
+        else:
+            group.add_argument(f"--{option.name}", metavar=option.metavar, help=option.help)
 
 
 def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned: bool) -> StackSpec:

@@ -27,7 +27,10 @@ _ANY_HOST = ("0.0.0.0", "::")
 
 @dataclass(frozen=True)
 class StackSpec:
-    """`flags` are further options by service or member, spelled as the service spells them, without the dashes."""
+    """`flags` are further options by service or member, spelled as the service spells them, without the dashes.
+
+    A flag without a value is True, or False for its `--no-` form.
+    """
 
     name: str
     model: str
@@ -44,7 +47,7 @@ class StackSpec:
     owned: bool = True
     # An owned stack's directory may go when it has ended well.
     keep_directory: bool = True
-    flags: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    flags: Mapping[str, Mapping[str, str | bool]] = field(default_factory=dict)
     # Prefix of the command line of a service or member; by default `python -m quire_<service>`.
     commands: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     start_timeout_s: float = 900.0
@@ -94,10 +97,10 @@ class StackSpec:
         """The member's whole command line. `ports` are gRPC ports by member, and `http`."""
         service = service_of(member)
         prefix = self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
-        options = {**self._wiring(member, ports), **self.flags.get(service, {})}
+        options: dict[str, str | bool] = {**self._wiring(member, ports), **self.flags.get(service, {})}
         if member != service:
             options |= self.flags.get(member, {})
-        return [*prefix, *(f"--{name}={value}" for name, value in options.items())]
+        return [*prefix, *(_flag(name, value) for name, value in options.items())]
 
     def environment(self, member: str) -> dict[str, str]:
         """What the member sees. Keys travel here, since anyone may read command lines."""
@@ -146,6 +149,12 @@ class StackSpec:
         """Static discovery's list; several are told by their names."""
         names = self.members_of(service)
         return at[service] if len(names) == 1 else ",".join(f"{name}={at[name]}" for name in names)
+
+
+def _flag(name: str, value: str | bool) -> str:
+    if isinstance(value, bool):
+        return f"--{name}" if value else f"--no-{name}"
+    return f"--{name}={value}"
 
 
 def service_of(member: str) -> str:

@@ -6,12 +6,16 @@ import asyncio
 import json
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import httpx
 
 from quire import AsyncClient, QuireError
+from quire.models import find_model
+from quire_common.sequence import Sampling, Stop
+from quire_worker.paced.answer import paced_tokens
+from quire_worker.paced.facts import read_facts
 from tests.chaos.rig import Rig
 from tests.chaos.scripts import Script, with_stop
 
@@ -127,10 +131,21 @@ class Load:
             answers = await asyncio.gather(*(over_grpc(client, script, Ticks()) for script in scripts))
             stopped = [with_stop(s, a.text) for s, a in zip(scripts, answers, strict=True) if s.number % 3 == 2]
             cut = await asyncio.gather(*(over_grpc(client, script, Ticks()) for script in stopped))
+        self._check_paced(dict(zip(scripts, answers, strict=True)))
         plain = {s: a for s, a in zip(scripts, answers, strict=True) if s.number % 3 != 2}
         self.expected = {**plain, **dict(zip(stopped, cut, strict=True))}
         assert all(answer.finish and answer.usage for answer in self.expected.values())
         assert any(answer.finish == "stop" for answer in cut)
+
+    def _check_paced(self, answers: Mapping[Script, Answer]) -> None:
+        """What the paced worker answers is known without asking."""
+        if not self._rig.engine.startswith("paced"):
+            return
+        facts = read_facts(str(find_model(None)))
+        for script, answer in answers.items():
+            sampling = Sampling(temperature=script.temperature, seed=script.seed)
+            pure = paced_tokens(answer.prompt_tokens, Stop(script.max_tokens), sampling, facts=facts)
+            assert answer.tokens == pure.tokens, script
 
     def start(self) -> None:
         self._began = time.monotonic()

@@ -36,8 +36,19 @@ def test_flags_by_service() -> None:
     assert flags == {"scheduler": {"max-num-batched-tokens": "128"}, "router": {"served-model-name": "a,b"}}
 
 
+def test_a_switch_has_no_value() -> None:
+    flags = stack_flags({"lockstep": True})
+    assert flags == {"worker": {"lockstep": True}, "scheduler": {"lockstep": True}}
+    ports = dict.fromkeys((*SERVICES, "http"), 1)
+    assert StackSpec("n", "m", flags=flags).command("worker", ports)[-1] == "--lockstep"
+    flags = stack_flags({"lockstep": False})
+    assert StackSpec("n", "m", flags=flags).command("scheduler", ports)[-1] == "--no-lockstep"
+
+
 def test_what_is_not_served_is_refused() -> None:
     with pytest.raises(Unsupported, match="quantization is not supported yet"):
         stack_flags({"quantization": "fp8"})
+    with pytest.raises(InvalidArgument, match="lockstep is 'yes'"):
+        stack_flags({"lockstep": "yes"})
     with pytest.raises(InvalidArgument, match="Did you mean max_num_seqs"):
         stack_flags({"max_num_seq": 3})
