@@ -73,6 +73,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "kvstore": False,
         "fail_moves": 0.0,
         "lose_rows": 0.0,
+        "lost_us": None,
+        "leave_us": None,
         "settle": "launch",
         "grant_us": (0, 0),
         "report_us": (0, 0),

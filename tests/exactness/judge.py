@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_scheduler.outputs import FinishReason
+from tests.exactness.clients import LEFT, Heard
 from tests.exactness.virtual_replica import VirtualReplica, a_sequence, num_pages
 
 if TYPE_CHECKING:
@@ -12,7 +13,6 @@ if TYPE_CHECKING:
     from tests.exactness.events import Events
     from tests.exactness.scenario import Scenario
     from tests.exactness.subject import Answer, Subject
-    from tests.exactness.virtual_replica import Heard
 
 
 class Wrong(AssertionError):
@@ -37,7 +37,7 @@ def judge(subject: Subject, scenario: Scenario) -> Events:
     free, events = _live(subject, scenario, wanted, lockstep=False)
     plain, _ = _live(subject, scenario, wanted, lockstep=True)
     for place, heard in free.items():
-        twin = plain[place]
+        twin = plain.get(place, Heard())
         common = min(len(heard.tokens), len(twin.tokens))
         if heard.tokens[:common] != twin.tokens[:common] or heard.logprobs[:common] != twin.logprobs[:common]:
             raise Wrong(f"scenario {scenario.seed}: request {place} differs from its twin in lockstep")
@@ -52,8 +52,8 @@ def _live(
     life = VirtualReplica(subject, scenario, lockstep=lockstep, sequences=sequences)
     try:
         heard = life.run()
-        for place, want in wanted.items():
-            _compare(scenario, place, heard[place], want)
+        for place, one in heard.items():
+            _compare(scenario, place, one, wanted[place])
     except Exception as error:
         raise Wrong(f"scenario {scenario.seed} {mode}: {type(error).__name__}: {error}") from error
     return heard, life.events
@@ -79,9 +79,11 @@ def _alone(subject: Subject, scenario: Scenario) -> dict[int, Wanted]:
 def _compare(scenario: Scenario, place: int, heard: Heard, want: Wanted) -> None:
     tokens, finish, logprobs = want.answer
     ask = scenario.asks[place]
-    cut = (ask.abort_us is not None and heard.end == FinishReason.ABORT.name) or (
-        ask.deadline_us is not None and heard.end == "DEADLINE_EXCEEDED"
-    )
+    cut = {
+        FinishReason.ABORT.name: ask.abort_us is not None,
+        "DEADLINE_EXCEEDED": ask.deadline_us is not None,
+        LEFT: scenario.leave_us is not None,
+    }.get(heard.end, False)
     same = heard.tokens == tokens[: len(heard.tokens)] if cut else heard.tokens == tokens
     if not same:
         at = next((i for i, (a, b) in enumerate(zip(heard.tokens, tokens, strict=False)) if a != b), -1)
@@ -93,5 +95,5 @@ def _compare(scenario: Scenario, place: int, heard: Heard, want: Wanted) -> None
         raise Wrong(f"request {place} ended by {heard.end}, not {finish.name}")
     counted = (heard.prompt_tokens, heard.completion_tokens)
     known = (len(want.sequence.prompt_ids), len(want.sequence.output_ids) + len(heard.tokens))
-    if heard.end != "DEADLINE_EXCEEDED" and counted != known:
+    if heard.end not in ("DEADLINE_EXCEEDED", LEFT) and counted != known:
         raise Wrong(f"request {place} was charged {counted} tokens, not {known}")

@@ -84,6 +84,10 @@ class Scenario:
     store_us: int
     fail_moves: float
     lose_rows: float
+    lost_us: int | None
+    """When the scheduler is lost and another takes its place."""
+    leave_us: int | None
+    """When the router of session 0 is lost."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +146,8 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         store_us=int(rng.choice([0, 500, 8_000, 40_000])),
         fail_moves=float(rng.choice([0.0, 0.3])) if kvstore else 0.0,
         lose_rows=float(rng.choice([0.0, 0.0, 0.03])),
+        lost_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.15 else None,
+        leave_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.1 else None,
     )
 
 

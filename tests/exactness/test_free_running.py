@@ -35,6 +35,7 @@ COMMON = {
     "stalled": 30,
     "starts on loads": 6,
     "stopped in flight": 20,
+    "resubmitted": 5,
     "two in flight": 1000,
 }
 LEAST = {"paced": COMMON | {"late ends": 4, "deadlines exceeded": 3}, "cpu": COMMON | {"late ends": 1}}

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from quire_common.credit import PageMove
-    from quire_scheduler.kv_traffic import Effects
+    from quire_scheduler.kv_traffic import Lookup
+    from quire_scheduler.scheduler import Scheduler
     from quire_worker.engine.ports import PageBytes
     from tests.exactness.virtual_time import VirtualTime
 
@@ -42,14 +43,15 @@ class VirtualMover:
         self._store_us = store_us
         self._fail_moves = fail_moves
         self._ended: list[MoveResult] = []
-        self._cancelled = False
+        self._run = 0
 
     def submit(self, move: PageMove) -> bool:
         """See Mover."""
         if self._rng.random() < self._fail_moves / 3:
             self.failed += 1
             return False
-        self._time.after(int(self._rng.integers(0, self._store_us + 1)), lambda: self._end(move))
+        run = self._run
+        self._time.after(int(self._rng.integers(0, self._store_us + 1)), lambda: self._end(run, move))
         return True
 
     def finished(self) -> list[MoveResult]:
@@ -59,14 +61,14 @@ class VirtualMover:
 
     def cancel(self) -> None:
         """See Mover."""
-        self._cancelled = True
+        self._run += 1
 
     def close(self) -> None:
         """See Mover."""
         self.cancel()
 
-    def _end(self, move: PageMove) -> None:
-        if self._cancelled:
+    def _end(self, run: int, move: PageMove) -> None:
+        if run != self._run:
             return
         wanted = good = len(move.device_page)
         if self._rng.random() < self._fail_moves:
@@ -87,34 +89,31 @@ class VirtualMover:
 
 
 class VirtualStore:
-    """The kvstore as the scheduler sees it. `leases` are those that nobody has given back."""
+    """The kvstore as schedulers see it. `leases` are those that nobody has given back; `changed` is called after an
+    answer."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        rng: np.random.Generator,
-        store_us: int,
-        answer: Callable[[int, LookupResult], None],
-    ) -> None:
+    def __init__(self, time: VirtualTime, rng: np.random.Generator, store_us: int, changed: Callable[[], None]) -> None:
         self.pages: dict[bytes, bytes] = {}
         self.leases: set[bytes] = set()
         self.hits = 0
         self._time = time
         self._rng = rng
         self._store_us = store_us
-        self._answer = answer
+        self._changed = changed
         self._next_lease = 0
 
-    def carry_out(self, effects: Effects) -> None:
-        """Look up what is asked for, take back what is released."""
+    def carry_out(self, core: Scheduler) -> None:
+        """Look up what the core asks for, take back what it releases."""
+        effects = core.take_effects()
         for lookup in effects.lookups:
             late_us = int(self._rng.integers(0, self._store_us + 1))
-            self._time.after(late_us, lambda uid=lookup.uid, hashes=lookup.hashes: self._find(uid, hashes))  # type: ignore[misc]  # the lambda's defaults bind the loop's variables
+            self._time.after(late_us, lambda lookup=lookup: self._find(core, lookup))  # type: ignore[misc]  # the default binds the loop's variable
         for lease in effects.releases:
             # Raises where it was given back before.
             self.leases.remove(lease)
 
-    def _find(self, uid: int, hashes: tuple[bytes, ...]) -> None:
+    def _find(self, core: Scheduler, lookup: Lookup) -> None:
+        hashes = lookup.hashes
         found = next((index for index, digest in enumerate(hashes) if digest not in self.pages), len(hashes))
         leases: tuple[bytes, ...] = ()
         if found:
@@ -124,4 +123,6 @@ class VirtualStore:
             self.leases.update(leases)
         # Some leases end while their request still waits for its slot.
         expires_us = _LEASE_US if self._rng.random() < 0.8 else 20_000
-        self._answer(uid, LookupResult(found, leases, 50, self._time.now_s + expires_us / 1e6))
+        core.on_lookup(lookup.uid, LookupResult(found, leases, 50, self._time.now_s + expires_us / 1e6))
+        self.carry_out(core)
+        self._changed()

@@ -1,21 +1,20 @@
-"""One life of a replica in virtual time: the real scheduler core and the real engine, two delay lines, a kvstore, and
-clients who ask, abort and listen."""
+"""One life of a replica in virtual time: the real scheduler core and the real engine between two delay lines, a
+kvstore, and clients. Sometimes the scheduler is lost and another attaches to the worker, which steps on meanwhile."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.v1 import worker_pb2
 from quire_common.credit import WorkerHello, decode_report, encode_grant
-from quire_common.errors import InvalidArgument
+from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import RequestContext, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.outputs import FinishReason
 from quire_scheduler.scheduler import Scheduler
 from quire_worker.engine.engine import Engine
+from tests.exactness.clients import LOST, Clients
 from tests.exactness.events import Events
 from tests.exactness.flaky_runner import FlakyRunner
 from tests.exactness.subject import engine_spec
@@ -26,23 +25,11 @@ from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
     from quire_common.credit import Report
-    from quire_scheduler.outputs import SessionOutputs
+    from tests.exactness.clients import Heard
     from tests.exactness.scenario import Ask, Scenario
     from tests.exactness.subject import Subject
 
-Key = tuple[int, int]
 DEPTH = 2
-
-
-@dataclass
-class Heard:
-    """What a client heard of one request: tokens, and its end: a FinishReason's name or an error's code."""
-
-    tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    end: str = ""
-    prompt_tokens: int = -1
-    completion_tokens: int = -1
 
 
 class VirtualReplica:
@@ -50,142 +37,135 @@ class VirtualReplica:
 
     def __init__(self, subject: Subject, scenario: Scenario, *, lockstep: bool, sequences: dict[int, Sequence]) -> None:
         self.events = Events()
-        self.heard: dict[int, Heard] = {}
         self.time = VirtualTime()
+        self._subject = subject
         self._scenario = scenario
         self._sequences = sequences
+        self._clients = Clients(scenario, sequences)
+        self._config = _config(scenario, lockstep=lockstep)
         self._rng = np.random.default_rng((scenario.seed, 5))
-        self._store = VirtualStore(self.time, self._rng, scenario.store_us, self._looked_up)
+        self._store = VirtualStore(self.time, self._rng, scenario.store_us, self._changed)
         parts = subject.parts(num_pages(subject, scenario), scenario.seed)
-        self._runner = FlakyRunner(parts.runner, self._rng, scenario.lose_rows)
-        self.device = VirtualDevice(self.time, self._rng, self._runner, parts.memory, scenario.step_us, scenario.settle)
+        runner = FlakyRunner(parts.runner, self._rng, scenario.lose_rows)
+        self._device = VirtualDevice(self.time, self._rng, runner, parts.memory, scenario.step_us, scenario.settle)
         self._mover = VirtualMover(
             self.time, self._rng, parts.pages, self._store.pages, scenario.store_us, scenario.fail_moves
         )
         spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario))
-        self.engine = Engine(spec, self.device, self._mover, depth=1 if lockstep else DEPTH)
-        hello = WorkerHello(
-            self.engine.epoch, spec.num_slots, spec.max_num_seqs, (spec.num_pages,), subject.info, capabilities=("cpu",)
-        )
-        self.core = Scheduler(_config(scenario, lockstep=lockstep), hello, kvstore=scenario.kvstore)
-        reports = DelayLine(self.time, self._rng, scenario.report_us, self._reported)
+        self._engine = Engine(spec, self._device, self._mover, depth=1 if lockstep else DEPTH)
         self._worker = VirtualWorker(
             self.time,
             self._rng,
-            self.engine,
-            self.device,
-            reports.send,
+            self._engine,
+            self._device,
             self.events,
             think_us=scenario.think_us,
             coalesce=scenario.coalesce,
         )
-        self._grants = DelayLine(self.time, self._rng, scenario.grant_us, self._worker.granted)
-        self.device.wake = self._mover.wake = self._worker.wake
+        self._device.wake = self._mover.wake = self._worker.wake
         self._pump_due = False
-        self._places: dict[Key, int] = {}
+        self._attach()
 
     def run(self) -> dict[int, Heard]:
         """The whole life, and the inventory at its end."""
-        for place, ask in enumerate(self._scenario.asks):
-            if place in self._sequences:
-                self.time.at(ask.at_us, lambda place=place, ask=ask: self._submit(place, ask))  # type: ignore[misc]  # defaults bind the loop's variables
-        self.time.run()
-        self._collect(self.core.take_outputs())
+        scenario, time = self._scenario, self.time
+        for place in self._sequences:
+            time.at(scenario.asks[place].at_us, lambda place=place: self._ask(place))  # type: ignore[misc]  # the default binds the loop's variable
+        if scenario.lost_us is not None:
+            time.at(scenario.lost_us, self._lose_scheduler)
+        if scenario.leave_us is not None:
+            time.at(scenario.leave_us, self._lose_session)
+        time.run()
+        self._clients.collect(self._core.take_outputs())
         self._inventory()
-        stats = self.core.stats
-        self.events.update(
-            {
-                "siblings": sum(ask.sampling.sample > 0 for ask in self._scenario.asks),
-                "preemptions": stats.preemptions,
-                "reclaims": stats.reclaims,
-                "pages lost": stats.pages_lost,
-                "late tokens": stats.late_tokens,
-                "failed moves": self._mover.failed,
-                "kvstore hits": self._store.hits,
-                "grants": stats.grants,
-                "requests": len(self._places),
-                "continued": sum(len(sequence.output_ids) > 0 for sequence in self._sequences.values()),
-                "deadlines exceeded": sum(heard.end == "DEADLINE_EXCEEDED" for heard in self.heard.values()),
-            }
-        )
-        return self.heard
+        self._count()
+        return self._clients.heard
 
-    def _submit(self, place: int, ask: Ask) -> None:
-        key = (ask.session, place)
-        now_us = self.time.now_us
-        deadline_ms = int(BEGIN_S * 1000) + (now_us + ask.deadline_us) // 1000 + 1 if ask.deadline_us else 0
-        context = RequestContext(f"r{place}", tenant=ask.tenant, priority=ask.priority, deadline_unix_ms=deadline_ms)
-        self._places[key] = place
-        self.heard[place] = Heard()
-        try:
-            self.core.submit(ask.session, place, context, self._sequences[place], self.time.now_s)
-        except InvalidArgument as error:
-            self.heard[place].end = error.code
-            return
-        if ask.abort_us is not None:
-            self.time.after(ask.abort_us, lambda: self._abort(key))
-        if deadline_ms:
-            self.time.at((deadline_ms - int(BEGIN_S * 1000)) * 1000, self._changed)
+    def _attach(self) -> None:
+        """A scheduler attaches to the worker; frames of the stream before are nobody's."""
+        spec, run = self._engine.spec, self._engine.epoch
+        pages, info = (spec.num_pages,), self._subject.info
+        hello = WorkerHello(run, spec.num_slots, spec.max_num_seqs, pages, info, capabilities=("cpu",))
+        self._core = Scheduler(self._config, hello, kvstore=self._scenario.kvstore)
+        grants = DelayLine(self.time, self._rng, self._scenario.grant_us, lambda g: self._worker.granted(run, g))
+        reports = DelayLine(self.time, self._rng, self._scenario.report_us, self._reported)
+        self._grants = grants
+        self._worker.attached(reports.send)
+
+    def _lose_scheduler(self) -> None:
+        """The scheduler is gone, its clients' router goes on with the next one."""
+        core = self._core
+        self._count_core()
+        self.events["schedulers lost"] += 1
+        self.events["lost in flight"] += len(self._device.in_flight) > 0
+        self._clients.collect(core.take_outputs())
+        self._clients.collect(core.worker_lost(Unavailable(LOST, "It is gone.", "Go elsewhere."), self.time.now_s))
+        self._store.carry_out(core)
+        self._engine.begin_run()
+        self._attach()
+        for place, sequence in self._clients.ask_again():
+            self.events["resubmitted"] += 1
+            self._submit(place, sequence, attempt=1)
+
+    def _lose_session(self) -> None:
+        """A router is gone: nobody listens to its session any more."""
+        self._clients.leave(0)
+        self.events["left"] += self._core.abort_session(0, self.time.now_s)
         self._changed()
 
-    def _abort(self, key: Key) -> None:
-        if self.core.abort(*key, self.time.now_s):
+    def _ask(self, place: int) -> None:
+        ask, sequence = self._scenario.asks[place], self._clients.ask(place)
+        if sequence is None:
+            return
+        self._submit(place, sequence, attempt=0)
+        if ask.abort_us is not None:
+            self.time.after(ask.abort_us, lambda: self._abort(place))
+        if ask.deadline_us is not None:
+            self.time.at((_deadline_ms(ask) - int(BEGIN_S * 1000)) * 1000, self._changed)
+
+    def _submit(self, place: int, sequence: Sequence, attempt: int) -> None:
+        ask = self._scenario.asks[place]
+        context = RequestContext(f"r{place}", attempt, ask.tenant, _deadline_ms(ask), ask.priority)
+        try:
+            self._core.submit(ask.session, place, context, sequence, self.time.now_s)
+        except QuireError as error:
+            self._clients.refused(place, error.code)
+        self._changed()
+
+    def _abort(self, place: int) -> None:
+        if self._core.abort(self._scenario.asks[place].session, place, self.time.now_s):
             self.events["aborted"] += 1
             self._changed()
 
     def _reported(self, frame: bytes) -> None:
         report = decode_report(worker_pb2.Report.FromString(frame))
         self._watch(report)
-        self._collect(self.core.on_report(report, self.time.now_s))
-        self._changed()
-
-    def _looked_up(self, uid: int, result: object) -> None:
-        self.core.on_lookup(uid, result)  # type: ignore[arg-type]  # the store answers with LookupResults
+        self._clients.collect(self._core.on_report(report, self.time.now_s))
         self._changed()
 
     def _changed(self) -> None:
         """Make Grants soon: the scheduler's loop, too, may be slow to notice."""
-        self._store.carry_out(self.core.take_effects())
+        self._store.carry_out(self._core)
         if not self._pump_due:
             self._pump_due = True
             self.time.after(int(self._rng.integers(0, self._scenario.think_us + 1)), self._pump)
 
     def _pump(self) -> None:
         self._pump_due = False
-        while (grant := self.core.next_grant(self.time.now_s)) is not None:
+        while (grant := self._core.next_grant(self.time.now_s)) is not None:
             self._grants.send(encode_grant(grant).SerializeToString())
-            self._store.carry_out(self.core.take_effects())
-        self._store.carry_out(self.core.take_effects())
-        self._collect(self.core.take_outputs())
+            self._store.carry_out(self._core)
+        self._store.carry_out(self._core)
+        self._clients.collect(self._core.take_outputs())
         if self._rng.random() < 0.1:
-            self.core.check_integrity()
-
-    def _collect(self, outputs: list[SessionOutputs]) -> None:
-        for out in outputs:
-            at = 0
-            for handle, count, finish in zip(out.handle.tolist(), out.count.tolist(), out.finish.tolist(), strict=True):
-                heard = self.heard[self._places[out.session, handle]]
-                assert not heard.end, f"request {handle}: a row after the end"
-                heard.tokens += out.token[at : at + count].tolist()
-                at += count
-                if finish:
-                    heard.end = FinishReason(finish).name
-            assert at == len(out.token), "tokens of no row"
-            if out.logprobs is not None:
-                owner = out.handle.repeat(out.count)
-                for index, value in zip(out.logprobs.token_index.tolist(), out.logprobs.logprob.tolist(), strict=True):
-                    self.heard[self._places[out.session, int(owner[index])]].logprobs.append(value)
-            for note in out.finished:
-                heard = self.heard[self._places[out.session, note.handle]]
-                heard.prompt_tokens, heard.completion_tokens = note.prompt_tokens, note.completion_tokens
-            for failed in out.failed:
-                heard = self.heard[self._places[out.session, failed.handle]]
-                assert not heard.end, f"request {failed.handle}: failed after its end"
-                heard.end = failed.error.code
+            self._core.check_integrity()
 
     def _watch(self, report: Report) -> None:
-        """Count ends that come late: of a sequence that no longer holds its slot."""
-        slots = self.core._replica.slots
+        """Count rows that come late: of a sequence that no longer holds its slot."""
+        slots = self._core._replica.slots
+        if report.epoch != self._core.hello.epoch:
+            self.events["reports of another epoch"] += 1
+            return
         applied = np.repeat(report.step_applied, report.step_rows)
         late = ~(slots.active[report.slot] & (slots.start_seq[report.slot] <= applied))
         self.events["late rows"] += int(late.sum())
@@ -193,16 +173,34 @@ class VirtualReplica:
 
     def _inventory(self) -> None:
         """Nothing is left: no request, no step, no page, no lease."""
-        self.engine.check_integrity()
-        self.core.check_integrity()
-        unheard = [place for place, heard in self.heard.items() if not heard.end]
-        assert not unheard, f"stuck: requests {unheard} never ended; {self.core.load()}"
-        assert self.core.quiet, "the core is not quiet"
-        load = self.core.load()
+        core = self._core
+        self._engine.check_integrity()
+        core.check_integrity()
+        assert not self._clients.unheard(), f"stuck: {self._clients.unheard()} never ended; {core.load()}"
+        assert core.quiet, "the core is not quiet"
+        load = core.load()
         assert load.free_pages == load.pages and not load.referenced_pages, f"pages are kept: {load}"
-        assert self.core.names.num_named == 0, "names are kept"
+        assert core.names.num_named == 0, "names are kept"
         assert not self._store.leases, "a lease is kept"
-        assert not self.device.in_flight and not self.engine.residents.table.started(), "the worker still works"
+        assert not self._device.in_flight and not self._engine.residents.table.started(), "the worker still works"
+
+    def _count(self) -> None:
+        self._count_core()
+        self.events["siblings"] += sum(ask.sampling.sample > 0 for ask in self._scenario.asks)
+        self.events["failed moves"] += self._mover.failed
+        self.events["kvstore hits"] += self._store.hits
+        self.events["requests"] += len(self._clients.heard)
+        self.events["continued"] += sum(len(sequence.output_ids) > 0 for sequence in self._sequences.values())
+        ends = [heard.end for heard in self._clients.heard.values()]
+        self.events["deadlines exceeded"] += ends.count("DEADLINE_EXCEEDED")
+
+    def _count_core(self) -> None:
+        stats = self._core.stats
+        self.events["preemptions"] += stats.preemptions
+        self.events["reclaims"] += stats.reclaims
+        self.events["pages lost"] += stats.pages_lost
+        self.events["late tokens"] += stats.late_tokens
+        self.events["grants"] += stats.grants
 
 
 def num_pages(subject: Subject, scenario: Scenario) -> int:
@@ -215,13 +213,13 @@ def num_pages(subject: Subject, scenario: Scenario) -> int:
 def a_sequence(ask: Ask, subject: Subject, output_ids: list[int]) -> Sequence:
     """What the client asks for."""
     stop = Stop(ask.max_tokens, ask.min_tokens, ask.stop_token_ids, ask.ignore_eos)
-    return Sequence(
-        ask.prompt(subject.scale),
-        stop,
-        ask.sampling,
-        np.array(output_ids, np.int32),
-        skip_cache_read=ask.skip_cache_read,
-    )
+    output = np.array(output_ids, np.int32)
+    return Sequence(ask.prompt(subject.scale), stop, ask.sampling, output, skip_cache_read=ask.skip_cache_read)
+
+
+def _deadline_ms(ask: Ask) -> int:
+    """In Unix time; 0 where there is none."""
+    return 0 if ask.deadline_us is None else int(BEGIN_S * 1000) + (ask.at_us + ask.deadline_us) // 1000 + 1
 
 
 def _config(scenario: Scenario, *, lockstep: bool) -> SchedulerConfig:

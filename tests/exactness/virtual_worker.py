@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from quire_common.credit import Grant
+    from quire_common.credit import Epoch, Grant
     from quire_worker.engine.engine import Engine
     from tests.exactness.events import Events
     from tests.exactness.virtual_device import VirtualDevice
@@ -31,7 +31,6 @@ class VirtualWorker:
         rng: np.random.Generator,
         engine: Engine,
         device: VirtualDevice,
-        send: Callable[[bytes], None],
         events: Events,
         *,
         think_us: int,
@@ -41,7 +40,7 @@ class VirtualWorker:
         self._time = time
         self._rng = rng
         self._device = device
-        self._send = send
+        self._send: Callable[[bytes], None] = lambda frame: None
         self._events = events
         self._think_us = think_us
         self._interval_us = round(REPORT_INTERVAL_S * 1e6) if coalesce else 0
@@ -50,10 +49,18 @@ class VirtualWorker:
         self._bundle = ReportBundle()
         self._used: set[int] = set()
 
-    def granted(self, frame: bytes) -> None:
-        """A Grant arrives."""
-        self._inbox.append(decode_grant(worker_pb2.Grant.FromString(frame)))
-        self.wake()
+    def attached(self, send: Callable[[bytes], None]) -> None:
+        """A scheduler is there: what came of the one before, or was to go to it, is forgotten."""
+        self._send = send
+        self._inbox.clear()
+        self._bundle = ReportBundle()
+        self._used.clear()
+
+    def granted(self, epoch: Epoch, frame: bytes) -> None:
+        """A Grant arrives on the stream of an epoch."""
+        if epoch == self.engine.epoch:
+            self._inbox.append(decode_grant(worker_pb2.Grant.FromString(frame)))
+            self.wake()
 
     def wake(self) -> None:
         """There may be something to do; the model thread may be slow to notice."""
