@@ -1,0 +1,62 @@
+"""A real scheduler over a paced worker that goes wrong: what a request sees of it, and how soon."""
+
+from __future__ import annotations
+
+import time
+
+import grpc
+import numpy as np
+import pytest
+
+from bench.processes import Service
+from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
+from quire_common.errors import from_rpc_error
+from quire_common.sequence import Sequence, Stop, sequence_to_pb
+from quire_worker.paced.answer import paced_tokens
+
+TOKENS = 300
+STOP = Stop(TOKENS, ignore_eos=True)
+PROMPT = list(range(20))
+# The watchdog is set to a second; the machine may be busy.
+DETECTED_S = 10.0
+
+
+def generate(fault: str) -> tuple[list[int], str, float]:
+    """Tokens that came, the code of the error after them, and how long after the last of them it came."""
+    tokens, code, last = list[int](), "", time.monotonic()
+    with (
+        Service("worker", "--paced=2", "--max-num-seqs=8", f"--paced-fault={fault}") as worker,
+        Service("scheduler", f"--worker={worker.ready()}", "--worker-timeout-s=1") as scheduler,
+        grpc.insecure_channel(scheduler.ready()) as channel,
+    ):
+        request = scheduler_pb2.GenerateTokensRequest(
+            context=common_pb2.RequestContext(request_id="faulty"),
+            sequence=sequence_to_pb(Sequence(np.array(PROMPT, np.int32), STOP)),
+        )
+        try:
+            for response in scheduler_pb2_grpc.SchedulerStub(channel).GenerateTokens(request, timeout=60):
+                if response.token:
+                    tokens += np.frombuffer(response.token, "<i4").tolist()
+                    last = time.monotonic()
+        except grpc.RpcError as error:
+            code = from_rpc_error(error).code
+        took = time.monotonic() - last
+        worker.popen.kill()  # one that hangs would take its time
+    return tokens, code, took
+
+
+@pytest.mark.parametrize("fault", ["die@50", "hang@50", "silent@50", "wrong-epoch@50"])
+def test_a_worker_that_is_lost_is_noticed_and_all_that_came_before_is_right(fault: str) -> None:
+    tokens, code, took = generate(fault)
+    assert code == "WORKER_LOST" and took < DETECTED_S
+    assert 0 < len(tokens) < 50 and tokens == paced_tokens(PROMPT, STOP).tokens[: len(tokens)]
+
+
+def test_a_slow_step_changes_no_token() -> None:
+    tokens, code, _ = generate("slow@50:300")
+    assert (tokens, code) == (paced_tokens(PROMPT, STOP).tokens, "")
+
+
+def test_a_nan_ends_the_request_alone() -> None:
+    tokens, code, _ = generate("nan@50")
+    assert code == "NAN_LOGITS" and tokens == paced_tokens(PROMPT, STOP).tokens[: len(tokens)]
