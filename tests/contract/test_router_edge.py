@@ -183,6 +183,28 @@ async def test_a_grpc_trace_has_the_calls_own_span_between(spans: InMemorySpanEx
     assert root.parent.span_id == call.context.span_id and f"{call.parent.span_id:016x}" == parent
 
 
+async def test_a_move_to_another_engine_is_in_the_trace_and_in_the_log(
+    spans: InMemorySpanExporter, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    trace = "0af7651916cd43dd8448eb211c80319c"
+    async with router_rig() as rig:
+        rig.scheduler.breaks = [3]
+        headers = {"traceparent": f"00-{trace}-b7ad6b7169203331-01", "X-Request-Id": "moved-1"}
+        body = {"prompt": "abc", "max_tokens": 9}
+        answer = await rig.http.post("/v1/completions", json=body, headers=headers)
+        assert answer.json()["choices"][0]["text"] == "abcabcabc"
+        assert rig.scheduler.submits[0].context.traceparent.split("-")[1] == trace
+    found = {span.name: span for span in spans.get_finished_spans()}
+    move, root = found["router.migrate"], found["router.request"]
+    assert move.parent is not None and root.context is not None and move.parent.span_id == root.context.span_id
+    assert move.attributes is not None and move.attributes["quire.reason"] == "session_lost"
+    assert move.attributes["quire.attempt"] == 1
+    told = [record for record in caplog.records if "engine" in record.name and hasattr(record, "fields")]
+    fields = [record.fields for record in told if record.fields.get("request_id") == "moved-1"]
+    assert [(f["attempt"], f["emitted"]) for f in fields] == [(0, 3), (1, 3)]
+
+
 async def test_without_tracing_the_clients_context_passes_through() -> None:
     async with router_rig() as rig:
         headers = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=b"}
