@@ -43,8 +43,9 @@ class Decoder(Generic[P]):
         self.spec = spec
         self.ops = ops
         self.head_shape = HeadShape.of(spec)
-        self.rope = RopeTables(*rope_tables(spec.rope, spec.head_dim, max_positions))
         self.embedding = store.require("embed.weight", MODEL_WIDE)
+        tables = rope_tables(spec.rope, spec.head_dim, max_positions)
+        self.rope = RopeTables(*(table.to(self.embedding.device) for table in tables))
         self.final_norm = _gain(spec, store, "final_norm.weight", MODEL_WIDE)
         self.head: Weight = DenseWeight(self.embedding) if spec.tied_embeddings else _linear(store, "head", MODEL_WIDE)
         self.layers = [_layer_weights(spec, store, layer) for layer in range(spec.layers)]

@@ -19,7 +19,9 @@ Key = tuple[str, int]
 class ParameterStore:
     """Packed tensors, allocated at once and filled by a loader."""
 
-    def __init__(self, specs: Sequence[ParameterSpec], dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self, specs: Sequence[ParameterSpec], dtype: torch.dtype = torch.float32, device: torch.device | None = None
+    ) -> None:
         rows: dict[Key, int] = {}
         self._place: dict[Key, tuple[Key, int]] = {}
         tails: dict[Key, tuple[int, ...]] = {}
@@ -29,7 +31,9 @@ class ParameterStore:
             self._place[spec.role, spec.layer] = (key, begin)
             rows[key] = begin + spec.shape[0]
             tails[key] = spec.shape[1:]
-        self._packed = {key: torch.empty((count, *tails[key]), dtype=dtype) for key, count in rows.items()}
+        self._packed = {
+            key: torch.empty((count, *tails[key]), dtype=dtype, device=device) for key, count in rows.items()
+        }
 
     def destination(self, spec: ParameterSpec) -> Tensor:
         """The part of a packed tensor that is this parameter, a view to be written."""

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from quire_worker.step import Int32
 
-PREFILL_ROWS = 128
+PREFILL_ROWS = 64
 """Query rows of a prefill tile: tokens times the query heads of one KV head."""
 
 
@@ -30,7 +30,9 @@ class TritonPlan:
     sequence: Tensor
     """[R] row of page_table."""
     page_table: Tensor
-    """[S, P]."""
+    """[S * P], row after row."""
+    table_width: Tensor
+    """[1]: P, which a captured graph reads at each replay."""
     splits: int
     """Shares into which a decoding sequence's keys are divided."""
     tile_tokens: int
@@ -71,6 +73,7 @@ def plan_step(
         position=send(at),
         sequence=send(sequence),
         page_table=send(page_table),
+        table_width=send(np.array([page_table.shape[1]], np.int32)),
         splits=splits,
         tile_tokens=tokens,
         tile_sequence=send(grid[:, 0]) if tiles else None,

@@ -96,7 +96,7 @@ class TritonOps:
             pages,
             query,
             0.0 if norm is None else norm.eps,
-            plan.page_table.stride(0),
+            plan.table_width,
             pages.stride(0),
             pages.stride(1),
             layer * pages.stride(2),

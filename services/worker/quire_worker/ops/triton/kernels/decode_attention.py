@@ -70,7 +70,7 @@ def decode_attention_kernel(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM], tl.float32)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
-    table = page_table + seq * table_width
+    table = page_table + seq * tl.load(table_width)
     for start in tl.range(first, end, TILE, num_stages=STAGES):
         page = tl.load(table + start // PAGE).to(tl.int64)
         at = start + key

@@ -13,6 +13,45 @@ from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
 
 
 @triton.jit
+def _keys(
+    head,
+    table,
+    start,
+    key,
+    end,
+    lane,
+    page_stride,
+    value_offset,
+    DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    TILE: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """A tile of keys and values. What lies past `end` may be NaN, which no product with zero takes away."""
+    k_at = start + key
+    if PAGE % TILE == 0:
+        page = tl.load(table + start // PAGE).to(tl.int64)
+        cell = head + page * page_stride + (k_at % PAGE)[:, None] * DIM + lane[None, :]
+    else:
+        page = tl.load(table + k_at // PAGE, mask=k_at < end, other=0).to(tl.int64)
+        cell = head + (page * page_stride + (k_at % PAGE) * DIM)[:, None] + lane[None, :]
+    k = tl.load(cell)
+    v = tl.load(cell + value_offset)
+    if MASKED:
+        v = tl.where((k_at < end)[:, None], v, 0.0)
+    return k, v
+
+
+@triton.jit
+def _scores(q, k, softcap, CAPPED: tl.constexpr):
+    """In units of log2."""
+    score = tl.dot(q, tl.trans(operand(k, q.dtype)))
+    if CAPPED:
+        score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
+    return score
+
+
+@triton.jit
 def prefill_attention_kernel(
     query,
     pages,
@@ -70,32 +109,38 @@ def prefill_attention_kernel(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM], tl.float32)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
-    table = page_table + seq.to(tl.int64) * table_width
+    table = page_table + seq.to(tl.int64) * tl.load(table_width)
     end = base + tl.minimum(token0 + TOKENS, rows)
     begin = tl.zeros_like(end)
     if WINDOWED:
         begin = tl.maximum(base + token0 - window + 1, 0) // TILE * TILE
-    for start in tl.range(begin, end, TILE, num_stages=STAGES):
+    # Tiles that every query of this tile sees whole need no mask.
+    whole = begin
+    if not WINDOWED:
+        whole = tl.maximum(begin, tl.minimum(base + token0 + 1, end) // TILE * TILE)
+    for start in tl.range(begin, whole, TILE, num_stages=STAGES):
+        k, v = _keys(head, table, start, key, end, lane, page_stride, value_offset, DIM, PAGE, TILE, False)
+        score = _scores(q, k, softcap, CAPPED)
+        larger = tl.maximum(most, tl.max(score, axis=1))
+        weight = tl.exp2(score - larger[:, None])
+        shrink = tl.exp2(most - larger)
+        total = total * shrink + tl.sum(weight, axis=1)
+        acc = acc * shrink[:, None]
+        acc = tl.dot(operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty), acc)
+        most = larger
+    for start in tl.range(whole, end, TILE, num_stages=STAGES):
         k_at = start + key
-        inside = k_at < end
-        page = tl.load(table + k_at // PAGE, mask=inside, other=0).to(tl.int64)
-        cell = head + (page * page_stride + (k_at % PAGE) * DIM)[:, None] + lane[None, :]
-        k = tl.load(cell)
-        v = tl.where(inside[:, None], tl.load(cell + value_offset), 0.0)
-        score = tl.dot(q, tl.trans(operand(k, query.dtype.element_ty)))
-        if CAPPED:
-            score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
+        k, v = _keys(head, table, start, key, end, lane, page_stride, value_offset, DIM, PAGE, TILE, True)
         seen = k_at[None, :] <= at[:, None]
         if WINDOWED:
             seen = seen & (k_at[None, :] > (at - window)[:, None])
-        score = tl.where(seen, score, -1e30)
+        score = tl.where(seen, _scores(q, k, softcap, CAPPED), -1e30)
         larger = tl.maximum(most, tl.max(score, axis=1))
         weight = tl.where(seen, tl.exp2(score - larger[:, None]), 0.0)
         shrink = tl.exp2(most - larger)
         total = total * shrink + tl.sum(weight, axis=1)
-        acc = acc * shrink[:, None] + tl.dot(
-            operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty)
-        )
+        acc = acc * shrink[:, None]
+        acc = tl.dot(operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty), acc)
         most = larger
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + place[:, None] * DIM + lane[None, :], result.to(out.dtype.element_ty), mask=real[:, None])

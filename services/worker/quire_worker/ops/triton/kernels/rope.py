@@ -75,7 +75,7 @@ def qk_norm_rope_write_kernel(
     tl.store(target, low.to(query.dtype.element_ty), mask=wanted)
     tl.store(target + HALF, high.to(query.dtype.element_ty), mask=wanted)
     of = tl.load(sequence + row).to(tl.int64)
-    page = tl.load(page_table + of * table_width + place // PAGE).to(tl.int64)
+    page = tl.load(page_table + of * tl.load(table_width) + place // PAGE).to(tl.int64)
     written = (is_key | is_value)[:, None] & (at >= 0)
     cell = pages + page * page_stride + kv.to(tl.int64) * head_stride + layer_offset + (place % PAGE) * DIM
     cell = cell + tl.where(is_value, value_offset, 0)[:, None] + lane[None, :]

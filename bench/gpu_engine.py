@@ -1,0 +1,167 @@
+"""Scheduler core, engine and GPU in one process: inter-token latency, throughput, prefill, against vLLM's figures.
+
+`python -m bench.gpu_engine` on the GPU; random bf16 weights of the real shapes, greedy. What the services add is
+measured elsewhere.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.gpu_shapes import SHAPES
+from quire_common.credit import KvGroup, ModelInfo, PageGeometry, WorkerHello
+from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.scheduler import Scheduler
+from quire_worker.cuda.cuda_model import CudaModel
+from quire_worker.engine.engine import Engine
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.kv.page_geometry import LAYOUT
+from quire_worker.model.decoder import Decoder
+from quire_worker.model.parameters import parameter_specs
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.product_tables import table_of
+from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.weights.parameter_store import ParameterStore
+
+PAGE, CONTEXT, KV_BYTES = 64, 8192, 60 << 30
+ITL = {
+    "0.6B": {1: (1.85, 0.75), 8: (1.99, 1.15), 32: (2.19, 1.4), 128: (3.38, 2.6), 256: (5.67, 3.9)},
+    "8B": {1: (4.92, 3.95), 8: (4.96, 4.4), 32: (5.50, 4.8), 128: (7.57, 6.6), 256: (11.5, 10.2)},
+}
+
+
+class Local:
+    """One replica in this process, free-running."""
+
+    def __init__(self, name: str, max_num_seqs: int, tokens: int, *, eager: bool, capture_s: float) -> None:
+        spec = SHAPES[name]
+        device = torch.device("cuda")
+        begin = time.perf_counter()
+        with torch.device(device), torch.inference_mode():
+            store = ParameterStore(parameter_specs(spec), torch.bfloat16, device)
+            for packed in store._packed.values():
+                packed.normal_(0.0, 0.02)
+            ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
+            ops.pdl = True
+            decoder = Decoder(spec, store, ops, CONTEXT)
+            page_bytes = spec.kv_heads * spec.layers * 2 * PAGE * spec.head_dim * 2
+            num_pages = KV_BYTES // page_bytes
+            pages = torch.zeros(num_pages, spec.kv_heads, spec.layers, 2, PAGE, spec.head_dim, dtype=torch.bfloat16)
+        sizes = EngineSpec(max_num_seqs, CONTEXT, spec.vocab_size, PAGE, num_pages, max_stop_ids=64)
+        self.device = CudaModel(decoder, pages).make_device(sizes, tokens, eager=eager, capture_s=capture_s)
+        print(f"{name}: ready in {time.perf_counter() - begin:.1f} s", flush=True)
+        self.ended = threading.Event()
+        self.device.wake = self.ended.set
+        self.engine = Engine(sizes, self.device)
+        group = KvGroup("full", page_bytes, LAYOUT, "bfloat16", spec.layers, spec.kv_heads, spec.head_dim)
+        model = ModelInfo(name, "", CONTEXT, spec.vocab_size, (), b"", PageGeometry(PAGE, (group,), b""), 0, "", ())
+        self.hello = WorkerHello(self.engine.epoch, sizes.num_slots, max_num_seqs, (num_pages,), model, ("cuda",))
+        self.config = SchedulerConfig(max_num_batched_tokens=tokens, max_waiting=100_000)
+        self.vocab = spec.vocab_size
+
+    def serve(self, prompts: list[int], outputs: list[int], sampling: Sampling) -> dict[str, float]:
+        """Serve them all at once; figures of the whole."""
+        core = Scheduler(self.config, replace(self.hello, epoch=self.engine.begin_run()))
+        rng = np.random.default_rng(0)
+        for handle, (prompt, output) in enumerate(zip(prompts, outputs, strict=True)):
+            ids = rng.integers(0, self.vocab, prompt).astype(np.int32)
+            stop = Stop(output, 0, (), True)
+            core.submit(1, handle, RequestContext(f"r{handle}"), Sequence(ids, stop, sampling), time.time())
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        first = 0.0
+        steps: list[tuple[float, int, int]] = []
+        tokens = 0
+        host = 0.0
+        while not core.idle:
+            self.ended.clear()
+            at = time.perf_counter()
+            while (grant := core.next_grant(time.time())) is not None:
+                self.engine.apply(grant)
+            while self.engine.launch():
+                pass
+            busy = False
+            while (report := self.engine.collect()) is not None:
+                core.on_report(report, time.time())
+                busy = True
+                if len(report.token):
+                    now = time.perf_counter() - begin
+                    first = first or now
+                    tokens += len(report.token)
+                    steps.append((now, len(report.token), int(report.step_prefill_tokens.sum())))
+            host += time.perf_counter() - at
+            if not busy:
+                self.ended.wait(1.0)
+        took = time.perf_counter() - begin
+        core.check_integrity()
+        pure = [(b - a) for (a, _, _), (b, n, p) in itertools.pairwise(steps) if not p and n == len(prompts)]
+        return {
+            "seconds": took,
+            "output_tok_s": tokens / took,
+            "input_tok_s": sum(prompts) / took,
+            "first_ms": first * 1000,
+            "itl_ms": float(np.median(pure) * 1000) if pure else 0.0,
+            "host_us_per_step": host / max(1, len(steps)) * 1e6,
+            "steps": len(steps),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--models", nargs="*", default=list(SHAPES))
+    parser.add_argument("--eager", action="store_true")
+    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--capture-s", type=float, default=60.0)
+    parser.add_argument("--rows", nargs="*", default=["itl", "sampling", "prefill", "single", "throughput", "uniform"])
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    result: dict[str, object] = {}
+    greedy = Sampling()
+    for name in args.models:
+        local = Local(name, args.max_num_seqs, args.tokens, eager=args.eager, capture_s=args.capture_s)
+
+        def show(row: str, figures: dict[str, float], note: str = "", name: str = name) -> None:
+            result[f"{name} {row}"] = figures
+            text = " ".join(f"{key} {value:.2f}" for key, value in figures.items())
+            print(f"{name} {row}: {text} {note}", flush=True)
+
+        local.serve([128] * 4, [16] * 4, greedy)
+        if "itl" in args.rows:
+            for batch, (theirs, wanted) in ITL[name].items():
+                if batch <= args.max_num_seqs:
+                    figures = local.serve([128] * batch, [128] * batch, greedy)
+                    show(f"itl {batch}", figures, f"(vLLM {theirs}, wanted {wanted})")
+        if "throughput" in args.rows:
+            show("512 x 512/256", local.serve([512] * 512, [256] * 512, greedy), "(vLLM 31839 / 10148)")
+        if "uniform" in args.rows and name == "0.6B":
+            rng = np.random.default_rng(0)
+            lengths = rng.integers(100, 1025, (2, 256))
+            show("256 x 100..1024", local.serve(lengths[0].tolist(), lengths[1].tolist(), greedy), "(vLLM 23773)")
+        if "prefill" in args.rows:
+            show("prefill 32 x 4096", local.serve([4096] * 32, [1] * 32, greedy), "(vLLM 352582 / 41070)")
+        if "single" in args.rows:
+            show("prompt 1024", min((local.serve([1024], [2], greedy) for _ in range(5)), key=lambda f: f["first_ms"]))
+        if "sampling" in args.rows:
+            drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
+            show("sampling 256", local.serve([128] * 256, [64] * 256, drawn), "(against itl 256)")
+        local.device.close()
+        del local
+        torch.cuda.empty_cache()
+    if args.out:
+        args.out.write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""CudaDevice: a Device whose steps run on a CUDA stream, launched ahead of their results.
+
+A launch packs the batch into pinned memory, uploads it, replays the size's graph (or launches its kernels one by one)
+and asks for the results; a thread waits for them, so that the model thread never does. Pinned buffers are a ring,
+longer than steps may be in flight, since the device reads them after the launch has returned.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire_common.credit import Finish
+from quire_common.errors import Internal
+from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.device_logprobs import start_logprobs
+from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
+from quire_worker.cuda.step_size import StepSize
+from quire_worker.engine.step_runner import StepOutcome, nan_logits
+from quire_worker.step import StepTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.cuda.device_logprobs import PendingLogprobs
+    from quire_worker.cuda.step_body import StepBody
+    from quire_worker.cuda.step_graphs import StepGraph, StepGraphs
+    from quire_worker.step import Int32, StepBatch
+
+log = get_logger(__name__)
+_RING = 4
+_CLOSE_LIMIT_S = 5.0
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A launched step, and where its results will be."""
+
+    batch: StepBatch
+    layout: StepLayout
+    results: torch.Tensor
+    done: torch.cuda.Event
+    logprobs: PendingLogprobs | None
+    prepare_us: int
+
+
+class CudaDevice:
+    """See Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`)."""
+
+    def __init__(self, body: StepBody, tile_tokens: int, graphs: StepGraphs | None) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._body = body
+        self._tile_tokens = tile_tokens
+        self._graphs = graphs
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        words, results = body.uploaded.shape[0], body.results.shape[0]
+        self._pinned = [torch.zeros(words, dtype=torch.int32).pin_memory() for _ in range(_RING)]
+        self._columns: list[Int32] = [buffer.numpy() for buffer in self._pinned]
+        self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
+        self._turn = 0
+        self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
+        self._ended: deque[StepOutcome] = deque()
+        self._last_end_ns = time.perf_counter_ns()
+        self._thread = threading.Thread(target=self._main, name="results", daemon=True)
+        self._thread.start()
+
+    def launch(self, batch: StepBatch) -> None:
+        """See Device."""
+        begin = time.perf_counter_ns()
+        turn, self._turn = self._turn, (self._turn + 1) % _RING
+        graph = self._find_graph(batch)
+        layout = self._exact_layout(batch) if graph is None else graph.layout
+        used = layout.pack(batch, self._columns[turn])
+        body, count = self._body, 2 * layout.size.sequences
+        with torch.cuda.stream(self._stream):
+            body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
+            if graph is None:
+                body.launch(layout)
+            else:
+                graph.replay()
+            self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
+            logprobs = self._logprobs(batch, layout, body.logits if graph is None else graph.logits)
+            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            done.record(self._stream)
+        took = (time.perf_counter_ns() - begin) // 1000
+        self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, took))
+
+    def finished(self) -> list[StepOutcome]:
+        """See Device."""
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def drain(self) -> None:
+        """See Device."""
+        reached = threading.Event()
+        self._launched.put(reached)
+        reached.wait()
+        self._ended.clear()
+
+    def close(self) -> None:
+        """See Device."""
+        self._launched.put(None)
+        self._thread.join(_CLOSE_LIMIT_S)
+
+    def _find_graph(self, batch: StepBatch) -> StepGraph | None:
+        if self._graphs is None or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):
+            return None
+        return self._graphs.find(_size_of(batch))
+
+    def _exact_layout(self, batch: StepBatch) -> StepLayout:
+        stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
+        return StepLayout.of(_size_of(batch), self._tile_tokens, max(STOP_IDS, stops))
+
+    def _logprobs(self, batch: StepBatch, layout: StepLayout, logits: torch.Tensor | None) -> PendingLogprobs | None:
+        asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
+        if not len(asked) or logits is None:
+            return None
+        row = _places(batch, layout)[asked]
+        return start_logprobs(logits, self._body.results, row, asked, batch.logprobs[asked])
+
+    def _main(self) -> None:
+        while (item := self._launched.get()) is not None:
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            self._ended.append(self._outcome(item))
+            self.wake()
+
+    def _outcome(self, flight: _Flight) -> StepOutcome:
+        batch, begin = flight.batch, self._last_end_ns
+        try:
+            flight.done.synchronize()
+        except Exception:
+            log.exception("the device failed")
+            return _all_failed(batch)
+        self._last_end_ns = time.perf_counter_ns()
+        places, sequences = _places(batch, flight.layout), flight.layout.size.sequences
+        results = flight.results.numpy()
+        token = results[:sequences][places]
+        finish = results[sequences : 2 * sequences][places].astype(np.uint8)
+        finish[batch.last & ~batch.sample] = Finish.LIMIT
+        failed = {int(row): nan_logits() for row in np.flatnonzero(batch.sample & (token < 0))}
+        if failed:
+            finish[list(failed)] = Finish.ERROR
+        took = (self._last_end_ns - begin) // 1000
+        return StepOutcome(
+            token=token,
+            finish=finish,
+            failed=failed,
+            logprobs=None if flight.logprobs is None else flight.logprobs.columns(token),
+            timing=StepTiming(prepare_us=flight.prepare_us, forward_us=took, sample_us=0),
+            wait_us=0,
+        )
+
+
+def _size_of(batch: StepBatch) -> StepSize:
+    decodes = int(np.count_nonzero(batch.fed))
+    asks = (batch.top_k > 0) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
+    filtered = bool((asks & (batch.temperature > 0.0)).any())
+    return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered)
+
+
+def _places(batch: StepBatch, layout: StepLayout) -> Int32:
+    """Row of the step's logits by sequence of the batch."""
+    decodes = int(np.count_nonzero(batch.fed))
+    places: Int32 = np.arange(len(batch.count), dtype=np.int32)
+    places[decodes:] += layout.size.decodes - decodes
+    return places
+
+
+def _all_failed(batch: StepBatch) -> StepOutcome:
+    error = Internal("DEVICE_FAILED", "The GPU failed in this step.", "Retry; see the worker's log.")
+    count = len(batch.count)
+    return StepOutcome(
+        token=np.full(count, -1, np.int32),
+        finish=np.full(count, Finish.ERROR, np.uint8),
+        failed=dict.fromkeys(range(count), error),
+        logprobs=None,
+        timing=StepTiming(0, 0, 0),
+        wait_us=0,
+    )

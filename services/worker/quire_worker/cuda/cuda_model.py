@@ -1,0 +1,43 @@
+"""CudaModel: a decoder and its pages on a CUDA device, and the devices (in the engine's sense) that run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_worker.cuda.cuda_device import CudaDevice
+from quire_worker.cuda.step_body import StepBody
+from quire_worker.cuda.step_graphs import StepGraphs
+from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
+from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, graph_sizes
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.model.decoder import Decoder
+from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, TritonPlan
+
+
+@dataclass(frozen=True, slots=True)
+class CudaModel:
+    """`pages` as in Ops.plan."""
+
+    decoder: Decoder[TritonPlan]
+    pages: Tensor
+
+    def make_device(
+        self, spec: EngineSpec, max_tokens: int, *, eager: bool = False, capture_s: float = 5.0
+    ) -> CudaDevice:
+        """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step that is captured. Sizes are
+        captured for `capture_s` seconds, the most wanted first; what is left runs kernel by kernel."""
+        shape = self.decoder.head_shape
+        tile_tokens = max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads))
+        # An eager step may hold more sequences than a captured one: as many as there are tokens.
+        largest = StepSize(spec.max_num_seqs, max_tokens, max(MOST_CHUNKS, min(max_tokens, spec.num_slots)))
+        words = StepLayout.of(largest, tile_tokens, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
+        body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
+        graphs = None
+        if not eager:
+            graphs = StepGraphs(body, tile_tokens, graph_sizes(spec.max_num_seqs, max_tokens))
+            graphs.capture(capture_s)
+        torch.cuda.synchronize()
+        return CudaDevice(body, tile_tokens, graphs)

@@ -1,0 +1,96 @@
+"""StepBody: the whole of a step on the device, from uploaded columns to tokens, finish codes and what is fed back.
+
+Everything it launches is asynchronous and the same for all steps of a size, so it can be captured; run as it is, it is
+the plain twin of the graph. Results of a size lie at fixed places: tokens, then finish codes, of all its sequences.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from quire_worker.ops.triton.attention_plan import TritonPlan
+from quire_worker.ops.triton.feed import feed_tokens
+from quire_worker.ops.triton.sampling import DrawColumns, draw
+
+if TYPE_CHECKING:
+    from quire_worker.cuda.step_layout import StepLayout
+    from quire_worker.model.decoder import Decoder
+
+# Programs of decode attention that keep the device busy: two per multiprocessor of an H200.
+_PROGRAMS = 264
+_MOST_SPLITS = 16
+
+
+class StepBody:
+    """One model on one device. `uploaded` is the buffer that layouts describe, `last_token` [slots] what was drawn."""
+
+    def __init__(self, decoder: Decoder[TritonPlan], pages: Tensor, words: int, slots: int, sequences: int) -> None:
+        self.decoder = decoder
+        self.pages = pages
+        device = pages.device
+        self.uploaded = torch.zeros(words, dtype=torch.int32, device=device)
+        self.last_token = torch.zeros(slots, dtype=torch.int32, device=device)
+        self.results = torch.zeros(2 * sequences, dtype=torch.int32, device=device)
+        self.logits: Tensor | None = None
+        """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
+
+    @torch.inference_mode()
+    def launch(self, layout: StepLayout) -> None:
+        """Launch all kernels of a step whose columns are uploaded."""
+        size = layout.size
+        views = self._views(layout)
+        token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
+        plan = self._plan(layout, views)
+        hidden = self.decoder.forward(token, self.pages, plan)
+        if size.chunks:
+            hidden = hidden.index_select(0, views["last_row"].long())
+        self.logits = self.decoder.logits(hidden)
+        sequences = size.sequences
+        draw(
+            self.logits,
+            DrawColumns(
+                temperature=views["temperature"].view(torch.float32),
+                top_k=views["top_k"],
+                top_p=views["top_p"].view(torch.float32),
+                min_p=views["min_p"].view(torch.float32),
+                seed=views["seed"].view(torch.int64),
+                sample_index=views["sample_index"],
+                position=views["drawn_at"],
+                blocked=views["blocked"],
+                stop_id=views["stop_id"].view(sequences, layout.stop_ids),
+                wanted=views["wanted"],
+                last=views["last"],
+                slot=views["slot"],
+            ),
+            self.last_token,
+            self.results[:sequences],
+            self.results[sequences : 2 * sequences],
+            filtered=size.filtered,
+            pdl=False,
+        )
+
+    def _views(self, layout: StepLayout) -> dict[str, Tensor]:
+        return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}
+
+    def _plan(self, layout: StepLayout, views: dict[str, Tensor]) -> TritonPlan:
+        size, mixed = layout.size, bool(layout.size.rows)
+        programs = max(1, size.decodes) * self.decoder.head_shape.kv_heads
+        splits = max(1, min(_MOST_SPLITS, _PROGRAMS // programs))
+        return TritonPlan(
+            rows=size.total_rows,
+            decodes=size.decodes,
+            position=views["row_position"],
+            sequence=views["row_sequence"],
+            page_table=self.uploaded[layout.table_at :],
+            table_width=views["table_width"],
+            splits=splits,
+            tile_tokens=layout.tile_tokens,
+            tile_sequence=views["tile_sequence"] if mixed else None,
+            tile_token=views["tile_token"] if mixed else None,
+            first_row=views["first_row"] if mixed else None,
+            first_position=views["position"] if mixed else None,
+            count=views["count"] if mixed else None,
+        )

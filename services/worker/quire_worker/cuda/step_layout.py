@@ -1,0 +1,151 @@
+"""StepLayout: a step's columns in one buffer of int32, so that a step is one upload.
+
+Columns have fixed places for a StepSize, each at a multiple of 16 bytes; page tables, whose width changes from step to
+step, come last. The same offsets serve the pinned host side (numpy) and the device side (torch views).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.cuda.step_size import StepSize
+    from quire_worker.step import Bool, Float32, Int32, StepBatch
+
+_ALIGN = 4
+STOP_IDS = 8
+"""Stop ids per sequence that a captured step can check."""
+_BY_SEQUENCE = (
+    "slot", "position", "count", "first_row", "last_row", "wanted", "last", "blocked",
+    "temperature", "top_k", "top_p", "min_p", "sample_index", "drawn_at",
+)  # fmt: skip  # a list of names
+_BY_ROW = ("token", "fed", "row_position", "row_sequence")
+
+
+@dataclass(frozen=True)
+class StepLayout:
+    """Offsets and lengths, in int32, of each column."""
+
+    size: StepSize
+    stop_ids: int
+    tile_tokens: int
+    place: dict[str, tuple[int, int]]
+    table_at: int
+
+    @classmethod
+    def of(cls, size: StepSize, tile_tokens: int, stop_ids: int = STOP_IDS) -> StepLayout:
+        """The layout of a size."""
+        place: dict[str, tuple[int, int]] = {}
+        at = 0
+        lengths = {"table_width": 1, "seed": 2 * size.sequences}
+        lengths |= dict.fromkeys(_BY_SEQUENCE, size.sequences)
+        lengths["stop_id"] = size.sequences * stop_ids
+        lengths |= dict.fromkeys(_BY_ROW, size.total_rows)
+        if size.rows:
+            lengths |= dict.fromkeys(("tile_sequence", "tile_token"), size.tiles(tile_tokens))
+        for name, length in lengths.items():
+            place[name] = (at, length)
+            at += -(-length // _ALIGN) * _ALIGN
+        return cls(size, stop_ids, tile_tokens, place, at)
+
+    def words(self, table_width: int) -> int:
+        """Length of the whole for tables of so many pages."""
+        return self.table_at + self.size.sequences * table_width
+
+    def pack_nobody(self, buffer: Tensor) -> None:
+        """Write, into the device side, a step in which all rows are padding."""
+        buffer[: self.words(1)] = 0
+        for name in ("slot", "stop_id", "row_position", "tile_sequence"):
+            if name in self.place:
+                begin, length = self.place[name]
+                buffer[begin : begin + length] = -1
+        buffer[self.place["table_width"][0]] = 1
+
+    def pack(self, batch: StepBatch, into: Int32) -> int:
+        """Write a batch that the size holds; returns how many words are used. Padding rows compute nothing."""
+        size, count = self.size, batch.count
+        decodes = int(np.count_nonzero(batch.fed))
+        chunks = len(count) - decodes
+        here = np.concatenate([np.arange(decodes), size.decodes + np.arange(chunks)])
+        first = np.cumsum(count) - count
+        first_row = np.where(np.arange(len(count)) < decodes, first, size.decodes + first - decodes)
+
+        def column(name: str) -> Int32:
+            begin, length = self.place[name]
+            return into[begin : begin + length]
+
+        def put(name: str, values: Int32 | Bool, padding: int = 0) -> None:
+            target = column(name)
+            target.fill(padding)
+            target[here] = values
+
+        def put_float(name: str, values: Float32) -> None:
+            target = column(name).view(np.float32)
+            target.fill(1.0 if name == "top_p" else 0.0)
+            target[here] = values
+
+        blocked = np.zeros(len(count), np.int32)
+        blocked[list(batch.blocked)] = 1
+        put("slot", batch.slot, -1)
+        put("position", batch.position)
+        put("count", count)
+        put("first_row", first_row)
+        put("last_row", first_row + count - 1)
+        put("wanted", batch.sample)
+        put("last", batch.last)
+        put("blocked", blocked)
+        put("top_k", batch.top_k)
+        put("sample_index", batch.sample_index.view(np.int32))
+        put("drawn_at", batch.position + count)
+        put_float("temperature", batch.temperature)
+        put_float("top_p", batch.top_p)
+        put_float("min_p", batch.min_p)
+        seeds = column("seed").view(np.int64)
+        seeds.fill(0)
+        seeds[here] = batch.seed.view(np.int64)
+        stops = column("stop_id").reshape(size.sequences, self.stop_ids)
+        stops.fill(-1)
+        stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
+        self._pack_rows(batch, decodes, here, first, into)
+        width = batch.page_table.shape[1]
+        column("table_width")[0] = width
+        table = into[self.table_at : self.table_at + size.sequences * width].reshape(size.sequences, width)
+        table[decodes : size.decodes] = 0
+        table[size.decodes + chunks :] = 0
+        table[here] = batch.page_table
+        return self.words(width)
+
+    def _pack_rows(self, batch: StepBatch, decodes: int, here: Int32, first: Int32, into: Int32) -> None:
+        size, count = self.size, batch.count
+        rows = len(batch.token)
+        prefill = slice(size.decodes, size.decodes + rows - decodes)
+
+        def column(name: str) -> Int32:
+            begin, length = self.place[name]
+            return into[begin : begin + length]
+
+        token, fed, position, sequence = (column(name) for name in _BY_ROW)
+        token.fill(0)
+        fed.fill(0)
+        position.fill(-1)
+        sequence.fill(0)
+        fed[:decodes] = 1
+        position[:decodes] = batch.position[:decodes]
+        sequence[:decodes] = np.arange(decodes)
+        if rows > decodes:
+            owner = np.repeat(np.arange(decodes, len(count)), count[decodes:])
+            token[prefill] = batch.token[decodes:]
+            position[prefill] = batch.position[owner] + np.arange(decodes, rows) - first[owner]
+            sequence[prefill] = here[owner]
+        if size.rows:
+            tile_sequence, tile_token = column("tile_sequence"), column("tile_token")
+            tile_sequence.fill(-1)
+            tiles = -(-count[decodes:] // self.tile_tokens)
+            owner = np.repeat(np.arange(len(tiles)), tiles)
+            tile_sequence[: len(owner)] = size.decodes + owner
+            tile_token[: len(owner)] = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tile_tokens

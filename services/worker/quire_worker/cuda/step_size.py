@@ -1,0 +1,68 @@
+"""StepSize: the padded shape of a step, and which sizes are worth a graph of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+_FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
+_COARSE_STEP = 64
+_MIXED_DECODES = (0, 16, 64, 128, 256)
+_PREFILL_ROWS = (32, 128, 256, 512, 1024, 2048, 4096, 8192)
+MOST_CHUNKS = 64
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StepSize:
+    """Decode rows come first, one per sequence; then `rows` of prefill in `chunks` sequences."""
+
+    decodes: int
+    rows: int = 0
+    chunks: int = 0
+    filtered: bool = False
+    """Some row may ask for top_k, top_p or min_p."""
+
+    @property
+    def sequences(self) -> int:
+        """Rows of logits."""
+        return self.decodes + self.chunks
+
+    @property
+    def total_rows(self) -> int:
+        """Tokens that run."""
+        return self.decodes + self.rows
+
+    def tiles(self, tokens: int) -> int:
+        """Most prefill tiles of so many tokens that the chunks may need."""
+        return 0 if not self.rows else -(-self.rows // tokens) + self.chunks
+
+    def holds(self, other: StepSize) -> bool:
+        """Whether the other fits into this one's padding."""
+        return (
+            self.decodes >= other.decodes
+            and self.rows >= other.rows
+            and self.chunks >= other.chunks
+            and (self.filtered or not other.filtered)
+        )
+
+
+def decode_sizes(max_num_seqs: int) -> list[int]:
+    """Numbers of decoding sequences that have a graph, up to and with the largest."""
+    coarse = range(_FINE[-1] + _COARSE_STEP, max_num_seqs + _COARSE_STEP, _COARSE_STEP)
+    return sorted({min(size, max_num_seqs) for size in (*_FINE, *coarse)})
+
+
+def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
+    """All sizes to capture, the most wanted first: decoding, then mixed steps, then those with filters."""
+    decodes = decode_sizes(max_num_seqs)
+    sizes = [StepSize(each) for each in decodes]
+    mixed_decodes = sorted({min(each, max_num_seqs) for each in _MIXED_DECODES} | {max_num_seqs})
+    for rows in (each for each in _PREFILL_ROWS if each <= max_tokens):
+        sizes += [StepSize(each, rows, min(rows, MOST_CHUNKS)) for each in mixed_decodes]
+    return sizes + [StepSize(s.decodes, s.rows, s.chunks, filtered=True) for s in sizes]
+
+
+def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
+    """The size with the fewest rows that holds the wanted one; None: no size does."""
+    fitting = [size for size in sizes if size.holds(wanted)]
+    return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.filtered), default=None)
