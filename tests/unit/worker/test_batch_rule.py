@@ -68,6 +68,27 @@ def test_a_slot_without_credit_stalls_and_costs_the_others_nothing() -> None:
     assert stalled_slots(slots, 8).tolist() == [0, 2]
 
 
+def test_a_spare_takes_the_row_that_a_slot_without_credit_leaves_and_gives_it_back() -> None:
+    slots = view((9, 5, 99), (9, 5, 9), (9, 5, 99), (9, 5, 99), keys=[0, 1, 3, 2])
+    assert pairs(choose_batch(slots, Budget(100, 0, 8, 1), max_num_seqs=2)) == [(0, 1), (3, 1)]
+    slots.ceiling[1] = 10
+    assert pairs(choose_batch(slots, Budget(100, 0, 8, 1), max_num_seqs=2)) == [(0, 1), (1, 1)]
+
+
+def test_a_spare_that_has_prefilled_is_not_stalled_whatever_its_credit() -> None:
+    slots = view((9, 5, 9), (9, 5, 10), (9, 5, 9), (3, 5, 3), keys=[0, 1, 2, 3])
+    assert stalled_slots(slots, max_num_seqs=2).tolist() == [0, 3]
+    assert stalled_slots(slots, max_num_seqs=3).tolist() == [0, 2, 3]
+
+
+def test_a_sequence_at_its_end_neither_runs_nor_stalls() -> None:
+    slots = view((9, 5, 99), (9, 5, 99))
+    slots.bound[0] = 9
+    assert pairs(choose_batch(slots, Budget(100, 0, 8, 1), max_num_seqs=2)) == [(1, 1)]
+    slots.ceiling[:] = 9
+    assert stalled_slots(slots, 8).tolist() == [1]
+
+
 def test_nobody_able_is_an_empty_step() -> None:
     choice = choose_batch(view((4, 4, 4)), Budget(100, 100, 100, 1), 8)
     assert pairs(choice) == [] and choice.decodes == 0

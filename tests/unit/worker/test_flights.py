@@ -44,6 +44,9 @@ class Bench(EngineBench):
         self.engine.check_integrity()
         return report
 
+    def started(self) -> int:
+        return self.engine.residents.table.started()
+
     def quiet(self) -> bool:
         return self.engine.collect() is None
 
@@ -377,3 +380,23 @@ def test_a_slot_that_grows_in_time_never_stalls() -> None:
     bench.run_out()
     assert bench.told.tokens[0] == says(8)
     assert all(not report.stalled_slot.tolist() for report in bench.told.reports)
+
+
+def test_spares_prefill_beside_the_decoders_and_take_rows_as_they_free_by_their_keys() -> None:
+    bench = Bench(spec=small_spec(max_num_seqs=2))
+    prompts = {slot: [slot + 1, 2] for slot in range(5)}
+    starts = [
+        a_start(s, p, [1 + 4 * s, 2 + 4 * s, 3 + 4 * s], max_tokens=4 if s < 2 else 3, key=-s if s > 1 else s - 10)
+        for s, p in prompts.items()
+    ]
+    bench.grant(*starts, budget=Budget(6, 2, 8, 1))
+    rows = []
+    while bench.launch() or bench.device.launched:
+        batch = bench.device.launched[0]
+        rows.append((batch.slot[batch.fed].tolist(), batch.slot[~batch.fed].tolist()))
+        report = bench.end()
+        assert report.stalled_slot.tolist() == [] and report.running + report.spare == bench.started()
+    assert rows[:3] == [([], [0, 1, 4]), ([0, 1], [3]), ([0, 1], [2])]
+    assert [decoding for decoding, _ in rows[3:]] == [[0, 1], [4, 3], [4, 3], [2], [2]]
+    assert (bench.told.reports[0].running, bench.told.reports[0].spare) == (2, 3)
+    assert bench.told.tokens == {s: says(4 if s < 2 else 3, p) for s, p in prompts.items()}

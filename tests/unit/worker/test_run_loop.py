@@ -171,6 +171,19 @@ def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: 
     assert bench.engine.in_flight == 0
 
 
+def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> None:
+    session, epoch, frames = bench.attach()
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    bench.loop.detach(session)
+    assert all(frame.heartbeat for frame in frames if isinstance(frame, Report))
+    following = bench.loop.attach()
+    bench.loop.detach(following)
+    assert list(following.frames()) == []
+    bench.runner.gate.set()
+
+
 def test_a_drain_is_told_at_once_and_what_is_held_runs_to_its_end(bench: LoopBench) -> None:
     session, epoch, frames = bench.attach()
     bench.runner.gate.clear()

@@ -150,7 +150,6 @@ class Engine:
         self._outcomes.extend(self._device.finished())
         if self._outcomes:
             report = self._settle(self._flights.popleft(), self._outcomes.popleft())
-            self._admit()
         else:
             self._admit()
             quiet = self._acknowledged == self._applied or bool(self._flights)

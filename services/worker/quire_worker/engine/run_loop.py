@@ -100,7 +100,9 @@ class RunLoop:
             self._inbox.put(_Granted(session, grant, arrival_us))
 
     def detach(self, session: Session, error: QuireError | None = None) -> None:
-        """The session's stream has ended, or must end with the error. Idempotent."""
+        """The session's stream has ended, or must end with the error, even where the model thread waits for a device.
+        Idempotent."""
+        session.close(error)
         self._inbox.put(_Detach(session, error))
 
     def wake(self) -> None:
