@@ -32,7 +32,9 @@ class FolderCarrier:
             key = PageKey(self._namespace, move.hashes[index])
             framed[self._file(move.hashes[index])] = frame_page(key, self._dtype, body) + body
         for path, data in framed.items():
-            path.write_bytes(data)
+            part = path.with_suffix(".part")  # it may be killed at any moment
+            part.write_bytes(data)
+            part.rename(path)
         return len(move.hashes)
 
     def load(self, move: PageMove, write: Callable[[int, memoryview], None]) -> int:

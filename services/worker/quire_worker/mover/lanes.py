@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     Send = Callable[[Frame], None]
 
 log = get_logger(__name__)
+# Small pages are told of together: each frame wakes the engine's threads.
+BATCH_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Lane:
         self._carrier = carrier
         self._ring = ring
         self._send = send
+        self._batch = max(1, BATCH_BYTES // ring.page_bytes)
         self._changed = threading.Condition()
         self._jobs: deque[Job] = deque()
         self._current: Job | None = None
@@ -108,7 +111,7 @@ class Lane:
             log.exception("a move failed", kind=job.move.kind.name)
         with self._changed:
             self._current = None
-            self._left_over()
+            self._left_over(job)
             self._changed.notify_all()
         _trace(job, pages)  # before the engine knows: it may close then
         self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages]))
@@ -116,7 +119,7 @@ class Lane:
     def _carry(self, job: Job) -> int:
         raise NotImplementedError
 
-    def _left_over(self) -> None:
+    def _left_over(self, job: Job) -> None:
         """The job is over; called with the lock held."""
 
 
@@ -125,6 +128,7 @@ class LoadLane(Lane):
 
     def __init__(self, carrier: Carrier, ring: Ring, send: Send, slots: Iterable[int]) -> None:
         self._free = deque(slots)
+        self._landed: list[int] = []
         super().__init__("load", carrier, ring, send)
 
     def returned(self, slots: Sequence[int]) -> None:
@@ -138,6 +142,8 @@ class LoadLane(Lane):
 
     def _write(self, job: Job, index: int, body: memoryview) -> None:
         with self._changed:
+            if not self._free:
+                self._tell(job)
             self._wait(job, lambda: bool(self._free))
             slot = self._free.popleft()
         try:
@@ -146,8 +152,18 @@ class LoadLane(Lane):
         except BaseException:
             self.returned([slot])
             raise
-        # The engine drops and returns what is of an earlier generation, so there is no need to look once more.
-        self._send(Frame.of(Kind.ARRIVED, job.generation, job.move.id, [index, slot]))
+        self._landed += (index, slot)
+        if len(self._landed) >= 2 * self._batch:
+            self._tell(job)
+
+    def _left_over(self, job: Job) -> None:
+        self._tell(job)
+
+    def _tell(self, job: Job) -> None:
+        """The engine drops what is of an earlier generation and returns its slots: no need to look once more."""
+        if self._landed:
+            self._send(Frame.of(Kind.ARRIVED, job.generation, job.move.id, self._landed))
+            self._landed = []
 
 
 class StoreLane(Lane):
@@ -178,13 +194,14 @@ class StoreLane(Lane):
     def _read(self, job: Job, index: int) -> memoryview:
         with self._changed:
             self._wait(job, lambda: True)
-            self._release_held()
+            if index not in self._filled or len(self._held) >= self._batch:
+                self._release_held()
             self._wait(job, lambda: index in self._filled)
             slot = self._filled.pop(index)
             self._held.append(slot)
             return self._ring.slot(slot)
 
-    def _left_over(self) -> None:
+    def _left_over(self, job: Job) -> None:
         self._held.extend(self._filled.values())
         self._filled.clear()
         self._release_held()

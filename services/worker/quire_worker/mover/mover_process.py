@@ -162,12 +162,13 @@ class MoverProcess:
             return
         opened = self._open.get(frame.move) if frame.generation == self._generation else None
         if frame.kind == Kind.ARRIVED:
-            index, slot = frame.numbers()
+            pairs = frame.pairs()
             if opened is None:
-                self._return([slot])
-            elif opened.move.kind != MoveKind.LOAD or not opened.landed == index < len(opened.move.device_page):
-                raise WireBroken(f"page {index} after {opened.landed} pages")
-            else:
+                self._return([slot for _, slot in pairs])
+                return
+            for index, slot in pairs:
+                if opened.move.kind != MoveKind.LOAD or not opened.landed == index < len(opened.move.device_page):
+                    raise WireBroken(f"page {index} after {opened.landed} pages")
                 opened.landed += 1
                 self._landed.append(_Copy(opened, index, slot))
         elif frame.kind == Kind.WANTED:

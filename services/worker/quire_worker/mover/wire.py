@@ -48,7 +48,7 @@ class Kind(enum.IntEnum):
     WANTED = 17
     """Of a store's pages these are to be put into the ring, in this order."""
     ARRIVED = 18
-    """A page of a load lies in the ring, whole: index, slot."""
+    """Pages of a load lie in the ring, whole and in order: index, slot, index, slot, ..."""
     RELEASED = 19
     """Slots of stores that the mover has emptied."""
     ENDED = 20
