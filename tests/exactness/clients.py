@@ -25,6 +25,9 @@ class Heard:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     end: str = ""
+    stop_token: int = -1
+    admissions: list[int] = field(default_factory=list)
+    """Attempts that took a slot."""
     prompt_tokens: int = -1
     completion_tokens: int = -1
 
@@ -73,10 +76,13 @@ class Clients:
                 self._hear(out)
 
     def _hear(self, out: SessionOutputs) -> None:
+        for admitted in out.admitted:
+            self._of(out, admitted.handle).admissions.append(admitted.attempt)
         at = 0
         for handle, count, finish in zip(out.handle.tolist(), out.count.tolist(), out.finish.tolist(), strict=True):
             heard = self._of(out, handle)
             assert not heard.end, f"request {handle}: a row after the end"
+            assert heard.admissions or not count, f"request {handle}: tokens before it was admitted"
             heard.tokens += out.token[at : at + count].tolist()
             at += count
             if finish:
@@ -90,6 +96,7 @@ class Clients:
             heard = self._of(out, note.handle)
             assert heard.end, f"request {note.handle}: a note of an end that no row tells"
             heard.prompt_tokens, heard.completion_tokens = note.prompt_tokens, note.completion_tokens
+            heard.stop_token = note.stop_token_id
         for failed in out.failed:
             heard = self._of(out, failed.handle)
             assert not heard.end, f"request {failed.handle}: failed after its end"

@@ -93,6 +93,10 @@ def _compare(scenario: Scenario, place: int, heard: Heard, want: Wanted) -> None
         raise Wrong(f"request {place} has logprobs {heard.logprobs}, not {logprobs}")
     if not cut and heard.end != finish.name:
         raise Wrong(f"request {place} ended by {heard.end}, not {finish.name}")
+    if heard.stop_token != (tokens[-1] if heard.end == FinishReason.STOP.name else -1):
+        raise Wrong(f"request {place} was stopped by {heard.stop_token}, it is told")
+    if len(heard.admissions) != len(set(heard.admissions)):
+        raise Wrong(f"request {place} was admitted more than once: attempts {heard.admissions}")
     counted = (heard.prompt_tokens, heard.completion_tokens)
     known = (len(want.sequence.prompt_ids), len(want.sequence.output_ids) + len(heard.tokens))
     if heard.end not in ("DEADLINE_EXCEEDED", LEFT) and counted != known:

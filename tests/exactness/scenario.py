@@ -62,11 +62,13 @@ class Ask:
 
 @dataclass(frozen=True)
 class Scenario:
-    """One life of a replica. `settle` says when a step's work is done and seen: see VirtualDevice."""
+    """One life of a replica. `depth` is how many steps a free-running worker has in flight; `settle` says when a step's
+    work is done and seen: see VirtualDevice."""
 
     seed: int
     asks: tuple[Ask, ...]
     spare_pages: int
+    depth: int
     max_num_seqs: int
     rows: int
     policy: str
@@ -128,6 +130,7 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         seed=seed,
         asks=_some_asks(rng, scale, mix, kvstore=kvstore),
         spare_pages=int(rng.integers(0, growth + 1) if mix.scarce else rng.choice([0, 1, 2, 4, 8, 16, 40, 100])),
+        depth=int(rng.choice([1, 2, 2, 2, 2, 2, 3])),
         max_num_seqs=rows,
         # Sometimes the scheduler is told to use fewer rows than the worker has.
         rows=max(rows - 1, 1) if rng.random() < 0.1 else 0,

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from tests.exactness.scenario import Ask, Scenario
     from tests.exactness.subject import Subject
 
-DEPTH = 2
-
 
 class VirtualReplica:
     """`run` serves the scenario and returns what was heard, by place in the scenario's asks. One use."""
@@ -52,7 +50,7 @@ class VirtualReplica:
             self.time, self._rng, parts.pages, self._store.pages, scenario.store_us, scenario.fail_moves
         )
         spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario))
-        self._engine = Engine(spec, self._device, self._mover, depth=1 if lockstep else DEPTH)
+        self._engine = Engine(spec, self._device, self._mover, depth=1 if lockstep else scenario.depth)
         self._worker = VirtualWorker(
             self.time,
             self._rng,
