@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ from quire_common.config import load_config
 ROOT = Path(__file__).resolve().parents[2]
 FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 OURS = ("router", "tokenizer", "scheduler", "worker", "kvstore")
+SECOND = ("tokenizer-2", "scheduler-2", "worker-2")
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +30,7 @@ def test_fits_the_compose_specification(stack: dict[str, Any]) -> None:
     compose_spec = pytest.importorskip("compose_spec")
     parsed = compose_spec.PyCompose.from_yaml(yaml.safe_dump(stack))  # merge keys resolved
     parsed.validate()
-    assert set(parsed.service_names()) == {*OURS, "redis"}
+    assert set(parsed.service_names()) == {*OURS, *SECOND, "redis"}
 
 
 @pytest.mark.skipif(not shutil.which("podman"), reason="podman is not installed: apt-get install podman")
@@ -47,7 +49,7 @@ def test_flags_are_real(stack: dict[str, Any], name: str) -> None:
     load_config(cls, name, stack["services"][name]["command"], {})
 
 
-@pytest.mark.parametrize("name", [*OURS, "redis"])
+@pytest.mark.parametrize("name", [*OURS, *SECOND, "redis"])
 def test_containers_are_hardened(stack: dict[str, Any], name: str) -> None:
     service = stack["services"][name]
     assert service["read_only"] is True
@@ -75,3 +77,19 @@ def test_build_files_exist(stack: dict[str, Any], name: str) -> None:
     ]
     missing = [s for s in copied if not (ROOT / s).exists()]
     assert not missing, f"{dockerfile} copies {missing}"
+
+
+def test_the_second_replica_is_a_pair_of_its_own(stack: dict[str, Any]) -> None:
+    for name in SECOND:
+        original, services = name.removesuffix("-2"), stack["services"]
+        assert services[name]["profiles"] == ["two"]
+        module = importlib.import_module(f"quire_{original}.config")
+        config = getattr(module, f"{original.capitalize()}Config")
+        before = load_config(config, original, services[original]["command"], {})
+        now = load_config(config, original, services[name]["command"], {})
+        renamed = {"advertise": now.advertise.replace(f"{name}:", f"{original}:")}
+        if original == "scheduler":
+            assert now.worker == "worker-2:50053"
+            renamed["worker"] = now.worker.replace("worker-2:", "worker:")
+        assert dataclasses.replace(now, **renamed) == before
+        assert original == "worker" or now.advertise.startswith(f"{name}:")
