@@ -10,6 +10,8 @@ import pytest
 
 from quire.v1 import common_pb2 as pb
 from quire_common.discovery import Endpoint
+from quire_router.core.choice import Choice
+from quire_router.engine.outgoing import Outgoing
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
 from tests.fakes.router_faults import (
@@ -204,3 +206,33 @@ async def test_a_scheduler_with_nothing_to_do_is_not_silent_but_one_that_hangs_i
         await until(lambda: not rig.router.fleet.ready)
         rig.scheduler.awake.set()
         await until(lambda: rig.router.fleet.ready and rig.scheduler.sessions == 2)
+
+
+async def test_a_request_that_cannot_be_sent_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    to_submit = Choice.to_submit
+
+    def broken(choice: Choice) -> Any:
+        if choice.context.request_id == "broken":
+            raise ValueError("cannot be made")
+        return to_submit(choice)
+
+    monkeypatch.setattr(Choice, "to_submit", broken)
+    async with router_rig([FakeScheduler(step_s=0.002)]) as rig, held(rig, 10) as rest:
+        assert (await rig.complete("abc", request_id="broken")).json()["error"]["code"] == "INTERNAL"
+        release(rig)
+        assert joined(await rest()) == text(200)
+        assert len(rig.scheduler.submits) == rig.scheduler.sessions == 1
+        await until(lambda: nothing_left(rig))
+
+
+async def test_a_call_that_grpc_cuts_is_taken_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That is what it does when the messages of a stream cannot be made; nobody has cancelled the session."""
+    async with router_rig([FakeScheduler(step_s=0.002)]) as rig, held(rig, 10) as rest:
+        with monkeypatch.context() as patch:
+            patch.setattr(Outgoing, "_next", lambda self: 1 / 0)
+            new = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+            await until(lambda: not rig.router.fleet.ready)
+        release(rig)
+        assert joined(await rest()) == text(200)
+        assert (await new).json()["choices"][0]["text"] == "abc"
+        assert rig.scheduler.sessions == 2

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 from quire.v1 import scheduler_pb2 as sb
 from quire_common.columns import pack_i32
 from quire_common.credit.hello import PROTOCOL_VERSION
+from quire_common.errors import internal_error
 from quire_common.sequence import context_to_pb, sequence_to_pb
+from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_SUBMITS = 256
+log = get_logger(__name__)
 
 
 class Outgoing:
@@ -57,13 +60,25 @@ class Outgoing:
         message, size = sb.SessionRequest(), 0
         while self._submits and size < _MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             choice = self._submits.popleft()
-            if self._choices.get(choice.handle) is choice:
-                sequence = choice.to_submit()
-                submit = message.submit.add(handle=choice.handle)
-                submit.context.CopyFrom(context_to_pb(choice.context))
-                submit.sequence.CopyFrom(sequence_to_pb(sequence))
-                size += 4 * sequence.known_len
+            if self._choices.get(choice.handle) is not choice:
+                continue
+            try:
+                message.submit.append(_submit_to_pb(choice))
+            except Exception:
+                # One bad request must not end the stream of all.
+                log.exception("a submit could not be made", request_id=choice.context.request_id)
+                choice.fail(internal_error())
+                continue
+            size += message.submit[-1].ByteSize()
         if self._aborts:
             message.abort = pack_i32(self._aborts)
             self._aborts = []
         return message
+
+
+def _submit_to_pb(choice: Choice) -> sb.Submit:
+    return sb.Submit(
+        handle=choice.handle,
+        context=context_to_pb(choice.context),
+        sequence=sequence_to_pb(choice.to_submit()),
+    )

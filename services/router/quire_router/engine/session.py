@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from quire_common import errors
-from quire_common.errors import Unavailable, from_rpc_error
+from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
 from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, session_lost
 from quire_router.engine.outgoing import Outgoing
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_router.core.choice import Choice
     from quire_router.text.detokenize_stream import DetokenizeStream
-    from quire_router.watchdog import Watchdog
+    from quire_router.watchdog import Watch, Watchdog
 
     # Given the table of a holder, and whom to tell of a choice whose text has ended before the engine did.
     MakeDetokenizer = Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream]
@@ -99,10 +99,12 @@ class Session:
                     opened()
                 self._step(message, heard_ns)
         except asyncio.CancelledError:
-            reason = "silent" if watch.expired else "left"
-            if not watch.expired or is_cancelled():
+            if is_cancelled():
+                reason = "left"
                 raise
-            raise _silent(watch.quiet_s) from None
+            # Otherwise it is the call alone: cut by the watchdog, or by gRPC because a message could not be made.
+            reason = "silent" if watch.expired else "session_failed"
+            raise _cut(watch) from None
         except grpc.aio.AioRpcError as error:
             typed = from_rpc_error(error)
             reason = "too_slow" if typed.code == SESSION_TOO_SLOW else "session_lost"
@@ -158,7 +160,8 @@ class Session:
             self._lost(choice, loss)
 
 
-def _silent(seconds: float) -> Unavailable:
-    return Unavailable(
-        "SCHEDULER_SILENT", f"The scheduler said nothing for {seconds:.1f} s.", "See its log; its process may hang."
-    )
+def _cut(watch: Watch) -> QuireError:
+    if watch.expired:
+        message = f"The scheduler said nothing for {watch.quiet_s:.1f} s."
+        return Unavailable("SCHEDULER_SILENT", message, "See its log; its process may hang.")
+    return Internal("SESSION_CUT", "A message to the scheduler could not be made.", "Report it with the router's log.")

@@ -132,9 +132,9 @@ class DetokenizeStream:
                 if self._refused:
                     return "it takes nobody on"
         except asyncio.CancelledError:
-            if not watch.expired or is_cancelled():
+            if is_cancelled():
                 raise
-            return "it hangs"
+            return "it hangs" if watch.expired else "a message could not be made"
         finally:
             self._watchdog.drop(watch)
             self._connected = False
