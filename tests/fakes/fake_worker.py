@@ -210,6 +210,10 @@ class FakeWorker:
             self.slots.pop(slot, None)
             # A stopped slot has no rows from here on, not even masked ones.
             self._ghosts = [(ended, ghost) for ended, ghost in self._ghosts if ghost.start.slot != slot]
+        granted = [(group, page) for start in grant.start for group, table in enumerate(start.pages) for page in table]
+        granted += zip(grant.grow_group, grant.grow_page, strict=True)
+        flying = {(group, page) for step in self._flying for group, page, _, _ in step.writes}
+        assert not flying.intersection(granted), "a page was granted that a step in flight may still write"
         for start in grant.start:
             self._start(start)
         for slot, position in zip(grant.limit_slot.tolist(), grant.limit_position.tolist(), strict=True):
