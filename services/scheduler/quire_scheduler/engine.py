@@ -105,6 +105,7 @@ class Engine:
         self.set_phase(phase, 0.0, detail)
         if core is not None:
             self._outputs += core.worker_lost(error, now_s())
+            self._meter.count(core.stats)
             self._carry_out(core)
             self.flush()
             self.page_bell.ring()
@@ -174,7 +175,7 @@ class Engine:
                 self.core.drain()
                 self.phase_bell.ring()
             self._outputs += self.core.on_report(report, now_s())
-            self._meter.report(report, self.core.stats)
+            metrics.steps(report)
 
     def next_grant(self) -> Grant | None:
         """The next Grant to send, if any."""
@@ -207,6 +208,7 @@ class Engine:
                 # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
                 self.kick()
                 metrics.show(self.core.load())
+                self._meter.count(self.core.stats)
 
     async def drain(self, timeout_s: float | None) -> int:
         """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""
