@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from quire_common.credit import Budget, Finish, MoveKind, PageMove, Report
+from quire_common.credit import Budget, Finish, MoveKind, PageMove
 from quire_common.sequence import RequestContext
 from quire_worker.engine.ports import NullObserver, SlotTrace
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, ids, small_spec
 from tests.fakes.fake_mover import FakeMover
+from tests.fakes.flight_bench import FlightBench as Bench
 from tests.fakes.held_device import HeldDevice
 
 PROMPT = [5, 6, 7, 8, 9]
@@ -19,42 +20,6 @@ OTHER = [50, 51, 52]
 
 def says(count: int, prompt: list[int] = PROMPT) -> list[int]:
     return continuation(prompt, count, 97)
-
-
-class Bench(EngineBench):
-    """Two steps in flight; `end` ends the oldest and takes its Report, launching nothing."""
-
-    device: HeldDevice
-
-    def __init__(self, **options: object) -> None:
-        super().__init__(device=HeldDevice, depth=2, **options)  # type: ignore[arg-type]  # EngineBench's own
-
-    def launch(self) -> int:
-        launched = 0
-        while self.engine.launch():
-            launched += 1
-        self.engine.check_integrity()
-        return launched
-
-    def end(self) -> Report:
-        self.device.end()
-        report = self.engine.collect()
-        assert report is not None and report.steps == 1
-        self.told.add(report)
-        self.engine.check_integrity()
-        return report
-
-    def started(self) -> int:
-        return self.engine.residents.table.started()
-
-    def quiet(self) -> bool:
-        return self.engine.collect() is None
-
-    def run_out(self) -> None:
-        """Run to the end, ending steps as late as possible."""
-        while self.launch() or self.device.launched or self.step() is not None:
-            if self.device.launched:
-                self.end()
 
 
 def test_two_steps_are_in_flight_and_the_second_is_fed_by_the_first() -> None:
