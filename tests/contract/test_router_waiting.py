@@ -11,7 +11,7 @@ import pytest
 from quire.v1 import common_pb2 as pb
 from quire_common.discovery import Endpoint
 from quire_router.core.choice import Choice
-from quire_router.engine.outgoing import Outgoing
+from quire_router.engine.session_outgoing import SessionOutgoing
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
 from tests.fakes.router_faults import (
@@ -229,7 +229,7 @@ async def test_a_call_that_grpc_cuts_is_taken_up_again(monkeypatch: pytest.Monke
     """That is what it does when the messages of a stream cannot be made; nobody has cancelled the session."""
     async with router_rig([FakeScheduler(step_s=0.002)]) as rig, held(rig, 10) as rest:
         with monkeypatch.context() as patch:
-            patch.setattr(Outgoing, "_next", lambda self: 1 / 0)
+            patch.setattr(SessionOutgoing, "_next", lambda self: 1 / 0)
             new = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
             await until(lambda: not rig.router.fleet.ready)
         release(rig)

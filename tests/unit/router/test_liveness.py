@@ -17,10 +17,10 @@ from quire_common.errors import Internal, InvalidArgument, Overloaded, QuireErro
 from quire_common.sequence import Sequence, Stop
 from quire_router.config import RouterConfig
 from quire_router.core.choice import Choice
-from quire_router.core.delta import LENGTH
+from quire_router.core.delta import LENGTH, LogprobEntry
 from quire_router.core.outbox import Outbox
 from quire_router.engine.loss import failure_loss
-from quire_router.engine.outgoing import Outgoing
+from quire_router.engine.session_outgoing import SessionOutgoing
 from quire_router.text.detokenize_stream import MAX_STEPS, DetokenizeStream
 from quire_router.watchdog import Watchdog
 from tests.fakes.fake_tokenizer import FakeTokenizer
@@ -94,9 +94,9 @@ def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[s
 
 
 def test_what_another_engine_is_told() -> None:
-    choice = make_choice(make_job(logprobs=0), Outbox())
+    choice, entry = make_choice(make_job(logprobs=0), Outbox()), LogprobEntry(1, -1.0, 1, [], [])
     choice.received(pack_i32([5, 6, 7]), 0, 1)
-    choice.entries += [Any, Any]  # type: ignore[list-item]  # only counted: the third token's entry never came
+    choice.entries += [entry, entry]  # the third token's never came
     choice.settle()
     choice.renew(40)
     spec = choice.to_submit()
@@ -104,14 +104,14 @@ def test_what_another_engine_is_told() -> None:
     assert (choice.handle, choice.attempt, choice.context.attempt, choice.resumed) == (40, 1, 1, True)
     assert not choice.finish
     choice.received(pack_i32([1] * 8), 0, 1)
-    choice.entries += [Any] * 8  # type: ignore[list-item]
+    choice.entries += [entry] * 8
     choice.settle()
     assert choice.finish == LENGTH  # max_tokens have come: nobody needs to say so
 
 
 async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
     choices: dict[int, Choice] = {}
-    out = Outgoing("router", choices)
+    out = SessionOutgoing("router", choices)
     made = [make_choice(make_job(), Outbox(), index) for index in range(10)]
     for choice in made:
         choice.sequence = Sequence(np.zeros(700_000, np.int32), Stop(10))

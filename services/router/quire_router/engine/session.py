@@ -16,8 +16,8 @@ from quire_common import errors
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
 from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, session_lost
-from quire_router.engine.outgoing import Outgoing
 from quire_router.engine.session_codec import apply_events, apply_rows
+from quire_router.engine.session_outgoing import SessionOutgoing
 from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Session:
         self._watchdog = watchdog
         self._timeout_s = timeout_s
         self._lost = lost
-        self._out = Outgoing(router_id, self.choices)
+        self._out = SessionOutgoing(router_id, self.choices)
 
     def submit(self, choice: Choice) -> None:
         """Start a choice here; only while `open`."""
@@ -86,7 +86,7 @@ class Session:
 
         Nothing that the scheduler says of this life is heard afterwards: its handles have gone and its call is over.
         """
-        self._out = Outgoing(self._router_id, self.choices)
+        self._out = SessionOutgoing(self._router_id, self.choices)
         call = self._stub.Session(self._out.messages())
         watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
         reason, heard_ns = "session_ended", time.monotonic_ns()

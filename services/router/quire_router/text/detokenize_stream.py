@@ -20,7 +20,7 @@ from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
-from quire_router.text.rows import join_rows
+from quire_router.text.rows_codec import join_rows
 from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ _MAX_SUBMITS = 256
 log = get_logger(__name__)
 
 
-class Outgoing:
+class SessionOutgoing:
     """Ends with its stream. `choices` is the session's table: what is not in it is not wanted any more."""
 
     def __init__(self, router_id: str, choices: Mapping[int, Choice]) -> None:
