@@ -105,8 +105,10 @@ class TextStream:
         self._sent += len(text)
         self.used_tokens += used
         if ends is not None:
-            limit = self._sent if self._matched else self._seen
-            self.offsets = [min(end, limit) for end in ends]
+            if self._matched and ends:
+                # Of the last alone: a token before it may have been told in a row before it, when nothing was cut yet.
+                ends[-1] = min(ends[-1], self._sent)
+            self.offsets = ends
         if self._backlog:
             text = self._take_backlog(text)
         return text, self._stop_index, used
