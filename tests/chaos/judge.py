@@ -31,7 +31,9 @@ async def run_chaos(
     began = time.monotonic()
     await sabotage(saboteur)
     await load.finish()
-    print(f"{load.answers} answers, {load.tokens} tokens in {time.monotonic() - began:.0f} s, {len(load.failures)} bad")
+    seconds = time.monotonic() - began
+    print(f"{load.answers} answers and {load.left} left early, {load.tokens} tokens, {seconds:.0f} s")
+    print(f"{len(load.failures)} errors or differences")
     print(saboteur.summary(), flush=True)
     assert_unharmed(load, saboteur)
     await rig.wait_whole()

@@ -1,13 +1,14 @@
-"""Load: streams that ask script after script, over HTTP and gRPC, and compare every answer with the undisturbed one."""
+"""Load: streams that ask script after script, over HTTP and gRPC, and compare every answer with the undisturbed one.
+
+Some leave in the middle of an answer, as clients do.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import httpx
 
@@ -16,98 +17,14 @@ from quire.models import find_model
 from quire_common.sequence import Sampling, Stop
 from quire_worker.paced.answer import paced_tokens
 from quire_worker.paced.facts import read_facts
+from tests.chaos.answer import Answer, Ticks, over_grpc, over_http
 from tests.chaos.rig import Rig
 from tests.chaos.scripts import Script, with_stop
 
-# What was sent before a fault is heard for so long after it.
-_ON_THE_WAY_S = 0.1
-
-
-@dataclass
-class Answer:
-    """All that must be equal between two runs of a script."""
-
-    text: str = ""
-    tokens: list[int] = field(default_factory=list)
-    prompt_tokens: list[int] = field(default_factory=list)
-    finish: str | None = None
-    usage: tuple[int, int] | None = None
-
-    def difference(self, other: Answer) -> str:
-        """Empty where they are equal; else where they part."""
-        if self == other:
-            return ""
-        for place, (mine, theirs) in enumerate(zip(self.tokens, other.tokens, strict=False)):
-            if mine != theirs:
-                return f"token {place} is {mine} instead of {theirs}; {self._length(other)}"
-        for name in ("finish", "usage", "prompt_tokens", "text"):
-            if getattr(self, name) != getattr(other, name):
-                return f"{name} is {getattr(self, name)!r} instead of {getattr(other, name)!r}; {self._length(other)}"
-        return self._length(other)
-
-    def _length(self, other: Answer) -> str:
-        return f"{len(self.tokens)} tokens instead of {len(other.tokens)}"
-
-
-class Ticks:
-    """When something was heard on a stream, or asked for: the gaps between are what a client waits."""
-
-    def __init__(self) -> None:
-        self.times: list[float] = []
-
-    def tick(self) -> None:
-        self.times.append(time.monotonic())
-
-    def pause_after(self, moment: float) -> float:
-        """From the moment to the end of the longest gap then, or soon after it, since tokens may be on their way.
-
-        0 where nothing was waited for.
-        """
-        pairs = zip(self.times, self.times[1:], strict=False)
-        gaps = [(b - a, b) for a, b in pairs if a < moment + _ON_THE_WAY_S and b > moment]
-        return max(gaps)[1] - moment if gaps else 0.0
-
-
-async def over_grpc(client: AsyncClient, script: Script, ticks: Ticks) -> Answer:
-    """Ask by the public gRPC contract."""
-    answer = Answer()
-    async for delta in client.generate(script.prompt, script.params(), return_token_ids=True):
-        ticks.tick()
-        answer.text += delta.text
-        answer.tokens.extend(delta.token_ids)
-        answer.prompt_tokens.extend(delta.prompt_token_ids)
-        answer.finish = delta.finish_reason or answer.finish
-        if delta.usage is not None:
-            answer.usage = (delta.usage.prompt_tokens, delta.usage.completion_tokens)
-    return answer
-
-
-async def over_http(http: httpx.AsyncClient, script: Script, ticks: Ticks) -> Answer:
-    """Ask by OpenAI's API, streamed. Raises RuntimeError for what a client would call an error."""
-    answer, done = Answer(), False
-    async with http.stream("POST", "/v1/completions", json=script.body()) as response:
-        if response.status_code != httpx.codes.OK:
-            raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread()).decode()[:300]}")
-        async for line in response.aiter_lines():
-            if not line.startswith("data: "):
-                continue
-            ticks.tick()
-            if line == "data: [DONE]":
-                done = True
-                continue
-            chunk = json.loads(line.removeprefix("data: "))
-            if "error" in chunk:
-                raise RuntimeError(f"error in the stream: {chunk['error']}")
-            if chunk.get("usage"):
-                answer.usage = (chunk["usage"]["prompt_tokens"], chunk["usage"]["completion_tokens"])
-            for choice in chunk["choices"]:
-                answer.text += choice["text"]
-                answer.tokens.extend(choice.get("token_ids") or ())
-                answer.prompt_tokens.extend(choice.get("prompt_token_ids") or ())
-                answer.finish = choice["finish_reason"] or answer.finish
-    if not done:
-        raise RuntimeError("the stream ended without [DONE]")
-    return answer
+# Of the answers, how many are left before their end.
+_LEAVE_SHARE = 0.08
+# Of the transports: odd streams speak gRPC, even ones HTTP.
+_HTTP, _GRPC = 0, 1
 
 
 class Load:
@@ -116,9 +33,11 @@ class Load:
     def __init__(self, rig: Rig, streams: int, seed: int) -> None:
         self.failures: list[str] = []
         self.answers = 0
+        self.left = 0
         self.tokens = 0
         self.ticks = [Ticks() for _ in range(streams)]
-        self.expected: dict[Script, Answer] = {}
+        self._expected: dict[tuple[Script, int], Answer] = {}
+        self._scripts: list[Script] = []
         self._rig = rig
         self._rng = random.Random(seed)
         self._ending = asyncio.Event()
@@ -127,25 +46,23 @@ class Load:
 
     async def learn(self, scripts: Sequence[Script]) -> None:
         """What each script is answered while nothing disturbs; every third gets a stop string out of its own answer."""
+        plain = [script for script in scripts if script.number % 3 != 2]
+        free = [script for script in scripts if script.number % 3 == 2]
         async with AsyncClient(self._rig.stack.grpc) as client:
-            answers = await asyncio.gather(*(over_grpc(client, script, Ticks()) for script in scripts))
-            stopped = [with_stop(s, a.text) for s, a in zip(scripts, answers, strict=True) if s.number % 3 == 2]
-            cut = await asyncio.gather(*(over_grpc(client, script, Ticks()) for script in stopped))
-        self._check_paced(dict(zip(scripts, answers, strict=True)))
-        plain = {s: a for s, a in zip(scripts, answers, strict=True) if s.number % 3 != 2}
-        self.expected = {**plain, **dict(zip(stopped, cut, strict=True))}
-        assert all(answer.finish and answer.usage for answer in self.expected.values())
-        assert any(answer.finish == "stop" for answer in cut)
 
-    def _check_paced(self, answers: Mapping[Script, Answer]) -> None:
-        """What the paced worker answers is known without asking."""
-        if not self._rig.engine.startswith("paced"):
-            return
-        facts = read_facts(str(find_model(None)))
-        for script, answer in answers.items():
-            sampling = Sampling(temperature=script.temperature, seed=script.seed)
-            pure = paced_tokens(answer.prompt_tokens, Stop(script.max_tokens), sampling, facts=facts)
-            assert answer.tokens == pure.tokens, script
+            async def ask(wanted: Sequence[Script], transport: int) -> dict[tuple[Script, int], Answer]:
+                asked = (self._ask(client, script, transport, Ticks()) for script in wanted)
+                answers = dict(zip(((s, transport) for s in wanted), await asyncio.gather(*asked), strict=True))
+                self._check_paced(answers)
+                assert all(answer.complete for answer in answers.values())
+                return answers
+
+            longer = await ask(free, _GRPC)
+            cut = [with_stop(script, longer[script, _GRPC].texts[0]) for script in free]
+            self._scripts = [*plain, *cut]
+            for transport in (_HTTP, _GRPC):
+                self._expected |= await ask(self._scripts, transport)
+        assert any("stop" in self._expected[script, _GRPC].finishes.values() for script in cut)
 
     def start(self) -> None:
         self._began = time.monotonic()
@@ -161,28 +78,46 @@ class Load:
         return f"{(moment or time.monotonic()) - self._began:7.2f} s"
 
     async def _stream(self, number: int) -> None:
-        rng, ticks = random.Random(self._rng.random()), self.ticks[number]
-        scripts = list(self.expected)
+        rng, ticks, transport = random.Random(self._rng.random()), self.ticks[number], number % 2
         async with AsyncClient(self._rig.stack.grpc) as client:
             while not self._ending.is_set():
-                script = rng.choice(scripts)
-                began = self.at()
+                script, began = rng.choice(self._scripts), self.at()
+                leave_after = rng.randrange(script.max_tokens) if rng.random() < _LEAVE_SHARE else -1
                 ticks.tick()
                 try:
-                    if number % 2:
-                        answer = await over_grpc(client, script, ticks)
-                    else:
-                        answer = await over_http(self._rig.http, script, ticks)
+                    answer = await self._ask(client, script, transport, ticks, leave_after)
                 except (QuireError, RuntimeError, httpx.HTTPError) as error:
                     self._fail(number, script, began, f"{type(error).__name__}: {error}")
                     await asyncio.sleep(0.2)
                     continue
+                self.tokens += answer.count
+                if answer.left:
+                    self.left += 1
+                    continue
                 self.answers += 1
-                self.tokens += len(answer.tokens)
-                difference = answer.difference(self.expected[script])
+                difference = answer.difference(self._expected[script, transport])
                 if difference:
                     self._fail(number, script, began, difference)
 
+    async def _ask(
+        self, client: AsyncClient, script: Script, transport: int, ticks: Ticks, leave_after: int = -1
+    ) -> Answer:
+        if transport == _GRPC:
+            return await over_grpc(client, script, ticks, leave_after)
+        return await over_http(self._rig.http, script, ticks, leave_after)
+
+    def _check_paced(self, answers: Mapping[tuple[Script, int], Answer]) -> None:
+        """What the paced worker answers is known without asking."""
+        if not self._rig.engine.startswith("paced"):
+            return
+        facts = read_facts(str(find_model(None)))
+        for (script, _), answer in answers.items():
+            for index, tokens in answer.tokens.items():
+                sampling = Sampling(temperature=script.temperature, seed=script.seed, sample=index)
+                pure = paced_tokens(answer.prompt_tokens, Stop(script.max_tokens), sampling, facts=facts)
+                assert tokens == pure.tokens[: len(tokens)], script
+                assert script.stop or tokens == pure.tokens, script
+
     def _fail(self, number: int, script: Script, began: str, why: str) -> None:
-        kind = "gRPC" if number % 2 else "HTTP"
+        kind = "gRPC" if number % 2 == _GRPC else "HTTP"
         self.failures.append(f"stream {number} ({kind}), {script}, {began} to {self.at()}: {why}")

@@ -26,6 +26,9 @@ class Script:
     max_tokens: int
     temperature: float
     seed: int
+    n: int = 1
+    # -1: not asked for.
+    logprobs: int = -1
     stop: str = ""
 
     def params(self) -> SamplingParams:
@@ -34,25 +37,32 @@ class Script:
             seed=self.seed,
             max_tokens=self.max_tokens,
             stop=[self.stop] if self.stop else None,
+            n=self.n,
+            logprobs=self.logprobs if self.logprobs >= 0 else None,
         )
 
     def body(self) -> dict[str, object]:
         """For HTTP."""
         stop = {"stop": [self.stop]} if self.stop else {}
+        logprobs = {"logprobs": self.logprobs} if self.logprobs >= 0 else {}
         return {
             "prompt": self.prompt,
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "seed": self.seed,
+            "n": self.n,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
             **stop,
+            **logprobs,
         }
 
     def __str__(self) -> str:
         kind = "greedy" if self.temperature == 0 else f"seed {self.seed}"
-        return f"script {self.number} ({kind}, {self.max_tokens} tokens{f', stop {self.stop!r}' if self.stop else ''})"
+        extras = [f"n {self.n}"] * (self.n > 1) + [f"logprobs {self.logprobs}"] * (self.logprobs >= 0)
+        extras += [f"stop {self.stop!r}"] * bool(self.stop)
+        return f"script {self.number} ({', '.join([kind, f'{self.max_tokens} tokens', *extras])})"
 
 
 def make_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
@@ -63,7 +73,9 @@ def make_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
         lines = rng.sample(LINES, rng.randint(1, 4))
         temperature = rng.choice((0.0, 0.0, 0.7, 1.0))
         prompt = f"ACT {number}.\n" + "".join(lines)
-        scripts.append(Script(number, prompt, rng.randint(least, most), temperature, rng.getrandbits(31)))
+        n = 2 if number % 5 == 3 and temperature else 1
+        logprobs = 2 if number % 4 == 1 else -1
+        scripts.append(Script(number, prompt, rng.randint(least, most), temperature, rng.getrandbits(31), n, logprobs))
     return scripts
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from quire import AsyncClient, SamplingParams, wire
 from quire.v1 import inference_pb2_grpc
-from tests.chaos.load import Ticks
+from tests.chaos.answer import Ticks
 from tests.chaos.rig import Rig
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,33 @@
+"""A worker that breaks from within, at a step of its own: the other replica takes its streams, whenever it happens."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.chaos.judge import STREAMS
+from tests.chaos.load import Load
+from tests.chaos.rig import Rig
+from tests.chaos.scripts import make_scripts
+
+pytestmark = pytest.mark.slow
+SECONDS = 12.0
+STEP = 250
+
+
+@pytest.mark.parametrize("fault", ["die", "hang", "silent", "wrong-epoch"])
+async def test_a_worker_that_breaks_by_itself(seed: int, fault: str) -> None:
+    flags = {"worker-1": {"paced-fault": f"{fault}@{STEP}"}, "scheduler": {"worker-timeout-s": "2"}}
+    async with Rig("paced 10", flags=flags) as rig:
+        load = Load(rig, STREAMS, seed)
+        await load.learn(make_scripts(12, seed, 20, 120))
+        load.start()
+        await asyncio.sleep(SECONDS)
+        await load.finish()
+        metrics = await rig.router_metrics()
+        moved = metrics.get("quire_router_migrations_total", 0)
+        print(f"{load.answers} answers, {len(load.failures)} bad, {moved:.0f} moves, deaths {rig.stack.deaths}")
+        assert not load.failures, "\n".join(load.failures[:20])
+        assert load.answers >= STREAMS
+        assert moved > 0
