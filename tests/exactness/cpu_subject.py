@@ -6,13 +6,14 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from quire_common.credit import Finish
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model_source import model_info
 from tests.exactness.scenario import Scale
-from tests.exactness.subject import Answer, Parts
+from tests.exactness.subject import Answer, Memory, Parts
 from tests.unit.worker_model.batches import Run, make_batch
 from tests.unit.worker_model.folders import write_config
 
@@ -42,7 +43,9 @@ class CpuSubject:
     def parts(self, num_pages: int, seed: int) -> Parts:
         """See Subject."""
         assert num_pages <= self._model.num_pages
-        return Parts(self._model.runner, self._model.runner.pool, None)
+        pool = self._model.runner.pool
+        # [page, kv_head, layer, 2, token, dim], seen by page and token.
+        return Parts(self._model.runner, pool, Memory(np.moveaxis(pool.tensor.numpy(), 4, 1)))
 
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
         """The runner alone, one token at a time on pages of its own: no engine, no scheduler."""

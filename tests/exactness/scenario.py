@@ -88,6 +88,8 @@ class Scenario:
     lose_rows: float
     lost_us: int | None
     """When the scheduler is lost and another takes its place."""
+    token_width: int
+    """Tokens per slot that the scheduler keeps in columns before it hands them to their request."""
     leave_us: int | None
     """When the router of session 0 is lost."""
 
@@ -150,6 +152,7 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         fail_moves=float(rng.choice([0.0, 0.3])) if kvstore else 0.0,
         lose_rows=float(rng.choice([0.0, 0.0, 0.03])),
         lost_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.15 else None,
+        token_width=int(rng.choice([1, 2, 5, 256])),
         leave_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.1 else None,
     )
 

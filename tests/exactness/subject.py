@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -30,22 +30,40 @@ class Answer(NamedTuple):
     logprobs: list[float] | None = None
 
 
-class Memory(Protocol):
-    """What steps write, for devices that write late."""
+class Written(NamedTuple):
+    """Pages, offsets in them, and what lies there."""
 
-    def written(self, batch: StepBatch) -> object:
+    page: np.ndarray
+    offset: np.ndarray
+    values: np.ndarray
+
+
+class Memory:
+    """What steps write, for devices that write late. `pages` is a view of the pool by page and offset."""
+
+    def __init__(self, pages: np.ndarray) -> None:
+        self._pages = pages
+
+    def written(self, batch: StepBatch) -> Written:
         """What the step that has just run wrote."""
+        owner = np.repeat(np.arange(len(batch.count)), batch.count)
+        first = np.cumsum(batch.count) - batch.count
+        place = np.arange(len(owner)) + (batch.position - first)[owner]
+        size = self._pages.shape[1]
+        page, offset = batch.page_table[owner, place // size], place % size
+        return Written(page, offset, self._pages[page, offset])
 
-    def write_again(self, written: object) -> None:
+    def write_again(self, written: Written) -> None:
         """Write it once more."""
+        self._pages[written.page, written.offset] = written.values
 
 
 class Parts(NamedTuple):
-    """One life of a worker's device. `memory` is None where late writes cannot be imitated."""
+    """One life of a worker's device."""
 
     runner: Runner
     pages: PageBytes
-    memory: Memory | None
+    memory: Memory
 
 
 class Subject(Protocol):
@@ -67,35 +85,6 @@ def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int) -> EngineSp
     return EngineSpec(
         max_num_seqs, info.max_model_len, info.vocab_size, info.pages.page_size, num_pages, info.eos_token_ids
     )
-
-
-@dataclass(frozen=True)
-class _Written:
-    places: np.ndarray
-    states: np.ndarray
-
-
-class PagedMemory:
-    """Late writes into a PageArray."""
-
-    def __init__(self, pages: PageArray) -> None:
-        self._pages = pages
-
-    def written(self, batch: StepBatch) -> object:
-        """See Memory."""
-        rows = range(len(batch.count))
-        places = np.concatenate([self._places(batch, row) for row in rows])
-        return _Written(places, self._pages.states[places])
-
-    def write_again(self, written: object) -> None:
-        """See Memory."""
-        assert isinstance(written, _Written)
-        self._pages.states[written.places] = written.states
-
-    def _places(self, batch: StepBatch, row: int) -> np.ndarray:
-        position = int(batch.position[row]) + np.arange(int(batch.count[row]))
-        size = self._pages.page_size
-        return np.asarray(batch.page_table[row, position // size] * size + position % size)
 
 
 class StrictRunner:
@@ -149,7 +138,7 @@ class PacedSubject:
         """See Subject."""
         pages = PageArray(num_pages, self.scale.page_size)
         pages.states[:] = np.random.default_rng(seed).integers(0, 2**63, len(pages.states), dtype=np.uint64)
-        return Parts(StrictRunner(pages, self.scale), pages, PagedMemory(pages))
+        return Parts(StrictRunner(pages, self.scale), pages, Memory(pages.states.reshape(num_pages, -1)))
 
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
         """See Subject."""

@@ -7,9 +7,11 @@ import pytest
 from tests.exactness.hunt import first_wrong
 from tests.exactness.mutations import MUTATIONS, Mutation, late_tokens_dropped
 from tests.exactness.subject import PacedSubject
+from tests.exactness.subjects import make_subject
 
 # Scenarios that a mutation may survive at most.
 MOST = 300
+ON_CPU = ("no_fence_for_stopped_slots", "attribution_by_report_time", "watermarks_ignored", "fed_from_another_slot")
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
@@ -19,6 +21,16 @@ def test_a_broken_rule_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPa
     assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"
     seed, wrong = found
     print(f"\n{mutation.name}: found by scenario {seed}: {str(wrong)[:200]}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ON_CPU)
+def test_a_broken_rule_is_found_on_the_cpu_engine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mutation,) = (mutation for mutation in MUTATIONS if mutation.name == name)
+    mutation.break_rule(monkeypatch)
+    found = first_wrong(make_subject("cpu"), range(MOST), **mutation.weather)
+    assert found is not None, f"{MOST} scenarios went well though a rule was broken: {name}"
+    print(f"\n{name}, CPU engine: found by scenario {found[0]}: {str(found[1])[:200]}")
 
 
 def test_late_tokens_are_kept_to_save_work_alone(monkeypatch: pytest.MonkeyPatch) -> None:

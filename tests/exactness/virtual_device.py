@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from quire_worker.engine.ports import Runner
     from quire_worker.engine.step_runner import StepOutcome
     from quire_worker.step import StepBatch
-    from tests.exactness.subject import Memory
+    from tests.exactness.subject import Memory, Written
     from tests.exactness.virtual_time import VirtualTime
 
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class _Flight:
     batch: StepBatch
     outcome: StepOutcome | None = None
-    written: object = None
+    written: Written | None = None
 
 
 class VirtualDevice:
@@ -41,7 +41,7 @@ class VirtualDevice:
         time: VirtualTime,
         rng: np.random.Generator,
         runner: Runner,
-        memory: Memory | None,
+        memory: Memory,
         step_us: tuple[int, int],
         settle: str,
     ) -> None:
@@ -52,7 +52,7 @@ class VirtualDevice:
         self._inner = InlineDevice(runner)
         self._memory = memory
         self._step_us = step_us
-        self._settle = settle if memory is not None or settle != "late" else "end"
+        self._settle = settle
         self._waiting: list[_Flight] = []
         self._ended: list[StepOutcome] = []
         self._free_us = 0
@@ -64,11 +64,11 @@ class VirtualDevice:
         self.in_flight.append(batch)
         settle = self._settle
         if settle == "mixed":
-            settle = str(self._rng.choice(["launch", "end"] + ["late"] * (self._memory is not None)))
+            settle = str(self._rng.choice(["launch", "end", "late"]))
         if settle != "end":
             while self._waiting:
                 self._run(self._waiting.pop(0))
-        if settle == "late" and self._memory is not None:
+        if settle == "late":
             flight.written = self._memory.written(batch)
         least, most = self._step_us
         self._free_us = max(self._free_us, self._time.now_us) + int(self._rng.integers(least, most + 1))
@@ -99,7 +99,7 @@ class VirtualDevice:
             return  # forgotten by drain
         while flight.outcome is None:
             self._run(self._waiting.pop(0))
-        if flight.written is not None and self._memory is not None:
+        if flight.written is not None:
             self._memory.write_again(flight.written)
         del self.in_flight[0]
         self._ended.append(flight.outcome)

@@ -13,6 +13,7 @@ from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import RequestContext, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.token_matrix import TokenMatrix
 from quire_worker.engine.engine import Engine
 from tests.exactness.clients import LOST, Clients
 from tests.exactness.events import Events
@@ -85,6 +86,8 @@ class VirtualReplica:
         pages, info = (spec.num_pages,), self._subject.info
         hello = WorkerHello(run, spec.num_slots, spec.max_num_seqs, pages, info, capabilities=("cpu",))
         self._core = Scheduler(self._config, hello, kvstore=self._scenario.kvstore)
+        # So narrow that short answers fill it too.
+        self._core._replica.slots.tokens = TokenMatrix(spec.num_slots, self._scenario.token_width)
         grants = DelayLine(self.time, self._rng, self._scenario.grant_us, lambda g: self._worker.granted(run, g))
         reports = DelayLine(self.time, self._rng, self._scenario.report_us, self._reported)
         self._grants = grants
