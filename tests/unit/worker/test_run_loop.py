@@ -9,6 +9,7 @@ import pytest
 
 from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable
+from quire_worker.engine import device as device_module
 from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.run_loop import RunLoop
@@ -181,6 +182,22 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
     following = bench.loop.attach()
     bench.loop.detach(following)
     assert list(following.frames()) == []
+    bench.runner.gate.set()
+
+
+def test_a_step_that_hangs_ends_the_worker_and_not_only_its_run(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_module, "DRAIN_LIMIT_S", 0.2)
+    session, epoch, _ = bench.attach()
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    bench.loop.detach(session)
+    following = bench.loop.attach()
+    with pytest.raises(Unavailable, match="stopped"):
+        list(following.frames())
+    assert [error.code for error in bench.fatal] == ["DEVICE_HUNG"]
     bench.runner.gate.set()
 
 

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from quire_common.errors import Internal
 from quire_worker.engine.step_runner import StepOutcome, StepRunner
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 # How long the end waits for a step that runs; one that hangs must not keep the process.
 CLOSE_LIMIT_S = 5.0
+# How long a run that is over waits for its last steps. A step that takes longer hangs, and so would the next run.
+DRAIN_LIMIT_S = 20.0
 
 
 class InlineDevice:
@@ -68,7 +71,8 @@ class ThreadDevice:
         """See Device."""
         reached = threading.Event()
         self._launched.put(reached)
-        reached.wait()
+        if not reached.wait(DRAIN_LIMIT_S):
+            raise hung(DRAIN_LIMIT_S)
         self._ended.clear()
 
     def close(self) -> None:
@@ -83,3 +87,12 @@ class ThreadDevice:
                 continue
             self._ended.append(self._runner.run(item))
             self.wake()
+
+
+def hung(limit_s: float) -> Internal:
+    """The error of a device whose steps do not end; nothing can run on it any more."""
+    return Internal(
+        "DEVICE_HUNG",
+        f"A step has not ended {limit_s:g} s after its run was over.",
+        "The worker ends by itself; start it again, and see its log for what ran last.",
+    )
