@@ -29,8 +29,8 @@ class Device(Protocol):
         """Steps that ended since the last call, in order of launch, each once. Never blocks."""
 
     def drain(self) -> None:
-        """Wait until nothing runs, and forget the outcomes: when this returns, no step writes to a page any more. Raises
-        DEVICE_HUNG where a step does not end within the device's patience; then nothing can run on it any more."""
+        """Wait until nothing runs, and forget the outcomes: when this returns, no step writes to a page any more.
+        Raises DEVICE_HUNG where a step does not end within the device's patience: nothing can run on it any more."""
 
     def close(self) -> None:
         """Release everything; a step that hangs is left to itself."""
