@@ -9,6 +9,7 @@ from quire_common.config import ServiceConfig, option
 
 DEFAULT_KV_CACHE_BYTES = 256 << 20
 CPU_PAGE_SIZE = 16
+CUDA_PAGE_SIZE = 64
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,16 @@ class WorkerConfig(ServiceConfig):
     num_slots: int = option(
         0, "sequences that may be started at once, decoding or ready to; 0: 2.5 times --max-num-seqs", at_least=0
     )
-    kv_cache_memory_bytes: int = option(0, "bytes of KV pages; 0: 256 MiB", at_least=0)
-    block_size: int = option(0, "tokens per KV page; 0: 16", at_least=0, at_most=1024)
+    kv_cache_memory_bytes: int = option(0, "bytes of KV pages; 0: 256 MiB, or what a GPU has left", at_least=0)
+    block_size: int = option(0, "tokens per KV page; 0: 16, on a GPU 64", at_least=0, at_most=1024)
+    device: str = option("auto", "where the model runs; auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
+    gpu_memory_utilization: float = option(
+        0.9, "share of the GPU's memory that this process takes; what weights and steps leave holds KV pages", at_most=1
+    )
+    max_num_batched_tokens: int = option(
+        8192, "most prompt tokens of one step on a GPU, for which memory is kept and graphs are made", at_least=1
+    )
+    enforce_eager: bool = option(False, "launch a GPU's kernels one by one: the plain twin of captured graphs")
     dtype: str = option("auto", "type that is computed in; the CPU computes in float32", choices=("auto", "float32"))
     load_format: str = option(
         "auto", "where weights come from; dummy: random ones", choices=("auto", "safetensors", "dummy")
@@ -54,8 +63,12 @@ class WorkerConfig(ServiceConfig):
 
     @cached_property
     def page_size(self) -> int:
-        """Tokens per page."""
-        return self.block_size or CPU_PAGE_SIZE
+        """Tokens per page on the CPU."""
+        return self.page_size_on("cpu")
+
+    def page_size_on(self, device: str) -> int:
+        """Tokens per page on cpu or cuda."""
+        return self.block_size or (CUDA_PAGE_SIZE if device == "cuda" else CPU_PAGE_SIZE)
 
     @cached_property
     def kv_cache_bytes(self) -> int:

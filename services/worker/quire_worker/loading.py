@@ -20,9 +20,10 @@ from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.architectures import find_family
+from quire_worker.model.architectures.family import Family
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.decoder import Decoder
-from quire_worker.model.parameters import parameter_specs
+from quire_worker.model.parameters import ParameterSpec, parameter_specs
 from quire_worker.ops.backends import make_ops
 from quire_worker.ops.interface import HeadShape
 from quire_worker.runner import ModelRunner
@@ -66,6 +67,49 @@ class ModelFacts:
     capabilities: tuple[str, ...] = CAPABILITIES
 
 
+Progress = Callable[[str, int, int], None]
+"""(phase: config, weights, pages, kernels; done_bytes; total_bytes), called from the loading thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model folder that was read and understood; weights are still where they are."""
+
+    path: Path
+    config: ConfigFile
+    architecture: str
+    family: Family
+    spec: ArchSpec
+    parameters: tuple[ParameterSpec, ...]
+    max_model_len: int
+
+    def fill(self, store: ParameterStore, options: LoadOptions, progress: Progress) -> bytes:
+        """Read, or make up, all weights; returns the digest of weights and config."""
+
+        def weights_progress(done: int, total: int) -> None:
+            progress("weights", done, total)
+
+        with torch.inference_mode():
+            if options.load_format == "dummy":
+                weights = load_dummy(self.parameters, store, options.seed, weights_progress)
+            else:
+                with Checkpoint(self.path) as checkpoint:
+                    weights = load_checkpoint(checkpoint, self.parameters, self.family.names, store, weights_progress)
+        return _model_digest(self.config, weights)
+
+    def facts(self, digest: bytes, *, batch_invariant: bool) -> ModelFacts:
+        """What others want to know of it."""
+        return ModelFacts(
+            architecture=self.architecture,
+            max_model_len=self.max_model_len,
+            vocab_size=self.spec.vocab_size,
+            eos_token_ids=_eos_token_ids(self.path, self.config),
+            digest=digest,
+            parameters=sum(prod(each.shape) for each in self.parameters),
+            capabilities=CAPABILITIES + ("batch_invariant",) * batch_invariant,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
     """A model that is ready to run."""
@@ -78,37 +122,17 @@ class LoadedModel:
     """Of group 0, the dummy page included."""
 
 
-Progress = Callable[[str, int, int], None]
-"""(phase: config, weights, pages, kernels; done_bytes; total_bytes), called from the loading thread."""
-
-
 def load_model(
     folder: str | Path, options: LoadOptions | None = None, progress: Progress = lambda *_: None
 ) -> LoadedModel:
-    """Load a Hugging Face folder; ConfigError or Unsupported say what is wrong with it and what to do.
+    """Load a Hugging Face folder for the CPU; ConfigError or Unsupported say what is wrong with it and what to do.
 
     The number of torch threads must be set before, and must not change after.
     """
     options = options or LoadOptions()
-    path = Path(folder)
-    progress("config", 0, 0)
-    config = _read_config(path)
-    architecture, family = find_family(config)
-    spec = family.build_spec(architecture, config)
-    max_model_len = _max_model_len(spec, options)
-    specs = parameter_specs(spec)
-    store = ParameterStore(specs)
-
-    def weights_progress(done: int, total: int) -> None:
-        progress("weights", done, total)
-
-    with torch.inference_mode():
-        if options.load_format == "dummy":
-            weights = load_dummy(specs, store, options.seed, weights_progress)
-        else:
-            with Checkpoint(path) as checkpoint:
-                weights = load_checkpoint(checkpoint, specs, family.names, store, weights_progress)
-    digest = _model_digest(config, weights)
+    source = read_source(folder, options, progress)
+    spec, store = source.spec, ParameterStore(source.parameters)
+    digest = source.fill(store, options, progress)
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)
     pool = PagePool.of_bytes(group, options.kv_cache_bytes)
@@ -116,19 +140,26 @@ def load_model(
     progress("kernels", 0, 0)
     with torch.inference_mode():
         ops = make_ops(options.attention_backend, HeadShape.of(spec), options.page_size)
-        runner = ModelRunner(Decoder(spec, store, ops, max_model_len), pool)
-    facts = ModelFacts(
-        architecture=architecture,
-        max_model_len=max_model_len,
-        vocab_size=spec.vocab_size,
-        eos_token_ids=_eos_token_ids(path, config),
-        digest=digest,
-        parameters=sum(prod(each.shape) for each in specs),
-        capabilities=CAPABILITIES + ("batch_invariant",) * ops.batch_invariant,
-    )
+        runner = ModelRunner(Decoder(spec, store, ops, source.max_model_len), pool)
     # Backends differ in the last bits, so one must not read the other's pages: answers would depend on who stored them.
     computed = digest + options.attention_backend.encode()
-    return LoadedModel(runner, spec, facts, page_geometry(spec, options.page_size, _KV_DTYPE, computed), pool.num_pages)
+    return LoadedModel(
+        runner,
+        spec,
+        source.facts(digest, batch_invariant=ops.batch_invariant),
+        page_geometry(spec, options.page_size, _KV_DTYPE, computed),
+        pool.num_pages,
+    )
+
+
+def read_source(folder: str | Path, options: LoadOptions, progress: Progress) -> ModelSource:
+    """Understand a model folder, without its weights. Raises ConfigError or Unsupported."""
+    path = Path(folder)
+    progress("config", 0, 0)
+    config = _read_config(path)
+    architecture, family = find_family(config)
+    spec = family.build_spec(architecture, config)
+    return ModelSource(path, config, architecture, family, spec, parameter_specs(spec), _max_model_len(spec, options))
 
 
 def _read_config(path: Path) -> ConfigFile:

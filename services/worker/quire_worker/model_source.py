@@ -8,13 +8,17 @@ from typing import TYPE_CHECKING, cast
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import ConfigError
-from quire_worker.replica import ServedModel
+from quire_worker.replica import ServedModel, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_worker import loading
     from quire_worker.config import WorkerConfig
+    from quire_worker.cuda.load import LoadedCudaModel
+    from quire_worker.engine.ports import Device
+    from quire_worker.engine.spec import EngineSpec
+    from quire_worker.loading import LoadOptions
 
 
 def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
@@ -28,19 +32,50 @@ def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], No
 
     if config.torch_threads:
         torch.set_num_threads(config.torch_threads)
+    on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     options = LoadOptions(
         load_format=cast("LoadFormat", config.load_format),
         seed=config.seed,
-        page_size=config.page_size,
+        page_size=config.page_size_on("cuda" if on_gpu else "cpu"),
         kv_cache_bytes=config.kv_cache_bytes,
         max_model_len=config.max_model_len,
         attention_backend=config.attention_backend,
     )
+    if on_gpu:
+        return _load_on_gpu(config, options, progress)
     loaded = load_model(config.model, options, progress)
-    return ServedModel(loaded.runner, loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)
+    return ServedModel(on_host(loaded.runner), loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)
 
 
-def model_info(name: str, loaded: loading.LoadedModel) -> ModelInfo:
+def _load_on_gpu(config: WorkerConfig, options: LoadOptions, progress: Callable[[str, int, int], None]) -> ServedModel:
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError(
+            "NO_GPU",
+            "--device cuda was given, and torch finds no CUDA device.",
+            "Install a CUDA build of torch and check the driver with nvidia-smi, or give --device cpu.",
+            param="device",
+        )
+    from quire_worker.cuda.load import CudaOptions, load_cuda_model
+
+    sizes = CudaOptions(
+        max_num_seqs=config.max_num_seqs,
+        max_tokens=config.max_num_batched_tokens,
+        utilization=config.gpu_memory_utilization,
+        kv_cache_bytes=config.kv_cache_memory_bytes,
+    )
+    loaded = load_cuda_model(config.model, options, sizes, progress)
+
+    def make_device(spec: EngineSpec, lockstep: bool) -> Device:
+        progress("graphs", 0, 0)
+        return loaded.model.make_device(spec, config.max_num_batched_tokens, eager=config.enforce_eager)
+
+    info = model_info(config.name, loaded)
+    return ServedModel(make_device, loaded.pages, info, loaded.pages.num_pages, device="cuda")
+
+
+def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel) -> ModelInfo:
     """The contract's words for a loaded model."""
     facts, geometry = loaded.facts, loaded.geometry
     groups = tuple(
@@ -72,7 +107,7 @@ def _check(config: WorkerConfig) -> None:
             param="model",
         )
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.kv_cache_bytes > memory:
+    if config.device != "cuda" and config.kv_cache_bytes > memory:
         raise ConfigError(
             "KV_CACHE_TOO_LARGE",
             f"--kv-cache-memory-bytes {config.kv_cache_bytes} is more than this host's {memory} bytes of memory.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,18 +19,25 @@ from quire_worker.mover.setup import MoverSetup
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quire_common.errors import QuireError
     from quire_worker.config import WorkerConfig
-    from quire_worker.engine.ports import PageBytes, Runner
+    from quire_worker.engine.ports import Device, PageBytes, Runner
+
+
+MakeDevice = Callable[[EngineSpec, bool], "Device"]
+"""A device for an engine of these sizes; True: the plain one of lockstep."""
+
+
+def on_host(runner: Runner) -> MakeDevice:
+    """A synchronous runner as a device: on a thread of its own, or inside the launch."""
+    return lambda spec, lockstep: InlineDevice(runner) if lockstep else ThreadDevice(runner)
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
     """A model as the engine needs it. `num_pages` counts page 0; `device` is cpu or cuda."""
 
-    runner: Runner
+    make_device: MakeDevice
     pages: PageBytes
     info: ModelInfo
     num_pages: int
@@ -62,8 +70,8 @@ class Replica:
         self.info = loaded.info
         self._loaded = loaded
         self._mover = _make_mover(config, loaded)
-        self._device = InlineDevice(loaded.runner) if config.lockstep else ThreadDevice(loaded.runner)
         spec, depth = loaded.engine_spec(config.max_num_seqs, config.num_slots), 1 if config.lockstep else DEPTH
+        self._device = loaded.make_device(spec, config.lockstep)
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), depth)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake

@@ -23,6 +23,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
 from quire_worker.cuda.step_size import StepSize
+from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, hung
 from quire_worker.engine.step_runner import StepOutcome, nan_logits
 from quire_worker.step import StepTiming
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _RING = 4
-_CLOSE_LIMIT_S = 5.0
 
 
 @dataclass(slots=True)
@@ -100,13 +100,14 @@ class CudaDevice:
         """See Device."""
         reached = threading.Event()
         self._launched.put(reached)
-        reached.wait()
+        if not reached.wait(DRAIN_LIMIT_S):
+            raise hung(DRAIN_LIMIT_S)
         self._ended.clear()
 
     def close(self) -> None:
         """See Device."""
         self._launched.put(None)
-        self._thread.join(_CLOSE_LIMIT_S)
+        self._thread.join(CLOSE_LIMIT_S)
 
     def _find_graph(self, batch: StepBatch) -> StepGraph | None:
         if self._graphs is None or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):

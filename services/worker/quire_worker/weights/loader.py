@@ -55,7 +55,7 @@ def load_checkpoint(
 def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int, progress: Progress) -> bytes:
     """Random weights, never zeros: gains near 1, everything else of standard deviation 0.02.
 
-    A parameter's values depend on the seed and on its own name and shape alone.
+    A parameter's values depend on the seed, on its own name and shape, and on the kind of device alone.
     """
     total = sum(store.destination(spec).nbytes for spec in specs)
     done = 0
@@ -64,7 +64,7 @@ def load_dummy(specs: Sequence[ParameterSpec], store: ParameterStore, seed: int,
         target = store.destination(spec)
         # 32 bits, since torch's CPU generator reads no more of a seed.
         own_seed = zlib.crc32(f"{seed}/{spec.role}/{spec.layer}/{spec.shape}".encode())
-        generator = torch.Generator().manual_seed(own_seed)
+        generator = torch.Generator(target.device).manual_seed(own_seed)
         target.normal_(1.0 if "norm" in spec.role else 0.0, _DUMMY_DEVIATION, generator=generator)
         # As if read from a bf16 checkpoint.
         target.copy_(target.to(torch.bfloat16))

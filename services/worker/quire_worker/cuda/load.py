@@ -1,0 +1,79 @@
+"""From a model folder to something that runs on a GPU. What is the same on every device is in loading.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire_worker.cuda.cuda_model import CudaModel
+from quire_worker.cuda.cuda_pages import CudaPages
+from quire_worker.cuda.memory import kv_cache_bytes, step_bytes
+from quire_worker.cuda.step_size import MOST_CHUNKS
+from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
+from quire_worker.loading import LoadOptions, ModelFacts, Progress, read_source
+from quire_worker.model.decoder import Decoder
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.product_tables import table_of
+from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.weights.parameter_store import ParameterStore
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True, slots=True)
+class CudaOptions:
+    """What may be chosen about a model on a GPU, beside LoadOptions."""
+
+    max_num_seqs: int = 256
+    max_tokens: int = 8192
+    """Most prefill tokens of a step."""
+    utilization: float = 0.9
+    """Share of the GPU's memory that this process may take in all."""
+    kv_cache_bytes: int = 0
+    """0: what the utilization leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCudaModel:
+    """A model that is ready to run."""
+
+    model: CudaModel
+    pages: CudaPages
+    facts: ModelFacts
+    geometry: PageGeometry
+
+
+def load_cuda_model(
+    folder: str | Path, options: LoadOptions, cuda: CudaOptions, progress: Progress = lambda *_: None
+) -> LoadedCudaModel:
+    """Load a Hugging Face folder onto the first GPU in bfloat16; ConfigError or Unsupported say what is wrong."""
+    device = torch.device("cuda", torch.cuda.current_device())
+    source = read_source(folder, options, progress)
+    spec = source.spec
+    store = ParameterStore(source.parameters, torch.bfloat16, device)
+    digest = source.fill(store, options, progress)
+    rows = cuda.max_tokens + cuda.max_num_seqs
+    reserve = step_bytes(spec, rows, cuda.max_num_seqs + MOST_CHUNKS, spec.vocab_size)
+    free, total = torch.cuda.mem_get_info(device)
+    capacity = cuda.kv_cache_bytes or kv_cache_bytes(free, total, cuda.utilization, reserve)
+    (group,) = kv_groups(spec, options.page_size, _DTYPE)
+    progress("pages", 0, capacity)
+    pages = CudaPages(group, capacity, device)
+    progress("pages", capacity, capacity)
+    ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
+    ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
+    with torch.inference_mode():
+        decoder = Decoder(spec, store, ops, source.max_model_len)
+    # Other devices compute other last bits: none may read another's pages, lest answers depend on who stored them.
+    return LoadedCudaModel(
+        CudaModel(decoder, pages.tensor),
+        pages,
+        source.facts(digest, batch_invariant=False),
+        page_geometry(spec, options.page_size, _DTYPE, digest + b"cuda"),
+    )

@@ -1,0 +1,36 @@
+"""How much of a GPU's memory its KV pages take: arithmetic over what is free, no trial run."""
+
+from __future__ import annotations
+
+from quire_common.errors import ConfigError
+from quire_worker.model.arch_spec import ArchSpec
+
+# CUDA's own context, graphs' nodes, cuBLAS workspaces, fragments.
+_SLACK_BYTES = 1 << 30
+_ELEMENT_BYTES = 2
+
+
+def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
+    """What the largest step takes beside weights and pages: activations of a layer, logits, sampling."""
+    widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
+    # Captured graphs of all sizes share their memory, but each keeps its logits.
+    logits = 4 * sequences * vocab_size
+    return (rows * widest + logits) * _ELEMENT_BYTES
+
+
+def kv_cache_bytes(free: int, total: int, utilization: float, reserve: int) -> int:
+    """Bytes for pages: what is free, less what a step takes and what is to be left to others.
+
+    `free` and `total` are of the device, once the weights are there. Raises ConfigError where nothing is left.
+    """
+    left = int(free - total * (1.0 - utilization)) - reserve - _SLACK_BYTES
+    if left <= 0:
+        raise ConfigError(
+            "GPU_MEMORY_TOO_SMALL",
+            f"Of the GPU's {total >> 20} MiB, {free >> 20} MiB are free after loading the weights; steps need "
+            f"{(reserve + _SLACK_BYTES) >> 20} MiB and --gpu-memory-utilization {utilization:g} leaves the rest.",
+            "End other users of the GPU, raise --gpu-memory-utilization, lower --max-num-batched-tokens, or serve a "
+            "smaller model.",
+            param="gpu_memory_utilization",
+        )
+    return left
