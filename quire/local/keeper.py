@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from quire.local.process import ChildProcess
@@ -42,8 +43,10 @@ class Keeper:
             if delay_s is None and not self._spec.serves_without(self._roster.lost()):
                 raise self._roster.start_failed(self._name)
             await self._pause(delay_s)
-            child = self._roster.spawn_again(self._name)
-            ready_at = clock() if await self._serves(child) else None
+            ready_at = None
+            with suppress(OSError):  # no memory for a fork, say: one more start that failed
+                child = self._roster.spawn_again(self._name)
+                ready_at = clock() if await self._serves(child) else None
 
     async def _pause(self, delay_s: float | None) -> None:
         try:

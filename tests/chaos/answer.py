@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import Any, cast
 
 import httpx
@@ -81,8 +83,9 @@ class Ticks:
 
         0 where nothing was waited for.
         """
-        pairs = zip(self.times, self.times[1:], strict=False)
-        gaps = [(b - a, b) for a, b in pairs if a < moment + _ON_THE_WAY_S and b > moment]
+        first = max(0, bisect_right(self.times, moment) - 1)
+        last = bisect_left(self.times, moment + _ON_THE_WAY_S, first)
+        gaps = [(b - a, b) for a, b in pairwise(self.times[first : last + 1]) if b > moment]
         return max(gaps)[1] - moment if gaps else 0.0
 
 

@@ -34,7 +34,13 @@ async def run_chaos(
     seconds = time.monotonic() - began
     print(f"{load.answers} answers and {load.left} left early, {load.tokens} tokens, {seconds:.0f} s")
     print(f"{len(load.failures)} errors or differences")
-    print(saboteur.summary(), flush=True)
+    print(saboteur.summary())
+    metrics = await rig.router_metrics()
+    moves, losses = metrics["quire_router_migrations_total"], metrics["quire_router_loss_detection_seconds_count"]
+    mean_s = metrics["quire_router_loss_detection_seconds_sum"] / max(losses, 1)
+    print(
+        f"router: {moves:.0f} moves; {losses:.0f} losses found, {mean_s:.2f} s after the last sign of life", flush=True
+    )
     assert_unharmed(load, saboteur)
     await rig.wait_whole()
     rig.wait_pages_back()
