@@ -21,9 +21,9 @@ FRONT = ("router", "tokenizer", "scheduler")
 
 def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, object]:
     """Serve all requests with at most `streams` open at once; checks that every answer has its full length."""
-    before = _cpu_seconds(stack)
+    before = cpu_seconds(stack)
     seconds, ttft = asyncio.run(_serve(stack.grpc, requests, streams))
-    after = _cpu_seconds(stack)
+    after = cpu_seconds(stack)
     tokens = sum(r.output_len for r in requests)
     cpu = {name: (after[name] - before[name]) * 1e6 / tokens for name in after}
     return {
@@ -72,7 +72,7 @@ async def _serve(address: str, requests: list[Request], streams: int) -> tuple[f
         return time.perf_counter() - began, ttft
 
 
-def _cpu_seconds(stack: LocalStack) -> dict[str, float]:
+def cpu_seconds(stack: LocalStack) -> dict[str, float]:
     """User and system time of each service so far, its children's included: a worker has a mover."""
     state = stack.directory.read()
     if state is None:

@@ -42,13 +42,20 @@ ENGINE_OPTIONS = (
         (("worker", "max-model-len"), ("scheduler", "max-model-len")),
         "longest prompt and output together",
     ),
-    _to("max-num-batched-tokens", "scheduler", "tokens of one step"),
+    EngineOption(
+        "max-num-batched-tokens",
+        (("scheduler", "max-num-batched-tokens"), ("worker", "max-num-batched-tokens")),
+        "tokens of one step",
+    ),
     _to("scheduling-policy", "scheduler", "fcfs, priority or fair", "NAME"),
     _to("long-prefill-token-threshold", "scheduler", "most tokens of one prompt in a step"),
     _to("max-num-partial-prefills", "scheduler", "prompts that may be partly prefilled at once"),
     _to("max-num-seqs", "worker", "sequences that decode at once"),
     _to("block-size", "worker", "tokens of a KV page"),
     _to("kv-cache-memory-bytes", "worker", "memory for KV pages", "BYTES"),
+    _to("device", "worker", "auto, cpu or cuda", "NAME"),
+    _to("gpu-memory-utilization", "worker", "share of a GPU's memory to take", "SHARE"),
+    EngineOption("enforce-eager", (("worker", "enforce-eager"),), "no CUDA graphs: kernels one by one", switch=True),
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),
@@ -75,8 +82,8 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 # vLLM's flags that a user may bring along. They are refused by name, never ignored.
 _NOT_SERVED_YET = """
 api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
-enable-expert-parallel enable-lora enable-prefix-caching no-enable-prefix-caching enforce-eager generation-config
-gpu-memory-utilization kv-cache-dtype kv-events-config kv-offloading-size kv-transfer-config limit-mm-per-prompt
+enable-expert-parallel enable-lora enable-prefix-caching no-enable-prefix-caching generation-config
+kv-cache-dtype kv-events-config kv-offloading-size kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
 pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval
 tensor-parallel-size tool-call-parser tp trust-remote-code

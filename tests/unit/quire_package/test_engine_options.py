@@ -33,7 +33,8 @@ def test_names_are_unique_and_served_or_not() -> None:
 
 def test_flags_by_service() -> None:
     flags = stack_flags({"max_num_batched_tokens": 128, "served-model-name": ["a", "b"], "dtype": None})
-    assert flags == {"scheduler": {"max-num-batched-tokens": "128"}, "router": {"served-model-name": "a,b"}}
+    tokens = {"max-num-batched-tokens": "128"}
+    assert flags == {"scheduler": tokens, "worker": tokens, "router": {"served-model-name": "a,b"}}
 
 
 def test_a_switch_has_no_value() -> None:
