@@ -17,6 +17,9 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from bench.gpu_shapes import SHAPES
 from bench.services_arm import cpu_seconds
@@ -54,6 +57,10 @@ def write_config(folder: Path, spec: ArchSpec, context: int) -> Path:
     }
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
+    # A word for every id, so that every token of a random model is text and has an event of its own.
+    tokenizer = Tokenizer(WordLevel({f"w{each}": each for each in range(spec.vocab_size)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -106,11 +113,11 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, nargs="*", default=[1, 64, 256])
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--output", type=int, default=128)
-    parser.add_argument("--tokenizer", default="models/demo")
+    parser.add_argument("--stores", action="store_true", help="let prompts' pages go to the kvstore")
     parser.add_argument("--client", nargs=2, default=None, metavar=("PORT", "STREAMS"), help="be the load generator")
     args = parser.parse_args()
     spec = SHAPES[args.model]
-    vocab = 4000  # of the tokenizer; the model has more
+    vocab = spec.vocab_size
     if args.client:
         port, streams = map(int, args.client)
         count = max(16, 4 * streams)
@@ -121,7 +128,7 @@ def main() -> None:
         model = write_config(Path(folder) / "m", spec, 8192)
         flags = {
             "worker": {"device": "cuda", "load-format": "dummy", "served-model-name": "m"},
-            "tokenizer": {"model": args.tokenizer},
+            "scheduler": {} if args.stores else {"kvstore-min-tokens": "1000000"},
             "router": {"max-concurrent-requests": "4096"},
         }
         begin = time.perf_counter()
