@@ -25,7 +25,7 @@ class CudaModel:
     pages: Tensor
 
     def make_device(
-        self, spec: EngineSpec, max_tokens: int, *, eager: bool = False, capture_s: float = 8.0
+        self, spec: EngineSpec, max_tokens: int, *, eager: bool = False, capture_s: float = 30.0
     ) -> CudaDevice:
         """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step that is captured. Sizes are
         captured for `capture_s` seconds, the most wanted first; what is left runs kernel by kernel."""
