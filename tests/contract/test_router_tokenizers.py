@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import grpc
@@ -70,6 +71,16 @@ async def test_prompts_are_encoded_elsewhere_when_a_tokenizer_hangs() -> None:
         assert healthy(rig) == 1
         rig.tokenizers[0].awake.set()
         await until(lambda: healthy(rig) == 2)
+
+
+async def test_a_prompt_waits_for_a_tokenizer_that_hangs_no_longer_than_is_said() -> None:
+    async with two(tokenizer_timeout_s=2.0) as rig:
+        rig.tokenizers[0].awake.clear()
+        began = time.monotonic()
+        while healthy(rig) == 2:  # they are asked in turn
+            assert (await rig.complete("abc", max_tokens=3)).status_code == 200
+        assert time.monotonic() - began < 3.5
+        rig.tokenizers[0].awake.set()
 
 
 async def test_long_work_is_no_reason_to_leave_a_tokenizer_that_answers() -> None:

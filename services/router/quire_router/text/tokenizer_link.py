@@ -60,10 +60,10 @@ class TokenizerLink:
         self._suspected.set()
         self._changed()
 
-    async def answers(self) -> bool:
+    async def answers(self, within_s: float) -> bool:
         """Whether it is alive, however long its present work takes."""
         try:
-            await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=self._timeout_s)
+            await self.stub.GetTokenizerInfo(tb.GetTokenizerInfoRequest(), timeout=within_s)
         except grpc.aio.AioRpcError:
             return False
         return True

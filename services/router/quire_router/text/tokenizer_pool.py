@@ -84,14 +84,18 @@ class TokenizerPool:
         raise no_tokenizer()
 
     async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
-        """Whether it answered, and what. Long work is no reason to leave, as long as the peer itself is alive."""
+        """Whether it answered, and what. Long work is no reason to leave, as long as the peer itself is alive.
+
+        Half of its time it may be silent, the other half it has to say that it is alive.
+        """
+        half_s = self._config.tokenizer_timeout_s / 2
         call = asyncio.ensure_future(make(peer))
         try:
             while True:
-                done, _ = await asyncio.wait({call}, timeout=self._config.tokenizer_timeout_s)
+                done, _ = await asyncio.wait({call}, timeout=half_s)
                 if done:
                     return True, call.result()
-                if not await peer.answers() and not call.done():
+                if not await peer.answers(half_s) and not call.done():
                     return False, None
         finally:
             call.cancel()
