@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from quire.v1 import tokenizer_pb2
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.router_faults import PROMPT, WAIT_S, endpoints, held, joined, nothing_left, release, text, until
@@ -73,12 +74,12 @@ async def test_prompts_are_encoded_elsewhere_when_a_tokenizer_hangs() -> None:
         await until(lambda: healthy(rig) == 2)
 
 
-async def test_a_prompt_waits_for_a_tokenizer_that_hangs_no_longer_than_is_said() -> None:
+async def test_a_call_waits_for_a_tokenizer_that_hangs_no_longer_than_is_said() -> None:
     async with two(tokenizer_timeout_s=2.0) as rig:
         rig.tokenizers[0].awake.clear()
-        began = time.monotonic()
+        pool, began = rig.router.pool, time.monotonic()
         while healthy(rig) == 2:  # they are asked in turn
-            assert (await rig.complete("abc", max_tokens=3)).status_code == 200
+            await pool.call(lambda peer: peer.stub.GetTokenizerInfo(tokenizer_pb2.GetTokenizerInfoRequest()))
         assert time.monotonic() - began < 3.5
         rig.tokenizers[0].awake.set()
 
