@@ -80,6 +80,9 @@ class Starts:
         kept = replica.page_size
         if slots.num_active >= policy.rows:
             kept += reach
+            # A spare draws its first token with its prompt; one that is short of its lead by then is taken back at
+            # once, and would be started and taken back for ever.
+            least = pools.pages_for(max(min(known + policy.lead() + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
             if waiting_tokens and waiting_tokens + known > policy.most_spare_tokens():
                 return 0

@@ -135,6 +135,19 @@ def test_spares_give_way_before_those_that_run_and_the_latest_first() -> None:
         assert rig.tokens[0, handle] == undisturbed(a_sequence(30, 100), max_len=512)[0]
 
 
+def test_a_spare_for_whose_lead_the_pages_are_too_few_is_not_started_to_be_taken_back() -> None:
+    hello = make_hello(max_num_seqs=1, num_pages=8)
+    core = Scheduler(SchedulerConfig(), hello)
+    core.submit(0, 0, RequestContext("takes five of the seven pages"), a_sequence(16, 4), 1.0)
+    core.submit(0, 1, RequestContext("would fit with its prompt alone"), a_sequence(5, 20), 1.0)
+    grants = 0
+    # The worker has nothing to run yet, its first sequence waits for pages on their way, and acknowledges at once.
+    while (grant := core.next_grant(1.0)) is not None and grants < 100:
+        grants += 1
+        core.on_report(Report(hello.epoch, retired=grant.seq), 1.0)
+    assert (grants, core.stats.reclaims, core._replica.slots.num_active) == (1, 0, 1)
+
+
 @pytest.mark.parametrize("delay", [0, 5])
 def test_the_oldest_always_goes_on(delay: int) -> None:
     """Its tokens keep coming within a round trip and a few steps, however few pages there are."""
