@@ -22,7 +22,7 @@ class Runaway(AssertionError):
 class VirtualTime:
     """A heap of (time, order, what to do). Equal times go in the order in which they were asked for."""
 
-    def __init__(self, most_events: int = 400_000) -> None:
+    def __init__(self, most_events: int = 50_000) -> None:
         self.now_us = 0
         self._events: list[tuple[int, int, Callable[[], None]]] = []
         self._order = itertools.count()
