@@ -28,7 +28,7 @@ COMMON = {
     "pages lost": 10,
     "pages reused in flight": 60,
     "preemptions": 6,
-    "reclaims": 6,
+    "reclaims": 3,
     "reports merged": 10,
     "siblings": 5,
     "spares": 80,
