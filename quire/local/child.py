@@ -1,9 +1,9 @@
 """Becomes a service, but first ties its life to the supervisor's: if that dies, however it dies, so does the service.
 
-Run by path (`python -I -S child.py SUPERVISOR_PID COMMAND...`), so it imports nothing beyond the standard library. The
-kernel's PR_SET_PDEATHSIG survives exec, needs no cooperation of the service and reaches a hung one, which no pipe that
-the service would have to watch does. It fires when the *thread* that forked ends: the supervisor forks in its main
-thread.
+Run by path (`python -I -S child.py SUPERVISOR_PID NICENESS COMMAND...`), so it imports nothing beyond the standard
+library. The kernel's PR_SET_PDEATHSIG survives exec, needs no cooperation of the service and reaches a hung one, which
+no pipe that the service would have to watch does. It fires when the *thread* that forked ends: the supervisor forks in
+its main thread.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ EXIT_ORPHANED = 3
 
 def main(argv: list[str]) -> NoReturn:
     """Become the command; exits where the supervisor is gone already."""
-    supervisor, command = int(argv[0]), argv[1:]
+    supervisor, niceness, command = int(argv[0]), int(argv[1]), argv[2:]
+    os.nice(niceness)
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

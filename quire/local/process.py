@@ -25,9 +25,16 @@ class ChildProcess:
     """Leads a session and process group of its own; ends with its parent, however that ends."""
 
     def __init__(
-        self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str], *, again: bool = False
+        self,
+        name: str,
+        command: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str],
+        *,
+        again: bool = False,
+        niceness: int = 0,
     ) -> None:
-        """`again`: its log goes on where the one before it left off."""
+        """`again`: its log goes on where the one before it left off. `niceness`: how far it stands back for others."""
         self.name = name
         self.log = log
         self.exited = asyncio.Event()
@@ -39,7 +46,7 @@ class ChildProcess:
             # Where its own words begin.
             self.log_start = output.tell()
             self._popen = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", str(_BOOTSTRAP), str(os.getpid()), str(niceness), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

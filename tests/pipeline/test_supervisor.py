@@ -15,6 +15,7 @@ from quire.errors import FailedPrecondition, StartFailed
 from quire.local import events
 from quire.local.pids import ProcessId
 from quire.local.ports import free_ports
+from quire.local.roster import NICENESS
 from quire.local.spec import SERVICES
 from quire.local.stack import LocalStack
 from quire.local.state import StateDirectory
@@ -38,6 +39,9 @@ def test_starts_five_services_reports_progress_and_leaves_nothing() -> None:
     assert set(state.services) == set(SERVICES)
     assert len(processes_of(state.stack_id)) == len(SERVICES)
     assert ports_of(state) <= listening_ports()
+    nice = {name: psutil.Process(service.pid).nice() for name, service in state.services.items()}
+    own = psutil.Process().nice()
+    assert nice == {name: min(own + (0 if name == "worker" else NICENESS), 19) for name in SERVICES}
     stack.close()
     assert_nothing_left(state)
     assert read_state().phase == "stopped"

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 EXIT_ORPHANED = 3
+# Page I/O stands back where it wants the core of the engine.
+NICENESS = 5
 EXIT_FAILED = 1
 RECEIVE_BYTES = 1 << 18
 LAST_SPANS_S = 1.0
@@ -89,6 +91,7 @@ def run_child(argv: Sequence[str], make_carrier: Callable[[MoverSetup], Carrier]
     for name in ("parent", "socket", "ring"):
         parser.add_argument(f"--{name}", type=int, required=True)
     given = parser.parse_args(argv)
+    os.nice(NICENESS)
     _end_with(given.parent)
     sock = socket.socket(fileno=given.socket)
     code = 0
