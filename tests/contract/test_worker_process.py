@@ -89,7 +89,8 @@ def in_process(folder: Path) -> dict[int, list[int]]:
         kv_cache_memory_bytes=4 << 20,
     )  # fmt: skip
     loaded = load_configured(config, lambda phase, done, total: None)
-    bench = EngineBench(loaded.engine_spec(config.max_num_seqs), runner=loaded.runner)
+    spec = loaded.engine_spec(config.max_num_seqs)
+    bench = EngineBench(spec, device=lambda counting: loaded.make_device(spec, True))
     bench.grant(*starts())  # type: ignore[arg-type]  # Starts
     return bench.run().tokens
 
