@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire_kvstore.tiers.disk_medium import DiskMedium
-from quire_kvstore.tiers.redis_medium import RedisMedium
 from quire_kvstore.tiers.tier import WRITE_MODES, Tier, TierSettings
 
 if TYPE_CHECKING:
     from quire_kvstore.config import KvstoreConfig
+    from quire_kvstore.tiers.medium import Medium
 
 
 def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
@@ -29,6 +29,8 @@ def _disk(config: KvstoreConfig) -> Tier | None:
 def _redis(config: KvstoreConfig) -> Tier | None:
     if not config.redis_url:
         return None
+    from quire_kvstore.tiers.redis_medium import RedisMedium  # a store without Redis starts without its client
+
     medium = RedisMedium(
         config.redis_url,
         config.redis_ttl_s,
@@ -39,8 +41,6 @@ def _redis(config: KvstoreConfig) -> Tier | None:
     return _tier(config, medium, config.redis_write, config.redis_read_threads, 1)
 
 
-def _tier(
-    config: KvstoreConfig, medium: DiskMedium | RedisMedium, write: str, read_threads: int, write_threads: int
-) -> Tier:
+def _tier(config: KvstoreConfig, medium: Medium, write: str, read_threads: int, write_threads: int) -> Tier:
     settings = TierSettings(WRITE_MODES[write], read_threads, write_threads, config.read_queue, config.write_queue)
     return Tier(medium, settings)
