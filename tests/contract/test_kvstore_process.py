@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +16,7 @@ from quire.v1 import common_pb2
 from quire_common.kv_client import KvClient
 from quire_common.telemetry import tracing
 from quire_common.telemetry.interceptors import sync_client_interceptors
+from tests.contract.kvstore_process import KvstoreProcess
 from tests.otlp_sink import OtlpSink
 from tests.unit.kvstore.pages import BODY_BYTES, body, chain
 
@@ -28,33 +26,6 @@ if TYPE_CHECKING:
 A = chain("a", 8)
 
 
-class Process:
-    """`python -m quire_kvstore` on a free port."""
-
-    def __init__(self, *flags: str) -> None:
-        command = [sys.executable, "-m", "quire_kvstore", "--listen", "127.0.0.1:0", *flags]
-        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        self.address = ""
-        self.lines: list[str] = []
-
-    def wait_ready(self) -> None:
-        assert self.child.stderr is not None
-        for text in self.child.stderr:
-            self.lines.append(text)
-            line = json.loads(text)
-            if line["message"] == "listening":
-                self.address = line["address"]
-            if line["message"] == "ready":
-                return
-        raise AssertionError(f"it did not start: {self.lines}")
-
-    def stop(self) -> int:
-        self.child.send_signal(signal.SIGTERM)
-        _, rest = self.child.communicate(timeout=60)
-        self.lines += rest.splitlines()
-        return self.child.returncode
-
-
 @pytest.fixture
 def sink() -> Iterator[OtlpSink]:
     with OtlpSink() as running:
@@ -62,7 +33,7 @@ def sink() -> Iterator[OtlpSink]:
 
 
 def test_a_whole_life(sink: OtlpSink) -> None:
-    process = Process("--ram-bytes", "1000000", "--otlp-traces-endpoint", sink.endpoint)
+    process = KvstoreProcess("--ram-bytes", "1000000", "--otlp-traces-endpoint", sink.endpoint)
     try:
         process.wait_ready()
         tracing.setup_tracing("worker", "worker-1", sink.endpoint)
@@ -91,7 +62,7 @@ def test_a_whole_life(sink: OtlpSink) -> None:
 
 def test_it_is_small_and_quick() -> None:
     started = time.monotonic()
-    process = Process()
+    process = KvstoreProcess()
     try:
         process.wait_ready()
         took_s = time.monotonic() - started
@@ -105,7 +76,7 @@ def test_it_is_small_and_quick() -> None:
 
 
 def test_a_bad_flag_is_one_line_with_a_cause_and_a_fix() -> None:
-    process = Process("--ram-bytes", "12")
+    process = KvstoreProcess("--ram-bytes", "12")
     _, text = process.child.communicate(timeout=60)
     assert process.child.returncode == 2
     line = json.loads(text.splitlines()[-1])

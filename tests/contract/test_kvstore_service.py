@@ -16,7 +16,7 @@ from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, NotFound, Overloaded, QuireError, TooLarge, from_rpc_error
 from quire_common.kv_client import AioKvClient, KvClient
-from quire_common.pages import PageCorrupt, PageRun, check_page
+from quire_common.pages import PageRun, check_page
 from quire_common.telemetry.interceptors import sync_client_interceptors, sync_server_interceptors
 from quire_common.telemetry.metrics import render
 from quire_common.transport import SERVER_OPTIONS
@@ -143,16 +143,25 @@ def test_a_page_damaged_on_its_way_is_refused_and_the_others_stay(running: Runni
     assert running.client.lookup(A, pin=False).pages == 3
 
 
-def test_a_page_damaged_in_memory_is_a_miss_to_the_reader(running: Running) -> None:
+def test_a_page_damaged_in_memory_is_a_miss_once_and_then_gone(running: Running) -> None:
     running.put(A)
-    page = running.service.store._tier._pages[A.key(1)]
-    with running.service.store._tier.reserved(page.offset, page.size) as view:
+    tier = running.service.store._tier
+    page = tier.get(A.key(1))
+    assert page is not None
+    with tier.view(page) as view:
         view[500] ^= 1
-    lookup = running.client.lookup(A)
-    pages = dict(running.client.get_pages(lookup.lease))
-    check_page(pages[0], A.key(0))
-    with pytest.raises(PageCorrupt, match="checksum"):
-        check_page(pages[1], A.key(1))
+    lookup, other = running.client.lookup(A), running.client.lookup(A)
+    came: dict[int, bytes] = {}
+    assert refusal(lambda: came.update(running.client.get_pages(lookup.lease))).code == "PAGE_LOST"
+    check_page(next(running.client.get_pages(lookup.lease))[1], A.key(0))
+    assert refusal(lambda: list(running.client.get_pages(other.lease, [1]))).code == "PAGE_LOST", "to all its readers"
+    assert [index for index, _ in running.client.get_pages(other.lease, [0, 2])] == [0, 2]
+    assert running.client.lookup(A, pin=False).pages == 1, "and nobody finds it again"
+    assert running.service.store.stats().counts.corrupt == 1
+    assert running.put(A) == 1, "until it is put again"
+    assert running.client.lookup(A, pin=False).pages == 8
+    running.client.release(lookup.lease, other.lease)
+    assert tier.used_bytes == 8 * FRAMED_BYTES, "its memory came back with the last lease"
 
 
 def test_an_expired_lease_is_not_found_even_in_the_middle_of_a_read() -> None:

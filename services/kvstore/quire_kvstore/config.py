@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
+from quire_kvstore.eviction import POLICIES
+from quire_kvstore.tiers.tier import WRITE_MODES
+
+_POLICY_NAMES, _WRITE_NAMES = tuple(POLICIES), tuple(WRITE_MODES)
+_WRITE_HELP = "which pages are written to it: all, those that lookups have found twice, or none"
 
 
 @dataclass(frozen=True)
@@ -12,6 +17,7 @@ class KvstoreConfig(ServiceConfig):
     """Content-addressed KV pages with leases."""
 
     ram_bytes: int = option(1 << 30, "memory for pages; taken as it is used", at_least=1 << 16)
+    ram_policy: str = option("lru", "which pages leave memory first", choices=_POLICY_NAMES)
     default_lease_ms: int = option(10_000, "life of a lease whose request names none", at_least=1)
     max_lease_ms: int = option(120_000, "longest life that a request may ask for", at_least=1)
     max_leases: int = option(4096, "leases at once; more are refused", at_least=1)
@@ -23,3 +29,25 @@ class KvstoreConfig(ServiceConfig):
     max_watchers: int = option(32, "Watch streams at once; more are refused", at_least=1)
     watch_queue: int = option(1024, "changes that wait for a slow watcher before it gets a new snapshot", at_least=1)
     sweep_s: float = option(0.5, "how often expired leases are looked for when nobody calls", at_least=0.01)
+
+    disk_path: str = option("", "folder of the disk tier, for this process alone; empty: no disk tier")
+    disk_bytes: int = option(10 << 30, "room for pages on the disk", at_least=1 << 12)
+    disk_policy: str = option("lru", "which pages leave the disk first", choices=_POLICY_NAMES)
+    disk_write: str = option("write-through", f"disk: {_WRITE_HELP}", choices=_WRITE_NAMES)
+    disk_read_threads: int = option(2, "reads of the disk at once", at_least=1, at_most=64)
+    disk_write_threads: int = option(1, "writes to the disk at once", at_least=1, at_most=64)
+    disk_retry_s: float = option(2.0, "how long a disk that refused a write is left alone", at_least=0.01)
+
+    redis_url: str = option("", "redis://host:port/db of the Redis tier; empty: none", secret=True)
+    redis_ttl_s: int = option(86_400, "life of a page in Redis since it was last put", at_least=1)
+    redis_write: str = option("write-through", f"Redis: {_WRITE_HELP}", choices=_WRITE_NAMES)
+    redis_read_threads: int = option(2, "pipelines of reads at once", at_least=1, at_most=64)
+    redis_timeout_ms: int = option(250, "a Redis slower than this is left alone", at_least=1)
+    redis_retry_s: float = option(1.0, "how long a Redis that failed is left alone", at_least=0.01)
+
+    prefetch_ms: int = option(
+        200, "longest wait of a lookup for pages below memory, within its own time limit; 0: none", at_least=0
+    )
+    max_prefetches: int = option(16, "lookups that wait at once; more are answered from memory", at_least=1)
+    read_queue: int = option(2048, "pages that wait to be read, per tier; more are misses", at_least=1)
+    write_queue: int = option(4096, "pages that wait to be written, per tier; more are dropped", at_least=1)

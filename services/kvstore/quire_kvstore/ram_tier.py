@@ -1,16 +1,18 @@
 """Visible pages in memory: which there are, who pins them, which goes first. Knows nothing of leases or peers.
 
-Least recently used goes first; a run of pages is touched from its end, so that a prefix loses its tail before its head.
-A pinned page is never evicted, and counts as used when its last pin goes. Not thread-safe: the store's lock guards it.
+Which goes first is the policy's; a run of pages is refreshed from its end, so that a prefix loses its tail before its
+head. A pinned page is never evicted, and counts as used when its last pin goes; a page on loan to a lower tier, which
+copies it, is not evicted either but keeps its place. A dropped page is gone at once for those who look, its memory when
+nobody reads it any more. Not thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_kvstore.arena import Arena
+from quire_kvstore.eviction import make_policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,21 +22,29 @@ if TYPE_CHECKING:
 MEDIUM = "ram"
 
 
-@dataclass
-class _Page:
+@dataclass(eq=False, slots=True)
+class RamPage:
+    """A visible page, or one that was dropped while somebody reads it. `hits` counts the lookups that found it."""
+
+    key: PageKey
     offset: int
     size: int
     pins: int = 0
+    loans: int = 0
+    hits: int = 0
+    dropped: bool = False
 
 
 class RamTier:
     """Pages by key, in an arena that holds pages under way too."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: int, policy: str = "lru") -> None:
         self._arena = Arena(capacity_bytes)
-        self._pages: dict[PageKey, _Page] = {}
-        self._evictable: OrderedDict[PageKey, _Page] = OrderedDict()
+        self._pages: dict[PageKey, RamPage] = {}
+        self._policy = make_policy(policy, capacity_bytes)
         self._evictable_bytes = 0
+        self._lent: dict[PageKey, RamPage] = {}
+        self._condemned: set[RamPage] = set()
         self._evicted: list[PageKey] = []
         self.evictions = 0
 
@@ -57,36 +67,58 @@ class RamTier:
         """All memory."""
         return self._arena.capacity_bytes
 
-    def prefix(self, keys: Sequence[PageKey]) -> int:
-        """How many of the keys, from the first on, are here."""
-        for count, key in enumerate(keys):
-            if key not in self._pages:
-                return count
-        return len(keys)
+    def get(self, key: PageKey) -> RamPage | None:
+        """The visible page of this key."""
+        return self._pages.get(key)
 
-    def touch(self, keys: Sequence[PageKey]) -> None:
-        """The keys that are here have been used."""
+    def refresh(self, keys: Sequence[PageKey]) -> None:
+        """The keys that are here go later than those not named, and the first of them last."""
         for key in reversed(keys):
-            if key in self._evictable:
-                self._evictable.move_to_end(key)
+            if key in self._pages:
+                self._policy.refresh(key)
 
-    def pin(self, keys: Sequence[PageKey]) -> None:
-        """Keep these pages; raises KeyError for one that is not here."""
-        for key in keys:
-            page = self._pages[key]
+    def pin(self, pages: Sequence[RamPage]) -> None:
+        """Keep these pages."""
+        for page in pages:
             page.pins += 1
-            if page.pins == 1:
-                del self._evictable[key]
+            if page.pins == 1 and not page.dropped:
+                self._policy.hold(page.key)
                 self._evictable_bytes -= Arena.footprint(page.size)
 
-    def unpin(self, keys: Sequence[PageKey]) -> None:
-        """Undo one `pin` of the same keys."""
-        for key in reversed(keys):
-            page = self._pages[key]
+    def unpin(self, pages: Sequence[RamPage]) -> None:
+        """Undo one `pin` of the same pages."""
+        for page in reversed(pages):
             page.pins -= 1
-            if page.pins == 0:
-                self._evictable[key] = page
+            if page.pins == 0 and not page.dropped:
+                self._policy.release(page.key)
                 self._evictable_bytes += Arena.footprint(page.size)
+            self._bury(page)
+
+    def lend(self, page: RamPage) -> None:
+        """Keep a visible page while it is copied, which is no use of it."""
+        page.loans += 1
+        self._lent[page.key] = page
+
+    def give_back(self, page: RamPage) -> None:
+        """Undo one `lend`."""
+        page.loans -= 1
+        if page.loans == 0 and self._lent.get(page.key) is page:
+            del self._lent[page.key]
+        self._bury(page)
+
+    def drop(self, page: RamPage) -> None:
+        """Take a page away from those who look for it; nothing if that has been done."""
+        if page.dropped:
+            return
+        page.dropped = True
+        del self._pages[page.key]
+        self._policy.discard(page.key)
+        if page.pins == 0:
+            self._evictable_bytes -= Arena.footprint(page.size)
+        if self._lent.get(page.key) is page:
+            del self._lent[page.key]
+        self._condemned.add(page)
+        self._bury(page)
 
     def can_reserve(self, size: int) -> bool:
         """Whether there is memory for a page, counting what may be evicted; fragments may still prove it wrong."""
@@ -98,9 +130,8 @@ class RamTier:
             offset = self._arena.allocate(size)
             if offset is not None:
                 return offset
-            if not self._evictable:
+            if not self._evict():
                 return None
-            self._evict()
         return None
 
     def cancel(self, offset: int) -> None:
@@ -111,19 +142,21 @@ class RamTier:
         """The memory of a page under way; the caller releases the view."""
         return self._arena.view(offset, size)
 
-    def publish(self, key: PageKey, offset: int, size: int) -> None:
-        """The page in reserved memory becomes visible, as the one used last."""
+    def publish(self, key: PageKey, offset: int, size: int, *, pinned: bool = False) -> RamPage:
+        """The page in reserved memory becomes visible, as the one used last; pinned once where asked for."""
         assert key not in self._pages, "a page is published once"
-        page = self._pages[key] = self._evictable[key] = _Page(offset, size)
-        self._evictable_bytes += Arena.footprint(page.size)
+        page = self._pages[key] = RamPage(key, offset, size, pins=int(pinned))
+        self._policy.add(key, Arena.footprint(size), held=pinned)
+        if not pinned:
+            self._evictable_bytes += Arena.footprint(size)
+        return page
 
-    def size(self, key: PageKey) -> int:
-        """Bytes of a page; raises KeyError."""
-        return self._pages[key].size
+    def view(self, page: RamPage) -> memoryview:
+        """The bytes of a page that is pinned or lent; the caller releases the view."""
+        return self._arena.view(page.offset, page.size)
 
-    def read(self, key: PageKey, offset: int, size: int) -> bytes:
-        """A copy of a part of a page; raises KeyError."""
-        page = self._pages[key]
+    def read(self, page: RamPage, offset: int, size: int) -> bytes:
+        """A copy of a part of a page."""
         start, end = min(offset, page.size), min(offset + size, page.size)
         with self._arena.view(page.offset + start, end - start) as view:
             return bytes(view)
@@ -137,25 +170,40 @@ class RamTier:
         """Give the memory back."""
         self._arena.close()
 
-    def check_integrity(self, pins: dict[PageKey, int], reserved: dict[int, int]) -> None:
-        """The tier agrees with itself, with the leases' pins and with the puts' reservations (offset -> size)."""
+    def check_integrity(self, pins: dict[RamPage, int], reserved: dict[int, int]) -> None:
+        """The tier agrees with itself, with the leases' pins and with memory reserved by others (offset -> size)."""
         self._arena.check_integrity()
+        alive = set(self._pages.values())
+        evictable = list(self._policy)
+        assert len(evictable) == len(set(evictable)), "a page waits once"
         for key, page in self._pages.items():
-            assert page.pins == pins.get(key, 0), "pins are what the leases hold"
-            assert (key in self._evictable) == (page.pins == 0), "exactly the unpinned are evictable"
-        assert set(pins) <= set(self._pages), "a pinned page is here"
-        assert set(self._evictable) <= set(self._pages)
-        footprints = [Arena.footprint(p.size) for p in self._pages.values()]
+            assert page.key == key and not page.dropped
+            assert page.pins == pins.get(page, 0), "pins are what the leases hold"
+            assert (page.loans > 0) == (key in self._lent)
+        assert set(evictable) == {key for key, page in self._pages.items() if not page.pins}, "exactly the unpinned"
+        for page in self._condemned:
+            assert page.dropped and page.pins == pins.get(page, 0), "pins are what the leases hold"
+            assert page.pins or page.loans, "nobody reads it: it should be gone"
+        assert set(pins) <= alive | self._condemned, "a pinned page has its memory"
+        footprints = [Arena.footprint(page.size) for page in alive | self._condemned]
         pending = [Arena.footprint(size) for size in reserved.values()]
-        assert self.used_bytes == sum(footprints) + sum(pending), "memory belongs to a page or a put"
-        assert self._evictable_bytes == sum(Arena.footprint(p.size) for p in self._evictable.values())
-        offsets = [page.offset for page in self._pages.values()] + list(reserved)
+        assert self.used_bytes == sum(footprints) + sum(pending), "memory belongs to a page or is reserved"
+        assert self._evictable_bytes == sum(Arena.footprint(self._pages[key].size) for key in evictable)
+        offsets = [page.offset for page in alive | self._condemned] + list(reserved)
         assert len(offsets) == len(set(offsets)), "no memory has two owners"
 
-    def _evict(self) -> None:
-        key, page = self._evictable.popitem(last=False)
-        del self._pages[key]
+    def _bury(self, page: RamPage) -> None:
+        if page.dropped and not page.pins and not page.loans and page in self._condemned:
+            self._condemned.remove(page)
+            self._arena.free(page.offset)
+
+    def _evict(self) -> bool:
+        key = self._policy.evict(self._lent)
+        if key is None:
+            return False
+        page = self._pages.pop(key)
         self._evictable_bytes -= Arena.footprint(page.size)
         self._arena.free(page.offset)
         self._evicted.append(key)
         self.evictions += 1
+        return True

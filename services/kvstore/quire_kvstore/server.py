@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.servicer import KvStoreServicer
 from quire_kvstore.store_metrics import StoreMetrics
+from quire_kvstore.tiers.make_tiers import make_tiers
 from quire_kvstore.transfers import Transfers
 
 if TYPE_CHECKING:
@@ -23,8 +25,8 @@ _THREADS_FOR_SHORT_CALLS = 8
 
 
 def worker_threads(config: KvstoreConfig) -> int:
-    """Each stream holds a thread; what is left answers the short calls, health among them."""
-    return config.max_transfers + config.max_watchers + _THREADS_FOR_SHORT_CALLS
+    """Each stream holds a thread, and so does a lookup that waits; what is left answers the short calls, health too."""
+    return config.max_transfers + config.max_watchers + config.max_prefetches + _THREADS_FOR_SHORT_CALLS
 
 
 class KvstoreService:
@@ -33,7 +35,7 @@ class KvstoreService:
     name = "kvstore"
 
     def __init__(self, config: KvstoreConfig) -> None:
-        self.store = PageStore(config)
+        self.store = PageStore(config, tiers=make_tiers(config))
         self._config = config
         self._transfers = Transfers(config.max_transfers, config.transfer_timeout_s)
         self._metrics = StoreMetrics()
@@ -43,17 +45,22 @@ class KvstoreService:
     def register(self, server: grpc.Server) -> Sequence[str]:
         """Put the KvStore contract on the server."""
         epoch = common_pb2.Epoch(boot_id=secrets.randbits(64), run=1)
-        kvstore_pb2_grpc.add_KvStoreServicer_to_server(KvStoreServicer(self.store, self._transfers, epoch), server)
+        servicer = KvStoreServicer(self.store, self._transfers, epoch, self._config.prefetch_ms / 1000)
+        kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
         return [kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name]
 
     def start(self) -> None:
-        """Nothing to load: memory starts empty."""
+        """Memory starts empty; the disk's pages are found by their headers."""
+        self.store.start()
         self._sweeper.start()
 
     def drain(self, timeout_s: float) -> None:
-        """Answer every lookup with a miss; let the transfers finish. Leases are not waited for: a miss is cheap."""
+        """Answer every lookup with a miss; let the transfers finish, and the pages that came reach the tiers below.
+        Leases are not waited for: a miss is cheap."""
+        deadline = time.monotonic() + timeout_s
         self.store.drain()
         self._transfers.drain(timeout_s)
+        self.store.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
         """Stop the sweeper and give the memory back."""

@@ -9,41 +9,52 @@ from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument
 from quire_common.pages import PageKey, PageRun
+from quire_kvstore.page_store import Pinned
 from quire_kvstore.puts import MAX_FRAME_BYTES
 from quire_kvstore.ram_tier import MEDIUM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     import grpc
 
     from quire_kvstore.page_feed import PageChange
     from quire_kvstore.page_store import PageStore
+    from quire_kvstore.store_stats import TierPicture
     from quire_kvstore.transfers import Transfers
 
 # Hashes in one frame of a snapshot: 128 KiB.
 SNAPSHOT_FRAME_PAGES = 4096
+# Of the time that a caller leaves, the part that its lookup may wait for pages.
+_SHARE = 0.6
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     """Typed errors are raised; the interceptors turn them into statuses."""
 
-    def __init__(self, store: PageStore, transfers: Transfers, epoch: common_pb2.Epoch) -> None:
+    def __init__(
+        self, store: PageStore, transfers: Transfers, epoch: common_pb2.Epoch, prefetch_s: float = 0.0
+    ) -> None:
         self._store = store
         self._transfers = transfers
         self._epoch = epoch
+        self._prefetch_s = prefetch_s
 
     def LookupAndPin(
         self, request: kvstore_pb2.LookupAndPinRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.LookupAndPinResponse:
         started = time.perf_counter()
-        pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin)
+        wait_s = self._wait_s(context)
+        pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
+        if lease and not context.is_active():
+            self._store.release([lease.id])  # nobody hears of it any more
+        medium = lease.held.medium if lease and isinstance(lease.held, Pinned) else MEDIUM
         return kvstore_pb2.LookupAndPinResponse(
             pages=pages,
             lease=lease.id if lease else b"",
             epoch=self._epoch,
             lease_ms=lease.granted_ms if lease else 0,
-            medium=MEDIUM if pages else "",
+            medium=medium if pages else "",
             elapsed_us=int((time.perf_counter() - started) * 1e6),
         )
 
@@ -105,20 +116,37 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
 
     def Stats(self, request: kvstore_pb2.StatsRequest, context: grpc.ServicerContext) -> kvstore_pb2.StatsResponse:
         stats = self._store.stats()
-        ram = kvstore_pb2.TierStats(
-            medium=MEDIUM,
-            pages=stats.pages,
-            bytes=stats.used_bytes,
-            capacity_bytes=stats.capacity_bytes,
-            hits=stats.counts.hits,
-            misses=stats.counts.misses,
-            evictions=stats.evictions,
-            stored=stats.counts.stored,
-            corrupt=stats.counts.corrupt,
-        )
         return kvstore_pb2.StatsResponse(
-            epoch=self._epoch, tiers=[ram], leases=stats.leases, pending_puts=stats.pending_puts
+            epoch=self._epoch,
+            tiers=[_tier_stats(tier) for tier in stats.tiers],
+            leases=stats.leases,
+            pending_puts=stats.pending_puts,
         )
+
+    def _wait_s(self, context: grpc.ServicerContext) -> float:
+        """Of the caller's time so much that the answer still reaches it."""
+        remaining_s = context.time_remaining()
+        return self._prefetch_s if remaining_s is None else min(self._prefetch_s, _SHARE * remaining_s)
+
+
+def _tier_stats(tier: TierPicture) -> kvstore_pb2.TierStats:
+    figures = tier.figures
+    return kvstore_pb2.TierStats(
+        medium=tier.medium,
+        pages=tier.pages,
+        bytes=tier.used_bytes,
+        capacity_bytes=tier.capacity_bytes,
+        hits=figures.hits,
+        misses=figures.misses,
+        evictions=figures.evictions,
+        stored=figures.stored,
+        corrupt=figures.corrupt,
+        dropped=figures.dropped,
+        errors=figures.errors,
+        bytes_read=figures.bytes_read,
+        bytes_written=figures.bytes_written,
+        available=tier.available,
+    )
 
 
 def _no_lease() -> NoReturn:
@@ -129,18 +157,23 @@ def _run(keys: kvstore_pb2.PageKeys) -> PageRun:
     return PageRun(keys.namespace, keys.group, tuple(keys.hashes))
 
 
-def _snapshot(epoch: common_pb2.Epoch, sequence: int, keys: Sequence[PageKey]) -> Iterator[common_pb2.PageEvents]:
+def _snapshot(
+    epoch: common_pb2.Epoch, sequence: int, held: Mapping[str, Sequence[PageKey]]
+) -> Iterator[common_pb2.PageEvents]:
     """At least one frame, also of nothing: it tells the watcher that it is complete."""
-    last = max(len(keys) - 1, 0) // SNAPSHOT_FRAME_PAGES
-    for frame in range(last + 1):
-        part = keys[frame * SNAPSHOT_FRAME_PAGES : (frame + 1) * SNAPSHOT_FRAME_PAGES]
+    frames = [
+        (medium, keys[start : start + SNAPSHOT_FRAME_PAGES])
+        for medium, keys in held.items()
+        for start in range(0, len(keys), SNAPSHOT_FRAME_PAGES)
+    ] or [(MEDIUM, [])]
+    for number, (medium, part) in enumerate(frames, 1):
         yield common_pb2.PageEvents(
             epoch=epoch,
             sequence=sequence,
             snapshot=True,
-            snapshot_complete=frame == last,
+            snapshot_complete=number == len(frames),
             stored=[
-                common_pb2.StoredPages(namespace=namespace, group=group, hashes=hashes, medium=MEDIUM)
+                common_pb2.StoredPages(namespace=namespace, group=group, hashes=hashes, medium=medium)
                 for (namespace, group), hashes in _by_pool(part).items()
             ],
         )

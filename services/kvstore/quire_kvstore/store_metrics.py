@@ -6,11 +6,24 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from quire_common.telemetry.metrics import counter, gauge
-from quire_kvstore.page_store import StoreCounts
-from quire_kvstore.ram_tier import MEDIUM
+from quire_kvstore.store_stats import StoreCounts
+from quire_kvstore.tiers.medium import TierFigures
 
 if TYPE_CHECKING:
-    from quire_kvstore.page_store import StoreStats
+    from quire_kvstore.store_stats import StoreStats, TierPicture
+
+_TIER_COUNTERS = {
+    "hits": ("quire_kvstore_tier_hits_total", "Pages of lookups' answers that came from this tier."),
+    "misses": ("quire_kvstore_tier_misses_total", "Pages asked of this tier that did not come from it."),
+    "stored": ("quire_kvstore_tier_stored_total", "Pages written."),
+    "evictions": ("quire_kvstore_evictions_total", "Pages evicted."),
+    "corrupt": ("quire_kvstore_tier_corrupt_total", "Pages that were not what their keys say, and were removed."),
+    "dropped": ("quire_kvstore_tier_dropped_total", "Pages not written or read for want of room or of the medium."),
+    "foreign": ("quire_kvstore_tier_foreign_total", "Files found in the tier's folder that are none of ours."),
+    "errors": ("quire_kvstore_tier_errors_total", "Operations that the medium refused or did not finish."),
+    "bytes_read": ("quire_kvstore_tier_read_bytes_total", "Bytes of pages read from below memory."),
+    "bytes_written": ("quire_kvstore_tier_written_bytes_total", "Bytes of pages written below memory."),
+}
 
 
 class StoreMetrics:
@@ -22,17 +35,21 @@ class StoreMetrics:
             "misses": counter("quire_kvstore_misses_total", "Pages looked up and not found."),
             "stored": counter("quire_kvstore_stored_total", "Pages put."),
             "refused": counter("quire_kvstore_refused_total", "Pages put in vain: no room, incomplete or corrupt."),
-            "corrupt": counter("quire_kvstore_corrupt_total", "Pages put with a wrong key, length or checksum."),
+            "corrupt": counter("quire_kvstore_corrupt_total", "Pages put wrong, or gone wrong in memory."),
         }
-        self._evictions = counter("quire_kvstore_evictions_total", "Pages evicted.", ("medium",)).labels(MEDIUM)
-        self._gauges = {
-            name: gauge(f"quire_kvstore_{name}", text, ("medium",)).labels(MEDIUM)
+        self._tier_counters = {
+            figure: counter(name, text, ("medium",)) for figure, (name, text) in _TIER_COUNTERS.items()
+        }
+        self._tier_gauges = {
+            name: gauge(f"quire_kvstore_{name}", text, ("medium",))
             for name, text in (
                 ("pages", "Visible pages."),
-                ("used_bytes", "Memory taken."),
-                ("capacity_bytes", "All memory."),
+                ("used_bytes", "Room taken."),
+                ("capacity_bytes", "All room."),
+                ("available", "1 while the tier works."),
             )
-        } | {
+        }
+        self._gauges = {
             name: gauge(f"quire_kvstore_{name}", text)
             for name, text in (
                 ("leases", "Leases of lookups."),
@@ -42,13 +59,22 @@ class StoreMetrics:
             )
         }
         self._last = StoreCounts()
-        self._last_evictions = 0
+        self._last_of_tier: dict[str, TierFigures] = {}
 
     def update(self, stats: StoreStats) -> None:
         """Take over the figures of a moment."""
         for name, metric in self._counters.items():
             metric.inc(getattr(stats.counts, name) - getattr(self._last, name))
-        self._evictions.inc(stats.evictions - self._last_evictions)
-        self._last, self._last_evictions = dataclasses.replace(stats.counts), stats.evictions
+        self._last = dataclasses.replace(stats.counts)
         for name, value in self._gauges.items():
             value.set(getattr(stats, name))
+        for tier in stats.tiers:
+            self._update_tier(tier)
+
+    def _update_tier(self, tier: TierPicture) -> None:
+        last = self._last_of_tier.get(tier.medium, TierFigures())
+        for figure, metric in self._tier_counters.items():
+            metric.labels(tier.medium).inc(getattr(tier.figures, figure) - getattr(last, figure))
+        self._last_of_tier[tier.medium] = tier.figures
+        for name, value in self._tier_gauges.items():
+            value.labels(tier.medium).set(getattr(tier, name))

@@ -204,10 +204,10 @@ def test_a_watcher_sees_every_change_after_its_snapshot(make_store: MakeStore) -
     store = make_store(pages=8)
     put(store, part(A, 0, 4))
     watcher = store.open_watch()
-    sequence, keys = store.snapshot(watcher)
-    assert set(keys) == set(part(A, 0, 4).keys())
+    sequence, held = store.snapshot(watcher)
+    assert set(held["ram"]) == set(part(A, 0, 4).keys())
     put(store, B)
-    believed = set(keys)
+    believed = set(held["ram"])
     for expected in (sequence + 1, sequence + 2):
         change = watcher.next()
         assert change is not None and change.sequence == expected

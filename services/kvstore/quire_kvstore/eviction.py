@@ -1,0 +1,204 @@
+"""Which page goes first: policies by name. Knows nothing of memory, files or leases. None is thread-safe.
+
+lru   least recently used
+arc   adaptive replacement (Megiddo and Modha, 2003) in bytes: pages used once and pages used again have queues of
+      their own, and what was evicted too early shifts room between them, so that a scan cannot empty the cache
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterator, Mapping
+
+    from quire_common.pages import PageKey
+
+
+class EvictionPolicy(Protocol):
+    """The order of a tier's pages. A held page is no victim. KeyError for pages that it does not know."""
+
+    def __iter__(self) -> Iterator[PageKey]:
+        """The pages that are not held."""
+
+    def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
+        """A page that was not here, as the one used last; `held`: it comes held, which is not yet a second use."""
+
+    def hold(self, key: PageKey) -> None:
+        """Used, and no victim until `release`."""
+
+    def release(self, key: PageKey) -> None:
+        """No longer held, and used last."""
+
+    def use(self, key: PageKey) -> None:
+        """Used once more. Nothing for a page that is held."""
+
+    def refresh(self, key: PageKey) -> None:
+        """Moves to the end of its queue, which is no use. Nothing for a page that is held."""
+
+    def discard(self, key: PageKey) -> None:
+        """It has gone for another reason than room."""
+
+    def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
+        """Choose and forget a page that is neither held nor spared; None if there is none."""
+
+
+class LruPolicy:
+    """See the module."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._order: OrderedDict[PageKey, None] = OrderedDict()
+        self._held: set[PageKey] = set()
+
+    def __iter__(self) -> Iterator[PageKey]:
+        return iter(self._order)
+
+    def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
+        """See EvictionPolicy."""
+        if held:
+            self._held.add(key)
+        else:
+            self._order[key] = None
+
+    def hold(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        del self._order[key]
+        self._held.add(key)
+
+    def release(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        self._held.remove(key)
+        self._order[key] = None
+
+    def use(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        if key not in self._held:
+            self._order.move_to_end(key)
+
+    def refresh(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        self.use(key)
+
+    def discard(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        if key in self._held:
+            self._held.remove(key)
+        else:
+            del self._order[key]
+
+    def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
+        """See EvictionPolicy."""
+        victim = next((key for key in self._order if key not in spared), None)
+        if victim is not None:
+            del self._order[victim]
+        return victim
+
+
+class _Queue(OrderedDict["PageKey", int]):
+    """Sizes by key, oldest first, with their sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.total_bytes = 0
+
+    def push(self, key: PageKey, size: int) -> None:
+        self[key] = size
+        self.total_bytes += size
+
+    def take(self, key: PageKey) -> int:
+        size = self.pop(key)
+        self.total_bytes -= size
+        return size
+
+    def trim(self, limit_bytes: int) -> None:
+        """Forget the oldest until the rest fits."""
+        while self and self.total_bytes > limit_bytes:
+            self.take(next(iter(self)))
+
+
+class ArcPolicy:
+    """See the module. Ghosts remember keys and sizes of evicted pages, of `capacity_bytes` at most per queue."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self._capacity = capacity_bytes
+        self._recent, self._frequent = _Queue(), _Queue()
+        self._recent_ghosts, self._frequent_ghosts = _Queue(), _Queue()
+        self._held: dict[PageKey, tuple[int, _Queue]] = {}
+        self._recent_target = 0
+
+    def __iter__(self) -> Iterator[PageKey]:
+        yield from self._recent
+        yield from self._frequent
+
+    def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
+        """See EvictionPolicy. A page that comes back soon after its eviction widens the queue that it went from."""
+        recent, frequent = self._recent_ghosts, self._frequent_ghosts
+        queue = self._recent
+        if key in recent:
+            shift = size * max(1, frequent.total_bytes // recent.total_bytes)
+            self._recent_target = min(self._capacity, self._recent_target + shift)
+            recent.take(key)
+            queue = self._frequent
+        elif key in frequent:
+            shift = size * max(1, recent.total_bytes // frequent.total_bytes)
+            self._recent_target = max(0, self._recent_target - shift)
+            frequent.take(key)
+            queue = self._frequent
+        if held:
+            self._held[key] = (size, queue)
+        else:
+            queue.push(key, size)
+
+    def hold(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        self._held[key] = (self._queue(key).take(key), self._frequent)
+
+    def release(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        size, queue = self._held.pop(key)
+        queue.push(key, size)
+
+    def use(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        if key not in self._held:
+            self._frequent.push(key, self._queue(key).take(key))
+
+    def refresh(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        if key not in self._held:
+            self._queue(key).move_to_end(key)
+
+    def discard(self, key: PageKey) -> None:
+        """See EvictionPolicy."""
+        if self._held.pop(key, None) is None:
+            self._queue(key).take(key)
+
+    def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
+        """See EvictionPolicy."""
+        queues = [(self._recent, self._recent_ghosts), (self._frequent, self._frequent_ghosts)]
+        if self._recent.total_bytes <= self._recent_target:
+            queues.reverse()
+        for queue, ghosts in queues:
+            victim = next((key for key in queue if key not in spared), None)
+            if victim is not None:
+                ghosts.push(victim, queue.take(victim))
+                self._recent_ghosts.trim(self._capacity)
+                self._frequent_ghosts.trim(self._capacity)
+                return victim
+        return None
+
+    def _queue(self, key: PageKey) -> _Queue:
+        return self._recent if key in self._recent else self._frequent
+
+
+POLICIES: Mapping[str, Callable[[int], EvictionPolicy]] = {"lru": LruPolicy, "arc": ArcPolicy}
+
+
+def make_policy(name: str, capacity_bytes: int) -> EvictionPolicy:
+    """A policy by its name; raises ConfigError that lists what there is."""
+    if name not in POLICIES:
+        raise ConfigError("BAD_VALUE", f"There is no policy {name!r}.", f"Choose one of {', '.join(POLICIES)}.")
+    return POLICIES[name](capacity_bytes)

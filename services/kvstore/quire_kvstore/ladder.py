@@ -1,0 +1,262 @@
+"""Pages' ways between memory and the tiers below it: up for lookups, down for safe keeping.
+
+Up: a lookup walks its keys. What is in memory is pinned at once, what a tier below may have is loaded, a window at a
+time; a page that several lookups want is loaded once. Down: pages go to each tier when they are stored, or when lookups
+have found them often enough, and stay in memory too. A page counts as this instance's, for those who watch, while it is
+in memory or in a local tier.
+
+Methods are called under the store's lock, but for those of Upstairs, which tiers call from their own threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, cast
+
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.prefetch import Load, Prefetch
+from quire_kvstore.ram_tier import MEDIUM
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator, Sequence
+
+    from quire_common.pages import PageKey
+    from quire_kvstore.page_feed import PageFeed
+    from quire_kvstore.ram_tier import RamPage, RamTier
+    from quire_kvstore.tiers.medium import PageJob
+    from quire_kvstore.tiers.tier import Tier
+
+log = get_logger(__name__)
+
+
+class Ladder:
+    """See the module."""
+
+    def __init__(
+        self, lock: threading.Lock, ram: RamTier, feed: PageFeed, tiers: Sequence[Tier], max_waiting: int
+    ) -> None:
+        self._lock = lock
+        self._ram = ram
+        self._feed = feed
+        self._tiers = tiers
+        self._max_waiting = max_waiting
+        self._waiting = 0
+        self._loading: dict[PageKey, Load] = {}
+        self._adopting: dict[int, int] = {}
+        self.damaged_pages = 0
+
+    def gather(self, keys: Sequence[PageKey], wait_s: float) -> Prefetch:
+        """A prefix of the keys: what is in memory, and what the tiers below bring within `wait_s`. The lock is let go
+        while it waits. To be ended."""
+        prefetch = Prefetch(keys, self._lock, time.time_ns())
+        self._pump(prefetch, deep=wait_s > 0 and self._waiting < self._max_waiting)
+        if not prefetch.done:
+            self._waiting += 1
+            prefetch.changed.wait_for(lambda: prefetch.done, wait_s)
+            self._waiting -= 1
+        return prefetch
+
+    def end(self, prefetch: Prefetch) -> list[RamPage]:
+        """The pages that came, pinned; each has been found once more."""
+        pages, beyond = prefetch.close()
+        self._ram.unpin(beyond)
+        for page in pages:
+            page.hits += 1
+        for tier in self._tiers:
+            tier.touch(prefetch.keys[: len(pages)])
+            self._offer(tier, [page.key for page in pages if page.hits == tier.write_at])
+        return pages
+
+    def stored(self, keys: Sequence[PageKey], parents: Sequence[bytes]) -> None:
+        """Pages were put: tell those who watch, and the tiers."""
+        self._feed.publish(keys, parents)
+        for tier in self._tiers:
+            if tier.write_at == 0:
+                self._offer(tier, keys)
+
+    def drop(self, page: RamPage) -> None:
+        """A page in memory is not what its key says."""
+        if not page.dropped:
+            self._ram.drop(page)
+            self.damaged_pages += 1
+            self._tell_gone([page.key])
+
+    def has(self, key: PageKey) -> bool:
+        """Whether this instance holds a page, as far as is known without looking."""
+        return key in self._ram or self._in_local_tier(key)
+
+    def held(self) -> dict[str, list[PageKey]]:
+        """All that this instance holds, by the fastest medium."""
+        found = {MEDIUM: list(self._ram)}
+        for tier in self._tiers:
+            if tier.medium.local:
+                found[tier.medium.name] = [key for key in tier.medium.held_keys() if key not in self._ram]
+        return found
+
+    def publish_evictions(self) -> None:
+        """Tell those who watch what went since the last time."""
+        self._tell_gone(self._ram.take_evicted())
+
+    def reserved(self) -> dict[int, int]:
+        """Memory that loads are being copied to."""
+        return self._adopting
+
+    def check_integrity(self) -> None:
+        """Every load is waited for or was given up. Not to be asked while a lookup is under way."""
+        assert not self._waiting
+        for key, load in self._loading.items():
+            assert load.key == key and load.waiters, "a load has somebody who asked for it"
+
+    # Upstairs: called by the tiers' threads.
+
+    def wanted(self, job: PageJob) -> bool:
+        """See Upstairs."""
+        load = cast("Load", job)
+        with self._lock:
+            if load.wanted():
+                return True
+            self._fail(load)
+            return False
+
+    def arrived(self, job: PageJob, framed: memoryview) -> None:
+        """See Upstairs. Only the copy into memory is made without the lock: nobody else knows of that memory."""
+        load = cast("Load", job)
+        with self._lock:
+            if (page := self._ram.get(load.key)) is not None:
+                self._settle(load, page)
+                return
+            offset = self._ram.reserve(len(framed))
+            self.publish_evictions()
+            if offset is None:
+                self._fail(load)
+                return
+            self._adopting[offset] = len(framed)
+        with self._ram.reserved(offset, len(framed)) as view:
+            view[:] = framed
+        with self._lock:
+            del self._adopting[offset]
+            if (page := self._ram.get(load.key)) is not None:  # a put has brought it meanwhile
+                self._ram.cancel(offset)
+                self._settle(load, page)
+                return
+            known = self._in_local_tier(load.key)
+            page = self._ram.publish(load.key, offset, len(framed), pinned=True)
+            self._settle(load, page)
+            self._ram.unpin([page])
+            if not known:
+                self._feed.publish([load.key], [load.parent])
+            for tier in self._tiers[: load.tier]:
+                if tier.write_at == 0:
+                    self._offer(tier, [load.key])
+
+    def missed(self, job: PageJob) -> None:
+        """See Upstairs: the next tier may have it."""
+        with self._lock:
+            self._miss(cast("Load", job))
+
+    @contextlib.contextmanager
+    def borrow(self, key: PageKey) -> Iterator[memoryview | None]:
+        """See Upstairs."""
+        with self._lock:
+            page = self._ram.get(key)
+            if page is not None:
+                self._ram.lend(page)
+        if page is None:
+            yield None
+            return
+        try:
+            with self._ram.view(page) as view:
+                yield view
+        finally:
+            with self._lock:
+                self._ram.give_back(page)
+
+    def damaged(self, key: PageKey) -> None:
+        """See Upstairs."""
+        with self._lock:
+            if (page := self._ram.get(key)) is not None:
+                self.drop(page)
+
+    def gone(self, keys: Sequence[PageKey]) -> None:
+        """See Upstairs."""
+        with self._lock:
+            self._tell_gone(keys)
+
+    def _pump(self, prefetch: Prefetch, *, deep: bool = True) -> None:
+        """Look at as many keys as the window has room for."""
+        loads: dict[int, list[Load]] = {}
+        while prefetch.hungry:
+            index = prefetch.cursor
+            key = prefetch.keys[index]
+            if (page := self._ram.get(key)) is not None:
+                self._ram.pin([page])
+                prefetch.settle(index, page, MEDIUM)
+            elif not deep:
+                prefetch.cut(index)
+                return
+            elif (load := self._loading.get(key)) is not None:
+                load.waiters.append((prefetch, index))
+                prefetch.outstanding += 1
+            elif (number := self._tier_with(key, 0)) is not None:
+                parent = prefetch.keys[index - 1].hash if index else b""
+                load = Load(key, prefetch.stamp_ns - index, parent, number, [(prefetch, index)])
+                self._loading[key] = load
+                prefetch.outstanding += 1
+                loads.setdefault(number, []).append(load)
+            else:
+                prefetch.cut(index)
+                break
+            prefetch.cursor += 1
+        for number, of_tier in loads.items():
+            for refused in self._tiers[number].request(of_tier):
+                self._miss(cast("Load", refused))
+
+    def _miss(self, load: Load) -> None:
+        while load.wanted():
+            number = self._tier_with(load.key, load.tier + 1)
+            if number is None:
+                break
+            load.tier = number
+            if not self._tiers[number].request([load]):
+                return
+        self._fail(load)
+
+    def _fail(self, load: Load) -> None:
+        """Nobody has it, or nobody wants it."""
+        if self._loading.get(load.key) is load:
+            del self._loading[load.key]
+        for prefetch, index in load.waiters:
+            prefetch.outstanding -= 1
+            prefetch.cut(index)
+        load.waiters.clear()
+
+    def _settle(self, load: Load, page: RamPage) -> None:
+        del self._loading[load.key]
+        medium = self._tiers[load.tier].medium.name
+        for prefetch, index in load.waiters:
+            prefetch.outstanding -= 1
+            if prefetch.wants(index):
+                self._ram.pin([page])
+                prefetch.settle(index, page, medium)
+                self._pump(prefetch)
+        load.waiters.clear()
+
+    def _tier_with(self, key: PageKey, first: int) -> int | None:
+        for number in range(first, len(self._tiers)):
+            if self._tiers[number].may_have(key):
+                return number
+        return None
+
+    def _in_local_tier(self, key: PageKey) -> bool:
+        return any(tier.medium.local and tier.may_have(key) for tier in self._tiers)
+
+    def _offer(self, tier: Tier, keys: Sequence[PageKey]) -> None:
+        """Local tiers know what they have; others find out."""
+        missing = [key for key in keys if not (tier.medium.local and tier.may_have(key))]
+        if missing:
+            tier.offer(missing)
+
+    def _tell_gone(self, keys: Sequence[PageKey]) -> None:
+        self._feed.publish(removed=[key for key in keys if not self.has(key)])

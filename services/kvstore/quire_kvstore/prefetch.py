@@ -1,0 +1,85 @@
+"""One lookup's pages as they come together, and the loads that bring them. Knows nothing of where they come from.
+
+Not thread-safe: the store's lock guards it, and `changed` belongs to that lock.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_kvstore.tiers.medium import PageJob
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.pages import PageKey
+    from quire_kvstore.ram_tier import RamPage
+
+# Loads of one lookup at once: enough to keep every thread busy, few enough that a cold lookup costs little.
+WINDOW = 64
+
+
+class Prefetch:
+    """Pages of a run by index, from the first to the first that cannot be had. They stay pinned."""
+
+    def __init__(self, keys: Sequence[PageKey], lock: threading.Lock, stamp_ns: int) -> None:
+        self.keys = keys
+        self.stamp_ns = stamp_ns
+        self.changed = threading.Condition(lock)
+        self.cursor = 0
+        """The first index that has not been looked at."""
+        self.outstanding = 0
+        self.closed = False
+        self.pages: dict[int, RamPage] = {}
+        self.media: dict[int, str] = {}
+        self.ready = 0
+        """How many pages are here, from the first on."""
+        self._limit = len(keys)
+
+    @property
+    def hungry(self) -> bool:
+        """Whether there is more to be looked at now."""
+        return not self.closed and self.cursor < self._limit and self.outstanding < WINDOW
+
+    @property
+    def done(self) -> bool:
+        """Whether waiting brings no more."""
+        return self.ready >= self._limit
+
+    def wants(self, index: int) -> bool:
+        """Whether this page would still be of use."""
+        return not self.closed and index < self._limit
+
+    def settle(self, index: int, page: RamPage, medium: str) -> None:
+        """A page is here, pinned for this lookup."""
+        self.pages[index] = page
+        self.media[index] = medium
+        while self.ready in self.pages:
+            self.ready += 1
+        self.changed.notify_all()
+
+    def cut(self, index: int) -> None:
+        """A page cannot be had: nothing after it is of use."""
+        self._limit = min(self._limit, index)
+        self.changed.notify_all()
+
+    def close(self) -> tuple[list[RamPage], list[RamPage]]:
+        """It ends: the pages of the complete prefix, and those beyond, which are to be unpinned."""
+        self.closed = True
+        beyond = [page for index, page in self.pages.items() if index >= self.ready]
+        return [self.pages[index] for index in range(self.ready)], beyond
+
+
+@dataclass(eq=False)
+class Load(PageJob):
+    """A page on its way up, and the lookups that wait for it. `parent` is the hash before it."""
+
+    parent: bytes = b""
+    tier: int = 0
+    waiters: list[tuple[Prefetch, int]] = field(default_factory=list)
+
+    def wanted(self) -> bool:
+        """Whether any lookup still has a use for it."""
+        return any(prefetch.wants(index) for prefetch, index in self.waiters)

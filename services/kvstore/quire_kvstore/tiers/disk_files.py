@@ -1,0 +1,232 @@
+"""One file per page in a folder of sub-folders. Knows nothing of capacity, or of which page goes first.
+
+    <root>/3f/3f9c...e1.page    the framed page, padded with zeros to 4 KiB; its name is a hash of its key
+
+A file is written under a temporary name and renamed, so that a page is there whole or not at all. Writes and reads
+bypass the system's cache (O_DIRECT) where the filesystem lets them. What is not named like ours is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import itertools
+import mmap
+import os
+import re
+import stat
+import struct
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.pages import HEADER_BYTES, PageCorrupt, PageHeader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quire_common.pages import PageKey
+
+BLOCK_BYTES = 4096
+_FOLDER = re.compile(r"[0-9a-f]{2}")
+_PAGE = re.compile(r"[0-9a-f]{40}\.page")
+_TEMPORARY = re.compile(r"[0-9a-f]{40}\.page\.\d+\.tmp")
+_GROUP = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class FoundPage:
+    """A page that a scan found. `stamp_ns` orders them by use."""
+
+    key: PageKey
+    size: int
+    stamp_ns: int
+
+
+@dataclass
+class ScanFigures:
+    """What a scan came across beside pages: files that are not ours, and files of ours that were no good."""
+
+    foreign: int = 0
+    removed: int = 0
+
+
+class DiskFiles:
+    """See the module. Methods raise OSError and may be called by several threads."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._direct = hasattr(os, "O_DIRECT")
+        self._numbers = itertools.count()
+        self._local = threading.local()
+        self._lock_fd = -1
+
+    @property
+    def direct(self) -> bool:
+        """Whether the system's cache is bypassed."""
+        return self._direct
+
+    def open(self) -> None:
+        """Make the folder and claim it for this process; BlockingIOError where another one has it."""
+        with contextlib.suppress(FileExistsError):
+            self._root.mkdir(mode=0o700, parents=True)
+        fd = os.open(self._root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            raise
+        self._lock_fd = fd
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        if self._lock_fd >= 0:
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    @staticmethod
+    def footprint(framed_bytes: int) -> int:
+        """Bytes that a page takes on the disk."""
+        return -(-framed_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+    def path(self, key: PageKey) -> Path:
+        """Where a page is, or would be."""
+        packed = key.namespace + key.hash + _GROUP.pack(key.group)
+        name = hashlib.blake2b(packed, digest_size=20).hexdigest()
+        return self._root / name[:2] / f"{name}.page"
+
+    def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
+        """Write a page. What was there under its name is replaced; on failure nothing is left."""
+        path = self.path(key)
+        size = self.footprint(len(framed))
+        temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
+        with self._buffer(size) as buffer:
+            buffer[: len(framed)] = framed
+            buffer[len(framed) :] = bytes(size - len(framed))
+            try:
+                fd = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                try:
+                    self._write_all(fd, buffer)
+                    os.utime(fd, ns=(stamp_ns, stamp_ns))
+                finally:
+                    os.close(fd)
+                temporary.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
+
+    @contextlib.contextmanager
+    def read(self, key: PageKey, stamp_ns: int) -> Iterator[memoryview]:
+        """A framed page as far as it is there: the caller checks it. It counts as used at `stamp_ns`."""
+        fd = self._open(self.path(key), os.O_RDONLY)
+        try:
+            size = os.fstat(fd).st_size
+            with self._buffer(self.footprint(size)) as buffer:
+                got = 0
+                while got < size:
+                    count = os.preadv(fd, [buffer[got:]], got)
+                    if count == 0:
+                        break
+                    got += count
+                with contextlib.suppress(OSError):  # a read-only disk cannot note it
+                    os.utime(fd, ns=(stamp_ns, stamp_ns))
+                yield buffer[: min(got, _framed_bytes(buffer[:got]))]
+        finally:
+            os.close(fd)
+
+    def remove(self, key: PageKey) -> None:
+        """Nothing if it is not there."""
+        self.path(key).unlink(missing_ok=True)
+
+    def scan(self, figures: ScanFigures) -> list[FoundPage]:
+        """All pages, by their headers, the one used last at the end. What a dead process left half done is removed, and
+        so is what is not a page of its name and length. Bodies are not read."""
+        found: list[FoundPage] = []
+        for folder in os.scandir(self._root):
+            if not _FOLDER.fullmatch(folder.name) or not folder.is_dir(follow_symlinks=False):
+                figures.foreign += 1
+                continue
+            for entry in os.scandir(folder.path):
+                ours = _PAGE.fullmatch(entry.name) or _TEMPORARY.fullmatch(entry.name)
+                if not ours or not entry.is_file(follow_symlinks=False):
+                    figures.foreign += 1
+                elif page := self._page_of(entry):
+                    found.append(page)
+                else:
+                    figures.removed += 1
+                    with contextlib.suppress(OSError):
+                        os.unlink(entry.path)  # noqa: PTH108  # an entry of scandir is a string already
+        found.sort(key=lambda page: page.stamp_ns)
+        return found
+
+    def _page_of(self, entry: os.DirEntry[str]) -> FoundPage | None:
+        try:
+            fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
+            try:
+                status, head = os.fstat(fd), os.pread(fd, HEADER_BYTES, 0)
+            finally:
+                os.close(fd)
+            header = PageHeader.unpack(head)
+        except (OSError, PageCorrupt):
+            return None
+        whole = status.st_size == self.footprint(HEADER_BYTES + header.length)
+        if not whole or self.path(header.key).name != entry.name:
+            return None
+        return FoundPage(header.key, status.st_size, status.st_mtime_ns)
+
+    def _open(self, path: Path, flags: int) -> int:
+        """A file descriptor, direct where possible; missing sub-folders are made for a file to be written."""
+        flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+        for _ in range(3):
+            try:
+                fd = os.open(path, flags | (os.O_DIRECT if self._direct else 0), 0o600)
+            except FileNotFoundError:
+                if not flags & os.O_CREAT:
+                    raise
+                path.parent.mkdir(mode=0o700, exist_ok=True)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False  # such as tmpfs before Linux 6.6
+            else:
+                if not stat.S_ISREG(os.fstat(fd).st_mode):
+                    os.close(fd)
+                    raise FileNotFoundError(errno.ENOENT, "no file", str(path))
+                return fd
+        raise FileNotFoundError(errno.ENOENT, "the folder does not stay", str(path))
+
+    def _write_all(self, fd: int, buffer: memoryview) -> None:
+        done = 0
+        while done < len(buffer):
+            try:
+                count = os.pwrite(fd, buffer[done:], done)
+            except OSError as error:
+                if error.errno != errno.EINVAL or not self._direct:
+                    raise
+                self._direct = False  # it let us open the file so, but does not mean it
+                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+                continue
+            if count % BLOCK_BYTES and done + count < len(buffer):
+                raise OSError(errno.ENOSPC, "a write was cut short")
+            done += count
+
+    @contextlib.contextmanager
+    def _buffer(self, size: int) -> Iterator[memoryview]:
+        """Aligned memory of the calling thread's own."""
+        block: mmap.mmap | None = getattr(self._local, "block", None)
+        if block is None or len(block) < size:
+            block = self._local.block = mmap.mmap(-1, max(size, BLOCK_BYTES))
+        with memoryview(block) as whole, whole[:size] as view:
+            yield view
+
+
+def _framed_bytes(framed: memoryview) -> int:
+    """How long the framed page says it is; all that there is where it says nothing sensible."""
+    try:
+        return HEADER_BYTES + PageHeader.unpack(framed).length
+    except PageCorrupt:
+        return len(framed)

@@ -1,0 +1,117 @@
+"""Which pages are on the disk, how much room they take, and which goes first. Knows nothing of files. Thread-safe.
+
+A page is announced before it is written, so that its room is taken, and settled afterwards.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from quire_kvstore.eviction import make_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.pages import PageKey
+
+
+class DiskIndex:
+    """At most `capacity_bytes`."""
+
+    def __init__(self, capacity_bytes: int, policy: str) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._lock = threading.Lock()
+        self._policy = make_policy(policy, capacity_bytes)
+        self._sizes: dict[PageKey, int] = {}
+        self._coming: dict[PageKey, int] = {}
+        self._leaving: set[PageKey] = set()
+        self._used_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __contains__(self, key: PageKey) -> bool:
+        return key in self._sizes
+
+    @property
+    def used_bytes(self) -> int:
+        """Of pages that are there and of those being written."""
+        return self._used_bytes
+
+    def held_keys(self) -> list[PageKey]:
+        """All pages, those that go first at the beginning."""
+        with self._lock:
+            return list(self._policy)
+
+    def touch(self, keys: Iterable[PageKey]) -> None:
+        """Those of the keys that are here were used, in this order."""
+        with self._lock:
+            for key in keys:
+                if key in self._sizes:
+                    self._policy.use(key)
+
+    def announce(self, key: PageKey, size: int) -> list[PageKey] | None:
+        """Take room for a page; returns those that have to make it, which are to be removed and then `left`. None if
+        the page is here, on its way or too big."""
+        with self._lock:
+            if key in self._sizes or key in self._coming or key in self._leaving or size > self.capacity_bytes:
+                return None
+            being_written = sum(self._coming.values())
+            if being_written + size > self.capacity_bytes:
+                return None
+            victims = self._evict(self._used_bytes + size - self.capacity_bytes)
+            self._coming[key] = size
+            self._used_bytes += size
+            return victims
+
+    def settle(self, key: PageKey, *, written: bool) -> None:
+        """What was announced is there, or is not."""
+        with self._lock:
+            size = self._coming.pop(key)
+            if written:
+                self._sizes[key] = size
+                self._policy.add(key, size)
+            else:
+                self._used_bytes -= size
+
+    def evict(self, size: int) -> list[PageKey]:
+        """Forget pages of at least this size in all; they are to be removed and then `left`."""
+        with self._lock:
+            return self._evict(size)
+
+    def left(self, keys: Iterable[PageKey]) -> None:
+        """Evicted pages have been removed."""
+        with self._lock:
+            self._leaving.difference_update(keys)
+
+    def forget(self, key: PageKey) -> bool:
+        """A page is not there any more; returns whether it was."""
+        with self._lock:
+            size = self._sizes.pop(key, None)
+            if size is None:
+                return False
+            self._policy.discard(key)
+            self._used_bytes -= size
+            return True
+
+    def check_integrity(self) -> None:
+        """Sizes add up, within the capacity, and the policy knows each page once."""
+        with self._lock:
+            order = list(self._policy)
+            assert len(order) == len(self._sizes) and set(order) == set(self._sizes)
+            assert self._used_bytes == sum(self._sizes.values()) + sum(self._coming.values()) <= self.capacity_bytes
+            assert not self._sizes.keys() & (self._coming.keys() | self._leaving)
+
+    def _evict(self, size: int) -> list[PageKey]:
+        victims: list[PageKey] = []
+        while size > 0:
+            key = self._policy.evict()
+            if key is None:
+                break
+            freed = self._sizes.pop(key)
+            self._used_bytes -= freed
+            size -= freed
+            victims.append(key)
+        self._leaving.update(victims)
+        return victims

@@ -1,0 +1,201 @@
+"""Pages on a disk of this machine, found again after a restart. Every failure is counted and is a miss.
+
+A disk that cannot be opened is tried again now and then. One that cannot be written to (full, read-only, broken) is
+left alone for `retry_s`, and still read; where it is full although we are within our capacity, others need the room,
+and our oldest pages make some.
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
+from quire_kvstore.tiers.disk_files import DiskFiles, ScanFigures
+from quire_kvstore.tiers.disk_index import DiskIndex
+from quire_kvstore.tiers.medium import TierCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    from quire_common.pages import PageKey
+    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, StillWanted
+
+log = get_logger(__name__)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# How many pages of the size of the refused one make room on a disk that is full.
+_PAGES_TO_GIVE = 4
+
+
+class DiskMedium:
+    """See Medium."""
+
+    name = "disk"
+    local = True
+    read_batch = 1
+    write_batch = 1
+
+    def __init__(self, root: Path, capacity_bytes: int, policy: str, retry_s: float) -> None:
+        self.counts = TierCounts()
+        self.gone: Gone = lambda keys: None
+        self._files = DiskFiles(root)
+        self._where = str(root)
+        self._index = DiskIndex(capacity_bytes, policy)
+        self._opening = CircuitBreaker(retry_s)
+        self._writing = CircuitBreaker(retry_s)
+        self._is_open = False
+
+    @property
+    def available(self) -> bool:
+        """See Medium: open and writable."""
+        return self._is_open and self._writing.closed
+
+    @property
+    def pages(self) -> int:
+        """See Medium."""
+        return len(self._index)
+
+    @property
+    def used_bytes(self) -> int:
+        """See Medium: in whole blocks."""
+        return self._index.used_bytes
+
+    @property
+    def capacity_bytes(self) -> int:
+        """See Medium."""
+        return self._index.capacity_bytes
+
+    def held_keys(self) -> list[PageKey]:
+        """See Medium."""
+        return self._index.held_keys()
+
+    def may_have(self, key: PageKey) -> bool:
+        """See Medium."""
+        return key in self._index
+
+    def touch(self, keys: Iterable[PageKey]) -> None:
+        """See Medium. Noted on the disk when a page is read."""
+        self._index.touch(keys)
+
+    def open(self) -> None:
+        """See Medium: claim the folder, and find the pages that are there."""
+        if self._is_open or not self._opening.allow():
+            return
+        started, figures = time.monotonic(), ScanFigures()
+        try:
+            self._files.open()
+            found = self._files.scan(figures)
+        except OSError as error:
+            self._files.close()
+            self.counts.add(errors=1)
+            if self._opening.failed():
+                log.warning("the disk tier cannot be opened; it is tried again", path=self._where, reason=str(error))
+            return
+        self._opening.succeeded()
+        for page in found:
+            victims = self._index.announce(page.key, page.size)
+            if victims is None:
+                self._remove([page.key])
+            else:
+                self._evicted(victims)
+                self._index.settle(page.key, written=True)
+        self.counts.add(foreign=figures.foreign, corrupt=figures.removed)
+        self._is_open = True
+        log.info(
+            "the disk tier is open",
+            path=self._where,
+            pages=self.pages,
+            bytes=self.used_bytes,
+            foreign=figures.foreign,
+            removed=figures.removed,
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+    def tend(self) -> None:
+        """See Medium."""
+        self.open()
+
+    def read(self, jobs: Sequence[PageJob], wanted: StillWanted, deliver: Deliver) -> None:
+        """See Medium."""
+        for job in jobs:
+            if not wanted(job):
+                continue
+            try:
+                with self._files.read(job.key, job.stamp_ns) as framed:
+                    deliver(job, framed)
+            except OSError as error:
+                self._lost(job.key, error)
+                deliver(job, None)
+
+    def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
+        """See Medium."""
+        return sum(self._write(job, framed) for job, framed in pages)
+
+    def discard(self, key: PageKey) -> None:
+        """See Medium."""
+        self._remove([key])  # before it is forgotten: until then nobody writes it anew
+        if self._index.forget(key):
+            self.gone([key])
+
+    def close(self) -> None:
+        """See Medium."""
+        self._is_open = False
+        self._files.close()
+
+    def check_integrity(self) -> None:
+        """The index agrees with itself, and every page of it has its file."""
+        self._index.check_integrity()
+        missing = [key for key in self._index.held_keys() if not self._files.path(key).is_file()]
+        assert not missing, "a page of the index has no file"
+
+    def _write(self, job: PageJob, framed: memoryview) -> bool:
+        if job.key in self._index:
+            return True
+        if not self._is_open or not self._writing.allow():
+            return False
+        size = self._files.footprint(len(framed))
+        victims = self._index.announce(job.key, size)
+        if victims is None:
+            self._writing.succeeded()
+            return False
+        self._evicted(victims)
+        try:
+            self._files.write(job.key, framed, job.stamp_ns)
+        except OSError as error:
+            self._index.settle(job.key, written=False)
+            self.counts.add(errors=1)
+            if self._writing.failed():
+                log.warning("the disk tier cannot be written", path=self._where, reason=str(error))
+            if error.errno in _FULL:
+                self._evicted(self._index.evict(_PAGES_TO_GIVE * size))
+            return False
+        self._index.settle(job.key, written=True)
+        self.counts.add(stored=1, bytes_written=len(framed))
+        if self._writing.succeeded():
+            log.info("the disk tier can be written again", path=self._where)
+        return True
+
+    def _evicted(self, victims: Sequence[PageKey]) -> None:
+        if victims:
+            self._remove(victims)
+            self._index.left(victims)
+            self.counts.add(evictions=len(victims))
+            self.gone(victims)
+
+    def _remove(self, keys: Sequence[PageKey]) -> None:
+        for key in keys:
+            try:
+                self._files.remove(key)
+            except OSError as error:
+                self.counts.add(errors=1)
+                log.warning("a page's file cannot be removed", path=self._where, reason=str(error))
+
+    def _lost(self, key: PageKey, error: OSError) -> None:
+        """A page cannot be read: it is none of ours any more."""
+        if error.errno != errno.ENOENT:
+            self.counts.add(errors=1)
+            log.warning("a page cannot be read", path=self._where, reason=str(error))
+        self.discard(key)

@@ -1,0 +1,46 @@
+"""The tiers that a configuration asks for, the fastest first. A further medium is a function more in this list."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire_kvstore.tiers.disk_medium import DiskMedium
+from quire_kvstore.tiers.tier import WRITE_MODES, Tier, TierSettings
+
+if TYPE_CHECKING:
+    from quire_kvstore.config import KvstoreConfig
+    from quire_kvstore.tiers.medium import Medium
+
+
+def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
+    """Raises ConfigError. Nothing is opened yet."""
+    made = (make(config) for make in (_disk, _redis))
+    return tuple(tier for tier in made if tier is not None)
+
+
+def _disk(config: KvstoreConfig) -> Tier | None:
+    if not config.disk_path:
+        return None
+    medium = DiskMedium(Path(config.disk_path), config.disk_bytes, config.disk_policy, config.disk_retry_s)
+    return _tier(config, medium, config.disk_write, config.disk_read_threads, config.disk_write_threads)
+
+
+def _redis(config: KvstoreConfig) -> Tier | None:
+    if not config.redis_url:
+        return None
+    from quire_kvstore.tiers.redis_medium import RedisMedium  # a store without Redis starts without its client
+
+    medium = RedisMedium(
+        config.redis_url,
+        config.redis_ttl_s,
+        config.redis_timeout_ms / 1000,
+        config.redis_retry_s,
+        config.max_page_bytes,
+    )
+    return _tier(config, medium, config.redis_write, config.redis_read_threads, 1)
+
+
+def _tier(config: KvstoreConfig, medium: Medium, write: str, read_threads: int, write_threads: int) -> Tier:
+    settings = TierSettings(WRITE_MODES[write], read_threads, write_threads, config.read_queue, config.write_queue)
+    return Tier(medium, settings)

@@ -1,0 +1,271 @@
+"""A medium with the threads and queues that keep it from holding anybody up. Knows nothing of leases or memory.
+
+Reads and writes have threads of their own, and a write waits while reads are under way, though not for ever. Both
+queues are bounded: what finds no room is dropped, a read as a miss. Every page is checked on its way in and on its way
+out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.pages import PageCorrupt, check_page
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.tiers.medium import PageJob
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_common.pages import PageKey
+    from quire_kvstore.tiers.medium import Medium
+
+log = get_logger(__name__)
+TEND_S = 0.1
+# The longest that a write waits for reads to end.
+_WRITE_PATIENCE_S = 0.05
+_INTEGRITY_PATIENCE_S = 30.0
+# Pages are written when they are stored, when lookups have found them so often, or never.
+WRITE_MODES: dict[str, int | None] = {"write-through": 0, "selective": 2, "off": None}
+
+
+@dataclass(frozen=True)
+class TierSettings:
+    """`write_at`: see WRITE_MODES."""
+
+    write_at: int | None
+    read_threads: int
+    write_threads: int
+    read_queue: int
+    write_queue: int
+
+
+class Upstairs(Protocol):
+    """Whom a tier reads for and writes from. Called by the tier's threads, which hold no lock then."""
+
+    def wanted(self, job: PageJob) -> bool:
+        """Whether anybody still waits for it. If not, the job has ended with this call."""
+
+    def arrived(self, job: PageJob, framed: memoryview) -> None:
+        """It was found; the bytes are right and good for the length of the call."""
+
+    def missed(self, job: PageJob) -> None:
+        """It was not found here."""
+
+    def borrow(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
+        """The framed page, kept in memory meanwhile; None if it is not there any more."""
+
+    def damaged(self, key: PageKey) -> None:
+        """A borrowed page is not what its key says."""
+
+    def gone(self, keys: Sequence[PageKey]) -> None:
+        """The medium does not hold these any more."""
+
+
+class Tier:
+    """See the module. `request`, `offer` and `touch` return at once; other methods are the owner's alone."""
+
+    def __init__(self, medium: Medium, settings: TierSettings) -> None:
+        self.medium = medium
+        self.write_at = settings.write_at
+        self._settings = settings
+        self._changed = threading.Condition()
+        self._reads: deque[PageJob] = deque()
+        # A tuple of keys: touch these when all that came before is written, a chain's head last.
+        self._writes: deque[PageJob | tuple[PageKey, ...]] = deque()
+        self._reading = self._writing = 0
+        self._stopping = False
+        self._threads: list[threading.Thread] = []
+
+    def start(self, upstairs: Upstairs) -> None:
+        """Open the medium and begin."""
+        self.medium.gone = upstairs.gone
+        self.medium.open()
+        name, settings = self.medium.name, self._settings
+        loops: list[tuple[str, Callable[[Upstairs], None], int]] = [
+            ("read", self._read_loop, settings.read_threads),
+            ("write", self._write_loop, settings.write_threads),
+            ("tend", self._tend_loop, 1),
+        ]
+        for what, loop, count in loops:
+            for number in range(count):
+                thread = threading.Thread(target=loop, args=(upstairs,), name=f"{name}-{what}-{number}", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+
+    def may_have(self, key: PageKey) -> bool:
+        """Whether a read makes sense."""
+        return self.medium.may_have(key)
+
+    def request(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
+        """Read these, and answer by `Upstairs`; returns those for which there is no room."""
+        with self._changed:
+            room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
+            self._reads.extend(jobs[:room])
+            self._changed.notify_all()
+        if jobs[room:]:
+            self.medium.counts.add(dropped=len(jobs[room:]))
+        return jobs[room:]
+
+    def offer(self, keys: Sequence[PageKey]) -> None:
+        """Write these pages, a run from its head on, if they are still in memory when their turn comes."""
+        now = time.time_ns()
+        jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
+        with self._changed:
+            room = max(self._settings.write_queue - len(self._writes), 0)
+            if jobs[:room]:
+                self._writes.extend(jobs[:room])
+                self._writes.append(tuple(keys[:room]))
+                self._changed.notify_all()
+        if jobs[room:]:
+            self.medium.counts.add(dropped=len(jobs[room:]))
+
+    def touch(self, keys: Sequence[PageKey]) -> None:
+        """A run of pages was used; a prefix's tail is to go before its head."""
+        self.medium.touch(reversed(keys))
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until all that was offered is written; returns whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._writes and not self._writing, timeout_s)
+
+    def check_integrity(self) -> None:
+        """Not to be asked while a lookup is under way."""
+        self.flush(_INTEGRITY_PATIENCE_S)
+        self.medium.check_integrity()
+
+    def close(self, timeout_s: float) -> bool:
+        """Stop the threads; False if one hangs in the medium, which is then left alone."""
+        with self._changed:
+            self._stopping = True
+            self._reads.clear()
+            self._writes.clear()
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(deadline - time.monotonic(), 0.0))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        self.medium.close()
+        return True
+
+    def _read_loop(self, upstairs: Upstairs) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._reads or self._stopping)
+                if self._stopping:
+                    return
+                count = min(len(self._reads), self.medium.read_batch)
+                batch = [self._reads.popleft() for _ in range(count)]
+                self._reading += 1
+            try:
+                self._read(batch, upstairs)
+            finally:
+                with self._changed:
+                    self._reading -= 1
+                    self._changed.notify_all()
+
+    def _read(self, batch: list[PageJob], upstairs: Upstairs) -> None:
+        open_jobs = set(batch)
+
+        def wanted(job: PageJob) -> bool:
+            if upstairs.wanted(job):
+                return True
+            open_jobs.discard(job)
+            return False
+
+        def deliver(job: PageJob, framed: memoryview | None) -> None:
+            if job not in open_jobs:
+                return  # it has had its answer
+            open_jobs.discard(job)
+            intact = framed is not None and self._intact(job.key, framed)
+            if framed is not None and intact:
+                self.medium.counts.add(bytes_read=len(framed))
+                upstairs.arrived(job, framed)
+                return
+            if framed is not None:
+                self.medium.counts.add(corrupt=1)
+                self.medium.discard(job.key)
+            upstairs.missed(job)
+
+        try:
+            self.medium.read(batch, wanted, deliver)
+        except Exception:
+            log.exception("a read failed in an unforeseen way", medium=self.medium.name)
+            self.medium.counts.add(errors=1)
+        for job in batch:
+            if job in open_jobs:
+                upstairs.missed(job)
+
+    def _write_loop(self, upstairs: Upstairs) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._writes or self._stopping)
+                self._changed.wait_for(lambda: self._stopping or not (self._reads or self._reading), _WRITE_PATIENCE_S)
+                if self._stopping:
+                    return
+                batch, used = self._next_writes()
+                self._writing += 1
+            try:
+                if batch:
+                    self._write(batch, upstairs)
+                self.medium.touch(reversed(used))
+            except Exception:
+                log.exception("a write failed in an unforeseen way", medium=self.medium.name)
+                self.medium.counts.add(errors=1)
+            finally:
+                with self._changed:
+                    self._writing -= 1
+                    self._changed.notify_all()
+
+    def _next_writes(self) -> tuple[list[PageJob], tuple[PageKey, ...]]:
+        """Pages for one batch, or else keys to touch. Another thread may have taken all: then there are neither."""
+        batch: list[PageJob] = []
+        while self._writes and len(batch) < self.medium.write_batch:
+            first = self._writes[0]
+            if isinstance(first, tuple):
+                if batch:
+                    break
+                self._writes.popleft()
+                return [], first
+            batch.append(first)
+            self._writes.popleft()
+        return batch, ()
+
+    def _write(self, batch: list[PageJob], upstairs: Upstairs) -> None:
+        pages: list[tuple[PageJob, memoryview]] = []
+        damaged: list[PageKey] = []
+        with contextlib.ExitStack() as borrowed:
+            for job in batch:
+                framed = borrowed.enter_context(upstairs.borrow(job.key))
+                if framed is not None and self._intact(job.key, framed):
+                    pages.append((job, framed))
+                elif framed is not None:
+                    damaged.append(job.key)
+            kept = self.medium.write(pages) if pages else 0
+        if len(batch) > kept:
+            self.medium.counts.add(dropped=len(batch) - kept)
+        for key in damaged:
+            upstairs.damaged(key)
+
+    def _intact(self, key: PageKey, framed: memoryview) -> bool:
+        try:
+            check_page(framed, key).release()
+        except PageCorrupt as error:
+            log.warning("a page is corrupt", medium=self.medium.name, reason=str(error))
+            return False
+        return True
+
+    def _tend_loop(self, upstairs: Upstairs) -> None:
+        while True:
+            with self._changed:
+                if self._changed.wait_for(lambda: self._stopping, TEND_S):
+                    return
+            try:
+                self.medium.tend()
+            except Exception:
+                log.exception("a medium cannot be tended", medium=self.medium.name)

@@ -1,0 +1,94 @@
+"""A medium in memory that answers when a test lets it."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from quire_kvstore.tiers.medium import TierCounts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quire_common.pages import PageKey
+    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, StillWanted
+
+
+class ScriptedMedium:
+    """See Medium. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
+
+    name = "scripted"
+    local = True
+    read_batch = 1
+    write_batch = 1
+    available = True
+    used_bytes = 0
+    capacity_bytes = 0
+
+    def __init__(self, *, free: bool = True, blind: bool = False) -> None:
+        self.counts = TierCounts()
+        self.gone: Gone = lambda keys: None
+        self.held: dict[PageKey, bytes] = {}
+        self.reads: list[PageKey] = []
+        self.begun = threading.Semaphore(0)
+        self._permits = threading.Semaphore(0)
+        self.free = free
+        self._blind = blind
+        self.local = not blind
+        self.broken = False
+
+    @property
+    def pages(self) -> int:
+        return len(self.held)
+
+    def allow(self, count: int) -> None:
+        for _ in range(count):
+            self._permits.release()
+
+    def release_all(self) -> None:
+        self.free = True
+        self.allow(10_000)
+
+    def held_keys(self) -> list[PageKey]:
+        return list(self.held) if self.local else []
+
+    def may_have(self, key: PageKey) -> bool:
+        return self._blind or key in self.held
+
+    def touch(self, keys: Iterable[PageKey]) -> None:
+        pass
+
+    def open(self) -> None:
+        pass
+
+    def tend(self) -> None:
+        pass
+
+    def read(self, jobs: Sequence[PageJob], wanted: StillWanted, deliver: Deliver) -> None:
+        for job in jobs:
+            if not wanted(job):
+                continue
+            self.reads.append(job.key)
+            self.begun.release()
+            if not self.free:
+                assert self._permits.acquire(timeout=60)
+            if self.broken:
+                raise RuntimeError("a medium with a bug")
+            page = self.held.get(job.key)
+            deliver(job, None if page is None else memoryview(page))
+
+    def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
+        for job, framed in pages:
+            self.held[job.key] = bytes(framed)
+        self.counts.add(stored=len(pages))
+        return len(pages)
+
+    def discard(self, key: PageKey) -> None:
+        if self.held.pop(key, None) is not None:
+            self.gone([key])
+
+    def close(self) -> None:
+        pass
+
+    def check_integrity(self) -> None:
+        pass

@@ -1,0 +1,294 @@
+"""Lookups that wait for pages below memory: deadlines, company, and no room. Integrity is checked after each."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from concurrent import futures
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quire_common.errors import NotFound, Overloaded
+from quire_kvstore.page_store import PageStore
+from quire_kvstore.prefetch import WINDOW
+from quire_kvstore.tiers.tier import Tier, TierSettings
+from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, chain, config, framed, length, part, put, read_all
+from tests.unit.kvstore.scripted_medium import ScriptedMedium
+from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from quire_common.pages import PageRun
+
+A, B, C = chain("a", 8), chain("b", 8), chain("c", 8)
+LONG_S = 60.0
+
+
+@contextlib.contextmanager
+def over(
+    *media: ScriptedMedium, pages: int = 64, threads: int = 1, read_queue: int = 1000, **changes: object
+) -> Iterator[PageStore]:
+    settings = TierSettings(None, threads, 1, read_queue, 100)
+    store = PageStore(replace(config(pages), **changes), tiers=[Tier(medium, settings) for medium in media])  # type: ignore[arg-type]  # changes by name
+    store.start()
+    try:
+        yield store
+        for medium in media:
+            medium.release_all()
+        eventually(lambda: not store._ladder._loading)
+        store.check_integrity()
+    finally:
+        for medium in media:
+            medium.release_all()
+        store.drain()
+        store.close()
+
+
+def holding(*runs: PageRun, free: bool = True, blind: bool = False) -> ScriptedMedium:
+    medium = ScriptedMedium(free=free, blind=blind)
+    medium.held = {run.key(index): framed(run, index) for run in runs for index in range(len(run))}
+    return medium
+
+
+def test_the_deadline_keeps_what_has_come() -> None:
+    medium = holding(A, free=False)
+    with over(medium) as store:
+        medium.allow(3)
+        pages, lease = store.lookup(A, 0, pin=True, wait_s=0.5)
+        assert pages == 3 and lease is not None
+        for index in range(3):
+            read_all(store, lease.id, A, index)
+        store.release([lease.id])
+        medium.release_all()
+        eventually(lambda: store.stats().pages == 4)
+        assert medium.reads == [A.key(index) for index in range(4)], "what had begun still comes, the rest is not read"
+        assert found(store, A, wait_s=LONG_S) == (8, "scripted")
+        assert len(medium.reads) == 8
+
+
+def test_no_time_means_memory_alone() -> None:
+    medium = holding(A, free=False)
+    with over(medium) as store:
+        assert store.lookup(A, 0, pin=True, wait_s=0) == (0, None)
+        put(store, part(B, 0, 2))
+        assert found(store, B, wait_s=0) == (2, "ram")
+        assert not medium.reads
+
+
+def test_pages_wanted_by_many_are_read_once() -> None:
+    medium = holding(A, free=False)
+    with over(medium, pages=16) as store, futures.ThreadPoolExecutor(6) as pool:
+        asked = [pool.submit(found, store, A, LONG_S) for _ in range(6)]
+        eventually(lambda: store._ladder._waiting == 6)
+        medium.release_all()
+        assert [each.result(timeout=60) for each in asked] == [(8, "scripted")] * 6
+        assert sorted(medium.reads, key=A.keys().index) == list(A.keys())
+    figures = store._found.of("scripted", medium.counts.now())
+    assert figures.hits == 48
+
+
+def test_a_gap_ends_the_prefix_at_once() -> None:
+    medium = holding(A, blind=True)
+    del medium.held[A.key(3)]
+    with over(medium) as store:
+        assert found(store, A, wait_s=LONG_S) == (3, "scripted")
+        assert found(store, B, wait_s=LONG_S) == (0, "")
+
+
+def test_a_cold_lookup_of_a_long_prompt_asks_for_one_window_at_most() -> None:
+    medium = holding(blind=True)
+    with over(medium, read_queue=WINDOW) as store:
+        assert found(store, chain("long", 4000), wait_s=LONG_S) == (0, "")
+        assert len(medium.reads) <= 1 and medium.counts.now().dropped == 0
+
+
+def test_a_long_prefix_comes_window_by_window() -> None:
+    long = chain("long", 3 * WINDOW + 5)
+    with over(holding(long), pages=4 * WINDOW, threads=3) as store:
+        assert found(store, long, wait_s=LONG_S) == (len(long), "scripted")
+
+
+def test_what_one_tier_has_lost_the_next_may_have() -> None:
+    upper, lower = holding(A), holding(A, blind=True)
+    upper.held[A.key(2)] = framed(B, 2)
+    upper.held[A.key(4)] = b""
+    lower.name = "lower"
+    with over(upper, lower) as store:
+        assert found(store, A, wait_s=LONG_S) == (8, "lower")
+        assert set(lower.reads) == {A.key(2), A.key(4)}
+        assert [picture.figures.hits for picture in store.stats().tiers] == [0, 6, 2]
+        assert [picture.figures.misses for picture in store.stats().tiers] == [8, 2, 0]
+        assert upper.counts.now().corrupt == 2 and upper.pages == 6
+
+
+def test_pages_in_memory_beyond_a_gap_are_used_and_let_go() -> None:
+    medium = holding(part(A, 2, 4))
+    with over(medium, pages=10) as store:
+        put(store, part(A, 0, 2))
+        put(store, part(A, 4, 8))
+        assert found(store, A, wait_s=LONG_S) == (8, "scripted")
+        del medium.held[A.key(3)]
+        forget_memory(store)
+        put(store, part(A, 0, 2))
+        put(store, part(A, 4, 8))
+        assert found(store, A, wait_s=LONG_S) == (3, "scripted")
+        assert put(store, B) == (8, 0), "nothing is left pinned"
+
+
+def test_no_room_in_memory_ends_the_prefix() -> None:
+    medium = holding(B)
+    with over(medium, pages=8) as store:
+        put(store, part(A, 0, 5))
+        pages, lease = store.lookup(A, 0, pin=True)
+        assert pages == 5 and lease is not None
+        assert found(store, B, wait_s=LONG_S) == (3, "scripted"), "the lease keeps its pages"
+        for index in range(5):
+            read_all(store, lease.id, A, index)
+        assert store.begin_put(C, BODY_BYTES, 0)[0] == [0, 1, 2], "a put may have what nobody holds, and no more"
+        store.release([lease.id])
+
+
+def test_a_full_queue_is_a_miss() -> None:
+    medium = holding(A, free=False)
+    with over(medium, read_queue=2) as store:
+        assert store.lookup(A, 0, pin=True, wait_s=0.1) == (0, None)
+        assert medium.counts.now().dropped >= 1
+        medium.release_all()
+        eventually(lambda: not store._ladder._loading)
+        assert found(store, A, wait_s=LONG_S)[0] >= 2
+
+
+def test_so_many_lookups_wait_and_no_more() -> None:
+    medium = holding(A, B, free=False)
+    with over(medium, max_prefetches=1) as store, futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(found, store, A, LONG_S)
+        eventually(lambda: store._ladder._waiting == 1)
+        assert store.lookup(B, 0, pin=True, wait_s=LONG_S) == (0, None)
+        medium.release_all()
+        assert waiting.result(timeout=60) == (8, "scripted")
+        assert found(store, B, LONG_S) == (8, "scripted")
+
+
+def test_a_put_and_a_load_of_the_same_page_agree() -> None:
+    medium = holding(A, free=False, blind=True)
+    with over(medium) as store, futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(found, store, A, LONG_S)
+        assert medium.begun.acquire(timeout=60)
+        wanted, lease = store.begin_put(A, BODY_BYTES, 0)
+        assert wanted == list(range(8)) and lease is not None
+        for index in wanted:
+            store.write(lease.id, index, 0, framed(A, index))
+        medium.allow(4)
+        eventually(lambda: store.stats().pages >= 4)
+        assert store.commit(lease.id) == (8, 0)
+        medium.release_all()
+        assert waiting.result(timeout=60) == (8, "scripted")
+        assert store.stats().used_bytes == 8 * FRAMED_BYTES
+
+
+def test_a_medium_with_a_bug_is_a_miss() -> None:
+    medium = holding(A)
+    with over(medium) as store:
+        medium.broken = True
+        assert found(store, A, wait_s=LONG_S) == (0, "")
+        assert medium.counts.now().errors >= 1
+        medium.broken = False
+        assert found(store, A, wait_s=LONG_S) == (8, "scripted")
+
+
+def test_a_refused_lease_leaves_nothing_pinned() -> None:
+    medium = holding(A, B)
+    with over(medium, pages=16, max_leases=1) as store:
+        _, lease = store.lookup(A, 0, pin=True, wait_s=LONG_S)
+        with pytest.raises(Overloaded):
+            store.lookup(B, 0, pin=True, wait_s=LONG_S)
+        assert lease is not None and store.release([lease.id]) == 1
+        assert put(store, C) == (8, 0)
+
+
+def test_a_store_that_drains_answers_who_waits_with_a_miss() -> None:
+    medium = holding(A, free=False)
+    with over(medium) as store, futures.ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(store.lookup, A, 0, pin=True, wait_s=LONG_S)
+        eventually(lambda: store._ladder._waiting == 1)
+        store.drain()
+        medium.release_all()
+        assert waiting.result(timeout=60) == (0, None)
+
+
+def test_a_lease_that_expires_while_its_pages_are_also_below(tmp_path: Path) -> None:
+    with tiered(disk=tmp_path) as store:
+        put(store, A)
+        store.flush(30)
+        forget_memory(store)
+        pages, lease = store.lookup(A, 1, pin=True)
+        assert pages == 8 and lease is not None
+        eventually(lambda: store.stats().leases == 0)
+        with pytest.raises(NotFound):
+            store.read(lease.id, 0, 0, 100)
+        forget_memory(store)
+        assert found(store, A) == (8, "disk")
+
+
+@pytest.mark.parametrize("policy", ["lru", "arc"])
+def test_many_threads_over_a_small_memory_and_a_small_disk(tmp_path: Path, policy: str) -> None:
+    """Whatever they do, every byte is right, and in the end nothing is held."""
+    runs = [chain(f"run {number}", 6) for number in range(8)]
+
+    def work(store: PageStore, seed: int) -> int:
+        chance, hits = random.Random(seed), 0
+        for _ in range(60):
+            run = chance.choice(runs)
+            if chance.random() < 0.4:
+                put(store, part(run, 0, chance.randint(1, 6)))
+            else:
+                hits += found(store, run, wait_s=chance.choice([0, 0.001, LONG_S]))[0]
+            if chance.random() < 0.1:
+                for file in list(tmp_path.rglob("*.page"))[:2]:
+                    with contextlib.suppress(OSError):
+                        file.write_bytes(chance.randbytes(1000))
+        return hits
+
+    with tiered(pages=20, disk=tmp_path, disk_pages=30, disk_policy=policy, ram_policy=policy) as store:
+        with futures.ThreadPoolExecutor(6) as pool:
+            hits = sum(each.result(timeout=120) for each in [pool.submit(work, store, seed) for seed in range(6)])
+        eventually(lambda: not store._ladder._loading)
+        store.flush(30)
+        assert hits > 0
+        stats = store.stats()
+        assert (stats.leases, stats.pending_puts, stats.pending_bytes) == (0, 0, 0)
+        for file in tmp_path.rglob("*.page"):  # a file of ours that we broke may still be in the index
+            if file.stat().st_size != 4096:
+                file.write_bytes(bytes(4096))
+        for run in runs:
+            found(store, run)
+        assert tier(store, "disk").figures.errors == 0
+
+
+def test_watchers_follow_pages_through_the_tiers(tmp_path: Path) -> None:
+    with tiered(pages=8, disk=tmp_path, disk_pages=4) as store:
+        watcher = store.open_watch()
+        first, _ = store.snapshot(watcher)
+        for run in (A, B, part(C, 0, 3)):
+            put(store, run)
+            store.flush(30)
+            forget_memory(store)
+        assert found(store, part(C, 0, 3)) == (3, "disk")
+        put(store, chain("last", 1))
+        store.flush(30)
+        believed: set[object] = set()
+        for _ in range(store._feed.sequence - first):
+            change = watcher.next()
+            assert change is not None
+            believed.difference_update(change.removed)
+            believed.update(change.stored)
+        present = set(filter(store._ladder.has, (*A.keys(), *B.keys(), *C.keys(), *chain("last", 1).keys())))
+        assert believed == present and len(present) >= 4
+        held = store.snapshot(watcher)[1]
+        assert {key for keys in held.values() for key in keys} == present
+        store.close_watch(watcher)
+        assert length(store, part(C, 0, 3)) == 3
