@@ -12,6 +12,7 @@ import torch
 from quire_common.credit import Finish
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model_source import model_info
+from quire_worker.sampling.row_controls import RowControls
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
 from tests.unit.worker_model.batches import Run, make_batch
@@ -63,6 +64,7 @@ class CpuSubject:
         prompt, computed = len(tokens), 0
         pages = list(range(1, -(-max_len // _PAGE) + 1))
         logprobs: list[float] = []
+        controls = None if sampling.controls is None else RowControls(sequence)
         while True:
             emitted = len(tokens) - prompt
             run = Run(
@@ -77,10 +79,13 @@ class CpuSubject:
                 sample_index=sampling.sample,
                 logprobs=sampling.logprobs,
                 blocked=sorted(ends) if emitted < stop.min_tokens else (),
+                controls=controls,
             )
             computed = len(tokens)
             output = self._model.runner.run(make_batch([run]))
             tokens.append(int(output.token[0]))
+            if controls is not None:
+                controls.fed(tokens[-1])
             if output.logprobs is not None:
                 logprobs.append(float(output.logprobs.logprob[0]))
             if tokens[-1] in ends:

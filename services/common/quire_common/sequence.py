@@ -13,6 +13,7 @@ import numpy as np
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, TooLarge, Unsupported
+from quire_common.logit_controls import LogitControls, check_controls, controls_from_pb, controls_into_pb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -48,6 +49,7 @@ class Sampling:
     seed: int = 0
     sample: int = 0
     logprobs: int = -1
+    controls: LogitControls | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +115,8 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
     )
     if s.logprobs >= 0:
         sampling.logprobs = s.logprobs
+    if s.controls is not None:
+        controls_into_pb(s.controls, sampling)
     return pb.SequenceSpec(
         kind=pb.REQUEST_KIND_GENERATE,
         inputs=[pb.InputSegment(token_ids=pack_i32(sequence.prompt_ids))],
@@ -152,12 +156,8 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
     """Wire to domain; raises Unsupported or InvalidArgument naming the parameter."""
-    for name, off in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
-        if getattr(message, name) != off and (name != "repetition_penalty" or message.HasField("repetition_penalty")):
-            raise unsupported(name)
-    for name in ("logit_bias", "allowed_token_ids", "bad_words_ids", "logits_processors"):
-        if getattr(message, name):
-            raise unsupported(name)
+    if message.logits_processors:
+        raise unsupported("logits_processors")
     if message.HasField("prompt_logprobs"):
         raise unsupported("prompt_logprobs")
     sampling = Sampling(
@@ -168,6 +168,7 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
         seed=message.seed,
         sample=message.sample,
         logprobs=message.logprobs if message.HasField("logprobs") else -1,
+        controls=controls_from_pb(message),
     )
     check_sampling(sampling)
     return sampling
@@ -195,6 +196,8 @@ def check_sampling(sampling: Sampling) -> None:
             raise InvalidArgument(
                 "BAD_SAMPLING_PARAMETER", f"{name} is {value}.", f"Choose a value {range_text}.", param=name
             )
+    if sampling.controls is not None:
+        check_controls(sampling.controls)
 
 
 def unsupported(name: str) -> Unsupported:

@@ -32,7 +32,7 @@ from quire_worker.weights.loader import load_checkpoint, load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-CAPABILITIES = ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens")
+CAPABILITIES = ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens", "penalties")
 _KV_DTYPE = "float32"
 # Fields of config.json that say nothing about what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version")

@@ -19,6 +19,7 @@ import torch
 
 from quire_common.credit import Finish
 from quire_common.errors import Internal
+from quire_common.sequence import unsupported
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
@@ -147,6 +148,9 @@ class CudaDevice:
         finish = results[sequences : 2 * sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
         failed = {int(row): nan_logits() for row in np.flatnonzero(batch.sample & (token < 0))}
+        failed |= {
+            row: unsupported("penalties, logit_bias, allowed_token_ids or bad_words on a GPU") for row in batch.controls
+        }
         if failed:
             finish[list(failed)] = Finish.ERROR
         took = (self._last_end_ns - begin) // 1000

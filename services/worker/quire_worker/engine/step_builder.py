@@ -14,10 +14,11 @@ from quire_worker.step import StepBatch
 if TYPE_CHECKING:
     from quire_worker.engine.batch_rule import Choice
     from quire_worker.engine.slots import SlotTable
+    from quire_worker.sampling.row_controls import RowControls
     from quire_worker.step import Bool, Int32, Int64
 
 # The device's own columns, and those that are not by sequence.
-_NOT_SELECTED = ("token", "blocked", "formed_ns", "slot", "fed", "last", "stop_id")
+_NOT_SELECTED = ("token", "blocked", "controls", "formed_ns", "slot", "fed", "last", "stop_id")
 
 
 class StepBuilder:
@@ -49,6 +50,7 @@ class StepBuilder:
             page_table=table.shown_page[slots, :width],
             sample=sample,
             blocked=self._blocked_ids(fixed, sample, end),
+            controls={row: each for row, each in fixed.controls.items() if sample[row]} if fixed.controls else {},
             formed_ns=time.monotonic_ns(),
             slot=slots,
             fed=fed,
@@ -67,6 +69,7 @@ class StepBuilder:
                 prefill_only=table.prefill_only[slots],
                 bound=table.bound[slots],
                 min_len=table.min_len[slots],
+                controls=self._controls(slots),
                 columns={
                     "temperature": table.temperature[slots],
                     "top_k": table.top_k[slots],
@@ -79,6 +82,12 @@ class StepBuilder:
                 },
             )
         return fixed
+
+    def _controls(self, slots: Int32) -> dict[int, RowControls]:
+        """Row -> controls of those that ask."""
+        rows = np.flatnonzero(self._table.controlled[slots]).tolist()
+        found = ((row, self._table.controls[slots[row]]) for row in rows)
+        return {row: each for row, each in found if each is not None}
 
     def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> Int64:
         """Those of prefill chunks; decode rows are fed by the device."""
@@ -107,6 +116,7 @@ class _Fixed:
     prefill_only: Bool
     bound: Int32
     min_len: Int32
+    controls: dict[int, RowControls]
     columns: dict[str, Any]
 
 
@@ -120,4 +130,5 @@ def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     }
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
-    return StepBatch(token=token, blocked=blocked, formed_ns=batch.formed_ns, **columns)
+    controls = {new: batch.controls[old] for new, old in enumerate(keep) if old in batch.controls}
+    return StepBatch(token=token, blocked=blocked, controls=controls, formed_ns=batch.formed_ns, **columns)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.credit import Finish
-from quire_common.errors import Internal, QuireError
+from quire_common.errors import Internal, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.stop_rule import finish_codes
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _NO_TIME = StepTiming(0, 0, 0)
+# As StepOutput.token has it.
+_NOTHING_LEFT = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,9 @@ class StepRunner:
         elif batch.fed.any():
             first = np.cumsum(batch.count) - batch.count
             batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
+        for sequence, controls in batch.controls.items():
+            if batch.fed[sequence]:
+                controls.fed(int(self._last_token[batch.slot[sequence]]))
 
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
@@ -132,7 +137,7 @@ def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, 
     token: Int32 = output.token.astype(np.int32, copy=False)
     if int(token.min()) < 0:
         for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
-            failed.setdefault(sequence, nan_logits())
+            failed.setdefault(sequence, nan_logits() if token[sequence] != _NOTHING_LEFT else nothing_left())
     return token
 
 
@@ -148,4 +153,14 @@ def nan_logits() -> QuireError:
         "NAN_LOGITS",
         "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",
         "Retry; if it happens again, check the weights.",
+    )
+
+
+def nothing_left() -> QuireError:
+    """The error of a sequence that forbids itself every token."""
+    return InvalidArgument(
+        "NO_TOKEN_LEFT",
+        "allowed_token_ids, bad_words, logit_bias, penalties and min_tokens of this request leave no token to draw.",
+        "Allow more tokens, or forbid fewer.",
+        param="allowed_token_ids",
     )
