@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import MAX_BAD_WORDS
 from quire_common.sequence import sampling_from_pb, unsupported
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS
-from quire_router.http.tables import MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from quire_router.http.tables import MAX_BAD_WORD_CHARS, MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
 
 if TYPE_CHECKING:
     from quire.v1 import inference_pb2 as ib
@@ -37,12 +38,18 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     stop_token_ids = i32(request.stop_token_ids, "stop_token_ids")
     _check_count("stop_token_ids", len(stop_token_ids), MAX_STOP_IDS, "items")
     _check_count("cache_salt", len(request.cache_salt), MAX_ID_CHARS, "characters")
+    _check_count("bad_words", len(request.bad_words), MAX_BAD_WORDS, "items")
+    for word in request.bad_words:
+        if not word:
+            raise InvalidArgument("BAD_STRING", "bad_words has an empty string.", "Leave it out.", param="bad_words")
+        _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS, "characters")
     prompt = _prompt(request)
     return GenerateJob(
         model=request.model,
         prompts=(prompt,),
         n=n,
         sampling=replace(sampling, seed=0, sample=0),
+        bad_words=tuple(request.bad_words),
         seed=request.sampling.seed if request.sampling.HasField("seed") else None,
         max_tokens=max_tokens,
         default_max_tokens=None if isinstance(prompt, ChatPrompt) else DEFAULT_COMPLETION_TOKENS,

@@ -9,6 +9,8 @@ from quire_router.core.delta import HopTiming
 from quire_router.core.job import TextPrompt, TokenPrompt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -51,6 +53,20 @@ class Encoder:
                 ids.append(rendered)
                 us += render_us
         return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)))
+
+    async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
+        """The token sequences that spell the words. As in vLLM, a word counts as it begins a text and, where that is
+        as many tokens and another first one, as it follows a space."""
+        bare = [word.lstrip() for word in words]
+        texts = [*bare, *(f" {word}" for word in bare)]
+        encoded, _us = await self._client.encode(texts, context, add_special_tokens=False, max_tokens=0)
+        found: list[tuple[int, ...]] = []
+        for alone, spaced in zip(encoded[: len(bare)], encoded[len(bare) :], strict=True):
+            if len(alone):
+                found.append(tuple(alone.tolist()))
+            if len(spaced) and (not len(alone) or (len(spaced) == len(alone) and spaced[0] != alone[0])):
+                found.append(tuple(spaced.tolist()))
+        return found
 
     async def text_of(self, prompt: Prompt) -> str:
         """A prompt's text, for echo."""

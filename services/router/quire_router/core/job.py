@@ -78,13 +78,15 @@ class GenerateJob:
     """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
 
     `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
-    None too. `sampling.seed` and `.sample` are set when the choices are made.
+    None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` when
+    they are encoded.
     """
 
     model: str
     prompts: tuple[Prompt, ...]
     n: int = 1
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
     default_max_tokens: int | None = None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.errors import QuireError, Unsupported
+from quire_common.logit_controls import NEUTRAL, check_vocabulary
 from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
 from quire_common.telemetry import tracing
 from quire_router import metrics
@@ -78,6 +79,9 @@ class Pipeline:
         self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span
     ) -> Generation:
         context = self._context(caller, span)
+        job = await self._resolve_words(job, context)
+        if job.sampling.controls is not None:
+            check_vocabulary(job.sampling.controls, served.model.vocab_size)
         limit = served.model.max_model_len
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
@@ -102,6 +106,16 @@ class Pipeline:
         ]
         metrics.prompt_tokens.inc(sum(len(ids) for ids in encoded.ids))
         return generation
+
+    async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
+        """The job with its bad words as tokens."""
+        if not job.bad_words:
+            return job
+        controls = job.sampling.controls or NEUTRAL
+        words = await self._encoder.bad_words(job.bad_words, context)
+        sampling = replace(job.sampling, controls=replace(controls, bad_words=(*controls.bad_words, *words)))
+        check_sampling(sampling)
+        return replace(job, sampling=sampling)
 
     def _choices(
         self,

@@ -12,6 +12,7 @@ from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.sequence import Sampling
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
+from quire_router.http.control_fields import controls_of
 from quire_router.http.fields import MAX_INT32, bad_type, check_fields
 from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
 
@@ -141,7 +142,9 @@ def _request(
             top_p=values["top_p"],
             min_p=values["min_p"],
             logprobs=logprobs,
+            controls=controls_of(values),
         ),
+        bad_words=values["bad_words"],
         seed=None if seed in (None, -1) else seed % 2**64,
         max_tokens=max_tokens,
         default_max_tokens=default_max_tokens,

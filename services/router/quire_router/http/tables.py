@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from quire_router.http.fields import MAX_INT32, Field
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ MAX_STOP_STRINGS = 64
 # The tokenizer's own bounds: a request that it would refuse is refused here, where the status can still be told.
 MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 1024
+MAX_BAD_WORD_CHARS = 256
 MAX_MESSAGES = 10_000
 MAX_ID_CHARS = 256
 
@@ -37,6 +39,12 @@ SAMPLING: Mapping[str, Field] = {
     "top_k": Field("int", 0, low=-1, high=MAX_INT32),
     "min_p": Field("number", 0.0, low=0, high=1),
     "seed": Field("int", low=-(2**63), high=2**64 - 1),
+    "presence_penalty": Field("number", 0.0, low=-2, high=2),
+    "frequency_penalty": Field("number", 0.0, low=-2, high=2),
+    "repetition_penalty": Field("number", 1.0, low=0),
+    "logit_bias": Field("biases", low=0, high=MAX_INT32, max_items=MAX_BIASES),
+    "allowed_token_ids": Field("ints", low=0, high=MAX_INT32, max_items=MAX_ALLOWED_TOKENS),
+    "bad_words": Field("strings", (), high=MAX_BAD_WORD_CHARS, max_items=MAX_BAD_WORDS),
     "n": Field("int", 1, low=1, high=MAX_INT32),
     "stop": Field("strings", (), high=MAX_STOP_CHARS, max_items=MAX_STOP_STRINGS),
     "stop_token_ids": Field("ints", (), low=0, high=MAX_INT32, max_items=MAX_STOP_IDS),
@@ -59,16 +67,10 @@ SAMPLING: Mapping[str, Field] = {
     "prompt_cache_key": _HINT,
     "prompt_cache_retention": _HINT,
     # Known, not yet supported.
-    "presence_penalty": _later(0, 0.0),
-    "frequency_penalty": _later(0, 0.0),
-    "repetition_penalty": _later(1, 1.0),
     "length_penalty": _later(1, 1.0),
-    "logit_bias": _later({}),
     "use_beam_search": _later(False),
     "truncate_prompt_tokens": _later(),
     "prompt_logprobs": _later(),
-    "allowed_token_ids": _later(),
-    "bad_words": _later([]),
     "structured_outputs": _later(),
     "response_format": _later({"type": "text"}),
     "return_tokens_as_token_ids": _later(False),
