@@ -64,7 +64,7 @@ class CpuSubject:
         prompt, computed = len(tokens), 0
         pages = list(range(1, -(-max_len // _PAGE) + 1))
         logprobs: list[float] = []
-        controls = None if sampling.controls is None else RowControls(sequence)
+        controls = RowControls.of(sequence)
         while True:
             emitted = len(tokens) - prompt
             run = Run(
@@ -84,11 +84,13 @@ class CpuSubject:
             computed = len(tokens)
             output = self._model.runner.run(make_batch([run]))
             tokens.append(int(output.token[0]))
-            if controls is not None:
-                controls.fed(tokens[-1])
             if output.logprobs is not None:
                 logprobs.append(float(output.logprobs.logprob[0]))
             if tokens[-1] in ends:
                 return Answer(tokens[prompt:], Finish.STOP, logprobs)
             if emitted + 1 >= stop.max_tokens or len(tokens) >= max_len:
                 return Answer(tokens[prompt:], Finish.LENGTH, logprobs)
+            if controls is not None:
+                if controls.repeats(tokens[-1]):
+                    return Answer(tokens[prompt:], Finish.REPETITION, logprobs)
+                controls.fed(tokens[-1])

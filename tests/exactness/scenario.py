@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.logit_controls import LogitControls
+from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Ask:
     own: int
     salt: int
     sampling: Sampling
+    repetition: RepetitionDetection | None
     max_tokens: int
     min_tokens: int
     stop_token_ids: tuple[int, ...]
@@ -180,7 +182,8 @@ def _controlled(asks: tuple[Ask, ...], scale: Scale, seed: int) -> Iterator[Ask]
     rng = np.random.default_rng((seed, 78))
     for ask in asks:
         controls = _some_controls(rng, scale.vocab_size) if rng.random() < 0.3 else None
-        yield replace(ask, sampling=replace(ask.sampling, controls=controls))
+        repetition = RepetitionDetection(2, 1, int(rng.integers(2, 4))) if rng.random() < 0.1 else None
+        yield replace(ask, sampling=replace(ask.sampling, controls=controls), repetition=repetition)
 
 
 def _some_controls(rng: np.random.Generator, vocab_size: int) -> LogitControls:
@@ -214,6 +217,7 @@ def _an_ask(rng: np.random.Generator, scale: Scale, mix: Mix, spread_us: int, in
         own=length - shared,
         salt=int(rng.integers(0, 4)) if rng.random() < 0.5 else 10 + index,
         sampling=_a_sampling(rng),
+        repetition=None,
         max_tokens=_within(rng, mix.answers, scale.most_tokens),
         min_tokens=int(rng.choice([0, 0, 2, 8])),
         stop_token_ids=tuple(int(token) for token in stops),

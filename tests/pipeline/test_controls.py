@@ -52,3 +52,27 @@ def test_a_request_that_forbids_itself_everything_is_told_so(http: httpx.Client)
     assert choice(http, allowed_token_ids=ends)["finish_reason"] == "stop"
     answer = http.post("/v1/completions", json={**GREEDY, "allowed_token_ids": ends, "min_tokens": 2})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "NO_TOKEN_LEFT")
+
+
+def test_an_answer_that_goes_in_circles_can_be_ended(http: httpx.Client) -> None:
+    rule = {"max_pattern_size": 100, "min_count": 3}
+    long = {"max_tokens": 600, "ignore_eos": True}
+    ended = choice(http, **long, repetition_detection=rule)
+    tokens = ended["token_ids"]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("repetition", "repetition_detected")
+    assert any(tokens[-3 * size :] == tokens[-size:] * 3 for size in range(1, 101)) and len(tokens) < 600
+    assert choice(http, **long)["token_ids"][: len(tokens)] == tokens
+
+
+def test_prompt_logprobs_are_those_of_the_same_text_as_output(http: httpx.Client) -> None:
+    """Of a prompt long enough to come in chunks, though its pages are in a cache by then."""
+    prompt = choice(http, prompt=PROMPT * 20, max_tokens=1)["prompt_token_ids"]
+    written = choice(http, prompt=prompt, max_tokens=24, ignore_eos=True, logprobs=2)
+    both = [*prompt, *written["token_ids"]]
+    read = choice(http, prompt=both, max_tokens=1, prompt_logprobs=2)["prompt_logprobs"]
+    assert len(read) == len(both) and read[0] is None
+    assert [next(iter(entry)) for entry in read[1:]] == [str(token) for token in both[1:]]
+    found = [next(iter(entry.values()))["logprob"] for entry in read[len(prompt) :]]
+    assert found == written["logprobs"]["token_logprobs"]
+    assert [next(iter(entry.values()))["rank"] for entry in read[len(prompt) :]] == [1] * 24
+    assert all(2 <= len(entry) <= 3 for entry in read[1:])

@@ -9,6 +9,7 @@ from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import MAX_BAD_WORDS
+from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
@@ -25,6 +26,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
+    check_logprobs(sampling.prompt_logprobs, limits.max_logprobs, "sampling.prompt_logprobs")
     n = request.n if request.HasField("n") else 1
     _check_range("n", n, 1, limits.max_n)
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
@@ -56,6 +58,8 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         min_tokens=request.min_tokens,
         stop_token_ids=tuple(stop_token_ids.tolist()),
         ignore_eos=request.ignore_eos,
+        repetition=repetition_from_pb(request.repetition_detection),
+        truncate_to=_truncate_to(request),
         text=TextOptions(
             stop=tuple(request.stop),
             include_stop_str_in_output=request.include_stop_str_in_output,
@@ -66,8 +70,20 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         ),
         add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
         cache_salt=request.cache_salt,
-        wants=Wants(news=True, token_ids=request.return_token_ids, timings=request.return_timings),
+        wants=Wants(
+            news=True,
+            token_ids=request.return_token_ids,
+            timings=request.return_timings,
+            prompt_logprobs=sampling.prompt_logprobs,
+        ),
     )
+
+
+def _truncate_to(request: ib.GenerateRequest) -> int | None:
+    if not request.HasField("truncate_prompt_tokens"):
+        return None
+    _check_range("truncate_prompt_tokens", request.truncate_prompt_tokens, -1, 2**31 - 1)
+    return request.truncate_prompt_tokens
 
 
 def _prompt(request: ib.GenerateRequest) -> Prompt:

@@ -32,6 +32,16 @@ def _no_flags() -> Bool:
     return np.empty(0, np.bool_)
 
 
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Logprobs wanted of prompt tokens: those that follow a chunk's rows, from its first row on."""
+
+    token: Int32
+    """[T] the tokens, T at most the chunk's rows."""
+    wanted: int
+    """Number of alternatives of each."""
+
+
 @dataclass(slots=True)
 class StepBatch:
     """One step: S sequences that run R rows (tokens) in all. The runner reads it and changes nothing.
@@ -71,6 +81,8 @@ class StepBatch:
     which are of the raw logits, do not see it."""
     controls: Mapping[int, RowControls] = field(default_factory=dict)
     """Sequence index -> what else its request asked of the logits, of sequences that draw. Logprobs do not see it."""
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    """Sequence index -> logprobs wanted of its prompt."""
     formed_ns: int = 0
     """`time.monotonic_ns()` when the engine formed it, 0: unknown. A device that queues steps knows by it whether it
     stood idle before this one."""
@@ -127,3 +139,5 @@ class StepOutput:
     logprobs: LogprobColumns | None
     """None when no sampled sequence asked."""
     timing: StepTiming
+    scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    """Sequence index -> logprobs of its PromptScores' tokens; `token_index` counts these."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_router.core.delta import HopTiming
-from quire_router.core.job import TextPrompt, TokenPrompt
+from quire_router.core.job import ChatPrompt, TextPrompt, TokenPrompt
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,7 +34,9 @@ class Encoder:
         self._client = client
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
-        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`."""
+        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`, but where a prompt is cut."""
+        if job.truncate_to is not None:
+            max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
         encoded: list[NDArray[np.int32]] = []
         us = 0
@@ -68,8 +70,8 @@ class Encoder:
                 found.append(tuple(spaced.tolist()))
         return found
 
-    async def text_of(self, prompt: Prompt) -> str:
-        """A prompt's text, for echo."""
-        if isinstance(prompt, TextPrompt):
+    async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
+        """A prompt's text, for echo; that of its ids where it was cut."""
+        if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
-        return await self._client.decode(prompt.ids) if isinstance(prompt, TokenPrompt) else ""
+        return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)

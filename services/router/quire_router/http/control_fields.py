@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import MAX_BIAS, NEUTRAL, LogitControls
+from quire_common.repetition import RepetitionDetection, check_repetition
+from quire_router.http.fields import check_fields
+from quire_router.http.tables import REPETITION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,3 +37,13 @@ def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
         allowed_token_ids=allowed or (),
     )
     return None if found == NEUTRAL else found
+
+
+def repetition_of(asked: Mapping[str, Any] | None) -> RepetitionDetection | None:
+    """Of the object; as in vLLM, a greatest size of 0 asks for nothing. Raises InvalidArgument."""
+    values = check_fields(asked or {}, REPETITION)
+    if not values["max_pattern_size"] and not values["min_pattern_size"]:
+        return None
+    detection = RepetitionDetection(values["max_pattern_size"], values["min_pattern_size"], values["min_count"])
+    check_repetition(detection)
+    return detection

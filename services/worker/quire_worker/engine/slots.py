@@ -76,11 +76,13 @@ class SlotTable:
         self.seed = np.zeros(n, np.uint64)
         self.sample_index = np.zeros(n, np.uint32)
         self.logprobs = np.zeros(n, np.int32)
+        self.scored = np.zeros(n, np.int32)
+        """1 + the number of alternatives to report for each prompt token; 0: no prompt logprobs."""
         self.started_ns = np.zeros(n, np.int64)
         self.first_token_ns = np.zeros(n, np.int64)
         self.controlled = np.zeros(n, np.bool_)
         self.controls: list[RowControls | None] = [None] * n
-        """Of the sequences that ask something of their logits: the device's, once they run."""
+        """Of the sequences that ask for what depends on their tokens: the device's, once they run."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
         """Changes with every start and end: what was derived of the fixed columns holds until then."""
@@ -154,8 +156,9 @@ class SlotTable:
         self.seed[slot] = sampling.seed
         self.sample_index[slot] = sampling.sample
         self.logprobs[slot] = sampling.logprobs
-        self.controlled[slot] = sampling.controls is not None
-        self.controls[slot] = None if sampling.controls is None else RowControls(sequence)
+        controls = self.controls[slot] = RowControls.of(sequence)
+        self.controlled[slot] = controls is not None
+        self.scored[slot] = 1 + sampling.prompt_logprobs
         self.started_ns[slot] = now_ns
         self.context[slot] = start.context
         self.state[slot] = SlotState.WAITING

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire_worker.step import StepBatch
+from quire_worker.step import PromptScores, StepBatch
 
 if TYPE_CHECKING:
     from quire_worker.engine.batch_rule import Choice
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire_worker.step import Bool, Int32, Int64
 
 # The device's own columns, and those that are not by sequence.
-_NOT_SELECTED = ("token", "blocked", "controls", "formed_ns", "slot", "fed", "last", "stop_id")
+_NOT_SELECTED = ("token", "blocked", "controls", "scores", "formed_ns", "slot", "fed", "last", "stop_id")
 
 
 class StepBuilder:
@@ -38,10 +38,12 @@ class StepBuilder:
         table.show_pages(slots, position, end, decodes)
         if decodes == len(slots):
             token, sample, fed = np.zeros(decodes, np.int64), fixed.everyone, fixed.everyone
+            scores: dict[int, PromptScores] = {}
         else:
             token = self._tokens(slots, position, end, decodes)
             sample = (end >= fixed.prefill_len) & ~fixed.prefill_only
             fed = np.arange(len(slots)) < decodes
+            scores = self._scores(slots, position, end, decodes)
         width = -(-int(end.max()) // table.page_size)
         return StepBatch(
             token=token,
@@ -51,6 +53,7 @@ class StepBuilder:
             sample=sample,
             blocked=self._blocked_ids(fixed, sample, end),
             controls={row: each for row, each in fixed.controls.items() if sample[row]} if fixed.controls else {},
+            scores=scores,
             formed_ns=time.monotonic_ns(),
             slot=slots,
             fed=fed,
@@ -82,6 +85,16 @@ class StepBuilder:
                 },
             )
         return fixed
+
+    def _scores(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> dict[int, PromptScores]:
+        """The prompt's tokens that follow the chunks' rows, of those that ask."""
+        table, found = self._table, {}
+        for row in np.flatnonzero(table.scored[slots]).tolist():
+            slot, first = slots[row], position[row] + 1
+            last = min(end[row] + 1, table.prompt_len[slot])
+            if row >= decodes and first < last:
+                found[row] = PromptScores(table.token[slot, first:last].copy(), int(table.scored[slot]) - 1)
+        return found
 
     def _controls(self, slots: Int32) -> dict[int, RowControls]:
         """Row -> controls of those that ask."""
@@ -131,4 +144,7 @@ def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
     controls = {new: batch.controls[old] for new, old in enumerate(keep) if old in batch.controls}
-    return StepBatch(token=token, blocked=blocked, controls=controls, formed_ns=batch.formed_ns, **columns)
+    scores = {new: batch.scores[old] for new, old in enumerate(keep) if old in batch.scores}
+    return StepBatch(
+        token=token, blocked=blocked, controls=controls, scores=scores, formed_ns=batch.formed_ns, **columns
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,6 +22,8 @@ from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.step import StepOutput, StepTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from quire_worker.engine.ports import Runner
@@ -47,6 +49,8 @@ class StepOutcome:
     timing: StepTiming
     wait_us: int
     """How long the device had nothing to do before."""
+    scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    """Sequence -> logprobs of its prompt's tokens."""
 
 
 class StepRunner:
@@ -65,6 +69,9 @@ class StepRunner:
         token = _by_sequence(batch, output, failed)
         self._last_token[batch.slot] = np.maximum(token, 0)
         finish = finish_codes(batch, token)
+        for sequence, controls in batch.controls.items():
+            if not finish[sequence] and token[sequence] >= 0 and controls.repeats(int(token[sequence])):
+                finish[sequence] = Finish.REPETITION
         if failed:
             finish[list(failed)] = Finish.ERROR
         self._ended_ns = time.perf_counter_ns()
@@ -75,6 +82,7 @@ class StepRunner:
             logprobs=None if output is None else output.logprobs,
             timing=_NO_TIME if output is None else output.timing,
             wait_us=waited_ns // 1000,
+            scores={} if output is None else output.scores,
         )
 
     def _feed(self, batch: StepBatch) -> None:
@@ -121,13 +129,14 @@ def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput
     count = len(batch.count)
     if len(output.token) == count:
         return output
+    scores = {ran[sequence]: columns for sequence, columns in output.scores.items()}
     sampled = np.array(ran, np.int32)[batch.sample[ran]]
     token = np.full(count, -1, np.int32)
     token[sampled] = output.token
     logprobs = output.logprobs
     if logprobs is not None:
         logprobs = dataclasses.replace(logprobs, token_index=sampled[logprobs.token_index])
-    return StepOutput(token, logprobs, output.timing)
+    return StepOutput(token, logprobs, output.timing, scores)
 
 
 def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError]) -> Int32:

@@ -64,7 +64,7 @@ def paced_tokens(
     final = min(len(prompt) + stop.max_tokens, max_model_len or facts.max_model_len)
     key, tokens = _key(sampling), list[int]()
     sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32))
-    controls = None if sampling.controls is None else RowControls(sequence)
+    controls = RowControls.of(sequence)
     if stop.max_tokens == 0:
         return PacedAnswer(tokens, Finish.LIMIT)
     while True:
@@ -83,6 +83,8 @@ def paced_tokens(
             return PacedAnswer(tokens, Finish.STOP)
         if length + 1 >= final:
             return PacedAnswer(tokens, Finish.LENGTH)
+        if controls is not None and controls.repeats(token):
+            return PacedAnswer(tokens, Finish.REPETITION)
         _extend(states, token, length)
         if controls is not None:
             controls.fed(token)

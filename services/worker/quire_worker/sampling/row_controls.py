@@ -1,4 +1,4 @@
-"""RowControls: one sequence's LogitControls, and what they must know of its tokens.
+"""RowControls: one sequence's LogitControls and repetition rule, and what they must know of its tokens.
 
 Exact definition, in vLLM's order, for a row of raw logits x in float32:
 
@@ -46,6 +46,14 @@ class RowControls:
         self._presence = np.float32(controls.presence_penalty)
         self._counting = bool(self._repetition != 1 or self._frequency or self._presence)
         self._counts: TokenCounts | None = None
+        self._repetition_rule = sequence.stop.repetition
+        self._min_tokens = sequence.stop.min_tokens
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> RowControls | None:
+        """None where the sequence asks for nothing of the kind."""
+        asks = sequence.sampling.controls is not None or sequence.stop.repetition is not None
+        return cls(sequence) if asks else None
 
     def fed(self, token: int) -> None:
         """The token that was drawn last is part of the output, and is computed now."""
@@ -68,6 +76,17 @@ class RowControls:
             logits[self._bias_ids] += self._bias
         if self._counting:
             self._known_counts().penalise(logits, self._repetition, self._frequency, self._presence)
+
+    def repeats(self, token: int) -> bool:
+        """Whether the sequence ends by repetition with this token, which was drawn and is not fed yet."""
+        rule = self._repetition_rule
+        if rule is None or len(self._output) + 1 < self._min_tokens:
+            return False
+        # One at the end of the list, and off again: the list may be long.
+        self._output.append(token)
+        found = rule.found_in(self._output)
+        self._output.pop()
+        return found
 
     def _known_counts(self) -> TokenCounts:
         counts = self._counts
