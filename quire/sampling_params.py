@@ -46,9 +46,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
     # Known, but not served yet.
     prompt_logprobs: int | None = None
-    bad_words: Sequence[str] | None = None
     structured_outputs: Any = None
     detokenize: bool = field(default=True)
 
@@ -82,6 +82,8 @@ class SamplingParams:
             _number("logit_bias", bias, -100, 100)
         if any(not isinstance(text, str) or not text for text in self.stop_strings):
             raise _bad("stop", self.stop, "strings that are not empty")
+        if any(not isinstance(word, str) or not word for word in self.bad_words or ()):
+            raise _bad("bad_words", self.bad_words, "strings that are not empty")
         self._refuse_what_is_not_served()
 
     @property
@@ -98,7 +100,6 @@ class SamplingParams:
     def _refuse_what_is_not_served(self) -> None:
         asked = {
             "prompt_logprobs": self.prompt_logprobs is not None,
-            "bad_words": bool(self.bad_words),
             "structured_outputs": self.structured_outputs is not None,
             "detokenize": not self.detokenize,
         }

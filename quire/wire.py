@@ -69,6 +69,7 @@ def build_request(
         return_token_ids=return_token_ids,
         return_timings=return_timings,
         timeout_ms=round(timeout_s * 1000),
+        bad_words=params.bad_words or (),
     )
     asked = normalise(prompt)
     if params.max_tokens is not None:

@@ -12,7 +12,9 @@ from quire.v1 import worker_pb2
 from quire_common import credit
 from quire_common.columns import pack_i32
 from quire_common.errors import InvalidArgument, NotFound, Unsupported
-from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_common.logit_controls import LogitControls
+from quire_common.repetition import RepetitionDetection
+from quire_common.sequence import RequestContext, Sampling, Sequence, Stop, sequence_from_pb, sequence_to_pb
 
 
 def ids(*values: int) -> np.ndarray:
@@ -112,6 +114,36 @@ def test_golden_bytes() -> None:
     report = credit.encode_report(a_report()).SerializeToString(deterministic=True)
     assert hashlib.sha256(grant).hexdigest() == "406c27c6fbd1956d32ffb89802bfaf0b85cf2348b986e1f1e49d6503c65cb333"
     assert hashlib.sha256(report).hexdigest() == "9c6afb5e9e958fdbb5a145ebc005c693937412f460cba8e46b4b2a92928eae51"
+
+
+def test_logprobs_of_prompts_travel_by_chunk() -> None:
+    def chunk(owner: int, first: int, *tops: int) -> credit.PromptLogprobs:
+        count, total = len(tops), sum(tops)
+        values = np.arange(first, first + total, dtype=np.float32)
+        columns = (np.linspace(-1, 0, count, dtype=np.float32), ids(*range(1, count + 1)), ids(*tops))
+        return credit.PromptLogprobs(
+            owner, first, credit.Logprobs(ids(*range(count)), *columns, ids(*range(total)), values)
+        )
+
+    report = credit.Report(credit.Epoch(1, 1), prompt_logprobs=[chunk(3, 1, 2, 0, 1), chunk(0, 70), chunk(9, 5, 1)])
+    wire = credit.encode_report(report).SerializeToString()
+    assert_same(report, credit.decode_report(worker_pb2.Report.FromString(wire)))
+    message = credit.encode_report(report)
+    message.prompt_logprobs.count = pack_i32([3, 0, 2])
+    with pytest.raises(InvalidArgument):
+        credit.decode_report(message)
+
+
+def test_controls_travel_whole_and_are_checked() -> None:
+    controls = LogitControls(0.5, -0.25, 1.5, ((-1, 2.5), (7, -100.0)), (3, 1), ((4, 5), (6,)))
+    rule = RepetitionDetection(9, 2, 3)
+    sequence = Sequence(ids(5), Stop(9, repetition=rule), Sampling(controls=controls, prompt_logprobs=0))
+    assert_same(sequence, sequence_from_pb(sequence_to_pb(sequence)))
+    for wrong in ({"presence_penalty": 2.5}, {"repetition_penalty": 0.0}, {"bad_words": ((),)}):
+        broken = dataclasses.replace(sequence, sampling=Sampling(controls=dataclasses.replace(controls, **wrong)))
+        with pytest.raises(InvalidArgument) as caught:
+            sequence_from_pb(sequence_to_pb(broken))
+        assert caught.value.param == next(iter(wrong))
 
 
 def test_unknown_columns_are_ignored() -> None:

@@ -12,6 +12,7 @@ import torch
 from quire_common.credit import Finish
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model_source import model_info
+from quire_worker.sampling.row_controls import RowControls
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
 from tests.unit.worker_model.batches import Run, make_batch
@@ -63,6 +64,7 @@ class CpuSubject:
         prompt, computed = len(tokens), 0
         pages = list(range(1, -(-max_len // _PAGE) + 1))
         logprobs: list[float] = []
+        controls = RowControls.of(sequence)
         while True:
             emitted = len(tokens) - prompt
             run = Run(
@@ -77,6 +79,7 @@ class CpuSubject:
                 sample_index=sampling.sample,
                 logprobs=sampling.logprobs,
                 blocked=sorted(ends) if emitted < stop.min_tokens else (),
+                controls=controls,
             )
             computed = len(tokens)
             output = self._model.runner.run(make_batch([run]))
@@ -87,3 +90,7 @@ class CpuSubject:
                 return Answer(tokens[prompt:], Finish.STOP, logprobs)
             if emitted + 1 >= stop.max_tokens or len(tokens) >= max_len:
                 return Answer(tokens[prompt:], Finish.LENGTH, logprobs)
+            if controls is not None:
+                if controls.repeats(tokens[-1]):
+                    return Answer(tokens[prompt:], Finish.REPETITION, logprobs)
+                controls.fed(tokens[-1])

@@ -21,6 +21,7 @@ from quire_worker.engine.slots import SlotState
 from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
+from quire_worker.sampling.row_controls import RowControls
 from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
@@ -189,6 +190,11 @@ def unguarded(break_rule: Callable[[MonkeyPatch], None]) -> Callable[[MonkeyPatc
     return both
 
 
+def fed_tokens_not_counted(patch: MonkeyPatch) -> None:
+    """Penalties know the tokens of a start, and none that was drawn since."""
+    patch.setattr(RowControls, "fed", lambda self, token: None)
+
+
 MUTATIONS = (
     Mutation(no_fence_for_stopped_slots, {}),
     Mutation(step_fence_off_by_the_depth, {}),
@@ -205,4 +211,5 @@ MUTATIONS = (
     Mutation(rows_after_the_end_told, REPORTS_MERGE),
     Mutation(late_rows_taken_for_the_newcomers, {}),
     Mutation(credit_past_the_pages, {}),
+    Mutation(fed_tokens_not_counted, {}),
 )

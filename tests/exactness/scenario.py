@@ -7,10 +7,16 @@ worker (thousands of scenarios) and a real model (hundreds).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.logit_controls import LogitControls
+from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Waits and steps that scenarios draw from, in microseconds: (least, most).
 NEAR_US = ((0, 0), (0, 0), (0, 1_000))
@@ -41,6 +47,7 @@ class Ask:
     own: int
     salt: int
     sampling: Sampling
+    repetition: RepetitionDetection | None
     max_tokens: int
     min_tokens: int
     stop_token_ids: tuple[int, ...]
@@ -130,7 +137,7 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
     delays_us = NEAR_US if near else DELAYS_US
     return Scenario(
         seed=seed,
-        asks=_some_asks(rng, scale, mix, kvstore=kvstore),
+        asks=tuple(_controlled(_some_asks(rng, scale, mix, kvstore=kvstore), scale, seed)),
         spare_pages=int(rng.integers(0, growth + 1) if mix.scarce else rng.choice([0, 1, 2, 4, 8, 16, 40, 100])),
         depth=int(rng.choice([1, 2, 2, 2, 2, 2, 3])),
         max_num_seqs=rows,
@@ -170,6 +177,29 @@ def _some_asks(rng: np.random.Generator, scale: Scale, mix: Mix, *, kvstore: boo
     return tuple(sorted(asks, key=lambda ask: ask.at_us))
 
 
+def _controlled(asks: tuple[Ask, ...], scale: Scale, seed: int) -> Iterator[Ask]:
+    """Some ask something of their logits: what is drawn then depends on all that was drawn before."""
+    rng = np.random.default_rng((seed, 78))
+    for ask in asks:
+        controls = _some_controls(rng, scale.vocab_size) if rng.random() < 0.3 else None
+        repetition = RepetitionDetection(2, 1, int(rng.integers(2, 4))) if rng.random() < 0.1 else None
+        yield replace(ask, sampling=replace(ask.sampling, controls=controls), repetition=repetition)
+
+
+def _some_controls(rng: np.random.Generator, vocab_size: int) -> LogitControls:
+    bias = {int(token): float(rng.choice([-100.0, -2.0, 3.0])) for token in rng.integers(0, vocab_size, 3)}
+    few = tuple(sorted({int(token) for token in rng.integers(0, vocab_size, 3 * vocab_size // 4)}))
+    words = tuple(tuple(int(t) for t in rng.integers(0, vocab_size, int(rng.integers(1, 3)))) for _ in range(40))
+    return LogitControls(
+        presence_penalty=float(rng.choice([0.0, 0.5, 2.0])),
+        frequency_penalty=float(rng.choice([0.0, 0.5, -0.25])),
+        repetition_penalty=float(rng.choice([1.0, 1.25, 0.75])),
+        logit_bias=tuple(sorted(bias.items())) if rng.random() < 0.3 else (),
+        allowed_token_ids=few if rng.random() < 0.2 else (),
+        bad_words=words if rng.random() < 0.3 else (),
+    )
+
+
 def _within(rng: np.random.Generator, share: tuple[float, float], most: int) -> int:
     """At least one."""
     return max(int(rng.integers(int(share[0] * most), int(share[1] * most) + 1)), 1)
@@ -187,6 +217,7 @@ def _an_ask(rng: np.random.Generator, scale: Scale, mix: Mix, spread_us: int, in
         own=length - shared,
         salt=int(rng.integers(0, 4)) if rng.random() < 0.5 else 10 + index,
         sampling=_a_sampling(rng),
+        repetition=None,
         max_tokens=_within(rng, mix.answers, scale.most_tokens),
         min_tokens=int(rng.choice([0, 0, 2, 8])),
         stop_token_ids=tuple(int(token) for token in stops),

@@ -213,7 +213,7 @@ def num_pages(subject: Subject, scenario: Scenario) -> int:
 
 def a_sequence(ask: Ask, subject: Subject, output_ids: list[int]) -> Sequence:
     """What the client asks for."""
-    stop = Stop(ask.max_tokens, ask.min_tokens, ask.stop_token_ids, ask.ignore_eos)
+    stop = Stop(ask.max_tokens, ask.min_tokens, ask.stop_token_ids, ask.ignore_eos, ask.repetition)
     output = np.array(output_ids, np.int32)
     return Sequence(ask.prompt(subject.scale), stop, ask.sampling, output, skip_cache_read=ask.skip_cache_read)
 

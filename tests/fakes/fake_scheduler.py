@@ -60,7 +60,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         max_num_seqs: int = 64,
         digest: bytes = b"d",
         heartbeat_ms: int = 0,
+        finish: int = LENGTH,
     ) -> None:
+        self.finish = finish
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
         self.digest, self.heartbeat_ms = digest, heartbeat_ms
@@ -236,6 +238,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 message.admitted.add(
                     handle=handle, attempt=run.submit.context.attempt, cached_tokens=self.cached_tokens
                 )
+                if spec.sampling.HasField("prompt_logprobs"):
+                    scores = _prompt_logprobs(handle, len(run.prompt), spec.sampling.prompt_logprobs)
+                    message.prompt_logprobs.CopyFrom(scores)
             stops = {*i32(spec.stop.stop_token_ids).tolist(), *(() if spec.stop.ignore_eos else (EOS,))}
             taken, finish = 0, 0
             while taken < self.tokens_per_step and not finish:
@@ -247,7 +252,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 if token in stops:
                     finish = STOP
                 elif run.sent >= spec.stop.max_tokens:
-                    finish = LENGTH
+                    finish = self.finish
             handles.append(handle)
             counts.append(taken)
             finishes.append(finish)
@@ -279,6 +284,26 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         columns["count"].append(alternatives)
         columns["id"] += [(token + i) % 256 for i in range(alternatives)]
         columns["top"] += [-1.0 - sent - i for i in range(alternatives)]
+
+
+def _prompt_logprobs(handle: int, length: int, alternatives: int) -> common_pb2.PromptLogprobColumns:
+    """In two runs: token i has logprob -i and rank 2; its alternatives are the ids i, i + 1 and so on."""
+    places = range(1, length)
+    columns = common_pb2.LogprobColumns(
+        token_index=pack_i32(range(len(places))),
+        logprob=pack_f32([-float(i) for i in places]),
+        rank=pack_i32([2] * len(places)),
+        top_count=pack_i32([alternatives] * len(places)),
+        top_id=pack_i32([i + k for i in places for k in range(alternatives)]),
+        top_logprob=pack_f32([-0.5 - k for _ in places for k in range(alternatives)]),
+    )
+    half = len(places) // 2
+    return common_pb2.PromptLogprobColumns(
+        owner=pack_i32([handle, handle]),
+        first=pack_i32([1, 1 + half]),
+        count=pack_i32([half, len(places) - half]),
+        logprobs=columns,
+    )
 
 
 def _nonsense(handles: list[int]) -> pb.SessionResponse:

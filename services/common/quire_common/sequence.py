@@ -13,6 +13,8 @@ import numpy as np
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, TooLarge, Unsupported
+from quire_common.logit_controls import LogitControls, check_controls, controls_from_pb, controls_into_pb
+from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +41,7 @@ class RequestContext:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is chosen. temperature 0 is greedy; logprobs -1 is none, 0 the chosen token alone."""
+    """How the next token is chosen. temperature 0 is greedy; (prompt_)logprobs -1 is none, 0 the token itself alone."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -48,6 +50,8 @@ class Sampling:
     seed: int = 0
     sample: int = 0
     logprobs: int = -1
+    controls: LogitControls | None = None
+    prompt_logprobs: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,7 @@ class Stop:
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition: RepetitionDetection | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,10 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
     )
     if s.logprobs >= 0:
         sampling.logprobs = s.logprobs
+    if s.prompt_logprobs >= 0:
+        sampling.prompt_logprobs = s.prompt_logprobs
+    if s.controls is not None:
+        controls_into_pb(s.controls, sampling)
     return pb.SequenceSpec(
         kind=pb.REQUEST_KIND_GENERATE,
         inputs=[pb.InputSegment(token_ids=pack_i32(sequence.prompt_ids))],
@@ -123,6 +132,7 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
             min_tokens=stop.min_tokens,
             stop_token_ids=pack_i32(stop.stop_token_ids),
             ignore_eos=stop.ignore_eos,
+            repetition_detection=repetition_to_pb(stop.repetition),
         ),
         cache_salt=sequence.cache_salt,
         skip_cache_read=sequence.skip_cache_read,
@@ -144,6 +154,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
             min_tokens=stop.min_tokens,
             stop_token_ids=_stop_token_ids(stop.stop_token_ids),
             ignore_eos=stop.ignore_eos,
+            repetition=repetition_from_pb(stop.repetition_detection),
         ),
         cache_salt=message.cache_salt,
         skip_cache_read=message.skip_cache_read,
@@ -152,14 +163,8 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
     """Wire to domain; raises Unsupported or InvalidArgument naming the parameter."""
-    for name, off in (("presence_penalty", 0.0), ("frequency_penalty", 0.0), ("repetition_penalty", 1.0)):
-        if getattr(message, name) != off and (name != "repetition_penalty" or message.HasField("repetition_penalty")):
-            raise unsupported(name)
-    for name in ("logit_bias", "allowed_token_ids", "bad_words_ids", "logits_processors"):
-        if getattr(message, name):
-            raise unsupported(name)
-    if message.HasField("prompt_logprobs"):
-        raise unsupported("prompt_logprobs")
+    if message.logits_processors:
+        raise unsupported("logits_processors")
     sampling = Sampling(
         temperature=message.temperature,
         top_k=max(message.top_k, 0),
@@ -168,6 +173,8 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
         seed=message.seed,
         sample=message.sample,
         logprobs=message.logprobs if message.HasField("logprobs") else -1,
+        controls=controls_from_pb(message),
+        prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else -1,
     )
     check_sampling(sampling)
     return sampling
@@ -182,19 +189,22 @@ def check_sampling(sampling: Sampling) -> None:
         ("top_k", 0 <= sampling.top_k < 2**31, "0 or -1 (all), or positive"),
         ("seed", 0 <= sampling.seed < 2**64, "an unsigned 64-bit integer"),
     )
-    if sampling.logprobs > MAX_LOGPROBS:
-        raise TooLarge(
-            "TOO_MANY_LOGPROBS",
-            f"{sampling.logprobs} alternatives per token, at most {MAX_LOGPROBS} are possible.",
-            "Ask for fewer.",
-            param="logprobs",
-        )
+    for name, asked in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
+        if asked > MAX_LOGPROBS:
+            raise TooLarge(
+                "TOO_MANY_LOGPROBS",
+                f"{asked} alternatives per token, at most {MAX_LOGPROBS} are possible.",
+                "Ask for fewer.",
+                param=name,
+            )
     for name, good, range_text in checks:
         if not good:
             value = getattr(sampling, name)
             raise InvalidArgument(
                 "BAD_SAMPLING_PARAMETER", f"{name} is {value}.", f"Choose a value {range_text}.", param=name
             )
+    if sampling.controls is not None:
+        check_controls(sampling.controls)
 
 
 def unsupported(name: str) -> Unsupported:
@@ -234,7 +244,5 @@ def _refuse_unsupported(message: pb.SequenceSpec) -> None:
             raise unsupported(name)
     if message.forced:
         raise unsupported("forced")
-    if message.stop.HasField("repetition_detection"):
-        raise unsupported("repetition_detection")
     if any(segment.WhichOneof("segment") != "token_ids" for segment in message.inputs):
         raise unsupported("media")

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import MAX_BAD_WORDS
+from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS
-from quire_router.http.tables import MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from quire_router.http.tables import MAX_BAD_WORD_CHARS, MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
 
 if TYPE_CHECKING:
     from quire.v1 import inference_pb2 as ib
@@ -24,6 +26,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     _refuse_unsupported(request)
     sampling = sampling_from_pb(request.sampling)
     check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
+    check_logprobs(sampling.prompt_logprobs, limits.max_logprobs, "sampling.prompt_logprobs")
     n = request.n if request.HasField("n") else 1
     _check_range("n", n, 1, limits.max_n)
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
@@ -37,18 +40,26 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     stop_token_ids = i32(request.stop_token_ids, "stop_token_ids")
     _check_count("stop_token_ids", len(stop_token_ids), MAX_STOP_IDS, "items")
     _check_count("cache_salt", len(request.cache_salt), MAX_ID_CHARS, "characters")
+    _check_count("bad_words", len(request.bad_words), MAX_BAD_WORDS, "items")
+    for word in request.bad_words:
+        if not word:
+            raise InvalidArgument("BAD_STRING", "bad_words has an empty string.", "Leave it out.", param="bad_words")
+        _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS, "characters")
     prompt = _prompt(request)
     return GenerateJob(
         model=request.model,
         prompts=(prompt,),
         n=n,
         sampling=replace(sampling, seed=0, sample=0),
+        bad_words=tuple(request.bad_words),
         seed=request.sampling.seed if request.sampling.HasField("seed") else None,
         max_tokens=max_tokens,
         default_max_tokens=None if isinstance(prompt, ChatPrompt) else DEFAULT_COMPLETION_TOKENS,
         min_tokens=request.min_tokens,
         stop_token_ids=tuple(stop_token_ids.tolist()),
         ignore_eos=request.ignore_eos,
+        repetition=repetition_from_pb(request.repetition_detection),
+        truncate_to=_truncate_to(request),
         text=TextOptions(
             stop=tuple(request.stop),
             include_stop_str_in_output=request.include_stop_str_in_output,
@@ -59,8 +70,20 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         ),
         add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
         cache_salt=request.cache_salt,
-        wants=Wants(news=True, token_ids=request.return_token_ids, timings=request.return_timings),
+        wants=Wants(
+            news=True,
+            token_ids=request.return_token_ids,
+            timings=request.return_timings,
+            prompt_logprobs=sampling.prompt_logprobs,
+        ),
     )
+
+
+def _truncate_to(request: ib.GenerateRequest) -> int | None:
+    if not request.HasField("truncate_prompt_tokens"):
+        return None
+    _check_range("truncate_prompt_tokens", request.truncate_prompt_tokens, -1, 2**31 - 1)
+    return request.truncate_prompt_tokens
 
 
 def _prompt(request: ib.GenerateRequest) -> Prompt:

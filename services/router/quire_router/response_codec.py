@@ -22,6 +22,7 @@ class GenerateFormat:
         self._generation = generation
         self._request_id = generation.caller.request_id
         self._logprobs = generation.job.sampling.logprobs >= 0
+        self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
         self._token_ids = generation.job.wants.token_ids
         self._opened = False
         self._characters = [0] * len(generation.choices)
@@ -44,6 +45,8 @@ class GenerateFormat:
             response.stop_token_id = delta.stop_reason
         if self._logprobs:
             self._add_logprobs(response, delta)
+        if delta.finish and self._prompt_logprobs and delta.index % self._generation.job.n == 0:
+            self._add_prompt_logprobs(response, delta.index)
         return response
 
     def finish(self, last: ib.GenerateResponse) -> ib.GenerateResponse:
@@ -62,6 +65,17 @@ class GenerateFormat:
         return ib.GenerateResponse(
             request_id=self._request_id, finish_reason=pb.FINISH_REASON_ERROR, error=to_message(error)
         )
+
+    def _add_prompt_logprobs(self, response: ib.GenerateResponse, index: int) -> None:
+        token_bytes = self._generation.token_bytes
+        for entry in self._generation.prompt_entries(index)[1:]:
+            added = response.prompt_logprobs.add()
+            if entry is None:
+                continue
+            added.token_id, added.token = entry.token_id, token_bytes.get(entry.token_id)
+            added.logprob, added.rank = entry.logprob, entry.rank
+            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+                added.top.add(token_id=token_id, token=token_bytes.get(token_id), logprob=logprob)
 
     def _add_logprobs(self, response: ib.GenerateResponse, delta: Delta) -> None:
         token_bytes = self._generation.token_bytes

@@ -5,6 +5,7 @@ Usual steps - every row one token of the slot's present holder - are array work,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +42,7 @@ class Harvest:
         fence = Fence(step=self._completed + report.in_flight)
         self._moves(report)
         self._prefill(report)
+        self._prompt_logprobs(report)
         if len(report.slot):
             self._rows(report, fence, now)
         elif report.error:
@@ -69,6 +71,16 @@ class Harvest:
         if len(report.prefill_slot):
             inside = (report.prefill_slot >= 0) & (report.prefill_slot < self._replica.slots.num_slots)
             self._replica.slots.computed[report.prefill_slot[inside]] = report.prefill_position[inside]
+
+    def _prompt_logprobs(self, report: Report) -> None:
+        """A Report tells of prefills under one Grant alone, so all are of who held the slots then."""
+        slots = self._replica.slots
+        for chunk in report.prompt_logprobs:
+            if not 0 <= chunk.owner < slots.num_slots:
+                raise Internal("BAD_SLOT", "The worker scored a slot that it does not have.", "See the worker's log.")
+            request = slots.held_at(chunk.owner, int(report.step_applied[0]))
+            if request is not None and request.state is not State.FINISHED:
+                self._replica.outputs.prompt_logprobs(request.session, replace(chunk, owner=request.handle))
 
     def _rows(self, report: Report, fence: Fence, now: float) -> None:
         slots = self._replica.slots

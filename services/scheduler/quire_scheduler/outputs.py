@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_common.credit import Finish, Logprobs
+from quire_common.credit import Finish, Logprobs, PromptLogprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -28,6 +28,7 @@ class FinishReason(enum.IntEnum):
     LENGTH = 2
     ABORT = 3
     ERROR = 4
+    REPETITION = 5
 
 
 # The worker's Finish as a FinishReason. A row that ended by its limit is a sequence that may go no further.
@@ -36,6 +37,7 @@ FINISH_REASONS[Finish.STOP] = FinishReason.STOP
 FINISH_REASONS[Finish.LENGTH] = FinishReason.LENGTH
 FINISH_REASONS[Finish.LIMIT] = FinishReason.LENGTH
 FINISH_REASONS[Finish.ERROR] = FinishReason.ERROR
+FINISH_REASONS[Finish.REPETITION] = FinishReason.REPETITION
 
 
 class AdmittedNote(NamedTuple):
@@ -77,6 +79,7 @@ class SessionOutputs:
     admitted: list[AdmittedNote] = field(default_factory=list)
     finished: list[FinishedNote] = field(default_factory=list)
     failed: list[FailedNote] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -130,6 +133,10 @@ class OutputBuffer:
     def failed(self, session: int, note: FailedNote) -> None:
         """A request failed."""
         self._of(session).failed.append(note)
+
+    def prompt_logprobs(self, session: int, chunk: PromptLogprobs) -> None:
+        """Logprobs of some of a prompt's tokens; the chunk's owner is the handle."""
+        self._of(session).prompt_logprobs.append(chunk)
 
     def forget(self, session: int) -> None:
         """Nobody listens to the session any more."""

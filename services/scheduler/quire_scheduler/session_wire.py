@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, scheduler_pb2
-from quire_common.credit.report import logprobs_to_pb
+from quire_common.credit.logprobs import logprobs_to_pb
+from quire_common.credit.prompt_logprobs import prompt_logprobs_to_pb
 from quire_common.errors import to_message
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
     )
     if out.logprobs is not None:
         message.logprobs.CopyFrom(logprobs_to_pb(out.logprobs))
+    if out.prompt_logprobs:
+        message.prompt_logprobs.CopyFrom(prompt_logprobs_to_pb(out.prompt_logprobs))
     for admitted in out.admitted:
         message.admitted.add(handle=admitted.handle, attempt=admitted.attempt, cached_tokens=admitted.cached_tokens)
     for finished in out.finished:
@@ -35,6 +38,8 @@ def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensRes
         message.finish_reason = common_pb2.FinishReason.Name(int(out.finish[-1]))  # type: ignore[assignment]  # names are accepted
     if out.logprobs is not None:
         message.logprobs.CopyFrom(logprobs_to_pb(out.logprobs))
+    if out.prompt_logprobs:
+        message.prompt_logprobs.CopyFrom(prompt_logprobs_to_pb(out.prompt_logprobs))
     if out.finished:
         message.finished.CopyFrom(finished_to_pb(out.finished[0]))
     return message

@@ -37,7 +37,7 @@ class SingleStream:
                 outputs = await self._queue.get()
                 if outputs.failed:
                     raise outputs.failed[0].error
-                if len(outputs.handle):
+                if len(outputs.handle) or outputs.prompt_logprobs:
                     yield outputs_to_generated(outputs)
                 finished = bool(outputs.finished)
         finally:

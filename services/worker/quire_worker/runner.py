@@ -15,7 +15,8 @@ from torch import Tensor
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
 from quire_worker.model.decoder import Decoder
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import Int64, StepBatch, StepOutput, StepTiming
+from quire_worker.sampling.logprobs import join_columns
+from quire_worker.step import Int64, LogprobColumns, StepBatch, StepOutput, StepTiming
 
 
 class ModelRunner:
@@ -32,6 +33,7 @@ class ModelRunner:
         begin = time.perf_counter_ns()
         hidden, prepared = self._forward(batch)
         sampled = np.flatnonzero(batch.sample)
+        scores = self._scores(hidden, batch) if batch.scores else {}
         if sampled.size == 0:
             token, logprobs, forwarded = np.empty(0, np.int32), None, time.perf_counter_ns()
         else:
@@ -45,7 +47,7 @@ class ModelRunner:
             forward_us=(forwarded - prepared) // 1000,
             sample_us=(time.perf_counter_ns() - forwarded) // 1000,
         )
-        return StepOutput(token, logprobs, timing)
+        return StepOutput(token, logprobs, timing, scores)
 
     @torch.inference_mode()
     def all_logits(self, batch: StepBatch) -> Tensor:
@@ -64,11 +66,31 @@ class ModelRunner:
         prepared = time.perf_counter_ns()
         return self.decoder.forward(token, self.pool.tensor, plan), prepared
 
+    def _scores(self, hidden: Tensor, batch: StepBatch) -> dict[int, LogprobColumns]:
+        """Logprobs of prompt tokens: logits of a few rows at a time, since a row's are as many as the vocabulary."""
+        first_row = np.cumsum(batch.count, dtype=np.int64) - batch.count
+        found = {}
+        for sequence, scores in batch.scores.items():
+            parts = []
+            for begin in range(0, scores.token.size, _SCORED_ROWS):
+                token = scores.token[begin : begin + _SCORED_ROWS]
+                logits = self._logits(hidden, first_row[sequence] + np.arange(begin, begin + token.size))
+                wanted = np.full(token.size, scores.wanted, np.int32)
+                part = self.decoder.ops.logprobs(logits, token, wanted)
+                if part is not None:
+                    parts.append(part)
+            found[sequence] = join_columns(parts)
+        return found
+
     def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:
         """Logits of the given rows; the product sees a padded number of rows, repeats of the first."""
         index = np.zeros(_padded(rows.size, self.decoder.ops.row_multiple), np.int64) + rows[0]
         index[: rows.size] = rows
         return self.decoder.logits(hidden.index_select(0, torch.from_numpy(index)))[: rows.size]
+
+
+# Logits of so many prompt rows are there at once.
+_SCORED_ROWS = 64
 
 
 def _padded(count: int, multiple: int) -> int:
@@ -77,7 +99,7 @@ def _padded(count: int, multiple: int) -> int:
 
 def _columns(batch: StepBatch, sampled: Int64) -> SamplingColumns:
     """Sampling columns of the sequences that yield a token."""
-    place = {int(sequence): row for row, sequence in enumerate(sampled)} if batch.blocked else {}
+    place = {int(sequence): row for row, sequence in enumerate(sampled)} if batch.blocked or batch.controls else {}
     return SamplingColumns(
         temperature=batch.temperature[sampled],
         top_k=batch.top_k[sampled],
@@ -87,4 +109,5 @@ def _columns(batch: StepBatch, sampled: Int64) -> SamplingColumns:
         sample_index=batch.sample_index[sampled],
         position=(batch.position[sampled] + batch.count[sampled]).astype(np.int64),
         blocked={place[sequence]: ids for sequence, ids in batch.blocked.items() if sequence in place},
+        controls={place[sequence]: each for sequence, each in batch.controls.items() if sequence in place},
     )

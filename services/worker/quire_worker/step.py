@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from quire_worker.sampling.row_controls import RowControls
 
 Int32 = NDArray[np.int32]
 Int64 = NDArray[np.int64]
@@ -26,6 +30,16 @@ def _no_ids() -> Int32:
 
 def _no_flags() -> Bool:
     return np.empty(0, np.bool_)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Logprobs wanted of prompt tokens: those that follow a chunk's rows, from its first row on."""
+
+    token: Int32
+    """[T] the tokens, T at most the chunk's rows."""
+    wanted: int
+    """Number of alternatives of each."""
 
 
 @dataclass(slots=True)
@@ -65,6 +79,10 @@ class StepBatch:
     blocked: Mapping[int, Int32] = field(default_factory=dict)
     """Sequence index -> token ids that may not be drawn at this step (stop ids before min_tokens is reached). Logprobs,
     which are of the raw logits, do not see it."""
+    controls: Mapping[int, RowControls] = field(default_factory=dict)
+    """Sequence index -> what else its request asked of the logits, of sequences that draw. Logprobs do not see it."""
+    scores: Mapping[int, PromptScores] = field(default_factory=dict)
+    """Sequence index -> logprobs wanted of its prompt."""
     formed_ns: int = 0
     """`time.monotonic_ns()` when the engine formed it, 0: unknown. A device that queues steps knows by it whether it
     stood idle before this one."""
@@ -116,7 +134,10 @@ class StepOutput:
 
     token: Int32
     """[number of sequences with `sample`], in their order. -1 where the row's logits hold a NaN (damaged weights or
-    KV): that sequence must end with an error; the others are unharmed."""
+    KV), -2 where its request's own parameters leave nothing to draw: that sequence must end with an error; the others
+    are unharmed."""
     logprobs: LogprobColumns | None
     """None when no sampled sequence asked."""
     timing: StepTiming
+    scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    """Sequence index -> logprobs of its PromptScores' tokens; `token_index` counts these."""

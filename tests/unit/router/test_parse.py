@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument, Unsupported
+from quire_common.logit_controls import LogitControls
 from quire_router.core.job import ChatPrompt, TokenPrompt
 from quire_router.http.body import parse_object
 from quire_router.http.fields import KINDS, Field, check_fields
@@ -71,6 +72,13 @@ def test_spellings() -> None:
     assert completion(logprobs=0).job.sampling.logprobs == 0
 
 
+def test_controls_of_the_logits() -> None:
+    assert completion(presence_penalty=0, repetition_penalty=1, logit_bias={}).job.sampling.controls is None
+    controls = completion(logit_bias={"12": 3, "5": -1000}, repetition_penalty=0.5).job.sampling.controls
+    assert controls == LogitControls(repetition_penalty=0.5, logit_bias=((5, -100.0), (12, 3.0)))
+    assert chat(bad_words="x").job.bad_words == chat(bad_words=["x"]).job.bad_words == ("x",)
+
+
 def test_stream_options() -> None:
     parsed = completion(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert parsed.stream and parsed.include_usage and parsed.continuous_usage
@@ -96,9 +104,7 @@ def test_messages_reach_the_template_as_they_were() -> None:
 
 def test_unsupported_fields_are_named() -> None:
     for name, value in (
-        ("logit_bias", {"5": 1}),
         ("best_of", 2),
-        ("repetition_penalty", 1.1),
         ("use_beam_search", True),
     ):
         with pytest.raises(Unsupported) as caught:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import Int32, StepBatch
 
 PAGE_SIZE = 16
@@ -28,6 +29,7 @@ class Run:
     sample_index: int = 0
     logprobs: int = -1
     blocked: Sequence[int] = field(default_factory=tuple)
+    controls: RowControls | None = None
 
 
 def make_batch(runs: Sequence[Run]) -> StepBatch:
@@ -49,6 +51,7 @@ def make_batch(runs: Sequence[Run]) -> StepBatch:
         sample_index=np.array([run.sample_index for run in runs], np.uint32),
         logprobs=np.array([run.logprobs for run in runs], np.int32),
         blocked={row: np.array(run.blocked, np.int32) for row, run in enumerate(runs) if len(run.blocked)},
+        controls={row: run.controls for row, run in enumerate(runs) if run.controls is not None},
     )
 
 

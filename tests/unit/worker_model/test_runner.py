@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
+from quire_worker.sampling.logprobs import logprob_columns
+from quire_worker.step import LogprobColumns, PromptScores
 from tests.unit.worker_model.batches import PAGE_SIZE, Run, make_batch, pages_for
 from tests.unit.worker_model.folders import FAMILIES, load_dummy_model, write_config
 
@@ -75,6 +77,29 @@ def test_chunks_and_company_change_nothing(
         turn += 1
     for i, text in enumerate(texts):
         assert torch.equal(torch.cat(found[i]), whole(model, text, 70))
+
+
+def test_prompt_logprobs_are_those_of_the_rows_logits(llama: LoadedModel) -> None:
+    """In chunks beside others, whose tokens they do not change; more rows than are scored at once."""
+    text, other = tokens_of(1, 190), tokens_of(2, 30)
+    logits = whole(llama, text)
+    expected = logprob_columns(logits[:-1], np.array(text[1:], np.int32), np.full(len(text) - 1, 3, np.int32))
+    assert expected is not None
+    found: list[LogprobColumns] = []
+    for begin, end in ((0, 1), (1, 150), (150, 190)):
+        runs = [
+            Run(other[:20], 0, pages_for(LONGEST, 1 + PAGES_EACH), logprobs=1),
+            Run(text[begin:end], begin, pages_for(LONGEST, 1), sample=end == len(text)),
+        ]
+        plain = llama.runner.run(make_batch(runs))
+        batch = make_batch(runs)
+        batch.scores = {1: PromptScores(np.array(text[begin + 1 : end + 1], np.int32), 3)}
+        output = llama.runner.run(batch)
+        assert output.token.tolist() == plain.token.tolist()
+        found.append(output.scores[1])
+        assert found[-1].token_index.tolist() == list(range(len(text[begin + 1 : end + 1])))
+    for name in ("logprob", "rank", "top_count", "top_id", "top_logprob"):
+        np.testing.assert_array_equal(np.concatenate([getattr(each, name) for each in found]), getattr(expected, name))
 
 
 @pytest.mark.parametrize("head_dim", [12, 32])

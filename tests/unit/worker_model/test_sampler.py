@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.gumbel import noise_of_rows
-from quire_worker.sampling.sampler import DAMAGED, sample
+from quire_worker.sampling.sampler import DAMAGED, NOTHING_LEFT, sample
 
 
 def columns(rows: int, **fields: Any) -> SamplingColumns:
@@ -80,8 +80,8 @@ def test_blocked_tokens_are_not_drawn_and_logits_stay(temperature: float) -> Non
     assert torch.equal(logits, before)
 
 
-def test_a_row_with_everything_blocked_is_damaged() -> None:
-    assert sample(torch.zeros(1, 4), columns(1, blocked={0: np.arange(4, dtype=np.int32)})).tolist() == [DAMAGED]
+def test_a_row_with_everything_blocked_has_nothing_left() -> None:
+    assert sample(torch.zeros(1, 4), columns(1, blocked={0: np.arange(4, dtype=np.int32)})).tolist() == [NOTHING_LEFT]
 
 
 row_settings = st.fixed_dictionaries(

@@ -16,7 +16,9 @@ from quire_common.credit.grant import (
     encode_move,
 )
 from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, KvGroup, ModelInfo, PageGeometry, WorkerHello
-from quire_common.credit.report import Finish, Logprobs, Report, StepTiming, decode_report, encode_report
+from quire_common.credit.logprobs import Logprobs
+from quire_common.credit.prompt_logprobs import PromptLogprobs
+from quire_common.credit.report import Finish, Report, StepTiming, decode_report, encode_report
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -30,6 +32,7 @@ __all__ = [
     "MoveKind",
     "PageGeometry",
     "PageMove",
+    "PromptLogprobs",
     "Report",
     "Start",
     "StepTiming",

@@ -4,25 +4,17 @@ from __future__ import annotations
 
 import enum
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire.v1 import common_pb2, worker_pb2
-from quire_common.columns import (
-    equal_lengths,
-    f32,
-    i32,
-    i64,
-    pack_f32,
-    pack_i32,
-    pack_i64,
-    pack_u8,
-    u8,
-)
+from quire.v1 import worker_pb2
+from quire_common.columns import equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, u8
 from quire_common.credit.grant import empty
 from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
-from quire_common.errors import InvalidArgument, QuireError, from_message, to_message
+from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb
+from quire_common.credit.prompt_logprobs import PromptLogprobs, prompt_logprobs_from_pb, prompt_logprobs_to_pb
+from quire_common.errors import QuireError, from_message, to_message
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,6 +31,8 @@ class Finish(enum.IntEnum):
     # The slot's final limit: a prefill-only sequence.
     LIMIT = 3
     ERROR = 4
+    # The answer's end is one pattern over and over.
+    REPETITION = 5
 
 
 class StepTiming(NamedTuple):
@@ -51,28 +45,12 @@ class StepTiming(NamedTuple):
     copy: int
 
 
-def _empty_f32() -> NDArray[np.float32]:
-    return np.empty(0, np.float32)
-
-
 def _empty_i64() -> NDArray[np.int64]:
     return np.empty(0, np.int64)
 
 
 def _empty_u8() -> NDArray[np.uint8]:
     return np.empty(0, np.uint8)
-
-
-@dataclass(slots=True)
-class Logprobs:
-    """Logprobs of the tokens that asked. token_index points into the message's token column; tops are concatenated."""
-
-    token_index: NDArray[np.int32] = field(default_factory=empty)
-    logprob: NDArray[np.float32] = field(default_factory=_empty_f32)
-    rank: NDArray[np.int32] = field(default_factory=empty)
-    top_count: NDArray[np.int32] = field(default_factory=empty)
-    top_id: NDArray[np.int32] = field(default_factory=empty)
-    top_logprob: NDArray[np.float32] = field(default_factory=_empty_f32)
 
 
 @dataclass(slots=True)
@@ -105,6 +83,7 @@ class Report:
     grant_arrival_us: int = 0
     draining: bool = False
     heartbeat: bool = False
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -141,6 +120,7 @@ def encode_report(report: Report) -> worker_pb2.Report:
         grant_arrival_us=report.grant_arrival_us,
         draining=report.draining,
         heartbeat=report.heartbeat,
+        prompt_logprobs=prompt_logprobs_to_pb(report.prompt_logprobs) if report.prompt_logprobs else None,
     )
 
 
@@ -173,6 +153,7 @@ def decode_report(message: worker_pb2.Report) -> Report:
         grant_arrival_us=message.grant_arrival_us,
         draining=message.draining,
         heartbeat=message.heartbeat,
+        prompt_logprobs=prompt_logprobs_from_pb(message.prompt_logprobs),
     )
     equal_lengths("step", applied=report.step_applied, rows=report.step_rows)
     rows = equal_lengths("row", slot=report.slot, count=report.count, finish=report.finish)
@@ -181,45 +162,3 @@ def decode_report(message: worker_pb2.Report) -> Report:
     check_sum("step_rows", report.step_rows, rows)
     check_sum("count", report.count, len(report.token))
     return report
-
-
-def check_sum(name: str, counts: NDArray[Any], total: int) -> None:
-    """Raise InvalidArgument unless the counts are non-negative and add up to the rows that follow."""
-    if (len(counts) and int(counts.min()) < 0) or int(counts.sum()) != total:
-        raise InvalidArgument(
-            "BAD_COUNTS", f"Column {name} adds up to {int(counts.sum())}, {total} follow.", "Send counts that add up."
-        )
-
-
-def logprobs_to_pb(logprobs: Logprobs) -> common_pb2.LogprobColumns:
-    """Domain to wire."""
-    return common_pb2.LogprobColumns(
-        token_index=pack_i32(logprobs.token_index),
-        logprob=pack_f32(logprobs.logprob),
-        rank=pack_i32(logprobs.rank),
-        top_count=pack_i32(logprobs.top_count),
-        top_id=pack_i32(logprobs.top_id),
-        top_logprob=pack_f32(logprobs.top_logprob),
-    )
-
-
-def logprobs_from_pb(message: common_pb2.LogprobColumns) -> Logprobs:
-    """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
-    result = Logprobs(
-        token_index=i32(message.token_index, "token_index"),
-        logprob=f32(message.logprob, "logprob"),
-        rank=i32(message.rank, "rank"),
-        top_count=i32(message.top_count, "top_count"),
-        top_id=i32(message.top_id, "top_id"),
-        top_logprob=f32(message.top_logprob, "top_logprob"),
-    )
-    equal_lengths(
-        "logprobs",
-        token_index=result.token_index,
-        logprob=result.logprob,
-        rank=result.rank,
-        top_count=result.top_count,
-    )
-    equal_lengths("tops", id=result.top_id, logprob=result.top_logprob)
-    check_sum("top_count", result.top_count, len(result.top_id))
-    return result

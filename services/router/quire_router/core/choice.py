@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from quire_common.columns import i32
-from quire_router.core.delta import ERROR, LENGTH, STOP, Delta, HopTiming, LogprobEntry
+from quire_router.core.delta import ERROR, LENGTH, REPETITION, STOP, Delta, HopTiming, LogprobEntry
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from quire_router.core.job import GenerateJob
     from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
+
+
+# vLLM's stop_reason of such an answer.
+_REPEATED = "repetition_detected"
 
 
 class Holder(Protocol):
@@ -58,6 +62,7 @@ class Choice:
         "offsets",
         "outbox",
         "output_ids",
+        "prompt_entries",
         "resumed",
         "rows_back",
         "rows_out",
@@ -101,6 +106,8 @@ class Choice:
         # All ids that end it, the model's own included: the tokenizer hides their text.
         self.stop_token_ids = job.stop_token_ids
         self.entries: list[LogprobEntry] = []
+        self.prompt_entries: dict[int, LogprobEntry] = {}
+        """By position; where the client asked for them."""
         self.cached_tokens = 0
         self.timings: tuple[HopTiming, ...] = ()
         self.first_token_ns = 0
@@ -142,7 +149,12 @@ class Choice:
 
     def to_submit(self) -> Sequence:
         """What an engine must be told, also one that takes it up: all tokens so far are part of it."""
-        return replace(self.sequence, output_ids=i32(bytes(self.output_ids), "output_ids"))
+        sequence = replace(self.sequence, output_ids=i32(bytes(self.output_ids), "output_ids"))
+        if self.prompt_entries and len(self.prompt_entries) == len(sequence.prompt_ids) - 1:
+            # All is said of its prompt: who takes it up need not compute it for that.
+            sampling = replace(sequence.sampling, prompt_logprobs=-1)
+            sequence = replace(sequence, sampling=sampling, skip_cache_read=False)
+        return sequence
 
     def renew(self, handle: int) -> None:
         """Another attempt begins, from all that is known. What was said of the old handle finds nobody."""
@@ -169,6 +181,8 @@ class Choice:
         self.rows_out += 1
         if finish:
             self.finish = finish
+            if finish == REPETITION:
+                self.stop_reason = _REPEATED
         if token_ids:
             if not self.first_token_ns:
                 self.first_token_ns = now_ns

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 # Numbers of the contract's FinishReason; a test compares them.
 FINISH_NAMES = {1: "stop", 2: "length", 3: "abort", 4: "error", 5: "repetition"}
-STOP, LENGTH, ERROR = 1, 2, 4
+STOP, LENGTH, ERROR, REPETITION = 1, 2, 4, 5
 
 
 @dataclass(slots=True)

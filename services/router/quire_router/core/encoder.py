@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_router.core.delta import HopTiming
-from quire_router.core.job import TextPrompt, TokenPrompt
+from quire_router.core.job import ChatPrompt, TextPrompt, TokenPrompt
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
     from numpy.typing import NDArray
 
@@ -32,7 +34,9 @@ class Encoder:
         self._client = client
 
     async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
-        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`."""
+        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`, but where a prompt is cut."""
+        if job.truncate_to is not None:
+            max_tokens = 0
         texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
         encoded: list[NDArray[np.int32]] = []
         us = 0
@@ -52,8 +56,22 @@ class Encoder:
                 us += render_us
         return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)))
 
-    async def text_of(self, prompt: Prompt) -> str:
-        """A prompt's text, for echo."""
-        if isinstance(prompt, TextPrompt):
+    async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
+        """The token sequences that spell the words. As in vLLM, a word counts as it begins a text and, where that is
+        as many tokens and another first one, as it follows a space."""
+        bare = [word.lstrip() for word in words]
+        texts = [*bare, *(f" {word}" for word in bare)]
+        encoded, _us = await self._client.encode(texts, context, add_special_tokens=False, max_tokens=0)
+        found: list[tuple[int, ...]] = []
+        for alone, spaced in zip(encoded[: len(bare)], encoded[len(bare) :], strict=True):
+            if len(alone):
+                found.append(tuple(alone.tolist()))
+            if len(spaced) and (not len(alone) or (len(spaced) == len(alone) and spaced[0] != alone[0])):
+                found.append(tuple(spaced.tolist()))
+        return found
+
+    async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
+        """A prompt's text, for echo; that of its ids where it was cut."""
+        if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
-        return await self._client.decode(prompt.ids) if isinstance(prompt, TokenPrompt) else ""
+        return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)

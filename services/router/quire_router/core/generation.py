@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from quire_router.core.catalog import ServedModel
     from quire_router.core.choice import Choice
-    from quire_router.core.delta import Delta
+    from quire_router.core.delta import Delta, LogprobEntry
     from quire_router.core.job import Caller, GenerateJob
     from quire_router.core.outbox import Outbox
     from quire_router.text.token_bytes import TokenBytes
@@ -73,7 +73,19 @@ class Generation:
             await self.token_bytes.ensure(
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
             )
+        if self.job.sampling.prompt_logprobs >= 0 and any(delta.finish for delta in deltas):
+            scored = (entry for choice in self.choices for entry in choice.prompt_entries.values())
+            ids = {token_id for e in scored for token_id in (e.token_id, *e.top_ids)}
+            ids |= {token_id for choice in self.choices for token_id in choice.sequence.prompt_ids[:1].tolist()}
+            # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
+            ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
+            await self.token_bytes.ensure(ids)
         return deltas
+
+    def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
+        """Of each token of a choice's prompt; the first has nothing before it. Call when the choice has ended."""
+        choice = self.choices[index - index % self.job.n]
+        return [choice.prompt_entries.get(position) for position in range(len(choice.sequence.prompt_ids))]
 
     def cancel(self, error: QuireError) -> None:
         """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from quire_common.repetition import RepetitionDetection
+
 
 @dataclass(frozen=True, slots=True)
 class TextPrompt:
@@ -71,6 +73,8 @@ class Wants:
     token_ids: bool = False
     timings: bool = False
     echo: bool = False
+    prompt_logprobs: int = -1
+    """Alternatives of each prompt token; -1: none are shown, though `sampling` may ask for them, for echo's sake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,19 +82,24 @@ class GenerateJob:
     """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
 
     `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
-    None too. `sampling.seed` and `.sample` are set when the choices are made.
+    None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` when
+    they are encoded.
     """
 
     model: str
     prompts: tuple[Prompt, ...]
     n: int = 1
     sampling: Sampling = field(default_factory=lambda: Sampling(temperature=1.0))
+    bad_words: tuple[str, ...] = ()
     seed: int | None = None
     max_tokens: int | None = None
     default_max_tokens: int | None = None
     min_tokens: int = 0
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    repetition: RepetitionDetection | None = None
+    truncate_to: int | None = None
+    """Keep so many tokens of each prompt, the last ones; -1: as many as the context has room for."""
     text: TextOptions = field(default_factory=TextOptions)
     add_special_tokens: bool = True
     cache_salt: str = ""

@@ -37,6 +37,16 @@ def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) ->
         )
 
 
+def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
+    """The end of a prompt, as long as the client wants it."""
+    kept = job.truncate_to
+    if kept is None:
+        return ids
+    if kept < 0:
+        kept = max(max_model_len - (job.max_tokens or job.default_max_tokens or 1), 1)
+    return ids[len(ids) - min(kept, len(ids)) :]
+
+
 def answer_length(job: GenerateJob, prompt_tokens: int, max_model_len: int) -> int:
     """max_tokens of one choice; raises InvalidArgument where the client asks for more than the context has left."""
     room = max_model_len - prompt_tokens

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.errors import QuireError, Unsupported
+from quire_common.logit_controls import NEUTRAL, check_vocabulary
 from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
 from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.core.choice import Choice
 from quire_router.core.delta import HopTiming
 from quire_router.core.generation import Generation
-from quire_router.core.lengths import answer_length, check_prompt
+from quire_router.core.lengths import answer_length, check_prompt, truncated
 from quire_router.core.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -78,16 +79,20 @@ class Pipeline:
         self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span
     ) -> Generation:
         context = self._context(caller, span)
+        job = await self._resolve_words(job, context)
+        if job.sampling.controls is not None:
+            check_vocabulary(job.sampling.controls, served.model.vocab_size)
         limit = served.model.max_model_len
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
             encoded = await self._encoder.encode(job, context, limit - 1)
-            texts = [await self._encoder.text_of(prompt) for prompt in job.prompts] if job.wants.echo else ()
+            prompts = [truncated(job, ids, limit) for ids in encoded.ids]
+            texts = await self._texts(job, encoded.ids, prompts) if job.wants.echo else []
         encoded_ns = time.monotonic_ns()
-        for ids in encoded.ids:
+        for ids in prompts:
             check_prompt(ids, served.model.vocab_size, limit)
         outbox = Outbox()
-        choices = self._choices(job, caller, served, context, encoded.ids, outbox)
+        choices = self._choices(job, caller, served, context, prompts, outbox)
         generation = Generation(
             job, caller, served, choices, outbox, self._token_bytes, arrived_ns, lambda: self._leave(job.weight), span
         )
@@ -100,8 +105,25 @@ class Pipeline:
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
             encoded.timing,
         ]
-        metrics.prompt_tokens.inc(sum(len(ids) for ids in encoded.ids))
+        metrics.prompt_tokens.inc(sum(map(len, prompts)))
         return generation
+
+    async def _texts(
+        self, job: GenerateJob, whole: list[NDArray[np.int32]], kept: list[NDArray[np.int32]]
+    ) -> list[str]:
+        """Of the prompts, as far as they were kept."""
+        each = zip(job.prompts, whole, kept, strict=True)
+        return [await self._encoder.text_of(prompt, ids, cut=len(ids) < len(all_ids)) for prompt, all_ids, ids in each]
+
+    async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
+        """The job with its bad words as tokens."""
+        if not job.bad_words:
+            return job
+        controls = job.sampling.controls or NEUTRAL
+        words = await self._encoder.bad_words(job.bad_words, context)
+        sampling = replace(job.sampling, controls=replace(controls, bad_words=(*controls.bad_words, *words)))
+        check_sampling(sampling)
+        return replace(job, sampling=sampling)
 
     def _choices(
         self,
@@ -114,16 +136,19 @@ class Pipeline:
     ) -> list[Choice]:
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
+        sampling, asked = job.sampling, job.sampling.prompt_logprobs
         choices: list[Choice] = []
         for prompt_ids in prompts:
             max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
-            stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos)
+            stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
             for sample in range(job.n):
                 sequence = Sequence(
                     prompt_ids=prompt_ids,
                     stop=stop,
-                    sampling=replace(job.sampling, seed=seed, sample=sample),
+                    # What is said of a prompt is the same for all its choices, and needs its whole computation.
+                    sampling=replace(sampling, seed=seed, sample=sample, prompt_logprobs=-1 if sample else asked),
                     cache_salt=salt,
+                    skip_cache_read=asked >= 0 and not sample,
                 )
                 handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
                 choice = Choice(len(choices), handle, job, sequence, context, outbox, served.model.name)

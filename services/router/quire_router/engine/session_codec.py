@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from quire_common.columns import f32, i32
+from quire_common.credit.prompt_logprobs import prompt_logprobs_from_pb
 from quire_router import metrics
 from quire_router.core.delta import HopTiming, LogprobEntry
 
@@ -25,6 +26,8 @@ def apply_events(message: sb.SessionResponse, choices: Mapping[int, Choice]) -> 
             choice.admitted_attempt = admitted.attempt
             if not choice.resumed:
                 choice.cached_tokens = admitted.cached_tokens
+    if message.HasField("prompt_logprobs"):
+        _apply_prompt_logprobs(message.prompt_logprobs, choices)
     for finished in message.finished:
         choice = choices.get(finished.handle)
         if choice is None:
@@ -34,6 +37,22 @@ def apply_events(message: sb.SessionResponse, choices: Mapping[int, Choice]) -> 
         choice.timings = tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in finished.timings)
         if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
             choice.stop_reason = finished.stop_token_id
+
+
+def _apply_prompt_logprobs(columns: pb.PromptLogprobColumns, choices: Mapping[int, Choice]) -> None:
+    """Positions that come again, after a preemption or a move, say the same again."""
+    for chunk in prompt_logprobs_from_pb(columns):
+        choice = choices.get(chunk.owner)
+        if choice is None:
+            continue
+        logprobs, at = chunk.logprobs, 0
+        tops, top_logprobs = logprobs.top_id.tolist(), logprobs.top_logprob.tolist()
+        ids = choice.sequence.prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
+        each = zip(ids, logprobs.logprob.tolist(), logprobs.rank.tolist(), logprobs.top_count.tolist(), strict=True)
+        for position, (token_id, logprob, rank, count) in enumerate(each, start=chunk.first):
+            top = slice(at, at + count)
+            choice.prompt_entries[position] = LogprobEntry(token_id, logprob, rank, tops[top], top_logprobs[top])
+            at += count
 
 
 def apply_rows(message: sb.SessionResponse, choices: Mapping[int, Choice], now_ns: int) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
-from quire_router.http.logprob_format import chat_logprobs
+from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -73,6 +73,11 @@ class ChatFormat:
         ]
         answer: dict[str, Any] = {**self._parts.fields, "choices": choices}
         answer["usage"] = usage_object(self._generation.usage())
+        if self._wants.prompt_logprobs >= 0:
+            entries = self._generation.prompt_entries(0)
+            answer["prompt_logprobs"] = prompt_logprobs(
+                entries, self._wants.prompt_logprobs, self._generation.token_bytes
+            )
         if self._wants.token_ids:
             answer["prompt_token_ids"] = self._parts.prompt_ids(0)
         return orjson.dumps(self._parts.with_timings(answer))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
-from quire_router.http.logprob_format import completion_logprobs
+from quire_router.http.logprob_format import completion_logprobs, echoed_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,7 +66,17 @@ class CompletionFormat:
             logprobs = completion_logprobs(delta, self._generation.token_bytes, self._characters[index])
             self._characters[index] = delta.offsets[-1] if delta.offsets else self._characters[index]
         if self._wants.echo and first:
-            text = self._generation.prompt_texts[index // self._generation.job.n] + text
+            prompt = self._generation.prompt_texts[index // self._generation.job.n]
+            text = prompt + text
+            if logprobs is not None:
+                echoed = echoed_logprobs(
+                    self._parts.prompt_ids(index),
+                    self._generation.prompt_entries(index),
+                    self._generation.job.sampling.logprobs,
+                    self._generation.token_bytes,
+                )
+                logprobs["text_offset"] = [len(prompt) + offset for offset in logprobs["text_offset"]]
+                logprobs = {name: values + logprobs[name] for name, values in echoed.items()}
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
@@ -74,6 +84,11 @@ class CompletionFormat:
             "finish_reason": finish_name(delta.finish),
             "stop_reason": delta.stop_reason,
         }
+        if delta.finish and self._wants.prompt_logprobs >= 0:
+            entries = self._generation.prompt_entries(index)
+            choice["prompt_logprobs"] = prompt_logprobs(
+                entries, self._wants.prompt_logprobs, self._generation.token_bytes
+            )
         if self._wants.token_ids:
             choice["token_ids"] = id_list(delta.token_ids)
             if first:

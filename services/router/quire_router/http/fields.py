@@ -41,6 +41,9 @@ class Field:
     neutral: tuple[Any, ...] = ()
 
 
+_ANY_NUMBER = Field("number")
+
+
 def check_fields(body: Mapping[str, Any], table: Mapping[str, Field]) -> dict[str, Any]:
     """Every supported field of the table with its checked value or its default. Raises InvalidArgument, Unsupported."""
     values = {name: field.default for name, field in table.items() if field.supported}
@@ -134,6 +137,25 @@ def _check_ints(name: str, value: Any, field: Field) -> tuple[int, ...]:
     return tuple(_check_int(f"{name}[]", item, field) for item in value)
 
 
+def _check_biases(name: str, value: Any, field: Field) -> tuple[tuple[int, float], ...]:
+    """An object whose names are token ids; by id, ascending."""
+    if not isinstance(value, dict):
+        raise bad_type(name, value, "an object of token ids and biases")
+    if len(value) > field.max_items:
+        raise _too_many(name, len(value), "items", field)
+    found: dict[int, float] = {}
+    for token, bias in value.items():
+        if not token.isascii() or not token.isdecimal() or len(token) > 10:
+            raise InvalidArgument(
+                "BAD_TYPE",
+                f"{name} has the name {token[:64]!r}, which is no token id.",
+                "Name token ids, as decimal integers.",
+                param=name,
+            )
+        found[_check_int(f"{name}.{token}", int(token), field)] = _check_number(f"{name}.{token}", bias, _ANY_NUMBER)
+    return tuple(sorted(found.items()))
+
+
 def _check_object(name: str, value: Any, _field: Field) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise bad_type(name, value, "an object")
@@ -159,6 +181,7 @@ KINDS: Mapping[str, Callable[[str, Any, Field], Any]] = {
     "string": _check_string,
     "strings": _check_strings,
     "ints": _check_ints,
+    "biases": _check_biases,
     "object": _check_object,
     "list": _check_list,
     "any": _check_any,

@@ -80,7 +80,7 @@ class GenerateEndpoint:
             traceparent=exchange.traceparent,
             tracestate=exchange.tracestate,
             priority=parsed.priority,
-            timeout_s=self._timeout_s,
+            timeout_s=min((limit for limit in (self._timeout_s, parsed.timeout_s) if limit > 0), default=0.0),
         )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from codecs import getincrementaldecoder
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +35,48 @@ def completion_logprobs(delta: Delta, token_bytes: TokenBytes, start: int) -> di
             _top_of(entry, token, token_bytes) for entry, token in zip(delta.entries, tokens, strict=True)
         ],
     }
+
+
+def echoed_logprobs(
+    ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
+) -> dict[str, list[Any]]:
+    """Of a prompt that is echoed, in the lists of a completion: nothing is known of its first token."""
+    tokens = [token_bytes.get(token_id) for token_id in ids]
+    texts, decoder, offset = [token_text(token) for token in tokens], getincrementaldecoder("utf-8")("replace"), 0
+    offsets = []
+    for token in tokens:
+        offsets.append(offset)
+        offset += len(decoder.decode(token))
+    return {
+        "text_offset": offsets,
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "tokens": texts,
+        "top_logprobs": [
+            None if entry is None else _top_of(_with_tops(entry, most), text, token_bytes)
+            for entry, text in zip(entries, texts, strict=True)
+        ],
+    }
+
+
+def prompt_logprobs(
+    entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
+) -> list[dict[str, dict[str, Any]] | None]:
+    """vLLM's shape: for each prompt token but the first, itself and its `most` likeliest alternatives by id."""
+    return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
+
+
+def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:
+    return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
+
+
+def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> dict[str, dict[str, Any]]:
+    ranked = [(entry.token_id, entry.logprob, entry.rank)]
+    ranked += zip(entry.top_ids, entry.top_logprobs, range(1, len(entry.top_ids) + 1), strict=True)
+    found: dict[str, dict[str, Any]] = {}
+    for token_id, logprob, rank in ranked:
+        told = {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(token_bytes.get(token_id))}
+        found.setdefault(str(token_id), told)
+    return found
 
 
 def chat_logprobs(entries: Sequence[LogprobEntry], token_bytes: TokenBytes) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.sequence import Sampling
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
+from quire_router.http.control_fields import controls_of, repetition_of
 from quire_router.http.fields import MAX_INT32, bad_type, check_fields
 from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
 
@@ -40,19 +41,13 @@ class ParsedRequest:
     continuous_usage: bool
     request_id: str | None
     priority: int
+    timeout_s: float = 0.0
 
 
 def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
     """/v1/completions. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COMPLETION)
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
-    if values["echo"] and logprobs >= 0:
-        raise Unsupported(
-            "PARAMETER_UNSUPPORTED",
-            "echo with logprobs is not supported by this version of Quire.",
-            "Leave out echo or logprobs.",
-            param="echo",
-        )
     return _request(
         values,
         limits,
@@ -116,6 +111,8 @@ def _request(
     add_special_tokens: bool = True,
 ) -> ParsedRequest:
     check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
+    prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
+    check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
     if values["n"] > limits.max_n:
         raise InvalidArgument(
             "OUT_OF_RANGE", f"n is {values['n']}.", f"Choose a value from 1 to {limits.max_n}.", param="n"
@@ -125,6 +122,14 @@ def _request(
             "OUT_OF_RANGE", "top_p is 0.", "Choose a value above 0; temperature 0 is greedy.", param="top_p"
         )
     stream = values["stream"]
+    scored = "prompt_logprobs" if prompt_logprobs >= 0 else "echo" if echo and logprobs >= 0 else ""
+    if stream and scored:
+        raise InvalidArgument(
+            "STREAM_ON",
+            f"{scored} asks for logprobs of the prompt, and stream is set.",
+            "Set stream to false.",
+            param=scored,
+        )
     if values["stream_options"] is not None and not stream:
         raise InvalidArgument(
             "STREAM_OFF", "stream_options is set, stream is not.", "Set stream to true.", param="stream_options"
@@ -141,13 +146,18 @@ def _request(
             top_p=values["top_p"],
             min_p=values["min_p"],
             logprobs=logprobs,
+            controls=controls_of(values),
+            prompt_logprobs=max(prompt_logprobs, logprobs) if echo else prompt_logprobs,
         ),
+        bad_words=values["bad_words"],
         seed=None if seed in (None, -1) else seed % 2**64,
         max_tokens=max_tokens,
         default_max_tokens=default_max_tokens,
         min_tokens=values["min_tokens"],
         stop_token_ids=values["stop_token_ids"],
         ignore_eos=values["ignore_eos"],
+        repetition=repetition_of(values["repetition_detection"]),
+        truncate_to=values["truncate_prompt_tokens"],
         text=TextOptions(
             stop=values["stop"],
             include_stop_str_in_output=values["include_stop_str_in_output"],
@@ -162,6 +172,7 @@ def _request(
             token_ids=values["return_token_ids"],
             timings=timings,
             echo=echo,
+            prompt_logprobs=prompt_logprobs,
         ),
     )
     return ParsedRequest(
@@ -171,6 +182,7 @@ def _request(
         continuous_usage=options["continuous_usage_stats"],
         request_id=values["request_id"],
         priority=values["priority"],
+        timeout_s=values["timeout_s"] or 0.0,
     )
 
 

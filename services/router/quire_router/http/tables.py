@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
+from quire_common.repetition import MAX_PATTERN_SIZE
 from quire_router.http.fields import MAX_INT32, Field
 
 if TYPE_CHECKING:
@@ -17,6 +19,7 @@ MAX_STOP_STRINGS = 64
 # The tokenizer's own bounds: a request that it would refuse is refused here, where the status can still be told.
 MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 1024
+MAX_BAD_WORD_CHARS = 256
 MAX_MESSAGES = 10_000
 MAX_ID_CHARS = 256
 
@@ -36,12 +39,23 @@ SAMPLING: Mapping[str, Field] = {
     "top_p": Field("number", 1.0, low=0, high=1),
     "top_k": Field("int", 0, low=-1, high=MAX_INT32),
     "min_p": Field("number", 0.0, low=0, high=1),
+    "prompt_logprobs": Field("int", low=0, high=MAX_INT32),
     "seed": Field("int", low=-(2**63), high=2**64 - 1),
+    "presence_penalty": Field("number", 0.0, low=-2, high=2),
+    "frequency_penalty": Field("number", 0.0, low=-2, high=2),
+    "repetition_penalty": Field("number", 1.0, low=0),
+    "logit_bias": Field("biases", low=0, high=MAX_INT32, max_items=MAX_BIASES),
+    "allowed_token_ids": Field("ints", low=0, high=MAX_INT32, max_items=MAX_ALLOWED_TOKENS),
+    "bad_words": Field("strings", (), high=MAX_BAD_WORD_CHARS, max_items=MAX_BAD_WORDS),
     "n": Field("int", 1, low=1, high=MAX_INT32),
     "stop": Field("strings", (), high=MAX_STOP_CHARS, max_items=MAX_STOP_STRINGS),
     "stop_token_ids": Field("ints", (), low=0, high=MAX_INT32, max_items=MAX_STOP_IDS),
     "include_stop_str_in_output": Field("bool", False),
     "ignore_eos": Field("bool", False),
+    "repetition_detection": Field("object"),
+    "truncate_prompt_tokens": Field("int", low=-1, high=MAX_INT32),
+    # Ours: seconds from arrival.
+    "timeout_s": Field("number", low=0),
     "skip_special_tokens": Field("bool", True),
     "spaces_between_special_tokens": Field("bool", True),
     "stream": Field("bool", False),
@@ -59,21 +73,12 @@ SAMPLING: Mapping[str, Field] = {
     "prompt_cache_key": _HINT,
     "prompt_cache_retention": _HINT,
     # Known, not yet supported.
-    "presence_penalty": _later(0, 0.0),
-    "frequency_penalty": _later(0, 0.0),
-    "repetition_penalty": _later(1, 1.0),
     "length_penalty": _later(1, 1.0),
-    "logit_bias": _later({}),
     "use_beam_search": _later(False),
-    "truncate_prompt_tokens": _later(),
-    "prompt_logprobs": _later(),
-    "allowed_token_ids": _later(),
-    "bad_words": _later([]),
     "structured_outputs": _later(),
     "response_format": _later({"type": "text"}),
     "return_tokens_as_token_ids": _later(False),
     "kv_transfer_params": _later(),
-    "repetition_detection": _later(),
     "logits_processors": _later([]),
     "vllm_xargs": _later({}),
     "thinking_token_budget": _later(),
@@ -127,4 +132,10 @@ STREAM_OPTIONS: Mapping[str, Field] = {
     "include_usage": Field("bool", False),
     "continuous_usage_stats": Field("bool", False),
     "include_obfuscation": _later(False),
+}
+
+REPETITION: Mapping[str, Field] = {
+    "max_pattern_size": Field("int", 0, low=0, high=MAX_PATTERN_SIZE),
+    "min_pattern_size": Field("int", 0, low=0, high=MAX_PATTERN_SIZE),
+    "min_count": Field("int", 0, low=0, high=MAX_INT32),
 }

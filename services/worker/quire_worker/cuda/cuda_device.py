@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from quire_common.credit import Finish
-from quire_common.errors import Internal
+from quire_common.errors import Internal, Unsupported
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
@@ -147,7 +147,13 @@ class CudaDevice:
         finish = results[sequences : 2 * sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
         failed = {int(row): nan_logits() for row in np.flatnonzero(batch.sample & (token < 0))}
+        failed |= {
+            row: _not_on_gpu("Penalties, logit_bias, allowed_token_ids, bad_words and repetition_detection")
+            for row in batch.controls
+        }
+        failed |= {row: _not_on_gpu("prompt_logprobs") for row in batch.scores}
         if failed:
+            token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
         took = (self._last_end_ns - begin) // 1000
         return StepOutcome(
@@ -158,6 +164,14 @@ class CudaDevice:
             timing=StepTiming(prepare_us=flight.prepare_us, forward_us=took, sample_us=0),
             wait_us=0,
         )
+
+
+def _not_on_gpu(what: str) -> Unsupported:
+    return Unsupported(
+        "NOT_ON_GPU",
+        f"{what} cannot be served on a GPU by this version of Quire.",
+        "Leave it out, or serve the model on a CPU.",
+    )
 
 
 def _size_of(batch: StepBatch) -> StepSize:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.errors import InvalidArgument, QuireError, TooLarge, Unsupported
+from quire_common.logit_controls import check_vocabulary
 from quire_common.sequence import check_sampling
 
 if TYPE_CHECKING:
@@ -59,6 +60,8 @@ def check_start(start: Start, spec: EngineSpec) -> None:
             "Ask for fewer.",
             param="logprobs",
         )
+    if sequence.sampling.controls is not None:
+        check_vocabulary(sequence.sampling.controls, spec.vocab_size)
     _check_tables(start, spec)
 
 

@@ -63,6 +63,7 @@ class ReportBundle:
 def size_of(report: Report) -> int:
     """About the bytes of its columns."""
     tops = 0 if report.logprobs is None else 16 * len(report.logprobs.logprob) + 8 * len(report.logprobs.top_id)
+    tops += sum(16 * len(c.logprobs.logprob) + 8 * len(c.logprobs.top_id) for c in report.prompt_logprobs)
     return 64 * report.steps + 16 * len(report.slot) + 8 * len(report.prefill_slot) + tops
 
 
@@ -92,6 +93,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         grant_arrival_us=last.grant_arrival_us,
         draining=last.draining,
         heartbeat=False,
+        prompt_logprobs=[chunk for r in reports for chunk in r.prompt_logprobs],
         **columns,
     )
 

@@ -15,7 +15,7 @@ from quire_common.credit import Logprobs, Report, StepTiming
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire_common.credit import Epoch
+    from quire_common.credit import Epoch, PromptLogprobs
     from quire_common.errors import QuireError
     from quire_worker.engine.moves import MoveResult
     from quire_worker.step import Bool, Int32, LogprobColumns
@@ -70,6 +70,7 @@ class StepRows:
     prefill_tokens: int
     logprobs: Logprobs | None
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
+    scores: list[PromptLogprobs] = field(default_factory=list)
 
     def report(self, epoch: Epoch, step: int, applied: int, timing: StepTiming) -> Report:
         """As a Report of one step."""
@@ -90,7 +91,20 @@ class StepRows:
             prefill_position=self.prefill_position,
             error=self.errors,
             timing=[timing],
+            prompt_logprobs=self.scores,
         )
+
+
+def as_logprobs(columns: LogprobColumns) -> Logprobs:
+    """A runner's columns as a Report has them."""
+    return Logprobs(
+        columns.token_index,
+        columns.logprob,
+        columns.rank,
+        columns.top_count,
+        columns.top_id,
+        columns.top_logprob,
+    )
 
 
 def keep_logprobs(columns: LogprobColumns | None, kept: Bool) -> Logprobs | None:

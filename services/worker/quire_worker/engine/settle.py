@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Finish
-from quire_worker.engine.report_draft import StepRows, keep_logprobs
+from quire_common.credit import Finish, PromptLogprobs
+from quire_worker.engine.report_draft import StepRows, as_logprobs, keep_logprobs
 
 if TYPE_CHECKING:
     from quire_worker.engine.flight import Flight
@@ -48,6 +48,11 @@ def settle(residents: Residents, flight: Flight, outcome: StepOutcome) -> StepRo
         prefill_position=end[progress],
         prefill_tokens=int(flight.count[flight.decodes :].sum()),
         logprobs=keep_logprobs(outcome.logprobs, drawn),
+        scores=[
+            PromptLogprobs(int(slots[row]), int(flight.position[row]) + 1, as_logprobs(columns))
+            for row, columns in outcome.scores.items()
+            if progress[row]
+        ],
     )
     for sequence in ended.tolist():
         if sequence in outcome.failed:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.sequence import RequestContext
+from quire_worker.sampling.row_controls import RowControls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,8 +76,13 @@ class SlotTable:
         self.seed = np.zeros(n, np.uint64)
         self.sample_index = np.zeros(n, np.uint32)
         self.logprobs = np.zeros(n, np.int32)
+        self.scored = np.zeros(n, np.int32)
+        """1 + the number of alternatives to report for each prompt token; 0: no prompt logprobs."""
         self.started_ns = np.zeros(n, np.int64)
         self.first_token_ns = np.zeros(n, np.int64)
+        self.controlled = np.zeros(n, np.bool_)
+        self.controls: list[RowControls | None] = [None] * n
+        """Of the sequences that ask for what depends on their tokens: the device's, once they run."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
         """Changes with every start and end: what was derived of the fixed columns holds until then."""
@@ -150,6 +156,9 @@ class SlotTable:
         self.seed[slot] = sampling.seed
         self.sample_index[slot] = sampling.sample
         self.logprobs[slot] = sampling.logprobs
+        controls = self.controls[slot] = RowControls.of(sequence)
+        self.controlled[slot] = controls is not None
+        self.scored[slot] = 1 + sampling.prompt_logprobs
         self.started_ns[slot] = now_ns
         self.context[slot] = start.context
         self.state[slot] = SlotState.WAITING
@@ -165,6 +174,7 @@ class SlotTable:
         for column in self._scalars:
             column[slot] = 0
         self.prefill_rank[slot] = NOT_ORDERED
+        self.controls[slot] = None
         self.context[slot] = NO_CONTEXT
         self._changed()
 

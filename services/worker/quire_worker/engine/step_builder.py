@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire_worker.step import StepBatch
+from quire_worker.step import PromptScores, StepBatch
 
 if TYPE_CHECKING:
     from quire_worker.engine.batch_rule import Choice
     from quire_worker.engine.slots import SlotTable
+    from quire_worker.sampling.row_controls import RowControls
     from quire_worker.step import Bool, Int32, Int64
 
 # The device's own columns, and those that are not by sequence.
-_NOT_SELECTED = ("token", "blocked", "formed_ns", "slot", "fed", "last", "stop_id")
+_NOT_SELECTED = ("token", "blocked", "controls", "scores", "formed_ns", "slot", "fed", "last", "stop_id")
 
 
 class StepBuilder:
@@ -37,10 +38,12 @@ class StepBuilder:
         table.show_pages(slots, position, end, decodes)
         if decodes == len(slots):
             token, sample, fed = np.zeros(decodes, np.int64), fixed.everyone, fixed.everyone
+            scores: dict[int, PromptScores] = {}
         else:
             token = self._tokens(slots, position, end, decodes)
             sample = (end >= fixed.prefill_len) & ~fixed.prefill_only
             fed = np.arange(len(slots)) < decodes
+            scores = self._scores(slots, position, end, decodes)
         width = -(-int(end.max()) // table.page_size)
         return StepBatch(
             token=token,
@@ -49,6 +52,8 @@ class StepBuilder:
             page_table=table.shown_page[slots, :width],
             sample=sample,
             blocked=self._blocked_ids(fixed, sample, end),
+            controls={row: each for row, each in fixed.controls.items() if sample[row]} if fixed.controls else {},
+            scores=scores,
             formed_ns=time.monotonic_ns(),
             slot=slots,
             fed=fed,
@@ -67,6 +72,7 @@ class StepBuilder:
                 prefill_only=table.prefill_only[slots],
                 bound=table.bound[slots],
                 min_len=table.min_len[slots],
+                controls=self._controls(slots),
                 columns={
                     "temperature": table.temperature[slots],
                     "top_k": table.top_k[slots],
@@ -79,6 +85,22 @@ class StepBuilder:
                 },
             )
         return fixed
+
+    def _scores(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> dict[int, PromptScores]:
+        """The prompt's tokens that follow the chunks' rows, of those that ask."""
+        table, found = self._table, {}
+        for row in np.flatnonzero(table.scored[slots]).tolist():
+            slot, first = slots[row], position[row] + 1
+            last = min(end[row] + 1, table.prompt_len[slot])
+            if row >= decodes and first < last:
+                found[row] = PromptScores(table.token[slot, first:last].copy(), int(table.scored[slot]) - 1)
+        return found
+
+    def _controls(self, slots: Int32) -> dict[int, RowControls]:
+        """Row -> controls of those that ask."""
+        rows = np.flatnonzero(self._table.controlled[slots]).tolist()
+        found = ((row, self._table.controls[slots[row]]) for row in rows)
+        return {row: each for row, each in found if each is not None}
 
     def _tokens(self, slots: Int32, position: Int32, end: Int32, decodes: int) -> Int64:
         """Those of prefill chunks; decode rows are fed by the device."""
@@ -107,6 +129,7 @@ class _Fixed:
     prefill_only: Bool
     bound: Int32
     min_len: Int32
+    controls: dict[int, RowControls]
     columns: dict[str, Any]
 
 
@@ -120,4 +143,8 @@ def select_sequences(batch: StepBatch, keep: list[int]) -> StepBatch:
     }
     token = np.concatenate([batch.token[first[s] : first[s + 1]] for s in keep])
     blocked = {new: batch.blocked[old] for new, old in enumerate(keep) if old in batch.blocked}
-    return StepBatch(token=token, blocked=blocked, formed_ns=batch.formed_ns, **columns)
+    controls = {new: batch.controls[old] for new, old in enumerate(keep) if old in batch.controls}
+    scores = {new: batch.scores[old] for new, old in enumerate(keep) if old in batch.scores}
+    return StepBatch(
+        token=token, blocked=blocked, controls=controls, scores=scores, formed_ns=batch.formed_ns, **columns
+    )

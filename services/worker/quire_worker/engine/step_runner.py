@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire_common.credit import Finish
-from quire_common.errors import Internal, QuireError
+from quire_common.errors import Internal, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.step import StepOutput, StepTiming
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from numpy.typing import NDArray
 
     from quire_worker.engine.ports import Runner
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _NO_TIME = StepTiming(0, 0, 0)
+# As StepOutput.token has it.
+_NOTHING_LEFT = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,8 @@ class StepOutcome:
     timing: StepTiming
     wait_us: int
     """How long the device had nothing to do before."""
+    scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    """Sequence -> logprobs of its prompt's tokens."""
 
 
 class StepRunner:
@@ -63,6 +69,9 @@ class StepRunner:
         token = _by_sequence(batch, output, failed)
         self._last_token[batch.slot] = np.maximum(token, 0)
         finish = finish_codes(batch, token)
+        for sequence, controls in batch.controls.items():
+            if not finish[sequence] and token[sequence] >= 0 and controls.repeats(int(token[sequence])):
+                finish[sequence] = Finish.REPETITION
         if failed:
             finish[list(failed)] = Finish.ERROR
         self._ended_ns = time.perf_counter_ns()
@@ -73,6 +82,7 @@ class StepRunner:
             logprobs=None if output is None else output.logprobs,
             timing=_NO_TIME if output is None else output.timing,
             wait_us=waited_ns // 1000,
+            scores={} if output is None else output.scores,
         )
 
     def _feed(self, batch: StepBatch) -> None:
@@ -84,6 +94,9 @@ class StepRunner:
         elif batch.fed.any():
             first = np.cumsum(batch.count) - batch.count
             batch.token[first[batch.fed]] = self._last_token[batch.slot[batch.fed]]
+        for sequence, controls in batch.controls.items():
+            if batch.fed[sequence]:
+                controls.fed(int(self._last_token[batch.slot[sequence]]))
 
 
 def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, dict[int, QuireError]]:
@@ -116,13 +129,14 @@ def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput
     count = len(batch.count)
     if len(output.token) == count:
         return output
+    scores = {ran[sequence]: columns for sequence, columns in output.scores.items()}
     sampled = np.array(ran, np.int32)[batch.sample[ran]]
     token = np.full(count, -1, np.int32)
     token[sampled] = output.token
     logprobs = output.logprobs
     if logprobs is not None:
         logprobs = dataclasses.replace(logprobs, token_index=sampled[logprobs.token_index])
-    return StepOutput(token, logprobs, output.timing)
+    return StepOutput(token, logprobs, output.timing, scores)
 
 
 def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, QuireError]) -> Int32:
@@ -132,7 +146,7 @@ def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, 
     token: Int32 = output.token.astype(np.int32, copy=False)
     if int(token.min()) < 0:
         for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
-            failed.setdefault(sequence, nan_logits())
+            failed.setdefault(sequence, nan_logits() if token[sequence] != _NOTHING_LEFT else nothing_left())
     return token
 
 
@@ -148,4 +162,14 @@ def nan_logits() -> QuireError:
         "NAN_LOGITS",
         "The model's output for this sequence is not a number: its weights or its KV cache are damaged.",
         "Retry; if it happens again, check the weights.",
+    )
+
+
+def nothing_left() -> QuireError:
+    """The error of a sequence that forbids itself every token."""
+    return InvalidArgument(
+        "NO_TOKEN_LEFT",
+        "allowed_token_ids, bad_words, logit_bias, penalties and min_tokens of this request leave no token to draw.",
+        "Allow more tokens, or forbid fewer.",
+        param="allowed_token_ids",
     )

@@ -9,8 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quire_common.credit import Finish
-from quire_common.sequence import Sampling
+from quire_common.sequence import Sampling, Sequence
 from quire_worker.paced.facts import DEFAULT_FACTS
 from quire_worker.paced.hashing import (
     FIRST_MIX,
@@ -24,6 +26,7 @@ from quire_worker.paced.hashing import (
     redraw,
     token_of,
 )
+from quire_worker.sampling.row_controls import RowControls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -60,6 +63,8 @@ def paced_tokens(
     stop_ids = frozenset(stop.stop_token_ids) | frozenset(() if stop.ignore_eos else facts.eos_token_ids)
     final = min(len(prompt) + stop.max_tokens, max_model_len or facts.max_model_len)
     key, tokens = _key(sampling), list[int]()
+    sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32))
+    controls = RowControls.of(sequence)
     if stop.max_tokens == 0:
         return PacedAnswer(tokens, Finish.LIMIT)
     while True:
@@ -68,14 +73,28 @@ def paced_tokens(
         probe = states[((last >> 32) * length) >> 32]
         x = mix((probe * PROBE_FACTOR + last + length * PLACE_FACTOR + key) & MASK)
         token = token_of(x, vocab_size)
-        if token in stop_ids and length < len(prompt) + stop.min_tokens:
-            _, token = redraw(x, vocab_size, stop_ids)
+        blocked = stop_ids if length < len(prompt) + stop.min_tokens else frozenset()
+        if controls is not None:
+            blocked |= forbidden(controls, vocab_size)
+        if token in blocked:
+            _, token = redraw(x, vocab_size, blocked)
         tokens.append(token)
         if token in stop_ids:
             return PacedAnswer(tokens, Finish.STOP)
         if length + 1 >= final:
             return PacedAnswer(tokens, Finish.LENGTH)
+        if controls is not None and controls.repeats(token):
+            return PacedAnswer(tokens, Finish.REPETITION)
         _extend(states, token, length)
+        if controls is not None:
+            controls.fed(token)
+
+
+def forbidden(controls: RowControls, vocab_size: int) -> set[int]:
+    """Tokens that a sequence's controls would make less likely: in a world without logits they are not drawn at all."""
+    logits = np.zeros(vocab_size, np.float32)
+    controls.apply(logits)
+    return set(np.flatnonzero(logits < 0).tolist())
 
 
 def _extend(states: list[int], token: int, place: int) -> None:

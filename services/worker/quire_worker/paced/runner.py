@@ -2,7 +2,7 @@
 
 See `hashing` for the model and `answer` for its pure form. What is written at a position is read again from the page
 that the step's table names, so tokens tell of every mistake in paging and in what was fed back. top_k, top_p and min_p
-change nothing here: there are no logits.
+change nothing here: there are no logits. Logit controls forbid the tokens that they would make less likely.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_worker.paced.answer import forbidden
 from quire_worker.paced.faults import StepFaults
 from quire_worker.paced.hashing import contributions, draws, keys, probes, redraw, tokens_of
 from quire_worker.paced.pacer import Pacer
@@ -80,9 +81,12 @@ class PacedRunner:
         key = keys(batch.temperature[sampled], batch.seed[sampled], batch.sample_index[sampled])
         x = draws(last, probe, length, key)
         token = tokens_of(x, self._vocab_size)
-        if batch.blocked:
-            for row in np.flatnonzero(np.isin(sampled, list(batch.blocked))).tolist():
-                blocked = set(batch.blocked[int(sampled[row])].tolist())
+        if batch.blocked or batch.controls:
+            for row in np.flatnonzero(np.isin(sampled, [*batch.blocked, *batch.controls])).tolist():
+                sequence = int(sampled[row])
+                blocked = set(batch.blocked[sequence].tolist() if sequence in batch.blocked else ())
+                if sequence in batch.controls:
+                    blocked |= forbidden(batch.controls[sequence], self._vocab_size)
                 x[row], token[row] = redraw(int(x[row]), self._vocab_size, blocked)
         return token, _logprobs(x, token, batch.logprobs[sampled], self._vocab_size)
 

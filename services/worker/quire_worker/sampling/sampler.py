@@ -1,6 +1,6 @@
 """From logits to tokens, row by row: the reference of `ops.sample`.
 
-Exact definition for a row of logits x, blocked tokens being -inf:
+Exact definition for a row of logits x, changed as the request asked (see row_controls), blocked tokens being -inf:
 
     temperature < 1e-5   the token of the largest x, the lowest id among equals
     otherwise            z = x / temperature and e = exp(z - max z), in float32
@@ -29,16 +29,18 @@ from quire_worker.step import Float32, Int32, Int64
 
 GREEDY_BELOW = 1e-5
 DAMAGED = -1
+NOTHING_LEFT = -2
 _NONE = np.float32(0.0)
 _BLOCK_ELEMENTS = 1 << 16
 
 
 def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
-    """Token ids [N] of logits [N, V] float32; DAMAGED where a row's largest logit is not finite."""
-    if columns.blocked:
+    """Token ids [N] of logits [N, V] float32; DAMAGED where a row's largest logit is not finite,
+    NOTHING_LEFT where it is so only by what is blocked and asked."""
+    raw = logits
+    if columns.blocked or columns.controls:
         logits = logits.clone()
-        for row, ids in columns.blocked.items():
-            logits[row, torch.from_numpy(ids).to(torch.int64)] = -torch.inf
+        _restrict(logits.numpy(), columns)
     top: Float32 = logits.amax(dim=-1).numpy()
     sound = np.isfinite(top)
     values: Float32 = logits.numpy()
@@ -47,8 +49,18 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     if drawn.size:
         temperature = columns.temperature[drawn, None]
         token[drawn] = _draw(values[drawn] / temperature, top[drawn, None] / temperature, columns, drawn)
-    token[~sound] = DAMAGED
+    if not sound.all():
+        token[~sound] = np.where(np.isfinite(raw.amax(dim=-1).numpy()[~sound]), NOTHING_LEFT, DAMAGED)
     return token
+
+
+def _restrict(values: Float32, columns: SamplingColumns) -> None:
+    """Change the logits [N, V] of the rows that ask for it."""
+    for row, ids in columns.blocked.items():
+        if row not in columns.controls:
+            values[row, ids] = -np.inf
+    for row, controls in columns.controls.items():
+        controls.apply(values[row], columns.blocked.get(row))
 
 
 @dataclass(slots=True)

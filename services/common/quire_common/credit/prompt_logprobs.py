@@ -1,0 +1,57 @@
+"""Logprobs of prompt tokens, a chunk of a sequence at a time, and their way onto the wire."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire.v1 import common_pb2
+from quire_common.columns import equal_lengths, i32, pack_i32
+from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb, slice_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Of the tokens at `first`, `first + 1` and so on: one entry each. `owner` is a slot in a Report, a handle in a
+    session."""
+
+    owner: int
+    first: int
+    logprobs: Logprobs
+
+
+def prompt_logprobs_to_pb(chunks: Sequence[PromptLogprobs]) -> common_pb2.PromptLogprobColumns:
+    """Domain to wire; there must be one at least."""
+    parts = [chunk.logprobs for chunk in chunks]
+    total = sum(len(part.logprob) for part in parts)
+    joined = Logprobs(
+        np.arange(total, dtype=np.int32),
+        *(
+            np.concatenate([getattr(part, name) for part in parts])
+            for name in ("logprob", "rank", "top_count", "top_id", "top_logprob")
+        ),
+    )
+    return common_pb2.PromptLogprobColumns(
+        owner=pack_i32([chunk.owner for chunk in chunks]),
+        first=pack_i32([chunk.first for chunk in chunks]),
+        count=pack_i32([len(part.logprob) for part in parts]),
+        logprobs=logprobs_to_pb(joined),
+    )
+
+
+def prompt_logprobs_from_pb(message: common_pb2.PromptLogprobColumns) -> list[PromptLogprobs]:
+    """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
+    owner, first, count = (i32(getattr(message, name), name) for name in ("owner", "first", "count"))
+    equal_lengths("prompt_logprobs", owner=owner, first=first, count=count)
+    logprobs = logprobs_from_pb(message.logprobs)
+    check_sum("count", count, len(logprobs.logprob))
+    ends = np.cumsum(count).tolist()
+    return [
+        PromptLogprobs(of, at, slice_logprobs(logprobs, end - entries, end))
+        for of, at, entries, end in zip(owner.tolist(), first.tolist(), count.tolist(), ends, strict=True)
+    ]

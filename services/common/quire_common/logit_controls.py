@@ -1,0 +1,122 @@
+"""What a client may ask of the logits before a token is drawn: penalties, biases, allowed and forbidden tokens.
+
+vLLM's names and meanings. A sequence that asks for none of it has no LogitControls at all, so that it costs nothing.
+The order in which they are applied is the worker's: see quire_worker.sampling.row_controls.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2 as pb
+
+# Bounds that keep a Grant of several hundred starts far below what gRPC carries.
+MAX_BIASES = 1024
+MAX_ALLOWED_TOKENS = 16_384
+MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_TOKENS = 16_384
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LogitControls:
+    """presence and frequency count the output, repetition prompt and output; `bad_words` are sequences of token ids
+    that may not come to stand in the output; `allowed_token_ids` empty: all."""
+
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """By token id, ascending."""
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+
+
+NEUTRAL = LogitControls()
+
+
+def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> None:
+    """Domain to wire."""
+    message.presence_penalty = controls.presence_penalty
+    message.frequency_penalty = controls.frequency_penalty
+    message.repetition_penalty = controls.repetition_penalty
+    for token, bias in controls.logit_bias:
+        message.logit_bias[token] = bias
+    message.allowed_token_ids = pack_i32(controls.allowed_token_ids)
+    message.bad_words_ids.extend(pack_i32(word) for word in controls.bad_words)
+
+
+def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
+    """Wire to domain, not checked yet; None where nothing is asked."""
+    found = LogitControls(
+        presence_penalty=message.presence_penalty,
+        frequency_penalty=message.frequency_penalty,
+        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        logit_bias=tuple(sorted(message.logit_bias.items())),
+        allowed_token_ids=tuple(i32(message.allowed_token_ids, "allowed_token_ids").tolist()),
+        bad_words=tuple(tuple(i32(word, "bad_words_ids").tolist()) for word in message.bad_words_ids),
+    )
+    return None if found == NEUTRAL else found
+
+
+def check_controls(controls: LogitControls) -> None:
+    """Raise InvalidArgument for a value outside its range and a list that is too long."""
+    penalties = (
+        ("presence_penalty", abs(controls.presence_penalty) <= MAX_PENALTY, "from -2 to 2"),
+        ("frequency_penalty", abs(controls.frequency_penalty) <= MAX_PENALTY, "from -2 to 2"),
+        ("repetition_penalty", 0.0 < controls.repetition_penalty < math.inf, "above 0"),
+    )
+    for name, good, range_text in penalties:
+        if not good:
+            raise InvalidArgument(
+                "BAD_SAMPLING_PARAMETER",
+                f"{name} is {getattr(controls, name)}.",
+                f"Choose a value {range_text}.",
+                param=name,
+            )
+    for token, bias in controls.logit_bias:
+        if not abs(bias) <= MAX_BIAS:
+            raise InvalidArgument(
+                "BAD_SAMPLING_PARAMETER",
+                f"logit_bias of token {token} is {bias}.",
+                f"Choose biases from -{MAX_BIAS:g} to {MAX_BIAS:g}.",
+                param="logit_bias",
+            )
+    if any(not word for word in controls.bad_words):
+        raise InvalidArgument(
+            "BAD_SAMPLING_PARAMETER", "bad_words has an empty sequence.", "Leave it out.", param="bad_words"
+        )
+    for name, count, most in (
+        ("logit_bias", len(controls.logit_bias), MAX_BIASES),
+        ("allowed_token_ids", len(controls.allowed_token_ids), MAX_ALLOWED_TOKENS),
+        ("bad_words", len(controls.bad_words), MAX_BAD_WORDS),
+        ("bad_words", sum(map(len, controls.bad_words)), MAX_BAD_WORD_TOKENS),
+    ):
+        if count > most:
+            raise InvalidArgument(
+                "TOO_MANY_ITEMS", f"{name} has {count} entries, at most {most} are possible.", "Send fewer.", param=name
+            )
+
+
+def check_vocabulary(controls: LogitControls, vocab_size: int) -> None:
+    """Raise InvalidArgument where a token is named that the model does not have."""
+    for name, tokens in (
+        ("logit_bias", [token for token, _bias in controls.logit_bias]),
+        ("allowed_token_ids", list(controls.allowed_token_ids)),
+        ("bad_words", [token for word in controls.bad_words for token in word]),
+    ):
+        wrong = next((token for token in tokens if not 0 <= token < vocab_size), None)
+        if wrong is not None:
+            raise InvalidArgument(
+                "TOKEN_OUT_OF_RANGE",
+                f"{name} names token id {wrong}, which is not in the vocabulary of {vocab_size}.",
+                f"Send ids from 0 to {vocab_size - 1}.",
+                param=name,
+            )

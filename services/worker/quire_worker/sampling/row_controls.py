@@ -1,0 +1,97 @@
+"""RowControls: one sequence's LogitControls and repetition rule, and what they must know of its tokens.
+
+Exact definition, in vLLM's order, for a row of raw logits x in float32:
+
+    allowed_token_ids   all others become -inf
+    bad_words           a word's last token becomes -inf where the output ends with the tokens before it
+    min_tokens          stop ids become -inf (`blocked`, see sampler)
+    logit_bias          x += bias
+    repetition_penalty  of every token of prompt or output: x / penalty where x > 0, x * penalty otherwise
+    frequency_penalty   x -= penalty * times that the token is in the output
+    presence_penalty    x -= penalty where the token is in the output
+
+All is a function of prompt ids, output ids and parameters, so an answer survives preemption and migration. Made when a
+sequence starts, then the device's: it alone knows what was drawn, and tells by `fed` before it draws again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.logit_controls import NEUTRAL
+from quire_worker.sampling.token_counts import TokenCounts
+
+if TYPE_CHECKING:
+    from quire_common.sequence import Sequence
+    from quire_worker.step import Float32, Int32
+
+_NEVER = np.float32(-np.inf)
+
+
+class RowControls:
+    """Belongs to the thread that runs steps, but for its making, which is cheap: ids are looked at when first used."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        controls = sequence.sampling.controls or NEUTRAL
+        self._prompt_ids = sequence.prompt_ids
+        self._output: list[int] = sequence.output_ids.tolist()
+        self._allowed = np.array(controls.allowed_token_ids, np.int64)
+        self._words = [(list(word[:-1]), word[-1]) for word in controls.bad_words]
+        self._bias_ids = np.array([token for token, _bias in controls.logit_bias], np.int64)
+        self._bias = np.array([bias for _token, bias in controls.logit_bias], np.float32)
+        self._repetition = np.float32(controls.repetition_penalty)
+        self._frequency = np.float32(controls.frequency_penalty)
+        self._presence = np.float32(controls.presence_penalty)
+        self._counting = bool(self._repetition != 1 or self._frequency or self._presence)
+        self._counts: TokenCounts | None = None
+        self._repetition_rule = sequence.stop.repetition
+        self._min_tokens = sequence.stop.min_tokens
+
+    @classmethod
+    def of(cls, sequence: Sequence) -> RowControls | None:
+        """None where the sequence asks for nothing of the kind."""
+        asks = sequence.sampling.controls is not None or sequence.stop.repetition is not None
+        return cls(sequence) if asks else None
+
+    def fed(self, token: int) -> None:
+        """The token that was drawn last is part of the output, and is computed now."""
+        self._output.append(token)
+        if self._counts is not None:
+            self._counts.add(token)
+
+    def apply(self, logits: Float32, blocked: Int32 | None = None) -> None:
+        """Change a row of logits [V], in place."""
+        if len(self._allowed):
+            kept = logits[self._allowed]
+            logits.fill(_NEVER)
+            logits[self._allowed] = kept
+        for before, last in self._words:
+            if not before or self._output[-len(before) :] == before:
+                logits[last] = _NEVER
+        if blocked is not None:
+            logits[blocked] = _NEVER
+        if len(self._bias):
+            logits[self._bias_ids] += self._bias
+        if self._counting:
+            self._known_counts().penalise(logits, self._repetition, self._frequency, self._presence)
+
+    def repeats(self, token: int) -> bool:
+        """Whether the sequence ends by repetition with this token, which was drawn and is not fed yet."""
+        rule = self._repetition_rule
+        if rule is None or len(self._output) + 1 < self._min_tokens:
+            return False
+        # One at the end of the list, and off again: the list may be long.
+        self._output.append(token)
+        found = rule.found_in(self._output)
+        self._output.pop()
+        return found
+
+    def _known_counts(self) -> TokenCounts:
+        counts = self._counts
+        if counts is None:
+            counts = self._counts = TokenCounts(self._prompt_ids)
+            for token in self._output:
+                counts.add(token)
+        return counts

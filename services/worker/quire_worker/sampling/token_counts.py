@@ -1,0 +1,42 @@
+"""TokenCounts: which tokens a sequence has, and how often its output has each. Small: only tokens that it has."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_worker.step import Float32, Int32
+
+
+class TokenCounts:
+    """Tokens in the order in which they first came; those of the prompt alone have the count 0."""
+
+    def __init__(self, prompt_ids: Int32) -> None:
+        prompt = np.unique(prompt_ids).astype(np.int64)
+        self._index = {token: place for place, token in enumerate(prompt.tolist())}
+        self._size = len(prompt)
+        self._ids = np.concatenate([prompt, np.zeros(64, np.int64)])
+        self._count = np.zeros(len(self._ids), np.float32)
+
+    def add(self, token: int) -> None:
+        """One more of the output."""
+        place = self._index.get(token)
+        if place is None:
+            place = self._index[token] = self._size
+            if place == len(self._ids):
+                self._ids = np.concatenate([self._ids, np.zeros(place, np.int64)])
+                self._count = np.concatenate([self._count, np.zeros(place, np.float32)])
+            self._ids[place] = token
+            self._size += 1
+        self._count[place] += 1
+
+    def penalise(self, logits: Float32, repetition: np.float32, frequency: np.float32, presence: np.float32) -> None:
+        """vLLM's penalties on a row of logits [V], in place, in float32 and in vLLM's order."""
+        ids, count = self._ids[: self._size], self._count[: self._size]
+        values = logits[ids]
+        if repetition != 1:
+            values = np.where(values > 0, values / repetition, values * repetition)
+        if frequency:
+            values -= frequency * count
+        if presence:
+            values -= presence * (count > 0)
+        logits[ids] = values

@@ -1,0 +1,195 @@
+"""Control of generation, from a client's request to what a scheduler is asked, over HTTP and gRPC alike."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+import pytest
+
+from quire.v1 import common_pb2 as pb
+from quire.v1 import inference_pb2 as ib
+from quire_common.columns import i32, pack_i32
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.router_rig import RouterRig, router_rig
+
+CONTROLS = {
+    "presence_penalty": 0.5,
+    "frequency_penalty": -1.5,
+    "repetition_penalty": 1.25,
+    "logit_bias": {"9": 250, "7": -2.5},
+    "allowed_token_ids": [7, 9, 200],
+    "bad_words": ["ab", " c"],
+}
+
+
+def asked(rig: RouterRig) -> dict[str, Any]:
+    """Of the last submit."""
+    sampling = rig.scheduler.submits[-1].sequence.sampling
+    return {
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "repetition_penalty": sampling.repetition_penalty,
+        "logit_bias": dict(sampling.logit_bias),
+        "allowed_token_ids": i32(sampling.allowed_token_ids).tolist(),
+        "bad_words_ids": [i32(word).tolist() for word in sampling.bad_words_ids],
+    }
+
+
+@pytest.mark.parametrize("route", ["complete", "chat"])
+async def test_controls_reach_the_engine(route: str) -> None:
+    async with router_rig() as rig:
+        response = await getattr(rig, route)("xyz", max_tokens=2, n=2, **CONTROLS)
+        assert response.status_code == 200, response.text
+        assert asked(rig) == {
+            "presence_penalty": 0.5,
+            "frequency_penalty": -1.5,
+            "repetition_penalty": 1.25,
+            "logit_bias": {7: -2.5, 9: 100.0},  # clamped, as vLLM does
+            "allowed_token_ids": [7, 9, 200],
+            "bad_words_ids": [[97, 98], [99]],  # with a space before them they are longer: no other spelling of them
+        }
+
+
+async def test_a_request_that_asks_for_nothing_sends_nothing() -> None:
+    async with router_rig() as rig:
+        neutral = {"presence_penalty": 0, "repetition_penalty": 1, "logit_bias": {}, "bad_words": []}
+        await rig.complete("a", max_tokens=1, **neutral)
+        sampling = rig.scheduler.submits[-1].sequence.sampling
+        assert not sampling.HasField("repetition_penalty") and not sampling.logit_bias
+
+
+async def test_the_same_over_grpc() -> None:
+    async with router_rig() as rig:
+        sampling = pb.SamplingParams(
+            presence_penalty=0.5,
+            frequency_penalty=-1.5,
+            repetition_penalty=1.25,
+            logit_bias={9: 100, 7: -2.5},
+            allowed_token_ids=pack_i32([7, 9, 200]),
+            bad_words_ids=[pack_i32([5, 6])],
+        )
+        request = ib.GenerateRequest(text="xyz", max_tokens=2, sampling=sampling, bad_words=["ab"])
+        assert [response async for response in rig.inference.Generate(request)]
+        assert asked(rig)["bad_words_ids"] == [[5, 6], [97, 98]]
+        assert asked(rig)["logit_bias"] == {7: -2.5, 9: 100.0}
+        assert asked(rig)["allowed_token_ids"] == [7, 9, 200]
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"sampling": pb.SamplingParams(presence_penalty=3)}, "presence_penalty is 3.0"),
+        ({"sampling": pb.SamplingParams(repetition_penalty=0)}, "repetition_penalty is 0.0"),
+        ({"sampling": pb.SamplingParams(frequency_penalty=float("nan"))}, "frequency_penalty is nan"),
+        ({"sampling": pb.SamplingParams(logit_bias={1: 101})}, "logit_bias of token 1 is 101.0"),
+        ({"sampling": pb.SamplingParams(logit_bias={300: 1})}, "logit_bias names token id 300"),
+        ({"sampling": pb.SamplingParams(bad_words_ids=[b""])}, "an empty sequence"),
+        ({"sampling": pb.SamplingParams(allowed_token_ids=pack_i32([-1]))}, "allowed_token_ids names token id -1"),
+        ({"bad_words": [""]}, "an empty string"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_bad_values_over_grpc_are_named(fields: dict[str, Any], says: str) -> None:
+    async with router_rig() as rig:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            [_ async for _ in rig.inference.Generate(ib.GenerateRequest(text="a", **fields))]
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert says in str(caught.value.details())
+        assert not rig.scheduler.submits
+
+
+async def test_a_prompt_is_truncated_on_the_left() -> None:
+    async with router_rig([FakeScheduler(max_model_len=20)]) as rig:
+        for asked_for, fields, kept in (
+            (3, {}, "hij"),
+            (30, {"prompt": "hij"}, "hij"),
+            (-1, {"max_tokens": 15}, "fghij"),
+            (4, {"prompt": list(b"abcdefghij")}, "ghij"),
+        ):
+            sent = {"prompt": "abcdefghij", "max_tokens": 2, "echo": True, **fields}
+            body = (await rig.complete(sent.pop("prompt"), truncate_prompt_tokens=asked_for, **sent)).json()
+            assert body["choices"][0]["text"].startswith(kept) and body["usage"]["prompt_tokens"] == len(kept)
+        long = await rig.chat("x" * 100, truncate_prompt_tokens=10, max_tokens=1)
+        assert long.json()["usage"]["prompt_tokens"] == 10
+
+
+async def test_repetition_is_looked_for_and_told() -> None:
+    rule = {"max_pattern_size": 4, "min_pattern_size": 2, "min_count": 3}
+    async with router_rig([FakeScheduler(finish=pb.FINISH_REASON_REPETITION)]) as rig:
+        body = (await rig.complete("ab", max_tokens=2, repetition_detection=rule)).json()
+        assert (body["choices"][0]["finish_reason"], body["choices"][0]["stop_reason"]) == (
+            "repetition",
+            "repetition_detected",
+        )
+        sent = rig.scheduler.submits[-1].sequence.stop.repetition_detection
+        assert sent == pb.RepetitionDetection(**rule)
+        request = ib.GenerateRequest(text="ab", max_tokens=2, repetition_detection=sent, truncate_prompt_tokens=1)
+        responses = [response async for response in rig.inference.Generate(request)]
+        assert responses[-1].finish_reason == pb.FINISH_REASON_REPETITION
+        assert responses[-1].usage.prompt_tokens == 1
+        assert rig.scheduler.submits[-1].sequence.stop.repetition_detection == sent
+        await rig.complete("ab", max_tokens=2, repetition_detection={"max_pattern_size": 0})
+        assert not rig.scheduler.submits[-1].sequence.stop.repetition_detection.min_count
+
+
+async def test_a_request_has_its_own_timeout() -> None:
+    async with router_rig() as rig:
+        rig.scheduler.gate.clear()
+        answer = await rig.complete("a", max_tokens=3, timeout_s=0.2)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (504, "REQUEST_TIMEOUT")
+        rig.scheduler.gate.set()
+        assert (await rig.complete("a", max_tokens=3, timeout_s=60)).status_code == 200
+
+
+async def test_prompt_logprobs_have_vllms_shape() -> None:
+    async with router_rig() as rig:
+        body = (await rig.complete("wxyz", max_tokens=2, n=2, prompt_logprobs=1)).json()
+        wanted = [
+            None,
+            {
+                "120": {"logprob": -1.0, "rank": 2, "decoded_token": "x"},
+                "1": {"logprob": -0.5, "rank": 1, "decoded_token": "\x01"},
+            },
+            {
+                "121": {"logprob": -2.0, "rank": 2, "decoded_token": "y"},
+                "2": {"logprob": -0.5, "rank": 1, "decoded_token": "\x02"},
+            },
+            {
+                "122": {"logprob": -3.0, "rank": 2, "decoded_token": "z"},
+                "3": {"logprob": -0.5, "rank": 1, "decoded_token": "\x03"},
+            },
+        ]
+        assert [choice["prompt_logprobs"] for choice in body["choices"]] == [wanted, wanted]
+        first, second = (submit.sequence for submit in rig.scheduler.submits)
+        assert first.sampling.prompt_logprobs == 1 and first.skip_cache_read
+        assert not second.sampling.HasField("prompt_logprobs") and not second.skip_cache_read
+        chat = (await rig.chat("ab", max_tokens=2, prompt_logprobs=0)).json()
+        told = [entry and next(iter(entry.values()))["logprob"] for entry in chat["prompt_logprobs"][:3]]
+        assert told == [None, -1, -2]
+        assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+        assert "prompt_logprobs" not in (await rig.complete("a", max_tokens=1)).json()["choices"][0]
+
+
+async def test_prompt_logprobs_over_grpc() -> None:
+    async with router_rig() as rig:
+        request = ib.GenerateRequest(text="wxy", max_tokens=3, n=2, sampling=pb.SamplingParams(prompt_logprobs=1))
+        responses = [response async for response in rig.inference.Generate(request)]
+        (told,) = [response.prompt_logprobs for response in responses if response.prompt_logprobs]
+        assert [(e.token_id, e.token, e.logprob, e.rank) for e in told] == [(120, b"x", -1, 2), (121, b"y", -2, 2)]
+        assert [(top.token_id, top.logprob) for e in told for top in e.top] == [(1, -0.5), (2, -0.5)]
+
+
+async def test_echo_with_logprobs_scores_the_prompt_too() -> None:
+    """As harnesses use it that score texts."""
+    async with router_rig() as rig:
+        (choice,) = (await rig.complete(list(b"x\xc3\xa9y"), max_tokens=2, echo=True, logprobs=1)).json()["choices"]
+        assert choice["text"] == "xéyx" or choice["text"].startswith("xéy")
+        logprobs = choice["logprobs"]
+        assert logprobs["tokens"] == ["x", "bytes:\\xc3", "bytes:\\xa9", "y", "x", "bytes:\\xc3"]
+        assert logprobs["token_logprobs"] == [None, -1, -2, -3, -1, -2]
+        assert logprobs["text_offset"] == [0, 1, 1, 2, 3, 4]
+        assert logprobs["top_logprobs"][0] is None and logprobs["top_logprobs"][3] == {"\x03": -0.5, "y": -3}
+        assert "prompt_logprobs" not in choice
+        (choice,) = (await rig.complete("ab", max_tokens=1, echo=True, logprobs=2, prompt_logprobs=0)).json()["choices"]
+        assert len(choice["prompt_logprobs"][1]) == 1 and len(choice["logprobs"]["top_logprobs"][1]) == 3

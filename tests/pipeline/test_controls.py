@@ -1,0 +1,78 @@
+"""Control of generation over the five real processes: what is asked of the logits shows in what is written."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+PROMPT = "KING HENRY:\nOnce more unto the breach, dear friends,"
+GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 48, "return_token_ids": True}
+
+
+def choice(http: httpx.Client, **fields: Any) -> dict[str, Any]:
+    answer = http.post("/v1/completions", json={**GREEDY, **fields})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()["choices"][0]
+    return found
+
+
+def test_only_allowed_tokens_are_drawn(http: httpx.Client) -> None:
+    allowed = sorted(set(choice(http)["token_ids"]))[:5]
+    drawn = choice(http, allowed_token_ids=allowed, temperature=1, ignore_eos=True)["token_ids"]
+    assert len(drawn) == 48 and set(drawn) <= set(allowed)
+
+
+def test_a_bias_decides(http: httpx.Client) -> None:
+    token = choice(http)["token_ids"][3]
+    assert choice(http, logit_bias={str(token): 100})["token_ids"] == [token] * 48
+    assert token not in choice(http, logit_bias={str(token): -100})["token_ids"]
+
+
+def test_bad_words_are_not_written(http: httpx.Client) -> None:
+    words = [word for word in choice(http)["text"].split() if word.isalpha()]
+    word = Counter(words).most_common(1)[0][0]
+    assert word not in choice(http, bad_words=[word])["text"].split()
+
+
+def test_penalties_end_a_circle(http: httpx.Client) -> None:
+    """The demo model's greedy text goes in circles; a token that was written is never best at the highest penalties."""
+    plain, fields = choice(http, max_tokens=96)["token_ids"], {"max_tokens": 96, "presence_penalty": 2}
+    varied = choice(http, **fields, frequency_penalty=2, repetition_penalty=2)["token_ids"]
+    assert len(set(varied)) > 1.5 * len(set(plain))
+    assert choice(http, **fields, frequency_penalty=2, repetition_penalty=2)["token_ids"] == varied
+
+
+def test_a_request_that_forbids_itself_everything_is_told_so(http: httpx.Client) -> None:
+    ends = json.loads((ROOT / "models" / "demo" / "config.json").read_text())["eos_token_id"]
+    assert choice(http, allowed_token_ids=ends)["finish_reason"] == "stop"
+    answer = http.post("/v1/completions", json={**GREEDY, "allowed_token_ids": ends, "min_tokens": 2})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "NO_TOKEN_LEFT")
+
+
+def test_an_answer_that_goes_in_circles_can_be_ended(http: httpx.Client) -> None:
+    rule = {"max_pattern_size": 100, "min_count": 3}
+    long = {"max_tokens": 600, "ignore_eos": True}
+    ended = choice(http, **long, repetition_detection=rule)
+    tokens = ended["token_ids"]
+    assert (ended["finish_reason"], ended["stop_reason"]) == ("repetition", "repetition_detected")
+    assert any(tokens[-3 * size :] == tokens[-size:] * 3 for size in range(1, 101)) and len(tokens) < 600
+    assert choice(http, **long)["token_ids"][: len(tokens)] == tokens
+
+
+def test_prompt_logprobs_are_those_of_the_same_text_as_output(http: httpx.Client) -> None:
+    """Of a prompt long enough to come in chunks, though its pages are in a cache by then."""
+    prompt = choice(http, prompt=PROMPT * 20, max_tokens=1)["prompt_token_ids"]
+    written = choice(http, prompt=prompt, max_tokens=24, ignore_eos=True, logprobs=2)
+    both = [*prompt, *written["token_ids"]]
+    read = choice(http, prompt=both, max_tokens=1, prompt_logprobs=2)["prompt_logprobs"]
+    assert len(read) == len(both) and read[0] is None
+    assert [next(iter(entry)) for entry in read[1:]] == [str(token) for token in both[1:]]
+    found = [next(iter(entry.values()))["logprob"] for entry in read[len(prompt) :]]
+    assert found == written["logprobs"]["token_logprobs"]
+    assert [next(iter(entry.values()))["rank"] for entry in read[len(prompt) :]] == [1] * 24
+    assert all(2 <= len(entry) <= 3 for entry in read[1:])
