@@ -166,6 +166,7 @@ def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: 
     assert bench.runner.inside.acquire(timeout=WAIT_S)
     following = bench.loop.attach()
     assert following.outbox.empty()
+    assert bench.loop.attached, "the one before must not take it back meanwhile"
     bench.runner.gate.set()
     hello = next(following.frames())
     assert isinstance(hello, WorkerHello) and hello.epoch.run == 2
@@ -182,6 +183,7 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
     following = bench.loop.attach()
     bench.loop.detach(following)
     assert list(following.frames()) == []
+    assert not bench.loop.attached
     bench.runner.gate.set()
 
 
