@@ -92,7 +92,7 @@ class WorkerLink:
 
     async def _stand_aside(self) -> None:
         """Another scheduler has the worker: two that take it from each other would serve nobody. Return when nobody
-        has it, or it cannot be asked. Its epoch would not tell: it changes late in a takeover, and not again for who left."""
+        has it, or it cannot be asked. Its epoch would not tell: it changes late in a takeover."""
         with contextlib.suppress(grpc.RpcError):
             while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
                 await asyncio.sleep(_STAND_ASIDE_S)
