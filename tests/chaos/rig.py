@@ -6,7 +6,7 @@ import asyncio
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import grpc
@@ -105,9 +105,9 @@ class Rig:
             assert time.monotonic() < deadline, f"not whole after {limit_s} s: {self.state().services}"
             await asyncio.sleep(POLL_S)
 
-    def wait_pages_back(self, limit_s: float = 10.0) -> None:
-        """Until no scheduler runs, waits for, references or fences anything."""
-        for name in self.stack.spec.members_of("scheduler"):
+    def wait_pages_back(self, limit_s: float = 10.0, schedulers: Sequence[str] = ()) -> None:
+        """Until none of these schedulers, by default of all, runs, waits for, references or fences anything."""
+        for name in schedulers or self.stack.spec.members_of("scheduler"):
             with grpc.insecure_channel(f"127.0.0.1:{self.service(name).port}") as channel:
                 loads = scheduler_pb2_grpc.SchedulerStub(channel).WatchLoad(
                     scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=limit_s

@@ -59,6 +59,14 @@ async def lose_pages(rig: RouterRig, fake: FakeScheduler) -> None:
     fake.fail_all("PAGES_LOST", grpc.StatusCode.INTERNAL)
 
 
+async def fail_step(rig: RouterRig, fake: FakeScheduler) -> None:
+    fake.fail_all("STEP_FAILED", grpc.StatusCode.INTERNAL)
+
+
+async def confuse_pages(rig: RouterRig, fake: FakeScheduler) -> None:
+    fake.fail_all("PAGE_TAKEN", grpc.StatusCode.FAILED_PRECONDITION)
+
+
 async def cut_drain_short(rig: RouterRig, fake: FakeScheduler) -> None:
     fake.set_phase("draining")
     fake.fail_all("DRAINING")
@@ -68,7 +76,18 @@ async def leave_discovery(rig: RouterRig, fake: FakeScheduler) -> None:
     rig.router.fleet.update([e for e in endpoints(rig) if e.address != host_of(rig, fake).address])
 
 
-FAULTS = [drop, die, go_silent, fall_behind, lose_worker, lose_pages, cut_drain_short, leave_discovery]
+FAULTS = [
+    drop,
+    die,
+    go_silent,
+    fall_behind,
+    lose_worker,
+    lose_pages,
+    fail_step,
+    confuse_pages,
+    cut_drain_short,
+    leave_discovery,
+]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -10,7 +11,9 @@ import pytest
 
 from quire.v1 import common_pb2 as pb
 from quire_common.discovery import Endpoint
+from quire_router import metrics
 from quire_router.core.choice import Choice
+from quire_router.engine import migration
 from quire_router.engine.session_outgoing import SessionOutgoing
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
@@ -123,10 +126,53 @@ async def test_a_request_that_costs_engine_after_engine_is_not_passed_on() -> No
         waiting = asyncio.ensure_future(rig.complete("abc"))
         for attempt in range(3):
             await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
+            running(rig).admit_all()
+            await until(lambda: any(choice.admitted for choice in inside(rig)))
             running(rig).break_sessions()
         failed = await waiting
         assert failed.status_code == 500 and failed.json()["error"]["code"] == "MIGRATION_LIMIT"
         assert len(submits(rig)) == 3
+        await until(lambda: nothing_left(rig))
+
+
+async def test_a_request_that_waited_where_engines_broke_is_not_to_blame_for_them() -> None:
+    async with router_rig(pair(), migration_limit=1) as rig:
+        waiting = await break_before_admission(rig, 5)
+        release(rig)
+        assert (await waiting).json()["choices"][0]["text"] == "abc"
+
+
+async def test_nor_is_it_passed_on_for_ever() -> None:
+    async with router_rig(pair(), migration_limit=1) as rig:
+        failed = await (await break_before_admission(rig, 10))
+        error = failed.json()["error"]
+        assert (failed.status_code, error["code"]) == (500, "MIGRATION_LIMIT") and "never began" in error["message"]
+        assert len(submits(rig)) == 10
+        await until(lambda: nothing_left(rig))
+
+
+async def break_before_admission(rig: RouterRig, times: int) -> asyncio.Future[Any]:
+    """A request whose engines break so many times, each while it waits in its queue."""
+    for fake in rig.schedulers:
+        fake.gate.clear()
+    waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+    for attempt in range(times):
+        await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
+        running(rig).break_sessions()
+    return waiting
+
+
+def inside(rig: RouterRig) -> list[Choice]:
+    return [choice for replica in rig.router.fleet.replicas.values() for choice in replica.session.choices.values()]
+
+
+async def test_what_fails_everywhere_is_told_as_the_last_engine_told_it() -> None:
+    async with router_rig(pair(), migration_limit=3) as rig:
+        for fake in rig.schedulers:
+            fake.refuse = refusal("NAN_LOGITS", grpc.StatusCode.INTERNAL)
+        failed = await rig.complete("abc")
+        assert failed.status_code == 500 and failed.json()["error"]["code"] == "NAN_LOGITS"
+        assert [len(fake.submits) for fake in rig.schedulers] in ([1, 2], [2, 1])
         await until(lambda: nothing_left(rig))
 
 
@@ -140,14 +186,35 @@ async def test_progress_makes_up_for_lost_engines() -> None:
 
 
 @pytest.mark.parametrize("code", ["DRAINING", "WORKER_NOT_READY"])
-async def test_a_refused_request_goes_elsewhere_and_that_costs_no_attempt(code: str) -> None:
+async def test_a_refused_request_goes_elsewhere_and_that_is_no_migration(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    log = SimpleNamespace(
+        warning=lambda event, **_: told.append(event), info=lambda *_, **__: None, debug=lambda *_, **__: None
+    )
+    monkeypatch.setattr(migration, "log", log)
     async with router_rig(pair(), migration_limit=1) as rig:
+        before = moves()
         for fake in rig.schedulers:
             fake.refuse = refusal(code, grpc.StatusCode.UNAVAILABLE)
         waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
         await until(lambda: len(submits(rig)) > 4)
         rig.schedulers[1].refuse = None
         assert (await waiting).json()["choices"][0]["text"] == "abc"
+        assert (moves(), told) == (before, [])
+        # What has begun was lost to it.
+        async with held(rig, 5) as rest:
+            rig.schedulers[0].refuse = None
+            rig.schedulers[1].fail_all(code)
+            await until(lambda: bool(told))
+            release(rig)
+            assert joined(await rest()) == text(200)
+        assert (moves(), told) == (before + 1, ["sequence lost its engine"])
+
+
+def moves() -> float:
+    return sum(s.value for m in metrics.migrations.collect() for s in m.samples if s.name.endswith("_total"))
 
 
 async def test_a_full_replica_is_told_early_to_who_is_new_and_borne_by_who_is_not() -> None:

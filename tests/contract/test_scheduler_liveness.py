@@ -156,6 +156,32 @@ async def test_the_newest_scheduler_has_the_worker_and_the_other_stands_aside() 
         assert first.tokens[2] == undisturbed(a_sequence(4, 4))[0]
 
 
+async def test_a_newcomer_that_has_left_by_the_first_look_is_not_waited_for() -> None:
+    async with stack(max_model_len=256) as old:
+        old.worker.may_tell.clear()
+        async with scheduler_of(old.worker):
+            await old.until(lambda: old.worker.asked > 0)
+            assert old.core is None and "SCHEDULER_REPLACED" in old.engine.detail
+        await old.until(lambda: not old.worker.attached)
+        old.worker.may_tell.set()
+        await old.until(lambda: old.core is not None)
+        router = Router(old)
+        await router.open()
+        await router.submit({1: a_sequence(4, 4)})
+        await router.done(1)
+        assert router.tokens[1] == undisturbed(a_sequence(4, 4))[0]
+
+
+async def test_a_worker_whose_epoch_changes_is_left_to_who_has_it() -> None:
+    """As seen early in a takeover: the one before is told at once, the next epoch begins when its steps have ended."""
+    async with stack(max_model_len=256) as old, scheduler_of(old.worker):
+        await old.until(lambda: old.worker.asked > 0)
+        runs, asked = old.worker.runs, old.worker.asked
+        old.worker.told_epoch = Epoch(7, 99)
+        await old.until(lambda: old.worker.asked >= asked + 2)
+        assert old.worker.runs == runs and old.core is None
+
+
 async def test_frames_of_another_epoch_are_dropped() -> None:
     async with stack(max_model_len=256) as s:
         s.worker.step_s = 0.002

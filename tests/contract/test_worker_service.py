@@ -57,6 +57,7 @@ def gone(worker: WorkerServer, run: int) -> None:
     for _ in range(int(WAIT_S * 100)):
         status = worker.stub.GetStatus(worker_pb2.GetStatusRequest())
         if status.epoch.run == run and status.running == 0:
+            assert not status.attached
             return
         poll.wait(0.01)
     raise AssertionError(f"still {status}")
@@ -67,6 +68,7 @@ def test_hello_then_a_sequence_runs_by_itself(worker: WorkerServer) -> None:
     hello = scheduler.attach()
     assert (hello.num_slots, hello.max_num_seqs, hello.num_pages) == (10, 4, (64,))
     assert hello.epoch.run == 1 and hello.model.name == "counting" and hello.capabilities == ("cpu",)
+    assert worker.stub.GetStatus(worker_pb2.GetStatusRequest()).attached
     scheduler.grant(start=[a_start(0, PROMPT, PAGES)], budget=ROOMY)
     told = collect(scheduler, 1)
     assert told.tokens[0] == says(8)

@@ -37,6 +37,7 @@ class _Life:
 
     runs: dict[int, _Run] = field(default_factory=dict)
     failed: list[pb.Failed] = field(default_factory=list)
+    admitted: list[pb.Admitted] = field(default_factory=list)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     broken: Exception | None = None
     dying: bool = False
@@ -160,6 +161,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if life.failed:
                 failed, life.failed = life.failed, []
                 return pb.SessionResponse(failed=failed)
+            if life.admitted:
+                admitted, life.admitted = life.admitted, []
+                return pb.SessionResponse(admitted=admitted)
             if life.runs and self.gate.is_set():
                 message = self._step(life.runs)
                 self._count(message, life)
@@ -216,6 +220,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 life.failed.append(pb.Failed(handle=handle, error=error))
                 del life.runs[handle]
                 self.running.pop(handle, None)
+            life.woken.set()
+
+    def admit_all(self) -> None:
+        """Everything that runs is said to be admitted, and has no token yet."""
+        for life in self._lives:
+            for handle, run in life.runs.items():
+                if not run.admitted:
+                    run.admitted = True
+                    life.admitted.append(pb.Admitted(handle=handle, attempt=run.submit.context.attempt))
             life.woken.set()
 
     def hang(self) -> None:

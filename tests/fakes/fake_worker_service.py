@@ -40,6 +40,13 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.extra: list[Report] = []
         self.may_load = asyncio.Event()
         self.may_load.set()
+        # Cleared: GetStatus waits.
+        self.may_tell = asyncio.Event()
+        self.may_tell.set()
+        self.asked = 0
+        self.attached = False
+        # What GetStatus says instead of the epoch that is.
+        self.told_epoch: Epoch | None = None
         self.load_error: ConfigError | None = None
         self.contexts: list[worker_pb2.Start] = []
         self.address = ""
@@ -68,7 +75,10 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         yield worker_pb2.LoadProgress(phase="ready", model=model_to_pb(self.hello.model))
 
     async def GetStatus(self, request: worker_pb2.GetStatusRequest, context: Any) -> worker_pb2.GetStatusResponse:
-        return worker_pb2.GetStatusResponse(epoch=epoch_to_pb(self._epoch), phase="ready")
+        self.asked += 1
+        await self.may_tell.wait()
+        epoch = epoch_to_pb(self.told_epoch or self._epoch)
+        return worker_pb2.GetStatusResponse(epoch=epoch, phase="ready", attached=self.attached)
 
     async def Run(
         self, request_iterator: AsyncIterator[worker_pb2.Grant], context: Any
@@ -78,6 +88,7 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.runs += 1
         self._last = None
         self._epoch = epoch = Epoch(self.hello.epoch.boot_id, self.runs)
+        self.attached = True
         hello = replace(self.hello, epoch=epoch)
         self.worker = worker = FakeWorker(hello, store=self.store, rng=np.random.default_rng(self.runs))
         yield worker_pb2.Report(hello=worker_hello_to_pb(hello))
@@ -95,6 +106,7 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
             reader.cancel()
             if self._epoch == epoch:
                 # As the real one: when its scheduler goes, another run begins.
+                self.attached = False
                 self.runs += 1
                 self._epoch = Epoch(epoch.boot_id, self.runs)
 

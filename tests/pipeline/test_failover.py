@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.faults import Saboteur
-from tests.chaos.judge import run_chaos
+from tests.chaos.judge import MOVES, run_chaos
 from tests.chaos.rig import Rig
 
 SEED = 5
@@ -18,5 +18,5 @@ async def strike(saboteur: Saboteur) -> None:
 
 async def test_streams_survive_the_death_of_any_part_that_has_a_twin() -> None:
     async with Rig("paced 10") as rig:
-        saboteur = await run_chaos(rig, SEED, (40, 160), strike, scripts=9)
-        assert len(saboteur.faults) == 4
+        await run_chaos(rig, SEED, (40, 160), strike, scripts=9)
+        assert (await rig.router_metrics()).get(MOVES, 0) > 0

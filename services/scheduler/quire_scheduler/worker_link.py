@@ -91,15 +91,10 @@ class WorkerLink:
         await self._channel.close()
 
     async def _stand_aside(self) -> None:
-        """Another scheduler has the worker: two that take it from each other would serve nobody. Return when that one's
-        run is over, or the worker cannot be asked."""
-        theirs = None
+        """Another scheduler has the worker: two that take it from each other would serve nobody. Return when nobody
+        has it, or it cannot be asked. Its epoch would not tell: it changes late in a takeover."""
         with contextlib.suppress(grpc.RpcError):
-            while True:
-                status = await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)
-                if theirs is not None and status.epoch != theirs:
-                    return
-                theirs = status.epoch
+            while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
                 await asyncio.sleep(_STAND_ASIDE_S)
 
     async def _follow_load(self) -> None:

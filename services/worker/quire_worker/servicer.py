@@ -52,7 +52,11 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             return worker_pb2.GetStatusResponse(epoch=common_pb2.Epoch(), phase=phase)
         engine = replica.engine
         return worker_pb2.GetStatusResponse(
-            epoch=epoch_to_pb(engine.epoch), phase=phase, running=engine.residents.table.started(), steps=engine.steps
+            epoch=epoch_to_pb(engine.epoch),
+            phase=phase,
+            running=engine.residents.table.started(),
+            steps=engine.steps,
+            attached=replica.loop.attached,
         )
 
 

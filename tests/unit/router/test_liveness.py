@@ -13,7 +13,7 @@ import pytest
 from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
-from quire_common.errors import Internal, InvalidArgument, Overloaded, QuireError, Unavailable
+from quire_common.errors import FailedPrecondition, Internal, InvalidArgument, Overloaded, QuireError, Unavailable
 from quire_common.sequence import Sequence, Stop
 from quire_router.config import RouterConfig
 from quire_router.core.choice import Choice
@@ -85,7 +85,11 @@ async def test_a_stall_of_the_loop_is_not_the_peers_silence(monkeypatch: pytest.
         (Overloaded("QUEUE_FULL", "m", "f"), False, ("full", False, True, True)),
         (Unavailable("SOMETHING_ELSE", "m", "f"), True, ("unavailable", True, False, False)),
         (InvalidArgument("PROMPT_TOO_LONG", "m", "f"), False, None),
-        (Internal("INTERNAL", "m", "f"), True, None),
+        (FailedPrecondition("HELLO_MISSING", "m", "f"), True, None),
+        (Internal("INTERNAL", "m", "f"), True, ("failed", True, False, False)),
+        (Internal("NAN_LOGITS", "m", "f"), True, ("failed", True, False, False)),
+        (FailedPrecondition("PAGE_TAKEN", "m", "f"), True, ("failed", True, False, False)),
+        (FailedPrecondition("SLOT_BUSY", "m", "f"), False, ("failed", True, False, False)),
     ],
 )
 def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[str, bool, bool, bool] | None) -> None:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
-from quire_common.errors import FailedPrecondition, QuireError, Unavailable
+from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavailable
 from quire_worker.engine import device as device_module
+from quire_worker.engine import step_runner
 from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.run_loop import RunLoop
@@ -91,6 +92,10 @@ def next_report(frames: Iterator[WorkerHello | Report], heartbeat: bool = False)
     raise AssertionError("the stream ended")
 
 
+def a_bug(*_: object) -> None:
+    raise ValueError("a bug")
+
+
 def test_grants_of_a_replaced_session_are_dropped(bench: LoopBench) -> None:
     old, epoch, old_frames = bench.attach()
     new, new_epoch, frames = bench.attach()
@@ -166,6 +171,7 @@ def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: 
     assert bench.runner.inside.acquire(timeout=WAIT_S)
     following = bench.loop.attach()
     assert following.outbox.empty()
+    assert bench.loop.attached, "the one before must not take it back meanwhile"
     bench.runner.gate.set()
     hello = next(following.frames())
     assert isinstance(hello, WorkerHello) and hello.epoch.run == 2
@@ -182,6 +188,7 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
     following = bench.loop.attach()
     bench.loop.detach(following)
     assert list(following.frames()) == []
+    assert not bench.loop.attached
     bench.runner.gate.set()
 
 
@@ -200,6 +207,38 @@ def test_a_step_that_hangs_ends_the_worker_and_not_only_its_run(
     assert [error.code for error in bench.fatal] == ["DEVICE_HUNG"]
     bench.fatal.clear()  # else the bench takes it for an accident
     bench.runner.gate.set()
+
+
+@pytest.mark.parametrize("part", ["_by_sequence", "finish_codes"])
+def test_a_device_that_fails_outside_the_model_ends_the_worker_at_once(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    monkeypatch.setattr(step_runner, part, a_bug)
+    session, epoch, frames = bench.attach()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    bench.loop._thread.join(device_module.DRAIN_LIMIT_S / 2)
+    assert not bench.loop._thread.is_alive()
+    with pytest.raises(Internal, match="DEVICE_BROKEN"):
+        read_until(frames, 1)
+    with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+        next(bench.loop.attach().frames())
+    assert [error.code for error in bench.fatal] == ["DEVICE_BROKEN"]
+    bench.fatal.clear()  # else the bench takes it for an accident
+
+
+def test_who_drains_a_device_that_breaks_meanwhile_is_told(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_runner, "finish_codes", a_bug)
+    session, epoch, _ = bench.attach()
+    bench.runner.gate.clear()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert bench.runner.inside.acquire(timeout=WAIT_S)
+    bench.loop.detach(session)
+    following = bench.loop.attach()
+    bench.runner.gate.set()
+    with pytest.raises(Unavailable, match="WORKER_STOPPED"):
+        list(following.frames())
+    assert [error.code for error in bench.fatal] == ["DEVICE_BROKEN"]
+    bench.fatal.clear()
 
 
 def test_a_drain_is_told_at_once_and_what_is_held_runs_to_its_end(bench: LoopBench) -> None:

@@ -143,6 +143,11 @@ class Choice:
         return self.digest is not None
 
     @property
+    def admitted(self) -> bool:
+        """Whether the engine of the present attempt has begun to run it."""
+        return self.admitted_attempt == self.attempt
+
+    @property
     def admitted_once(self) -> bool:
         """Whether an engine ever began to run it."""
         return self.admitted_attempt >= 0

@@ -13,13 +13,15 @@ class Moves:
     """Made at the first trouble; most choices never have one.
 
     `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now (loop time).
-    `fruitless` counts attempts in a row that brought no token. `shunned` has replicas that refused it, and until when
-    they are not asked again; `busy` those that were full when it was new.
+    `fruitless` counts attempts in a row that brought no token, `bystander` those that ended before they began.
+    `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
+    was new.
     """
 
     __slots__ = (
         "avoid",
         "busy",
+        "bystander",
         "fruitless",
         "known_bytes",
         "lost_ns",
@@ -36,6 +38,7 @@ class Moves:
         self.until_s = 0.0
         self.known_bytes = known_bytes
         self.fruitless = 0
+        self.bystander = 0
         self.refusals = 0
         self.avoid = ""
         self.reason = ""
@@ -48,7 +51,7 @@ class Moves:
         """Start anew if tokens have come since the last trouble."""
         if len(choice.output_ids) > self.known_bytes:
             self.known_bytes = len(choice.output_ids)
-            self.fruitless = self.refusals = 0
+            self.fruitless = self.bystander = self.refusals = 0
             self.wait_left_s = wait_s
             self.shunned.clear()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.errors import Overloaded, Unavailable
+from quire_common.errors import Internal, Overloaded, Unavailable
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
@@ -15,20 +15,23 @@ _RETRY_AFTER_S = 1.0
 # Said before anything ran, or by an operator's wish: nothing against the request.
 _REFUSALS = {"DRAINING": "draining", "WORKER_NOT_READY": "not_ready"}
 _FAILURES = {"WORKER_LOST": "worker_lost", "PAGES_LOST": "pages_lost", SESSION_TOO_SLOW: "too_slow"}
+# An engine's own confusion over slots and pages, in the garb of a state that the request found.
+_CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
     """`reason` is a metric's label, `error` what the client is told if nobody else takes the choice.
 
-    `suspect`: the request itself may have been the cause. `refused`: this replica would refuse it again now.
-    `busy`: it was refused because the replica is full.
+    `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
+    was lost. `refused`: this replica would refuse it again now. `busy`: it was refused because the replica is full.
     """
 
     reason: str
     instance: str
     error: QuireError
     suspect: bool = False
+    bystander: bool = False
     refused: bool = False
     busy: bool = False
 
@@ -38,11 +41,17 @@ def failure_loss(instance: str, error: QuireError, *, admitted: bool) -> Loss | 
     if error.code in _REFUSALS:
         return Loss(_REFUSALS[error.code], instance, error, refused=True)
     if error.code in _FAILURES:
-        return Loss(_FAILURES[error.code], instance, error, suspect=admitted and error.code != SESSION_TOO_SLOW)
+        deadly = error.code != SESSION_TOO_SLOW
+        reason = _FAILURES[error.code]
+        return Loss(reason, instance, error, suspect=admitted and deadly, bystander=deadly and not admitted)
     if isinstance(error, Overloaded):
         return Loss("full", instance, error, refused=True, busy=True)
     if isinstance(error, Unavailable):
         return Loss("unavailable", instance, error, suspect=admitted, refused=not admitted)
+    if error.code in _CONFUSIONS:
+        error = Internal(error.code, error.message, error.fix)
+    if isinstance(error, Internal):
+        return Loss("failed", instance, error, suspect=True)
     return None
 
 

@@ -1,8 +1,9 @@
 """Gives every choice an engine, and another one when it loses it: with all its tokens, under a new handle and attempt.
 
 Where no replica can take a choice it waits for one, up to `--migration-wait-s` without an engine since its last token.
-A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another. Knows
-nothing of streams; what an engine's failure means is in loss.py, who is the best of several in placement/.
+A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another; engines that
+break while it only waits in their queues may be ten times as many. Knows nothing of streams; what an engine's failure
+means is in loss.py, who is the best of several in placement/.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from quire_common.errors import Internal
+from quire_common.errors import Internal, Unavailable
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from quire_router.placement.policy import Placement
 
 _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
+# What only waited is hardly the cause, but a submit alone may break a scheduler too.
+_BYSTANDER_FACTOR = 10
 log = get_logger(__name__)
 
 
@@ -79,17 +82,14 @@ class Migration:
             return
         moves = self._moves_of(choice)
         moves.progress(choice, self._wait_s)
-        moves.began()
-        moves.avoid, moves.reason = loss.instance, loss.reason
-        log.warning(
-            "sequence lost its engine",
-            request_id=choice.context.request_id,
-            index=choice.index,
-            attempt=choice.attempt,
-            instance=loss.instance,
-            reason=loss.reason,
-            emitted=len(choice.output_ids) // 4,
-        )
+        moves.avoid = loss.instance
+        if loss.refused and not choice.admitted_once:
+            # It had no engine yet: nothing is lost, and who takes it is its first.
+            log.debug("sequence refused", **_facts(choice, loss))
+        else:
+            moves.began()
+            moves.reason = loss.reason
+            log.warning("sequence lost its engine", emitted=len(choice.output_ids) // 4, **_facts(choice, loss))
         if self._gives_up(choice, moves, loss):
             return
         now_s = asyncio.get_running_loop().time()
@@ -117,7 +117,14 @@ class Migration:
         if loss.suspect:
             moves.fruitless += 1
             if moves.fruitless >= self._limit:
-                choice.fail(_too_many_attempts(moves.fruitless))
+                # Of an engine that went away nothing better is known; one that lives has said what is wrong.
+                gone = isinstance(loss.error, Unavailable)
+                choice.fail(_too_many_attempts(moves.fruitless) if gone else loss.error)
+                return True
+        if loss.bystander:
+            moves.bystander += 1
+            if moves.bystander >= self._limit * _BYSTANDER_FACTOR:
+                choice.fail(_never_begun(moves.bystander))
                 return True
         if loss.busy and not choice.admitted_once:
             # Overload is told early; only what has begun is worth waiting for.
@@ -143,7 +150,7 @@ class Migration:
         if choice.submitted:
             choice.renew(self._handles.take(offsets=choice.wants_logprobs))
         replica.submit(choice)
-        if moves is not None and moves.reason:
+        if moves is not None and moves.lost_ns:
             _tell(choice, moves, replica.instance)
 
     def _wait(self, choice: Choice, moves: Moves) -> None:
@@ -185,6 +192,16 @@ def _next_due_s(moves: Moves, now_s: float) -> float:
     return min([moves.until_s, *(due_s for due_s in moves.shunned.values() if due_s > now_s)])
 
 
+def _facts(choice: Choice, loss: Loss) -> dict[str, str | int]:
+    return {
+        "request_id": choice.context.request_id,
+        "index": choice.index,
+        "attempt": choice.attempt,
+        "instance": loss.instance,
+        "reason": loss.reason,
+    }
+
+
 def _tell(choice: Choice, moves: Moves, instance: str) -> None:
     """Logs, metrics and trace of a choice that has an engine again."""
     us = moves.ended()
@@ -212,4 +229,12 @@ def _too_many_attempts(attempts: int) -> Internal:
         "MIGRATION_LIMIT",
         f"{attempts} engines in a row were lost while they ran this request, and none gave a token.",
         "Do not send it again as it is: report it with its request id.",
+    )
+
+
+def _never_begun(attempts: int) -> Internal:
+    return Internal(
+        "MIGRATION_LIMIT",
+        f"{attempts} engines were lost while this request waited in their queues; it never began.",
+        "Retry once the engines stay up; see the router's log for what became of them.",
     )

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _WELCOME_TIMEOUT_S = 10.0
 # How many promised signs of life must be missing at least.
 _HEARTBEATS = 3
-# Ends of a session for which one of its requests may be to blame.
+# Ends of a session for which a request that ran may be to blame.
 _SUSPECT = ("session_lost", "silent", "session_failed")
 
 
@@ -136,7 +136,7 @@ class Session:
                 self._fail(choice, errors.from_message(failed.error))
 
     def _fail(self, choice: Choice, error: QuireError) -> None:
-        loss = failure_loss(self.instance, error, admitted=choice.admitted_attempt == choice.attempt)
+        loss = failure_loss(self.instance, error, admitted=choice.admitted)
         if loss is None:
             choice.fail(error)
         else:
@@ -152,12 +152,14 @@ class Session:
 
     def _lose(self, reason: str) -> None:
         """All that is here has lost its engine; what has all its tokens needs none."""
-        loss = Loss(reason, self.instance, session_lost(), suspect=reason in _SUSPECT)
+        deadly, error = reason in _SUSPECT, session_lost()
+        ran = Loss(reason, self.instance, error, suspect=deadly)
+        waited = Loss(reason, self.instance, error, bystander=deadly)
         lost = list(self.choices.values())
         self.choices.clear()
         for choice in lost:
             self.detokenizer.close(choice.handle)
-            self._lost(choice, loss)
+            self._lost(choice, ran if choice.admitted else waited)
 
 
 def _cut(watch: Watch) -> QuireError:

@@ -8,6 +8,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Internal
+from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.step_runner import StepOutcome, StepRunner
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from quire_worker.engine.ports import Runner
     from quire_worker.step import StepBatch
 
+log = get_logger(__name__)
 # How long the end waits for a step that runs; one that hangs must not keep the process.
 CLOSE_LIMIT_S = 5.0
 # How long a run that is over waits for its last steps. A step that takes longer hangs, and so would the next run.
@@ -49,13 +51,15 @@ class InlineDevice:
 
 
 class ThreadDevice:
-    """A Device that runs its steps one after the other on a thread, started by its maker."""
+    """A Device that runs its steps one after the other on a thread, started by its maker. An error that is no step's
+    breaks it for good: it runs nothing more, and `finished` and `drain` raise that."""
 
     def __init__(self, runner: Runner) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._runner = StepRunner(runner)
         self._launched: queue.SimpleQueue[StepBatch | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
+        self._broken: Internal | None = None
         self._thread = threading.Thread(target=self._main, name="device", daemon=True)
         self._thread.start()
 
@@ -65,6 +69,7 @@ class ThreadDevice:
 
     def finished(self) -> list[StepOutcome]:
         """See Device."""
+        self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
@@ -73,6 +78,7 @@ class ThreadDevice:
         self._launched.put(reached)
         if not reached.wait(DRAIN_LIMIT_S):
             raise hung(DRAIN_LIMIT_S)
+        self._check()
         self._ended.clear()
 
     def close(self) -> None:
@@ -84,9 +90,29 @@ class ThreadDevice:
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
-                continue
-            self._ended.append(self._runner.run(item))
-            self.wake()
+            elif self._broken is None:
+                self._run(item)
+                self.wake()
+
+    def _run(self, batch: StepBatch) -> None:
+        try:
+            self._ended.append(self._runner.run(batch))
+        except Exception:
+            log.exception("the device failed outside the model; it runs nothing more")
+            self._broken = broken()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
+
+
+def broken() -> Internal:
+    """The error of a device that failed by itself; what it keeps of the slots is worth nothing any more."""
+    return Internal(
+        "DEVICE_BROKEN",
+        "The device failed outside the model.",
+        "The worker ends by itself; start it again, and see its log for the cause.",
+    )
 
 
 def hung(limit_s: float) -> Internal:

@@ -26,7 +26,8 @@ class Device(Protocol):
         back into `token`. The engine keeps at most its `depth` of steps in flight."""
 
     def finished(self) -> list[StepOutcome]:
-        """Steps that ended since the last call, in order of launch, each once. Never blocks."""
+        """Steps that ended since the last call, in order of launch, each once. Never blocks. Raises DEVICE_BROKEN, as
+        does `drain`, where the device failed by itself: nothing can run on it any more."""
 
     def drain(self) -> None:
         """Wait until nothing runs, and forget the outcomes: when this returns, no step writes to a page any more.

@@ -74,11 +74,18 @@ class RunLoop:
         self._on_fatal = on_fatal
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
+        self._newest: Session | None = None
         self._ended = False
         self._ending = threading.Lock()
         self._vacant = threading.Event()
         self._vacant.set()
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
+
+    @property
+    def attached(self) -> bool:
+        """Whether a scheduler has this worker, or is just taking it over; from any thread."""
+        newest = self._newest
+        return newest is not None and not newest.is_over
 
     def start(self) -> None:
         """Start the model thread."""
@@ -91,6 +98,7 @@ class RunLoop:
             if self._ended:
                 session.close(_stopped())
             else:
+                self._newest = session
                 self._inbox.put(_Attach(session))
         return session
 

@@ -49,6 +49,11 @@ class Session:
         self._closed = threading.Event()
 
     @property
+    def is_over(self) -> bool:
+        """Whether it was closed."""
+        return self._closed.is_set()
+
+    @property
     def is_slow(self) -> bool:
         """Whether the scheduler has left too many Reports unread."""
         return self.outbox.qsize() > MAX_REPORTS_WAITING
