@@ -29,11 +29,6 @@ class WaitingRoom:
         return len(self.policy) + len(self._looking) + self._num_seated
 
     @property
-    def num_lookups(self) -> int:
-        """Requests that wait for the kvstore."""
-        return len(self._looking)
-
-    @property
     def ahead(self) -> int:
         """Requests that have left the policy and wait for a slot."""
         return len(self._looking) + self._num_seated

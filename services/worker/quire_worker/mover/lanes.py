@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -44,7 +45,7 @@ class Job:
     submitted_ns: int
 
 
-class Lane:
+class Lane(ABC):
     """What both have in common. `put`, `cancel` and `close` are called from the process's main thread."""
 
     def __init__(self, name: str, carrier: Carrier, ring: Ring, send: Send) -> None:
@@ -116,9 +117,11 @@ class Lane:
         _trace(job, pages)  # before the engine knows: it may close then
         self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages]))
 
+    @abstractmethod
     def _carry(self, job: Job) -> int:
-        raise NotImplementedError
+        """Do the job; returns how many pages, from its first, are whole at their destination."""
 
+    @abstractmethod
     def _left_over(self, job: Job) -> None:
         """The job is over; called with the lock held."""
 

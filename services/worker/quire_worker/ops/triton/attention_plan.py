@@ -47,6 +47,12 @@ class TritonPlan:
     count: Tensor | None
     """[S]."""
 
+    def addressing(self, pages: Tensor, layer: int) -> tuple[Tensor, int, int, int, int]:
+        """What kernels find keys and values by: table_width, and the strides of a page and of a KV head, the offset of
+        the layer and that of values, in elements of the pool."""
+        stride = pages.stride()
+        return self.table_width, stride[0], stride[1], layer * stride[2], stride[3]
+
 
 def plan_step(
     device: torch.device, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, splits: int
