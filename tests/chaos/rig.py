@@ -132,6 +132,3 @@ class Rig:
 
     def resident_mb(self, member: str) -> float:
         return float(psutil.Process(self.service(member).pid).memory_info().rss) / 1e6
-
-    def open_files(self, member: str) -> int:
-        return int(psutil.Process(self.service(member).pid).num_fds())

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
-from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
+from tests.unit.worker_model.sampling_columns import columns
 
 VOCAB = 24
 DRAWS = 20_000
@@ -97,23 +97,6 @@ def test_a_bad_word_needs_all_that_comes_before_its_end() -> None:
         logits = np.zeros(VOCAB, np.float32)
         row_controls(word, [4, 5], output).apply(logits)
         assert np.flatnonzero(np.isinf(logits)).tolist() == forbidden
-
-
-def columns(rows: int, **fields: Any) -> SamplingColumns:
-    def column(name: str, default: float, dtype: type) -> Any:
-        return np.broadcast_to(np.asarray(fields.get(name, default), dtype), rows).copy()
-
-    return SamplingColumns(
-        temperature=column("temperature", 1.0, np.float32),
-        top_k=column("top_k", 0, np.int32),
-        top_p=column("top_p", 1.0, np.float32),
-        min_p=column("min_p", 0.0, np.float32),
-        seed=column("seed", 0, np.uint64),
-        sample_index=column("sample_index", 0, np.uint32),
-        position=column("position", 5, np.int64),
-        blocked=fields.get("blocked", {}),
-        controls=fields.get("controls", {}),
-    )
 
 
 def test_a_request_that_forbids_everything_fails_alone() -> None:
