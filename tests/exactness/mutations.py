@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quire_common.credit import Finish
-from quire_scheduler import harvest, lifecycle
+from quire_common.pages import chain_hashes
+from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_allocator import NO_FENCE, Fence
+from quire_scheduler.prefix_cache import PrefixCache
 from quire_scheduler.slot_table import SlotTable
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.residents import Residents
@@ -21,6 +23,7 @@ from quire_worker.engine.slots import SlotState
 from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
+from tests.exactness.virtual_replica import VirtualReplica
 from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 FENCES_MATTER = {"settle": "late", "grant_us": (0, 0), "report_us": (0, 0), "think_us": 0, "step_us": (4_000, 6_000)}
 # Several steps in one Report.
 REPORTS_MERGE = {"coalesce": True, "step_us": (600, 700), "think_us": 0}
+# Prefixes are looked for on the device.
+CACHED = {"prefix_cache": True}
 
 
 class Mutation(NamedTuple):
@@ -176,6 +181,31 @@ def credit_past_the_pages(patch: MonkeyPatch) -> None:
     patch.setattr(WorkerSlots, "ceiling", lambda self: self.bound)
 
 
+def named_before_they_are_whole(patch: MonkeyPatch) -> None:
+    """A page gets its name while its last positions are still to be computed."""
+    computed = PrefixCache.computed
+
+    def early(self: PrefixCache, request: Request, positions: int) -> None:
+        computed(self, request, positions + self._pools.page_size - 1)
+
+    patch.setattr(PrefixCache, "computed", early)
+    patch.setattr(VirtualReplica, "check_named", lambda self: None)
+
+
+def the_last_page_shared(patch: MonkeyPatch) -> None:
+    """A sequence is started on its last token's page too, into which it will write."""
+    patch.setattr(prefix_cache, "most_hits", lambda request, size: len(request.hashes))
+
+
+def names_without_a_past(patch: MonkeyPatch) -> None:
+    """A page's name says nothing of what came before it."""
+
+    def alone(ids: Any, size: int, *_: Any) -> list[bytes]:
+        return [chain_hashes(ids[at : at + size], size)[0] for at in range(0, len(ids) - size + 1, size)]
+
+    patch.setattr(page_identity, "chain_hashes", alone)
+
+
 def unguarded(break_rule: Callable[[MonkeyPatch], None]) -> Callable[[MonkeyPatch], None]:
     """The same where neither the worker nor the harness looks whether granted pages are free: the tokens must tell."""
 
@@ -205,4 +235,7 @@ MUTATIONS = (
     Mutation(rows_after_the_end_told, REPORTS_MERGE),
     Mutation(late_rows_taken_for_the_newcomers, {}),
     Mutation(credit_past_the_pages, {}),
+    Mutation(named_before_they_are_whole, CACHED),
+    Mutation(the_last_page_shared, CACHED),
+    Mutation(names_without_a_past, CACHED),
 )

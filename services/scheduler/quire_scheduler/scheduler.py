@@ -18,7 +18,7 @@ from quire_scheduler.credit import Credit
 from quire_scheduler.harvest import Harvest
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.lockstep import Lockstep
-from quire_scheduler.page_identity import prompt_hashes
+from quire_scheduler.page_identity import identify
 from quire_scheduler.planner import Planner
 from quire_scheduler.replica import Replica
 from quire_scheduler.request import Request
@@ -48,6 +48,8 @@ class LoadFigures(NamedTuple):
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
     step_ms: float
+    # Free pages that still hold a named prefix.
+    cached_pages: int = 0
 
 
 class Scheduler:
@@ -79,7 +81,8 @@ class Scheduler:
         replica.admission.check(context, sequence, now)
         request = Request.new(self._next_uid, session, handle, context, sequence, now)
         self._next_uid += 1
-        request.hashes = prompt_hashes(sequence, replica.page_size)
+        if replica.cache.enabled or replica.kv.enabled:
+            identify(request, replica.page_size)
         replica.requests[session, handle] = request
         replica.waiting.push(request)
         replica.deadlines.add(request)
@@ -206,6 +209,7 @@ class Scheduler:
             decode_tokens_per_s=rates.decode_tokens_per_s if self.busy else 0.0,
             prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,
+            cached_pages=pool.idle,
         )
 
     def check_integrity(self) -> None:
