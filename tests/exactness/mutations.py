@@ -15,7 +15,6 @@ from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_allocator import NO_FENCE, Fence
-from quire_scheduler.prefix_cache import PrefixCache
 from quire_scheduler.slot_table import SlotTable
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.residents import Residents
@@ -23,7 +22,6 @@ from quire_worker.engine.slots import SlotState
 from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
-from tests.exactness.virtual_replica import VirtualReplica
 from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
@@ -181,17 +179,6 @@ def credit_past_the_pages(patch: MonkeyPatch) -> None:
     patch.setattr(WorkerSlots, "ceiling", lambda self: self.bound)
 
 
-def named_before_they_are_whole(patch: MonkeyPatch) -> None:
-    """A page gets its name while its last positions are still to be computed."""
-    computed = PrefixCache.computed
-
-    def early(self: PrefixCache, request: Request, positions: int) -> None:
-        computed(self, request, positions + self._pools.page_size - 1)
-
-    patch.setattr(PrefixCache, "computed", early)
-    patch.setattr(VirtualReplica, "check_named", lambda self: None)
-
-
 def the_last_page_shared(patch: MonkeyPatch) -> None:
     """A sequence is started on its last token's page too, into which it will write."""
     patch.setattr(prefix_cache, "most_hits", lambda request, size: len(request.hashes))
@@ -235,7 +222,6 @@ MUTATIONS = (
     Mutation(rows_after_the_end_told, REPORTS_MERGE),
     Mutation(late_rows_taken_for_the_newcomers, {}),
     Mutation(credit_past_the_pages, {}),
-    Mutation(named_before_they_are_whole, CACHED),
     Mutation(the_last_page_shared, CACHED),
     Mutation(names_without_a_past, CACHED),
 )

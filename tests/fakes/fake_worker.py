@@ -286,7 +286,6 @@ class FakeWorker:
         if self._lose_pages and self._rng.random() < self._lose_pages:
             step.rows.append((index, [], int(Finish.ERROR)))
             step.errors.append((index, Internal("PAGES_LOST", "lost", "none")))
-            slot.stopped = True
             self._end(index)
             return
         prefill = not slot.decodes

@@ -168,8 +168,9 @@ def test_a_chain_of_consumers_falls_and_rises_together() -> None:
     sequences = [a_sequence(tokens, 6) for tokens in (33, 49, 65, 81)]
     started(rig, sequences)
     rig.core.abort(0, 0, rig.now)
-    # The first two pages have a name; what the others promised is void with what they waited for.
-    assert rig.core._replica.cache.match(rig.core._replica.requests[0, 3]).pages <= 4
+    # The first pages have a name; what the others promised is void with what they waited for.
+    hit = rig.core._replica.cache.match(rig.core._replica.requests[0, 3])
+    assert 0 < hit.pages == hit.ready < 8
     rig.core.check_integrity()
     rig.run()
     assert all(rig.tokens[0, h] == undisturbed(sequences[h])[0] for h in (1, 2, 3))
@@ -231,7 +232,7 @@ def test_pages_that_the_worker_lost_are_not_found_again() -> None:
     while not rig.core.stats.pages_lost:
         rig.step()
     rig.worker._lose_pages = 0.0
-    assert rig.core.names.num_named == 0
+    assert rig.core.names.num_named == 1, "a page of the first answer alone"
     rig.run()
     assert rig.tokens[0, 2] == undisturbed(a_sequence(13, 4))[0] and cached(rig, 2) == 0
 
