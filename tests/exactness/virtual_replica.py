@@ -181,8 +181,8 @@ class VirtualReplica:
         assert core.quiet, "the core is not quiet"
         load = core.load()
         assert load.free_pages == load.pages and not load.referenced_pages, f"pages are kept: {load}"
-        assert core.names.num_named == load.cached_pages, "names are kept of pages that are not"
-        assert self._scenario.prefix_cache or not load.cached_pages, "pages are kept though nobody may find them"
+        assert core.names.num_named == core.cached_pages, "names are kept of pages that are not"
+        assert self._scenario.prefix_cache or not core.cached_pages, "pages are kept though nobody may find them"
         self.check_named()
         assert not self._store.leases, "a lease is kept"
         assert not self._device.in_flight and not self._engine.residents.table.started(), "the worker still works"

@@ -69,12 +69,12 @@ def steps(report: Report) -> None:
         _step_s.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
 
 
-def show(load: LoadFigures) -> None:
+def show(load: LoadFigures, cached_pages: int) -> None:
     """Set the gauges."""
     _running.set(load.running)
     _waiting.set(load.waiting)
-    _pages.labels("free").set(load.free_pages - load.cached_pages)
-    _pages.labels("cached").set(load.cached_pages)
+    _pages.labels("free").set(load.free_pages - cached_pages)
+    _pages.labels("cached").set(cached_pages)
     _pages.labels("referenced").set(load.referenced_pages)
     _pages.labels("fenced").set(load.pages - load.free_pages - load.referenced_pages)
 

@@ -48,8 +48,6 @@ class LoadFigures(NamedTuple):
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
     step_ms: float
-    # Free pages that still hold a named prefix.
-    cached_pages: int = 0
 
 
 class Scheduler:
@@ -209,8 +207,12 @@ class Scheduler:
             decode_tokens_per_s=rates.decode_tokens_per_s if self.busy else 0.0,
             prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,
-            cached_pages=pool.idle,
         )
+
+    @property
+    def cached_pages(self) -> int:
+        """Free pages of the fullest KV group that still hold a named prefix."""
+        return min(self._replica.pools.pools, key=lambda p: p.free).idle
 
     def check_integrity(self) -> None:
         """All parts agree with one another; for idle moments and tests."""

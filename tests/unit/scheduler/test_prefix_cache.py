@@ -56,7 +56,7 @@ def test_off_means_off() -> None:
     for handle in range(2):
         assert served(rig, handle, a_sequence(13, 4)) == 13
     load = rig.core.load()
-    assert rig.core.names.sequence == 0 and load.cached_pages == 0 and load.free_pages == load.pages
+    assert rig.core.names.sequence == 0 and rig.core.cached_pages == 0 and load.free_pages == load.pages
 
 
 def test_skip_and_salt_keep_prompts_apart() -> None:
@@ -82,10 +82,10 @@ def test_free_pages_are_taken_before_cached_ones_and_the_tail_goes_first() -> No
     rig = Rig(num_pages=13, page_size=4, max_num_seqs=1)
     served(rig, 1, a_sequence(other(17, 1), 1))
     served(rig, 2, a_sequence(other(9, 2), 1))
-    assert rig.core.load().cached_pages == 4 + 2
+    assert rig.core.cached_pages == 4 + 2
     # Five of the six other pages are enough.
     served(rig, 3, a_sequence(other(17, 3), 1))
-    assert rig.core.load().cached_pages == 4 + 2 + 4
+    assert rig.core.cached_pages == 4 + 2 + 4
     # Now the oldest prefix loses its tail.
     served(rig, 4, a_sequence(other(13, 4), 1))
     assert served(rig, 5, a_sequence(other(9, 2), 1)) == 1
