@@ -62,6 +62,12 @@ ENGINE_OPTIONS = (
     _to("attention-backend", "worker", "cpu (compiled kernels) or torch (the reference)", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
     EngineOption(
+        "enable-prefix-caching",
+        (("scheduler", "enable-prefix-caching"),),
+        "keep the KV pages of what was served, for others that begin alike (on; --no-enable-prefix-caching turns it off)",
+        switch=True,
+    ),
+    EngineOption(
         "lockstep",
         (("worker", "lockstep"), ("scheduler", "lockstep")),
         "one Grant, one step, one Report: the plain version of the free-running engine",
@@ -82,7 +88,7 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 # vLLM's flags that a user may bring along. They are refused by name, never ignored.
 _NOT_SERVED_YET = """
 api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
-enable-expert-parallel enable-lora enable-prefix-caching no-enable-prefix-caching generation-config
+enable-expert-parallel enable-lora generation-config
 kv-cache-dtype kv-events-config kv-offloading-size kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
 pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval

@@ -73,6 +73,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "think_us": 0,
         "coalesce": False,
         "kvstore": False,
+        "prefix_cache": False,
         "fail_moves": 0.0,
         "lose_rows": 0.0,
         "lost_us": None,

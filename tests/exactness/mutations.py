@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from quire_common.credit import Finish
-from quire_scheduler import harvest, lifecycle
+from quire_common.pages import chain_hashes
+from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_allocator import NO_FENCE, Fence
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 FENCES_MATTER = {"settle": "late", "grant_us": (0, 0), "report_us": (0, 0), "think_us": 0, "step_us": (4_000, 6_000)}
 # Several steps in one Report.
 REPORTS_MERGE = {"coalesce": True, "step_us": (600, 700), "think_us": 0}
+# Prefixes are looked for on the device.
+CACHED = {"prefix_cache": True}
 
 
 class Mutation(NamedTuple):
@@ -177,6 +180,20 @@ def credit_past_the_pages(patch: MonkeyPatch) -> None:
     patch.setattr(WorkerSlots, "ceiling", lambda self: self.bound)
 
 
+def the_last_page_shared(patch: MonkeyPatch) -> None:
+    """A sequence is started on its last token's page too, into which it will write."""
+    patch.setattr(prefix_cache, "most_hits", lambda request, size: len(request.hashes))
+
+
+def names_without_a_past(patch: MonkeyPatch) -> None:
+    """A page's name says nothing of what came before it."""
+
+    def alone(ids: Any, size: int, *_: Any) -> list[bytes]:
+        return [chain_hashes(ids[at : at + size], size)[0] for at in range(0, len(ids) - size + 1, size)]
+
+    patch.setattr(page_identity, "chain_hashes", alone)
+
+
 def unguarded(break_rule: Callable[[MonkeyPatch], None]) -> Callable[[MonkeyPatch], None]:
     """The same where neither the worker nor the harness looks whether granted pages are free: the tokens must tell."""
 
@@ -212,4 +229,6 @@ MUTATIONS = (
     Mutation(late_rows_taken_for_the_newcomers, {}),
     Mutation(credit_past_the_pages, {}),
     Mutation(fed_tokens_not_counted, {}),
+    Mutation(the_last_page_shared, CACHED),
+    Mutation(names_without_a_past, CACHED),
 )

@@ -99,6 +99,7 @@ class Scenario:
     """Tokens per slot that the scheduler keeps in columns before it hands them to their request."""
     leave_us: int | None
     """When the router of session 0 is lost."""
+    prefix_cache: bool
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,7 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         lost_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.15 else None,
         token_width=int(rng.choice([1, 2, 5, 256])),
         leave_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.1 else None,
+        prefix_cache=bool(rng.random() < 0.7),
     )
 
 

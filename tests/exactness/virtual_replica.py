@@ -181,9 +181,17 @@ class VirtualReplica:
         assert core.quiet, "the core is not quiet"
         load = core.load()
         assert load.free_pages == load.pages and not load.referenced_pages, f"pages are kept: {load}"
-        assert core.names.num_named == 0, "names are kept"
+        assert core.names.num_named == core.cached_pages, "names are kept of pages that are not"
+        assert self._scenario.prefix_cache or not core.cached_pages, "pages are kept though nobody may find them"
+        self.check_named()
         assert not self._store.leases, "a lease is kept"
         assert not self._device.in_flight and not self._engine.residents.table.started(), "the worker still works"
+
+    def check_named(self) -> None:
+        """What has a name is whole on the worker."""
+        ready = self._engine.residents.states.ready
+        for page in self._core.names.pages(0).values():
+            assert ready[page] == self._engine.spec.page_size, f"page {page} has a name and is not whole"
 
     def _count(self) -> None:
         self._count_core()
@@ -202,6 +210,7 @@ class VirtualReplica:
         self.events["pages lost"] += stats.pages_lost
         self.events["late tokens"] += stats.late_tokens
         self.events["grants"] += stats.grants
+        self.events["local hits"] += stats.prefix_hits
 
 
 def num_pages(subject: Subject, scenario: Scenario) -> int:
@@ -231,5 +240,6 @@ def _config(scenario: Scenario, *, lockstep: bool) -> SchedulerConfig:
         max_num_partial_prefills=scenario.partial,
         prefill_tokens_beside_decoders=scenario.beside,
         max_num_seqs=scenario.rows,
+        enable_prefix_caching=scenario.prefix_cache,
         lockstep=lockstep,
     )

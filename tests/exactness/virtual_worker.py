@@ -112,6 +112,9 @@ class VirtualWorker:
         size = self.engine.spec.page_size
         new = {int(page) for start in grant.start for page in start.pages[0][start.cached_len // size :]}
         new |= set(grant.grow_page.tolist())
+        ready = self.engine.residents.states.ready
+        hits = [int(page) for start in grant.start for page in start.pages[0][: start.cached_len // size]]
+        self._events["hits in the making"] += sum(ready[page] < size for page in hits)
         new |= {int(page) for move in grant.move if move.kind is MoveKind.LOAD for page in move.device_page}
         self._check_fences(new)
         self._events["pages reused in flight"] += bool(flying) and bool(new & self._used)

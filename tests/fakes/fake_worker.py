@@ -2,15 +2,16 @@
 
 A position's "KV" is a hash of all tokens up to it, written to the page that the slot's table names. Before a token is
 sampled, every position is read back: a page that was given away too early, shared while written or loaded wrongly makes
-the worker raise. The next token is a function of that hash, so it does not depend on batches, chunks or preemption.
-With `depth` > 1 steps are reported late, and their writes happen again at completion, as a late kernel's would; and
-steps that were launched before a sequence's end was seen write rubbish past its end, as masked rows may.
+the worker raise. A start waits until its cached range is there, and ends with PAGES_LOST where it will not be. The next
+token is a function of that hash, so it does not depend on batches, chunks or preemption. With `depth` > 1 steps are
+reported late, and their writes happen again at completion, as a late kernel's would; and steps that were launched
+before a sequence's end was seen write rubbish past its end, as masked rows may.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -30,9 +31,11 @@ from quire_common.credit import (
     Start,
     WorkerHello,
 )
-from quire_common.errors import Internal, QuireError
-from tests.fakes.counted_answer import EOS, fold, sample
+from quire_common.errors import Internal
+from tests.fakes.counted_answer import EOS, sample
 from tests.fakes.counted_answer import undisturbed as undisturbed
+from tests.fakes.fake_slots import Launched, Slot
+from tests.fakes.page_watermarks import Watermarks
 
 
 def make_hello(
@@ -53,38 +56,6 @@ def make_hello(
     return WorkerHello(
         Epoch(7, run), num_slots or max_num_seqs * 5 // 2, max_num_seqs, (num_pages,) * groups, model, ("cpu",)
     )
-
-
-@dataclass
-class Slot:
-    start: Start
-    tokens: list[int]
-    prefixes: list[int]
-    computed: int
-    limit: int
-    tables: list[list[int]]
-    waits_for: set[int] = field(default_factory=set)
-
-    @property
-    def decodes(self) -> bool:
-        return self.computed == len(self.tokens) - 1 and len(self.tokens) > self.start.sequence.known_len
-
-    def append(self, token: int) -> None:
-        self.prefixes.append(fold(self.prefixes[-1] if self.prefixes else 0, token))
-        self.tokens.append(token)
-
-
-@dataclass
-class Launched:
-    """A step between its launch and its completion."""
-
-    applied: int
-    rows: list[tuple[int, list[int], int]] = field(default_factory=list)
-    logprobs: list[bool] = field(default_factory=list)
-    prefill: list[tuple[int, int]] = field(default_factory=list)
-    prefill_tokens: int = 0
-    writes: list[tuple[int, int, int, int]] = field(default_factory=list)
-    errors: list[tuple[int, QuireError]] = field(default_factory=list)
 
 
 class FakeWorker:
@@ -119,6 +90,9 @@ class FakeWorker:
         self._fail_moves, self._lose_pages = fail_moves, lose_pages
         ps = hello.model.pages.page_size
         self._kv = [np.full((n, ps), -1, np.int64) for n in hello.num_pages]
+        self.marks = [Watermarks(n, ps) for n in hello.num_pages]
+        # Slots that were ended because their cached range will not come, by the Grant that was applied then.
+        self._lost: list[tuple[int, int]] = []
         self._credit: int | None = 0
         self._budget: Budget | None = None
         self._applied = 0
@@ -148,10 +122,11 @@ class FakeWorker:
         while self.grants:
             self._apply(self.grants.popleft())
         self._moved += self._finish_moves()
+        self._admit()
         launched = self._launch()
         if self._flying and (len(self._flying) >= self._depth or not launched):
             self._done.append(self._complete(self._flying.popleft()))
-        if not (self._unacknowledged or self._moved or self._done):
+        if not (self._unacknowledged or self._moved or self._done or self._lost):
             return None
         if launched and self._coalesce > 1 and len(self._done) < self._coalesce:
             return None
@@ -165,10 +140,17 @@ class FakeWorker:
         self._applied_log.append((grant.seq, self.steps_launched))
         self.seen.append(grant)
         for slot in grant.stop_slot.tolist():
-            self.slots.pop(slot, None)
+            if (stopped := self.slots.get(slot)) is not None:
+                stopped.stopped = True
+                self._end(slot)
             # A stopped slot has no rows from here on, not even masked ones.
             self._ghosts = [(ended, ghost) for ended, ghost in self._ghosts if ghost.start.slot != slot]
-        granted = [(group, page) for start in grant.start for group, table in enumerate(start.pages) for page in table]
+        granted = [
+            (group, page)
+            for start in grant.start
+            for group, table in enumerate(start.pages)
+            for page in table[start.cached_len // self.page_size :].tolist()
+        ]
         granted += zip(grant.grow_group, grant.grow_page, strict=True)
         flying = {(group, page) for step in self._flying for group, page, _, _ in step.writes}
         assert not flying.intersection(granted), "a page was granted that a step in flight may still write"
@@ -182,6 +164,7 @@ class FakeWorker:
             assert page > 0, "page 0 was granted"
             if slot in self.slots:
                 self.slots[slot].tables[group].append(page)
+                self.marks[group].claim([page], self.slots[slot])
         for move in grant.move:
             self._begin_move(move)
         if grant.budget is not None:
@@ -197,17 +180,47 @@ class FakeWorker:
         slot = Slot(start, [], [], start.cached_len, start.limit, [list(map(int, t)) for t in start.pages])
         for token in [*sequence.prompt_ids.tolist(), *sequence.output_ids.tolist()]:
             slot.append(token)
-        assert start.cached_len < len(sequence.prompt_ids), "the last prompt token must be computed"
-        for table in slot.tables:
+        assert start.cached_len < sequence.known_len, "the last token must be computed"
+        assert start.cached_len % self.page_size == 0, "pages are shared whole"
+        for group, table in enumerate(slot.tables):
             assert min(table) > 0 and len(table) * self.page_size >= start.limit
+            assert len(set(table)) == len(table), "a page twice in a table"
+            self.marks[group].claim(table[start.cached_len // self.page_size :], slot)
         self.slots[start.slot] = slot
+
+    def _end(self, index: int) -> None:
+        slot = self.slots.pop(index)
+        for group, table in enumerate(slot.tables):
+            self.marks[group].leave(table, slot)
+
+    def _admit(self) -> None:
+        """Slots whose cached range is there may run; the highest order key is judged first."""
+        waiting = [(index, slot) for index, slot in self.slots.items() if slot.waiting]
+        for index, slot in sorted(waiting, key=lambda s: -s[1].start.order_key):
+            cached = slot.computed // self.page_size
+            verdicts = [
+                marks.judge(slot.tables[group][:cached], self._refs(group)) for group, marks in enumerate(self.marks)
+            ]
+            if "lost" in verdicts:
+                self._end(index)
+                self._lost.append((self._applied, index))
+            elif "wait" not in verdicts:
+                ready = min(int(verdict) for verdict in verdicts)
+                for group, marks in enumerate(self.marks):
+                    marks.claim(slot.tables[group][ready:cached], slot)
+                slot.computed, slot.waiting = ready * self.page_size, False
+
+    def _refs(self, group: int) -> dict[int, int]:
+        refs: dict[int, int] = {}
+        for slot in self.slots.values():
+            for page in slot.tables[group]:
+                refs[page] = refs.get(page, 0) + 1
+        return refs
 
     def _begin_move(self, move: PageMove) -> None:
         self._moves.append((int(self._rng.integers(0, 4)), move))
         if move.kind is MoveKind.LOAD:
-            for slot in self.slots.values():
-                if slot.tables[move.group][: len(move.device_page)] == move.device_page.tolist():
-                    slot.waits_for.add(move.id)
+            self.marks[move.group].expect(move.device_page.tolist())
 
     def _finish_moves(self) -> list[tuple[int, int, int]]:
         """Ids, status and pages of moves that are due."""
@@ -224,17 +237,15 @@ class FakeWorker:
                 else:
                     kv[page] = self.store[key]
             done.append((move.id, int(good < len(pages)), good))
-            for slot in self.slots.values():
-                if move.id in slot.waits_for:
-                    slot.waits_for.remove(move.id)
-                    slot.computed = min(slot.computed, good * self.page_size)
+            if move.kind is MoveKind.LOAD:
+                self.marks[move.group].arrived(pages, good)
         return done
 
     def _launch(self) -> bool:
         if self._credit == 0 or self._budget is None:
             return False
         budget, step = self._budget, Launched(self._applied)
-        live = sorted((s for s in self.slots.items() if not s[1].waits_for), key=lambda s: s[1].start.order_key)
+        live = sorted((s for s in self.slots.items() if not s[1].waiting), key=lambda s: s[1].start.order_key)
         live = [(i, s) for i, s in live if s.computed < self._reach(s)]
         decoders = [(i, s) for i, s in live if s.decodes][: self.hello.max_num_seqs]
         for index, slot in decoders:
@@ -275,13 +286,15 @@ class FakeWorker:
         if self._lose_pages and self._rng.random() < self._lose_pages:
             step.rows.append((index, [], int(Finish.ERROR)))
             step.errors.append((index, Internal("PAGES_LOST", "lost", "none")))
-            del self.slots[index]
+            self._end(index)
             return
         prefill = not slot.decodes
         for position in range(slot.computed, slot.computed + count):
             page, offset = divmod(position, self.page_size)
             for group, table in enumerate(slot.tables):
+                self.marks[group].check_writer(table[page], slot)
                 self._kv[group][table[page], offset] = slot.prefixes[position]
+                step.filled.append((slot, group, table[page], offset + 1))
                 step.writes.append((group, table[page], offset, slot.prefixes[position]))
         slot.computed += count
         if prefill:
@@ -296,7 +309,7 @@ class FakeWorker:
         step.rows.append((index, [token], int(finish)))
         step.logprobs.append(start.sequence.sampling.logprobs >= 0)
         if finish:
-            del self.slots[index]
+            self._end(index)
             self._ghosts.append((self.steps_launched, slot))
 
     def _haunt(self, step: Launched) -> None:
@@ -317,6 +330,9 @@ class FakeWorker:
     def _complete(self, step: Launched) -> Launched:
         for group, page, offset, value in step.writes:
             self._kv[group][page, offset] = value
+        for slot, group, page, upto in step.filled:
+            if not slot.stopped:
+                self.marks[group].fill(page, upto)
         self.steps_done += 1
         return step
 
@@ -344,9 +360,12 @@ class FakeWorker:
             moved_us=_ids(100 for _ in moved),
             running=min(len(self.slots), self.hello.max_num_seqs),
             spare=max(len(self.slots) - self.hello.max_num_seqs, 0),
-            stalled_slot=_ids(i for i, s in self.slots.items() if not s.waits_for and s.computed >= self._reach(s)),
+            stalled_slot=_ids(i for i, s in self.slots.items() if not s.waiting and s.computed >= self._reach(s)),
             error=[error for step in done for error in step.errors],
         )
+        due = [slot for applied, slot in self._lost if applied <= retired]
+        self._lost = [entry for entry in self._lost if entry[0] > retired]
+        report.error += [(slot, Internal("PAGES_LOST", "will not come", "none")) for slot in due]
         asked = [i for i, wants in enumerate(w for step in done for w in step.logprobs) if wants]
         if asked:
             token = report.token[asked]

@@ -78,7 +78,8 @@ async def stack(
 @asynccontextmanager
 async def scheduler_of(worker: FakeWorkerService, *, ready: bool = True, **flags: Any) -> AsyncIterator[Stack]:
     """One more scheduler for a worker that runs."""
-    config = SchedulerConfig(worker=worker.address, **flags)
+    # Off but where a test asks for it: counted prompts are alike, and tests of the wire count what is computed.
+    config = SchedulerConfig(worker=worker.address, **{"enable_prefix_caching": False, **flags})
     server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
     port = server.add_insecure_port("127.0.0.1:0")
     service = SchedulerService(config, BoundServer(f"127.0.0.1:{port}", "scheduler-test", lambda _: None))

@@ -23,6 +23,7 @@ class SchedulerConfig(ServiceConfig):
     long_prefill_token_threshold: int = option(0, "most tokens of one prompt in a step; 0: no cap", at_least=0)
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once", at_least=1)
     prefill_tokens_beside_decoders: int = option(0, "prefill tokens of a step that decodes too; 0: no cap", at_least=0)
+    enable_prefix_caching: bool = option(True, "keep the KV pages of what was served, for others that begin alike")
     lockstep: bool = option(False, "one Grant, one step, one Report: the plain version of free-running")
     kvstore: str = option("", "host:port of the kvstore; empty: none")
     kvstore_timeout_ms: int = option(50, "longest wait for a lookup; later is a miss", at_least=1)

@@ -207,7 +207,7 @@ class Engine:
             if self.core is not None:
                 # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
                 self.kick()
-                metrics.show(self.core.load())
+                metrics.show(self.core.load(), self.core.cached_pages)
                 self._meter.count(self.core.stats)
 
     async def drain(self, timeout_s: float | None) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 
 from quire_common.credit import Finish
 from quire_common.errors import Internal, QuireError
+from quire_scheduler.lifecycle import PAGES_LOST
 from quire_scheduler.outputs import FINISH_REASONS, FinishReason, Rows
 from quire_scheduler.page_allocator import Fence
 from quire_scheduler.request import Request, State
@@ -22,8 +23,6 @@ if TYPE_CHECKING:
     from quire_common.credit import Report
     from quire_scheduler.lifecycle import Lifecycle
     from quire_scheduler.replica import Replica
-
-PAGES_LOST = "PAGES_LOST"
 
 
 class Harvest:
@@ -68,9 +67,15 @@ class Harvest:
             self._replica.kv.moved(move_id, bool(status), pages, us)
 
     def _prefill(self, report: Report) -> None:
-        if len(report.prefill_slot):
-            inside = (report.prefill_slot >= 0) & (report.prefill_slot < self._replica.slots.num_slots)
-            self._replica.slots.computed[report.prefill_slot[inside]] = report.prefill_position[inside]
+        slots = self._replica.slots
+        first = int(report.step_applied[0]) if report.steps else 0
+        for slot, position in zip(report.prefill_slot.tolist(), report.prefill_position.tolist(), strict=True):
+            request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
+            if request is None or (slots.in_doubt(slot) and slots.start_seq[slot] > first):
+                # Maybe of the slot's former sequence: a later Report tells of the present one.
+                continue
+            slots.computed[slot] = position
+            self._replica.cache.computed(request, position)
 
     def _prompt_logprobs(self, report: Report) -> None:
         """A Report tells of prefills under one Grant alone, so all are of who held the slots then."""
@@ -152,15 +157,9 @@ class Harvest:
             replica.slots.prefilling[slot] = False
             before = int(replica.slots.start_len[slot])
             request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
-            self._name_pages(request)
+            replica.cache.computed(request, before)
+            replica.stats.served_prompt(request)
             replica.kv.store(request)
-
-    def _name_pages(self, request: Request) -> None:
-        full = len(request.hashes)
-        if full:
-            tokens = request.sequence.prompt_ids[: full * self._replica.page_size].astype("<i4").tobytes()
-            for group, table in enumerate(request.tables):
-                self._replica.names.name(group, table[:full], request.hashes, tokens)
 
     def _finishes(
         self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float

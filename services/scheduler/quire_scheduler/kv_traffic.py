@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quire_common.credit import MoveKind, PageMove
+from quire_scheduler.page_identity import most_hits
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,12 +22,13 @@ if TYPE_CHECKING:
     from quire_common.sequence import RequestContext
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.page_pools import PagePools
+    from quire_scheduler.prefix_cache import PrefixCache
     from quire_scheduler.request import Request
     from quire_scheduler.stats import Stats
 
 
 class Lookup(NamedTuple):
-    """Ask the kvstore for the longest stored prefix, in every group; answer with `Scheduler.on_lookup`."""
+    """Ask the kvstore how many of these pages it has in a row, in every group; answer with `Scheduler.on_lookup`."""
 
     uid: int
     context: RequestContext
@@ -53,10 +55,15 @@ class Effects:
         return bool(self.lookups or self.releases)
 
 
+# Times that one request is looked up: again where its lease ends, or its local pages change, while it waits.
+_MOST_LOOKUPS = 8
+
+
 class _Move(NamedTuple):
     kind: MoveKind
     request: Request
     group: int
+    first: int
     pages: list[int]
     hashes: tuple[bytes, ...]
     lease: bytes
@@ -65,8 +72,11 @@ class _Move(NamedTuple):
 class KvTraffic:
     """One core's traffic with the kvstore; without one (`enabled` False) it does nothing."""
 
-    def __init__(self, config: SchedulerConfig, pools: PagePools, stats: Stats, *, enabled: bool) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pools: PagePools, cache: PrefixCache, stats: Stats, *, enabled: bool
+    ) -> None:
         self.enabled = enabled
+        self._cache = cache
         self._min_tokens = config.kvstore_min_tokens
         self._max_stores = config.kvstore_moves
         self._max_known = config.kvstore_known_pages
@@ -82,21 +92,22 @@ class KvTraffic:
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._outgoing: list[PageMove] = []
 
-    def wants_lookup(self, request: Request) -> bool:
-        """Whether to ask before starting: at most once, and never for the page of the last prompt token."""
+    def wants_lookup(self, request: Request, local: int) -> bool:
+        """Whether to ask before starting for what follows the `local` pages that the device has: not for the page of
+        the last token, and not for ever."""
         return (
             self.enabled
-            and not request.looked_up
+            and request.lookups < _MOST_LOOKUPS
             and not request.sequence.skip_cache_read
             and request.prompt_len >= self._min_tokens
-            and self._most_hits(request) > 0
+            and most_hits(request, self._pools.page_size) > local
         )
 
-    def ask(self, request: Request) -> None:
-        """Look the request's prompt up."""
-        request.looked_up = True
-        hits = self._most_hits(request)
-        self._effects.lookups.append(Lookup(request.uid, request.context, request.hashes[:hits]))
+    def ask(self, request: Request, local: int) -> None:
+        """Look up what follows the local pages."""
+        request.lookups += 1
+        request.lookup_from = local
+        self._effects.lookups.append(Lookup(request.uid, request.context, self._asked(request)))
 
     def answered(self, request: Request | None, result: LookupResult) -> None:
         """The kvstore answered; the request may have left meanwhile."""
@@ -106,39 +117,41 @@ class KvTraffic:
             self._found[request.uid] = result
         if request is not None:
             request.timing.looked_up(result.us)
-            asked = self._most_hits(request)
-            self._stats.cache_queries += asked * self._pools.page_size
+            asked = self._asked(request)
+            self._stats.cache_queries += len(asked) * self._pools.page_size
             self._stats.cache_hits += result.pages * self._pools.page_size
-            for digest in request.hashes[: result.pages]:
+            for digest in asked[: result.pages]:
                 self._remember(digest)
-            for digest in request.hashes[result.pages : asked]:
+            for digest in asked[result.pages :]:
                 # It was dropped there: it may be stored anew.
                 self._known.pop(digest, None)
 
-    def expired(self, request: Request, now: float) -> bool:
-        """Whether the lease would end before the pages are read; then `abandon` and ask again."""
+    def must_ask_again(self, request: Request, local: int, now: float) -> bool:
+        """Abandon what was found where the lease would end before its pages are read, or where they no longer follow
+        the local ones; whether the kvstore should be asked anew before the request starts."""
         found = self._found.get(request.uid)
-        return found is not None and now >= found.expires_s
-
-    def hits(self, request: Request) -> int:
-        """Pages that a start may load."""
-        found = self._found.get(request.uid)
-        return 0 if found is None else found.pages
+        if found is None or (now < found.expires_s and local == request.lookup_from):
+            return False
+        self.abandon(request)
+        return local < request.lookup_from + found.pages and self.wants_lookup(request, local)
 
     def abandon(self, request: Request) -> None:
         """The request will not load what was found for it."""
         if found := self._found.pop(request.uid, None):
             self._effects.releases += found.leases
 
-    def load(self, request: Request) -> None:
-        """The request takes its slot and pages: fill the first of them from the kvstore."""
+    def load(self, request: Request, local: int) -> int:
+        """The request takes its slot and pages: fill those that follow the local ones from the kvstore. Returns how
+        many pages it need not compute."""
         found = self._found.pop(request.uid, None)
         if found is None:
-            return
-        request.cached_tokens = found.pages * self._pools.page_size
-        hashes = request.hashes[: found.pages]
+            return local
+        end = local + found.pages
+        hashes = tuple(request.hashes[local:end])
         for group, lease in enumerate(found.leases):
-            self._move(_Move(MoveKind.LOAD, request, group, request.tables[group][: found.pages], hashes, lease))
+            pages = request.tables[group][local:end]
+            self._move(_Move(MoveKind.LOAD, request, group, local, pages, hashes, lease))
+        return end
 
     def store(self, request: Request) -> None:
         """The prompt is computed: give the kvstore the full pages that it lacks; what is too much is dropped."""
@@ -149,10 +162,10 @@ class KvTraffic:
             return
         # Without gaps, for a page's parent is the one before it; what the kvstore has of it, it does not want.
         first, end = lacking[0], lacking[-1] + 1
-        hashes = request.hashes[first:end]
+        hashes = tuple(request.hashes[first:end])
         for group, table in enumerate(request.tables):
             self._stores += 1
-            self._move(_Move(MoveKind.STORE, request, group, table[first:end], hashes, b""))
+            self._move(_Move(MoveKind.STORE, request, group, first, table[first:end], hashes, b""))
         for digest in hashes:
             self._remember(digest)
 
@@ -171,17 +184,14 @@ class KvTraffic:
         move = self._moves.pop(move_id, None)
         if move is None:
             return
-        self._pools.release(move.group, move.pages)
         if move.kind is MoveKind.LOAD:
-            self._effects.releases.append(move.lease)
-            arrived = min(pages, len(move.pages)) if failed else len(move.pages)
-            move.request.cached_tokens = min(move.request.cached_tokens, arrived * self._pools.page_size)
-            move.request.timing.loaded(us, arrived)
+            self._loaded(move, min(pages, len(move.pages)) if failed else len(move.pages), us)
         else:
             self._stores -= 1
             if failed:
                 for digest in move.hashes:
                     self._known.pop(digest, None)
+        self._pools.release(move.group, move.pages)
 
     def lost(self) -> None:
         """The worker is gone: no move will be reported, no request will start."""
@@ -209,9 +219,18 @@ class KvTraffic:
         """No move in flight, no lease held."""
         return not self._moves and not self._found
 
-    def _most_hits(self, request: Request) -> int:
-        """The last prompt token is always computed."""
-        return min((request.prompt_len - 1) // self._pools.page_size, len(request.hashes))
+    def _asked(self, request: Request) -> tuple[bytes, ...]:
+        """What was asked for last."""
+        return tuple(request.hashes[request.lookup_from : most_hits(request, self._pools.page_size)])
+
+    def _loaded(self, move: _Move, arrived: int, us: int) -> None:
+        request, end = move.request, move.first + len(move.pages)
+        self._effects.releases.append(move.lease)
+        self._cache.loaded(request, move.group, move.first, move.pages, arrived)
+        # It may have left since, or run again on other pages.
+        if request.tables and request.tables[move.group][move.first : end] == move.pages:
+            request.lost_pages((move.first + arrived) * self._pools.page_size)
+            request.timing.loaded(us, arrived)
 
     def _move(self, move: _Move) -> None:
         move_id, self._next_move = self._next_move, self._next_move + 1

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     # Told of each request that has left, with the reason in words and the error's code, if any.
     Ended = Callable[[Request, str, str], None]
 
+# The worker's word for a slot whose pages are not, or will not be, what they should.
+PAGES_LOST = "PAGES_LOST"
 _MOST_PAGES_LOST = 3
 _MOST_DOUBTS = 3
 
@@ -34,7 +36,7 @@ class Lifecycle:
 
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
         """The worker finished the sequence; the row that says so is added by the caller."""
-        self._leave(request, now, fence)
+        self._leave(request, now, fence, trusted=True)
         self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
         self._count(request, reason.name.lower())
 
@@ -58,7 +60,6 @@ class Lifecycle:
         """
         self._stop(request)
         request.to(State.PREEMPTED)
-        request.cached_tokens = 0
         request.timing.stopped(now, len(request.output))
         if spare:
             self._replica.stats.reclaims += 1
@@ -67,24 +68,26 @@ class Lifecycle:
             self._replica.stats.preemptions += 1
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
-        """The worker lost the slot's pages and ended it: compute it anew, but not for ever."""
-        request.pages_lost += 1
+        """The worker lost the slot's pages and ended it: compute it anew, but not for ever. Where it waited for pages
+        that another was to fill, and that other has left, nothing is wrong with any page."""
+        awaited = self._replica.cache.awaits(request)
+        request.pages_lost += not awaited
         self._replica.stats.pages_lost += 1
         if request.pages_lost > _MOST_PAGES_LOST:
-            error = Internal("PAGES_LOST", "The worker keeps losing this request's pages.", "See the worker's log.")
+            error = Internal(PAGES_LOST, "The worker keeps losing this request's pages.", "See the worker's log.")
             self.fail(request, error, now, fence)
             return
         if request.state is State.STARTED:
-            self._vacated(request, fence)
+            self._vacated(request, fence, trusted=awaited)
             request.to(State.PREEMPTED)
-            request.cached_tokens = 0
             request.timing.stopped(now, len(request.output))
             self._replica.waiting.seat(request)
 
     def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
         """The worker refused this request's start, or ended the slot's former sequence: it does not say which. The
         request is stopped, whether it runs or not, and tried again, but not for ever."""
-        request.doubts += 1
+        # Pages are lost by those who wait for others' pages, through nobody's fault.
+        request.doubts += error.code != PAGES_LOST
         if request.doubts > _MOST_DOUBTS:
             self.fail(request, error, now)
         else:
@@ -96,16 +99,16 @@ class Lifecycle:
             if request.state is State.PREEMPTED:
                 self._replica.waiting.seat(request)
 
-    def _leave(self, request: Request, now: float, fence: Fence | None) -> None:
+    def _leave(self, request: Request, now: float, fence: Fence | None, *, trusted: bool = False) -> None:
         replica = self._replica
         match request.state:
             case State.QUEUED | State.LOOKUP | State.READY:
                 replica.waiting.discard(request)
             case State.STARTED:
                 if fence is None:
-                    self._stop(request)
+                    self._stop(request, resumes=False)
                 else:
-                    self._vacated(request, fence)
+                    self._vacated(request, fence, trusted=trusted)
                 request.timing.stopped(now, len(request.output))
                 request.to(State.FINISHED)
                 replica.rates.finish()
@@ -119,15 +122,25 @@ class Lifecycle:
         if self._ended is not None:
             self._ended(request, reason, code)
 
-    def _stop(self, request: Request) -> None:
-        replica = self._replica
-        replica.stops.append(request.slot)
-        replica.slots.stop(request.slot, replica.next_seq)
+    def _stop(self, request: Request, *, resumes: bool = True) -> None:
+        replica, slot = self._replica, request.slot
+        # Of who is stopped for good the latest tokens may lie past what its client gets: they are not published.
+        computed = replica.slots.ready_len(slot)
+        if not resumes:
+            computed = min(computed, int(replica.slots.start_len[slot]))
+        replica.stops.append(slot)
+        replica.slots.stop(slot, replica.next_seq)
+        replica.cache.leave(request, computed)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
 
-    def _vacated(self, request: Request, fence: Fence) -> None:
-        self._replica.slots.finish(request.slot)
-        self._replica.pools.take_back(request, fence)
+    def _vacated(self, request: Request, fence: Fence, *, trusted: bool) -> None:
+        """Where the worker ended it by an error, what it leaves in its pages is not to be trusted."""
+        replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
+        replica.slots.finish(request.slot)
+        replica.cache.leave(request, computed if trusted else 0)
+        if not trusted:
+            replica.cache.distrust(request)
+        replica.pools.take_back(request, fence)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
         request.timing.finished(now)
@@ -135,7 +148,7 @@ class Lifecycle:
             request.handle,
             request.prompt_len,
             len(request.output),
-            request.cached_tokens,
+            request.saved_tokens,
             stop_token,
             request.timing.hops(),
         )

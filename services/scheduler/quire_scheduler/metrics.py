@@ -20,6 +20,7 @@ _running = gauge(_P + "requests_running", "Requests that hold a slot.")
 _waiting = gauge(_P + "requests_waiting", "Requests that wait for a slot.")
 _pages = gauge(_P + "pages", "Device pages of the fullest KV group.", ("state",))
 _finished = counter(_P + "requests_finished_total", "Requests that ended.", ("reason",))
+_by_source = counter(_P + "prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", ("source",))
 _counts = {
     "steps": counter(_P + "steps_total", "Steps that the worker reported."),
     "grants": counter(_P + "grants_total", "Grants sent."),
@@ -31,6 +32,11 @@ _counts = {
     "reclaims": counter(_P + "spares_reclaimed_total", "Times that a request started ahead was taken back for pages."),
     "pages_lost": counter(_P + "pages_lost_total", "Times that the worker lost a request's pages."),
     "late_tokens": counter(_P + "late_tokens_total", "Tokens of steps launched before their request was stopped."),
+    "prefix_queries": counter(_P + "prefix_cache_queries_total", "Tokens looked for on the device at a start."),
+    "prefix_hits": counter(_P + "prefix_cache_hits_total", "Tokens found on the device at a start."),
+    "prompt_computed": _by_source.labels("computed"),
+    "prompt_local": _by_source.labels("local_hit"),
+    "prompt_kvstore": _by_source.labels("kvstore_hit"),
     "cache_queries": counter(_P + "external_prefix_cache_queries_total", "Prompt tokens looked up in the kvstore."),
     "cache_hits": counter(_P + "external_prefix_cache_hits_total", "Prompt tokens found in the kvstore."),
 }
@@ -63,11 +69,12 @@ def steps(report: Report) -> None:
         _step_s.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
 
 
-def show(load: LoadFigures) -> None:
+def show(load: LoadFigures, cached_pages: int) -> None:
     """Set the gauges."""
     _running.set(load.running)
     _waiting.set(load.waiting)
-    _pages.labels("free").set(load.free_pages)
+    _pages.labels("free").set(load.free_pages - cached_pages)
+    _pages.labels("cached").set(cached_pages)
     _pages.labels("referenced").set(load.referenced_pages)
     _pages.labels("fenced").set(load.pages - load.free_pages - load.referenced_pages)
 

@@ -1,12 +1,15 @@
-"""Device pages of one KV group: who references them, and from when a freed one may be used again.
+"""Device pages of one KV group: who references them, and from when one without a reference may be used again.
 
-A freed page is fenced: steps that are still in flight may read or write it. It becomes free once the fence has passed:
-the Grant that stopped its slot has retired, or the last step that could touch it has completed. Page 0 is the worker's
-dummy and never granted. Knows nothing of requests, slots or what a page holds.
+A released page is fenced: steps that are still in flight may read or write it. Once the fence has passed - the Grant
+that stopped its slot has retired, or the last step that could touch it has completed - it is free, unless it is to be
+kept for what it holds: then it is idle, and taken again (`share`) or, when no free page is left, evicted, the one that
+was released longest ago first. Page 0 is the worker's dummy and never granted. Knows nothing of requests, slots or what
+a page holds.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -14,7 +17,7 @@ import numpy as np
 from quire_scheduler.invariant import require
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -26,28 +29,46 @@ class Fence(NamedTuple):
     step: int = -1
 
 
+class _Fenced(NamedTuple):
+    fence: Fence
+    batch: int
+    pages: list[int]
+
+
 NO_FENCE = Fence()
 
 
 class PageAllocator:
-    """Pages 1 .. num_pages - 1 with reference counts."""
+    """Pages 1 .. num_pages - 1 with reference counts. `evicted` hears of kept pages that are about to be used anew."""
 
-    def __init__(self, num_pages: int) -> None:
+    def __init__(self, num_pages: int, evicted: Callable[[list[int]], object] = lambda pages: None) -> None:
         self.capacity = max(num_pages - 1, 0)
         self._references = np.zeros(num_pages, np.int32)
         # A stack; the lowest page on top, so that small pools are easy to read in tests.
         self._free = list(range(num_pages - 1, 0, -1))
+        self._kept: NDArray[np.bool_] = np.zeros(num_pages, np.bool_)
+        # Kept pages without a reference whose fence has passed, least recently used first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._evicted = evicted
         self._fence_grant: NDArray[np.int64] = np.zeros(num_pages, np.int64)
         self._fence_step: NDArray[np.int64] = np.full(num_pages, -1, np.int64)
-        self._fenced: list[tuple[Fence, list[int]]] = []
+        # The batch of released pages with which a page waits for its fence; 0: it does not wait.
+        self._batch: NDArray[np.int64] = np.zeros(num_pages, np.int64)
+        self._fenced: list[_Fenced] = []
+        self._batches = 0
         self._num_fenced = 0
         self._retired = 0
         self._completed = -1
 
     @property
     def free(self) -> int:
-        """Pages that may be allocated now."""
-        return len(self._free)
+        """Pages that may be allocated now, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        """Free pages that still hold what they are kept for."""
+        return len(self._idle)
 
     @property
     def fenced(self) -> int:
@@ -60,26 +81,39 @@ class PageAllocator:
         return self.capacity - self.free - self.fenced
 
     def allocate(self, count: int) -> list[int]:
-        """Take `count` pages, each with one reference. The caller has checked `free`."""
-        require(0 <= count <= len(self._free), "more pages than are free")
+        """Take `count` pages, each with one reference, idle ones last. The caller has checked `free`."""
+        require(0 <= count <= self.free, "more pages than are free")
         if not count:
             return []
-        pages = self._free[-count:][::-1]
-        del self._free[-count:]
+        left = max(len(self._free) - count, 0)
+        pages = self._free[left:][::-1]
+        del self._free[left:]
+        if len(pages) < count:
+            pages += self._evict(count - len(pages))
         self._references[pages] = 1
         self._fence_grant[pages] = 0
         self._fence_step[pages] = -1
         return pages
 
-    def retain(self, pages: Sequence[int]) -> None:
-        """One more reference for each; all have one already."""
-        require(not pages or int(self._references[pages].min()) > 0, "retain of a free page")
+    def share(self, pages: Sequence[int]) -> None:
+        """One more reference for each, of pages that are kept or have one already."""
+        if not len(pages):
+            return
+        references = self._references[pages]
+        if not int(references.min()):
+            for page in np.asarray(pages)[references == 0].tolist():
+                require(bool(self._kept[page]), "share of a free page")
+                if self._batch[page]:
+                    self._batch[page] = 0
+                    self._num_fenced -= 1
+                else:
+                    del self._idle[page]
         self._references[pages] += 1
 
-    def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> list[int]:
-        """One reference less for each; returns those that nobody references any more, now fenced or free."""
+    def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
+        """One reference less for each, in the order of their sequence: of kept pages the last will be evicted first."""
         if not pages:
-            return []
+            return
         require(int(self._references[pages].min()) > 0, "release of a free page")
         self._references[pages] -= 1
         np.maximum.at(self._fence_grant, pages, fence.grant)
@@ -89,11 +123,24 @@ class PageAllocator:
             # A sharer that left earlier may have left a later fence behind.
             latest = Fence(int(self._fence_grant[gone].max()), int(self._fence_step[gone].max()))
             if self._passed(latest):
-                self._free.extend(reversed(gone))
+                self._settle(gone)
             else:
-                self._fenced.append((latest, gone))
+                self._batches += 1
+                self._batch[gone] = self._batches
+                self._fenced.append(_Fenced(latest, self._batches, gone))
                 self._num_fenced += len(gone)
-        return gone
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """When nobody references these any more, what they hold is kept while pages last."""
+        self._kept[pages] = True
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """What these hold is of no use any more."""
+        self._kept[pages] = False
+        for page in pages:
+            if page in self._idle:
+                del self._idle[page]
+                self._free.append(page)
 
     def advance(self, retired: int, completed: int) -> None:
         """All steps before Grant `retired`, and all up to step `completed`, are done."""
@@ -101,17 +148,29 @@ class PageAllocator:
         self._completed = max(self._completed, completed)
         if self._fenced:
             still = []
-            for fence, pages in self._fenced:
-                if self._passed(fence):
-                    self._free.extend(reversed(pages))
-                    self._num_fenced -= len(pages)
+            for fenced in self._fenced:
+                if self._passed(fenced.fence):
+                    # Those that were shared meanwhile wait no longer, or again with another batch.
+                    waiting = [page for page in fenced.pages if self._batch[page] == fenced.batch]
+                    self._batch[waiting] = 0
+                    self._num_fenced -= len(waiting)
+                    self._settle(waiting)
                 else:
-                    still.append((fence, pages))
+                    still.append(fenced)
             self._fenced = still
 
     def references(self, page: int) -> int:
         """How many hold the page."""
         return int(self._references[page])
+
+    def idle_among(self, pages: Iterable[int]) -> int:
+        """How many of the pages are idle: to share them leaves so many fewer to allocate."""
+        idle = self._idle
+        return sum(page in idle for page in pages)
+
+    def kept(self) -> set[int]:
+        """Pages that are kept, referenced ones included."""
+        return set(np.flatnonzero(self._kept).tolist())
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
         """Compare with all references that the callers know of; AssertionError on any difference."""
@@ -123,13 +182,30 @@ class PageAllocator:
             not len(wrong),
             f"pages {wrong[:8]} have {self._references[wrong[:8]]} references, not {expected[wrong[:8]]}",
         )
-        require(not self._references[:1].any(), "page 0 was granted")
-        fenced = [page for _, pages in self._fenced for page in pages]
-        require(len(fenced) == self._num_fenced, "fenced pages were miscounted")
-        loose = [*self._free, *fenced]
+        require(not self._references[:1].any() and not self._kept[:1].any(), "page 0 was granted")
+        fenced = [page for _, batch, pages in self._fenced for page in pages if self._batch[page] == batch]
+        require(len(fenced) == self._num_fenced == int((self._batch > 0).sum()), "fenced pages were miscounted")
+        loose = [*self._free, *self._idle, *fenced]
         require(len(loose) == len(set(loose)), "a page is free twice")
         require(0 not in loose, "page 0 is free")
+        require(not (self._references[loose] > 0).any(), "a page is free and referenced")
         require(len(loose) + int((self._references > 0).sum()) == self.capacity, "a page is lost")
+        require(not self._kept[self._free].any(), "a page is kept and free")
+        require(bool(self._kept[list(self._idle)].all()), "a page is idle for nothing")
+
+    def _settle(self, pages: Sequence[int]) -> None:
+        """The fence of these has passed."""
+        for page in reversed(pages):
+            if self._kept[page]:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def _evict(self, count: int) -> list[int]:
+        pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        self._kept[pages] = False
+        self._evicted(pages)
+        return pages
 
     def _passed(self, fence: Fence) -> bool:
         return fence.grant <= self._retired and fence.step <= self._completed

@@ -1,4 +1,4 @@
-"""Names of a prompt's full pages: a hash chain over its tokens, salted where its tenant does not share."""
+"""Names of a sequence's full pages: a hash chain over its tokens, salted where its tenant does not share."""
 
 from __future__ import annotations
 
@@ -7,13 +7,19 @@ from typing import TYPE_CHECKING
 from quire_common.pages import PageExtras, chain_hashes
 
 if TYPE_CHECKING:
-    from quire_common.sequence import Sequence
+    from quire_scheduler.request import Request
 
 
-def prompt_hashes(sequence: Sequence, page_size: int) -> tuple[bytes, ...]:
-    """One 32-byte hash per full page of the prompt."""
-    full = len(sequence.prompt_ids) // page_size
-    if not full:
-        return ()
-    extras = PageExtras(salt=sequence.cache_salt)
-    return tuple(chain_hashes(sequence.prompt_ids[: full * page_size], page_size, extras))
+def identify(request: Request, page_size: int) -> None:
+    """Bring the hashes of the request's full pages up to date with its tokens, of which none is hashed twice."""
+    hashes = request.hashes
+    first, end = len(hashes) * page_size, request.known_len // page_size * page_size
+    if first < end:
+        extras = PageExtras(salt=request.sequence.cache_salt)
+        parent = hashes[-1] if hashes else b""
+        hashes += chain_hashes(request.ids(first, end), page_size, extras, parent, first)
+
+
+def most_hits(request: Request, page_size: int) -> int:
+    """Pages that need not be computed at most: the last token always is."""
+    return min((request.known_len - 1) // page_size, len(request.hashes))

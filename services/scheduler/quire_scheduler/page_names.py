@@ -1,7 +1,7 @@
 """Which device pages hold which named content, told to watchers as Stored and Removed events.
 
-A page is named when it is full and its hash is known; it loses its name with its last reference, since then it may be
-overwritten. Knows nothing of requests or of who watches.
+A page is named when all of it is computed; it loses its name when it is evicted. One page per content is enough: a
+second one stays without a name. Knows nothing of requests or of who watches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire_common.errors import FailedPrecondition
 from quire_scheduler.invariant import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MEDIUM = "device"
 
@@ -55,40 +55,44 @@ class PageNames:
         self.listeners: list[Callable[[], None]] = []
         self._events: deque[PageEvent] = deque(maxlen=tail)
         self._hash_of: list[dict[int, bytes]] = [{} for _ in range(groups)]
-        self._copies: list[dict[bytes, int]] = [{} for _ in range(groups)]
+        self._page_of: list[dict[bytes, int]] = [{} for _ in range(groups)]
         self._named: list[dict[bytes, _Named]] = [{} for _ in range(groups)]
 
-    def name(self, group: int, pages: Sequence[int], hashes: Sequence[bytes], tokens: bytes) -> None:
-        """The pages, the first of their sequence, hold the content that the hashes name."""
-        page_bytes = len(tokens) // max(len(pages), 1)
-        new: list[Stored] = []
-        for index, (page, digest) in enumerate(zip(pages, hashes, strict=True)):
-            if page in self._hash_of[group]:
-                continue
-            self._hash_of[group][page] = digest
-            copies = self._copies[group].get(digest, 0)
-            self._copies[group][digest] = copies + 1
-            if not copies:
-                content = tokens[index * page_bytes : (index + 1) * page_bytes]
-                parent = hashes[index - 1] if index else b""
-                self._named[group][digest] = _Named(parent, content)
-                new.append(Stored(group, parent, (digest,), content))
-        if new:
-            self._tell(tuple(join(new)), ())
+    def pages(self, group: int) -> Mapping[bytes, int]:
+        """The page of each content, as a view."""
+        return self._page_of[group]
 
-    def forget(self, group: int, pages: Iterable[int]) -> None:
-        """The pages lost their last reference."""
-        removed = []
+    def name(
+        self, group: int, pages: Sequence[int], parent: bytes, hashes: Sequence[bytes], tokens: bytes
+    ) -> list[int]:
+        """The pages, which follow the one called `parent`, hold what the hashes say; returns those that got a name."""
+        page_bytes = len(tokens) // max(len(pages), 1)
+        page_of, new, stored = self._page_of[group], list[int](), list[Stored]()
+        for index, (page, digest) in enumerate(zip(pages, hashes, strict=True)):
+            if digest not in page_of:
+                page_of[digest] = page
+                self._hash_of[group][page] = digest
+                content = tokens[index * page_bytes : (index + 1) * page_bytes]
+                self._named[group][digest] = _Named(parent, content)
+                stored.append(Stored(group, parent, (digest,), content))
+                new.append(page)
+            parent = digest
+        if new:
+            self._tell(tuple(join(stored)), ())
+        return new
+
+    def forget(self, group: int, pages: Iterable[int]) -> list[int]:
+        """The pages are to hold something else; returns those that had a name."""
+        had, removed = list[int](), list[bytes]()
         for page in pages:
             digest = self._hash_of[group].pop(page, None)
-            if digest is None:
-                continue
-            self._copies[group][digest] -= 1
-            if not self._copies[group][digest]:
-                del self._copies[group][digest], self._named[group][digest]
+            if digest is not None:
+                del self._page_of[group][digest], self._named[group][digest]
+                had.append(page)
                 removed.append(digest)
         if removed:
             self._tell((), (Removed(group, tuple(removed)),))
+        return had
 
     def snapshot(self) -> list[Stored]:
         """All that is held now, as of `sequence`."""
@@ -109,13 +113,10 @@ class PageNames:
         return [event for event in self._events if event.sequence > sequence]
 
     def check_integrity(self) -> None:
-        """Counts agree with names."""
-        for group, hash_of in enumerate(self._hash_of):
-            counts: dict[bytes, int] = {}
-            for digest in hash_of.values():
-                counts[digest] = counts.get(digest, 0) + 1
-            require(counts == self._copies[group], "copies of named pages were miscounted")
-            require(counts.keys() == self._named[group].keys(), "a name without pages, or pages without a name")
+        """Pages and names are each other's."""
+        for hash_of, page_of, named in zip(self._hash_of, self._page_of, self._named, strict=True):
+            require({digest: page for page, digest in hash_of.items()} == page_of, "a page and its name disagree")
+            require(page_of.keys() == named.keys(), "a name without content, or content without a name")
 
     @property
     def num_named(self) -> int:

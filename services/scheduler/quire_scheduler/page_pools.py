@@ -1,7 +1,8 @@
-"""Device pages of all KV groups together: a sequence takes the same number in each. Names leave with the pages."""
+"""Device pages of all KV groups together: a sequence takes the same number in each. Names leave with evicted pages."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from quire_scheduler.page_allocator import NO_FENCE, Fence, PageAllocator
@@ -18,8 +19,7 @@ class PagePools:
 
     def __init__(self, page_size: int, num_pages: Sequence[int], names: PageNames) -> None:
         self.page_size = page_size
-        self.pools = tuple(PageAllocator(count) for count in num_pages)
-        self._names = names
+        self.pools = tuple(PageAllocator(count, partial(names.forget, group)) for group, count in enumerate(num_pages))
 
     @property
     def groups(self) -> int:
@@ -45,14 +45,20 @@ class PagePools:
         """Pages that cover so many positions."""
         return -(-positions // self.page_size)
 
-    def give(self, request: Request, count: int) -> list[list[int]]:
-        """Append `count` pages per group to the request's tables; returns the new ones. The caller checked `free`."""
-        if not request.tables:
-            request.tables = tuple([] for _ in self.pools)
-        new = [pool.allocate(count) for pool in self.pools]
-        for table, pages in zip(request.tables, new, strict=True):
-            table += pages
-        return new
+    def free_beside(self, tables: Sequence[Sequence[int]]) -> int:
+        """Pages that may be taken in every group once these are shared."""
+        return min(pool.free - pool.idle_among(table) for pool, table in zip(self.pools, tables, strict=True))
+
+    def share(self, request: Request, tables: Sequence[Sequence[int]]) -> None:
+        """Begin the request's tables with pages that hold, or will hold, how it begins."""
+        request.tables = tuple(list(table) for table in tables)
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.share(table)
+
+    def give(self, request: Request, count: int) -> None:
+        """Append `count` pages per group to the request's tables. The caller checked `free`."""
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            table += pool.allocate(count)
 
     def give_each(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
         """Append pages to the tables of several that hold some: per group, the new ones in the requests' order."""
@@ -66,17 +72,17 @@ class PagePools:
 
     def take_back(self, request: Request, fence: Fence) -> None:
         """Drop all of the request's references."""
-        for group, table in enumerate(request.tables):
-            self.release(group, table, fence)
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            pool.release(table, fence)
         request.tables = ()
 
     def retain(self, group: int, pages: Sequence[int]) -> None:
         """One more reference for pages that somebody holds."""
-        self.pools[group].retain(pages)
+        self.pools[group].share(pages)
 
     def release(self, group: int, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
         """One reference less."""
-        self._names.forget(group, self.pools[group].release(pages, fence))
+        self.pools[group].release(pages, fence)
 
     def freed_by(self, request: Request) -> int:
         """Pages that would be left without a reference if the request gave back its own."""
@@ -93,4 +99,3 @@ class PagePools:
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]
             pool.check_integrity([*held, *(pages for g, pages in moves if g == group)])
-        self._names.check_integrity()

@@ -11,6 +11,7 @@ from quire_scheduler.kv_traffic import KvTraffic
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_names import PageNames
 from quire_scheduler.page_pools import PagePools
+from quire_scheduler.prefix_cache import PrefixCache
 from quire_scheduler.queue_policy import POLICIES
 from quire_scheduler.slot_table import SlotTable
 from quire_scheduler.stats import Rates, Stats
@@ -31,11 +32,12 @@ class Replica:
         self.page_size = hello.model.pages.page_size
         self.names = PageNames(len(hello.num_pages), config.page_events_tail)
         self.pools = PagePools(self.page_size, hello.num_pages, self.names)
+        self.cache = PrefixCache(self.pools, self.names, enabled=config.enable_prefix_caching)
         self.slots = SlotTable(hello.num_slots)
         self.waiting = WaitingRoom(POLICIES[config.scheduling_policy]())
         self.stats = Stats()
         self.rates = Rates()
-        self.kv = KvTraffic(config, self.pools, self.stats, enabled=kvstore)
+        self.kv = KvTraffic(config, self.pools, self.cache, self.stats, enabled=kvstore)
         self.outputs = OutputBuffer()
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
@@ -50,6 +52,7 @@ class Replica:
         self.slots.check_integrity()
         self.waiting.check_integrity()
         self.pools.check_integrity(self.requests.values(), self.kv.referenced())
+        self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the waiting room lost count")
         tokens = sum(request.known_len for request in waiting)

@@ -13,6 +13,8 @@ from quire_scheduler.invariant import require
 from quire_scheduler.timing import Timing
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from quire_common.sequence import RequestContext, Sequence
 
 
@@ -57,19 +59,29 @@ class Request:
     order_key: int = 0
     # All output ids, those of earlier attempts first; while it holds a slot, the latest are in the slot table.
     output: array[int] = field(default_factory=lambda: array("i"))
-    # Identities of the prompt's full pages.
-    hashes: tuple[bytes, ...] = ()
+    # Identities of the full pages of prompt and output, as far as they were asked for.
+    hashes: list[bytes] = field(default_factory=list)
     # Device pages by group.
     tables: tuple[list[int], ...] = ()
     slot: int = -1
-    # Tokens whose KV was, or is being, loaded instead of computed.
+    # Tokens whose KV this run need not compute: it was on the device, another fills it, or it is loaded.
     cached_tokens: int = 0
-    looked_up: bool = False
+    # Of these, those found on the device; the others come from the kvstore.
+    local_tokens: int = 0
+    # Prompt tokens that no run so far has computed.
+    saved_tokens: int = 0
+    # Leading pages that are known to hold their content.
+    ready_pages: int = 0
+    # Times that the kvstore was asked, and the page from which on it was asked last.
+    lookups: int = 0
+    lookup_from: int = 0
     preemptions: int = 0
     pages_lost: int = 0
     # Errors of which it is not known whether they were this request's.
     doubts: int = 0
     admitted: bool = False
+    # Its prompt is among the tokens counted by source.
+    counted: bool = False
 
     @classmethod
     def new(
@@ -88,6 +100,25 @@ class Request:
     def known_len(self) -> int:
         """Prompt and output tokens."""
         return len(self.sequence.prompt_ids) + len(self.output)
+
+    def ids(self, first: int, end: int) -> NDArray[np.int32]:
+        """Token ids of positions first..end, prompt and output in a row."""
+        prompt, length = self.sequence.prompt_ids, self.prompt_len
+        if end <= length:
+            return prompt[first:end]
+        output = np.array(self.output[max(first - length, 0) : end - length], np.int32)
+        return np.concatenate([prompt[first:], output]) if first < length else output
+
+    def took_pages(self, local_tokens: int, cached_tokens: int) -> None:
+        """A run begins with so much of the sequence on the device, or there and in the kvstore together."""
+        saved = min(cached_tokens, self.prompt_len)
+        self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
+        self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
+
+    def lost_pages(self, cached_tokens: int) -> None:
+        """Less was loaded than this run was started on."""
+        self.cached_tokens = min(self.cached_tokens, cached_tokens)
+        self.saved_tokens = min(self.saved_tokens, cached_tokens)
 
     @property
     def waits(self) -> bool:

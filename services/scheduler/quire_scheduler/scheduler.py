@@ -18,7 +18,7 @@ from quire_scheduler.credit import Credit
 from quire_scheduler.harvest import Harvest
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.lockstep import Lockstep
-from quire_scheduler.page_identity import prompt_hashes
+from quire_scheduler.page_identity import identify
 from quire_scheduler.planner import Planner
 from quire_scheduler.replica import Replica
 from quire_scheduler.request import Request
@@ -79,7 +79,8 @@ class Scheduler:
         replica.admission.check(context, sequence, now)
         request = Request.new(self._next_uid, session, handle, context, sequence, now)
         self._next_uid += 1
-        request.hashes = prompt_hashes(sequence, replica.page_size)
+        if replica.cache.enabled or replica.kv.enabled:
+            identify(request, replica.page_size)
         replica.requests[session, handle] = request
         replica.waiting.push(request)
         replica.deadlines.add(request)
@@ -207,6 +208,11 @@ class Scheduler:
             prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,
         )
+
+    @property
+    def cached_pages(self) -> int:
+        """Free pages of the fullest KV group that still hold a named prefix."""
+        return min(self._replica.pools.pools, key=lambda p: p.free).idle
 
     def check_integrity(self) -> None:
         """All parts agree with one another; for idle moments and tests."""

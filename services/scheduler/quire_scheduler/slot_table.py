@@ -100,6 +100,10 @@ class SlotTable:
         assert request is not None
         return request
 
+    def ready_len(self, slot: int) -> int:
+        """Positions of the slot's sequence that are computed for sure; 0 where no token has come since its start."""
+        return 0 if self.prefilling[slot] else int(self.known_len[slot]) - 1
+
     def waiting_tokens(self) -> int:
         """Tokens of started sequences whose KV is not computed yet, of those without a token since their start."""
         active = np.flatnonzero(self.active & self.prefilling)

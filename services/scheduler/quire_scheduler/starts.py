@@ -11,6 +11,7 @@ from quire_scheduler.outputs import AdmittedNote
 
 if TYPE_CHECKING:
     from quire_scheduler.grant_policy import GrantPolicy
+    from quire_scheduler.prefix_cache import Hit
     from quire_scheduler.replica import Replica
     from quire_scheduler.request import Request
 
@@ -46,9 +47,10 @@ class Starts:
             return
         ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
         while request := waiting.next_queued(ahead):
-            if kv.wants_lookup(request):
+            local = self._replica.cache.match(request).pages if kv.enabled else 0
+            if kv.wants_lookup(request, local):
                 waiting.look_up(request)
-                kv.ask(request)
+                kv.ask(request, local)
             else:
                 waiting.seat(request)
 
@@ -56,26 +58,27 @@ class Starts:
         replica, starts = self._replica, list[Start]()
         slots, waiting = replica.slots, replica.waiting
         while slots.num_active < most and slots.num_free and (request := waiting.head()):
-            if replica.kv.expired(request, now):
-                replica.kv.abandon(request)
+            hit = replica.cache.match(request)
+            if replica.kv.must_ask_again(request, hit.pages, now):
                 waiting.look_up(request)
-                replica.kv.ask(request)
+                replica.kv.ask(request, hit.pages)
                 continue
             ceiling = self._ceiling(request)
-            count = self._pages(request, ceiling)
+            count = self._pages(request, hit, ceiling)
             if not count:
                 break
-            starts.append(self._begin(waiting.start_head(), count, ceiling, now))
+            starts.append(self._begin(waiting.start_head(), hit, count, ceiling, now))
         return starts
 
-    def _pages(self, request: Request, ceiling: int) -> int:
-        """Pages to start the request with; 0: not now."""
+    def _pages(self, request: Request, hit: Hit, ceiling: int) -> int:
+        """Pages to start the request with, the shared ones included; 0: not now."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, reach = request.known_len, policy.lead() + policy.slack()
         least, wanted = pools.pages_for(known), pools.pages_for(max(min(known + reach, ceiling), known))
+        left = hit.pages + pools.free_beside(hit.tables)
         if not slots.num_active:
-            return min(wanted, pools.free) if least <= pools.free else 0
+            return min(wanted, left) if least <= left else 0
         # What those that run will need soon stays free, lest a start at once preempt; a spare leaves them their lead.
         kept = replica.page_size
         if slots.num_active >= policy.rows:
@@ -84,25 +87,33 @@ class Starts:
             # once, and would be started and taken back for ever.
             least = pools.pages_for(max(min(known + policy.lead() + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
-            if waiting_tokens and waiting_tokens + known > policy.most_spare_tokens():
+            computed = hit.pages * replica.page_size
+            if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
                 return 0
         missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
-        left = pools.free - int(missing.sum())
+        left -= int(missing.sum())
         return min(wanted, left) if least <= left else 0
 
-    def _begin(self, request: Request, count: int, ceiling: int, now: float) -> Start:
+    def _begin(self, request: Request, hit: Hit, count: int, ceiling: int, now: float) -> Start:
         replica = self._replica
-        replica.pools.give(request, count)
-        replica.kv.load(request)
+        # Shared first, lest the others be made of them.
+        replica.pools.share(request, hit.tables)
+        replica.pools.give(request, count - hit.pages)
+        loaded = replica.kv.load(request, hit.pages)
+        replica.cache.begin(request, hit, loaded)
+        request.took_pages(hit.pages * replica.page_size, loaded * replica.page_size)
+        if replica.cache.enabled:
+            replica.stats.prefix_queries += request.known_len
+            replica.stats.prefix_hits += request.local_tokens
         capacity = count * replica.page_size
         slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
         request.timing.started(now)
         if not request.admitted:
             request.admitted = True
-            note = AdmittedNote(request.handle, request.context.attempt, request.cached_tokens)
+            note = AdmittedNote(request.handle, request.context.attempt, request.saved_tokens)
             replica.outputs.admitted(request.session, note)
             replica.stats.prompt_tokens += request.prompt_len
-            replica.stats.cached_tokens += request.cached_tokens
+            replica.stats.cached_tokens += request.saved_tokens
         return Start(
             slot=slot,
             order_key=request.order_key,

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire_scheduler.request import Request
 
 
 @dataclass(slots=True)
@@ -21,7 +25,25 @@ class Stats:
     late_tokens: int = 0
     cache_queries: int = 0
     cache_hits: int = 0
+    # Tokens looked for, and found, on the device, at every start.
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    # Prompt tokens of requests whose first token has come, by where their KV came from.
+    prompt_computed: int = 0
+    prompt_local: int = 0
+    prompt_kvstore: int = 0
     finished: dict[str, int] = field(default_factory=dict)
+
+    def served_prompt(self, request: Request) -> None:
+        """A run of the request yielded its first token; of the first such run the prompt counts."""
+        if request.counted:
+            return
+        request.counted = True
+        saved = min(request.cached_tokens, request.prompt_len)
+        local = min(request.local_tokens, saved)
+        self.prompt_local += local
+        self.prompt_kvstore += saved - local
+        self.prompt_computed += request.prompt_len - saved
 
     def ended(self, reason: str) -> None:
         """A request left for the reason."""

@@ -119,7 +119,7 @@ def test_prompts_that_wait_as_spares_are_bounded() -> None:
 
 
 def test_spares_give_way_before_those_that_run_and_the_latest_first() -> None:
-    rig = delayed(4, max_num_seqs=4, num_pages=41)
+    rig = delayed(4, SchedulerConfig(enable_prefix_caching=False), max_num_seqs=4, num_pages=41)
     for handle in range(12):
         rig.submit(handle, a_sequence(30, 100))
     stopped: list[int] = []

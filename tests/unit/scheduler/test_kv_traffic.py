@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from quire_common.credit import MoveKind
@@ -10,8 +12,12 @@ from quire_scheduler.kv_traffic import LookupResult
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 
+NO_CACHE = SchedulerConfig(enable_prefix_caching=False)
+
 
 def rig_with(store: dict[bytes, list[int]], config: SchedulerConfig | None = None, **more: float) -> Rig:
+    """Without a prefix cache: pages must come from the store."""
+    config = replace(config or SchedulerConfig(), enable_prefix_caching=False)
     return Rig(config, kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store, **more))  # type: ignore[arg-type]  # by name
 
 
@@ -139,7 +145,7 @@ def test_an_answer_after_the_abort_releases_its_lease() -> None:
 
 
 def test_a_lease_that_ends_while_waiting_is_asked_for_anew() -> None:
-    rig = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4, max_num_seqs=1)))
+    rig = Rig(NO_CACHE, kvstore=True, worker=FakeWorker(make_hello(page_size=4, max_num_seqs=1)))
     rig.submit(1, a_sequence(3, 30))
     rig.submit(2, a_sequence(21, 4))
     rig.step()
@@ -159,7 +165,8 @@ def test_a_loaded_request_that_is_preempted_computes_its_prompt() -> None:
     first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
     first.submit(0, a_sequence(13, 4))
     first.run()
-    rig = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4, num_pages=18, max_num_seqs=3), store=store))
+    worker = FakeWorker(make_hello(page_size=4, num_pages=18, max_num_seqs=3), store=store)
+    rig = Rig(NO_CACHE, kvstore=True, worker=worker)
     for handle in range(3):
         rig.submit(handle, a_sequence(13, 40))
     rig.run()

@@ -20,12 +20,12 @@ def test_page_0_is_never_granted() -> None:
 def test_a_shared_page_stays_until_the_last_reference() -> None:
     pages = PageAllocator(5)
     held = pages.allocate(2)
-    pages.retain(held[:1])
-    assert pages.release(held) == held[1:]
+    pages.share(held[:1])
+    pages.release(held)
     assert pages.references(held[0]) == 1
     assert (pages.free, pages.referenced) == (3, 1)
     pages.check_integrity([held[:1]])
-    assert pages.release(held[:1]) == held[:1]
+    pages.release(held[:1])
     with pytest.raises(AssertionError, match="release of a free page"):
         pages.release(held)
 
@@ -56,7 +56,7 @@ def test_a_step_fence_holds_until_it_has_completed() -> None:
 def test_an_earlier_sharers_later_fence_counts() -> None:
     pages = PageAllocator(2)
     held = pages.allocate(1)
-    pages.retain(held)
+    pages.share(held)
     pages.release(held, Fence(grant=9))
     pages.release(held, Fence(grant=3))
     pages.advance(retired=8, completed=0)
@@ -65,17 +65,97 @@ def test_an_earlier_sharers_later_fence_counts() -> None:
     assert pages.free == 1
 
 
-@given(st.lists(st.tuples(st.sampled_from("arfd"), st.integers(0, 6)), max_size=60))
+def kept(pages: PageAllocator, count: int) -> list[int]:
+    held = pages.allocate(count)
+    pages.keep(held)
+    return held
+
+
+def test_kept_pages_go_last_and_of_each_prefix_the_tail_first() -> None:
+    gone: list[int] = []
+    pages = PageAllocator(9, gone.extend)
+    first, second = kept(pages, 3), kept(pages, 3)
+    pages.release(first)
+    pages.release(second)
+    assert (pages.free, pages.idle, pages.referenced) == (8, 6, 0)
+    assert not set(pages.allocate(2)) & {*first, *second} and not gone, "free ones before kept ones"
+    assert pages.allocate(4) == [*reversed(first), second[2]]
+    assert gone == [*reversed(first), second[2]] and pages.idle == 2
+    pages.share(second[:2])
+    assert pages.free == 0
+
+
+def test_to_be_used_again_makes_a_prefix_young() -> None:
+    pages = PageAllocator(7)
+    first, second = kept(pages, 3), kept(pages, 3)
+    pages.release(first)
+    pages.release(second)
+    pages.share(first[:2])
+    pages.release(first[:2])
+    assert pages.allocate(6) == [first[2], *reversed(second), first[1], first[0]]
+
+
+def test_a_kept_page_is_evicted_only_behind_its_fence() -> None:
+    pages = PageAllocator(3)
+    held = kept(pages, 2)
+    pages.release(held, Fence(grant=4))
+    assert (pages.free, pages.fenced) == (0, 2)
+    pages.advance(4, 0)
+    assert (pages.free, pages.idle) == (2, 2)
+
+
+def test_who_shares_a_fenced_page_keeps_it_when_the_fence_passes() -> None:
+    pages = PageAllocator(3)
+    held = kept(pages, 2)
+    pages.release(held, Fence(grant=4))
+    pages.share(held[:1])
+    pages.check_integrity([held[:1]])
+    pages.advance(4, 0)
+    pages.check_integrity([held[:1]])
+    assert (pages.free, pages.referenced) == (1, 1)
+    pages.release(held[:1], Fence(grant=9))
+    pages.share(held[:1])
+    pages.release(held[:1], Fence(grant=7))
+    pages.advance(8, 0)
+    assert pages.free == 1, "the later of its fences counts"
+    pages.check_integrity([])
+    pages.advance(9, 0)
+    assert pages.free == 2
+
+
+def test_what_is_dropped_is_free_like_any_other() -> None:
+    pages = PageAllocator(4)
+    held = kept(pages, 3)
+    pages.release(held[:1])
+    pages.release(held[1:2], Fence(grant=3))
+    pages.drop(held)
+    assert (pages.free, pages.idle, pages.fenced) == (1, 0, 1)
+    pages.advance(3, 0)
+    pages.release(held[2:])
+    assert (pages.free, pages.idle) == (3, 0)
+    with pytest.raises(AssertionError, match="share of a free page"):
+        pages.share(held[:1])
+
+
+@given(st.lists(st.tuples(st.sampled_from("arfdkuo"), st.integers(0, 6)), max_size=80))
 def test_no_page_is_lost(actions: list[tuple[str, int]]) -> None:
     pages, held, retired = PageAllocator(12), list[list[int]](), 0
     for action, n in actions:
         if action == "a" and n <= pages.free:
             held.append(pages.allocate(n))
         elif action == "r" and held:
-            pages.retain(held[n % len(held)])
+            pages.share(held[n % len(held)])
             held.append(list(held[n % len(held)]))
         elif action == "f" and held:
             pages.release(held.pop(n % len(held)), Fence(grant=retired + n))
+        elif action == "k" and held:
+            pages.keep(held[n % len(held)])
+        elif action == "u" and (kept_pages := sorted(pages.kept())):
+            page = kept_pages[n % len(kept_pages)]
+            pages.share([page])
+            held.append([page])
+        elif action == "o" and (kept_pages := sorted(pages.kept())):
+            pages.drop([kept_pages[n % len(kept_pages)]])
         elif action == "d":
             retired += n
             pages.advance(retired, 0)

@@ -8,6 +8,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from quire_common.credit import Grant
+from quire_common.pages import chain_hashes
 from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.outputs import FinishReason
@@ -61,6 +63,48 @@ arrivals = st.builds(
 )
 
 
+def find_all_hits(rig: Rig) -> None:
+    """From now on each start is compared with what was there or promised: nothing of it may be computed again."""
+    plan, replica = rig.core.next_grant, rig.core._replica
+
+    def available() -> list[dict[bytes, int]]:
+        groups = range(replica.pools.groups)
+        promised = [{d: p.page for d, p in replica.cache._promised[group].items()} for group in groups]
+        return [promised[group] | dict(replica.names.pages(group)) for group in groups]
+
+    def planned(now: float) -> Grant | None:
+        before = available()
+        grant = plan(now)
+        after = available()
+        for start in [] if grant is None else grant.start:
+            if start.sequence.skip_cache_read:
+                continue
+            known = np.concatenate([start.sequence.prompt_ids, start.sequence.output_ids])
+            there = 0
+            for digest in chain_hashes(known[:-1], replica.page_size):
+                pages = [b.get(digest) for b in before]
+                # What was evicted for this very Grant is of no use to its starts.
+                if (
+                    None in pages
+                    or pages != [a.get(digest) for a in after]
+                    or pages[0] in start.pages[0][start.cached_len // replica.page_size :]
+                ):
+                    break
+                there += 1
+            assert start.cached_len >= there * replica.page_size, "a prefix is computed twice"
+        return grant
+
+    if rig.core._replica.cache.enabled:
+        rig.core.next_grant = planned  # type: ignore[method-assign]  # the spy
+
+
+def check_named(rig: Rig) -> None:
+    """What has a name is there, as far as the worker has come."""
+    for group, marks in enumerate(rig.worker.marks):
+        for page in rig.core.names.pages(group).values():
+            assert marks.is_ready(page), f"page {page} has a name and is not whole"
+
+
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(arrivals, min_size=1, max_size=16),
@@ -80,6 +124,7 @@ arrivals = st.builds(
     delay=st.tuples(st.integers(0, 12), st.integers(0, 12)),
     noise=st.integers(0, 99),
     lose=st.sampled_from([0.0, 0.0, 0.01]),
+    cache=st.sampled_from([True, True, True, False]),
 )
 def test_tokens_are_those_of_the_undisturbed_run(
     requests: list[Arrival],
@@ -99,6 +144,7 @@ def test_tokens_are_those_of_the_undisturbed_run(
     delay: tuple[int, int],
     noise: int,
     lose: float,
+    cache: bool,
 ) -> None:
     hello = make_hello(num_pages=num_pages, page_size=page_size, max_num_seqs=max_num_seqs, groups=groups)
     worker = FakeWorker(hello, depth=depth, coalesce=coalesce, fail_moves=fail_moves, lose_pages=lose)
@@ -108,10 +154,12 @@ def test_tokens_are_those_of_the_undisturbed_run(
         long_prefill_token_threshold=chunk,
         max_num_partial_prefills=partial,
         lockstep=lockstep,
+        enable_prefix_caching=cache,
     )
     rng = np.random.default_rng(noise)
     to_worker, back = (lambda most=most: int(rng.integers(0, most + 1)) for most in delay)
     rig = Rig(config, kvstore=kvstore, worker=worker, grant_delay=to_worker, report_delay=back)
+    find_all_hits(rig)
     todo = sorted(enumerate(requests), key=lambda item: item[1].at)
     sequences = {}
     turn = 0
@@ -127,6 +175,8 @@ def test_tokens_are_those_of_the_undisturbed_run(
                 rig.core.abort(one.session, handle, rig.now)
         rig.step()
         rig.core.check_integrity()
+        if groups == 1:
+            check_named(rig)
         turn += 1
     rig.run()
     assert worker.max_decoders <= max_num_seqs and worker.max_partial <= partial
@@ -143,6 +193,7 @@ def test_tokens_are_those_of_the_undisturbed_run(
             assert rig.ends[key].value == finish.value
             note = rig.notes[key]
             assert (note.prompt_tokens, note.completion_tokens) == (len(sequence.prompt_ids), len(expected))
-            assert note.cached_tokens <= max(len(sequence.prompt_ids) - 1, 0)
+            most = len(sequence.prompt_ids) - (0 if len(sequence.output_ids) else 1)
+            assert note.cached_tokens <= (most if cache or kvstore else 0)
             assert (note.stop_token_id >= 0) == (finish.name == "STOP")
             assert len(rig.logprobs[key]) == (len(fresh) if one.logprobs >= 0 else 0)

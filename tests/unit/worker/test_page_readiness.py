@@ -84,6 +84,40 @@ def test_what_an_earlier_holder_left_in_a_page_is_not_taken_for_the_producers() 
     assert bench.run().tokens == {0: says(1, [9] * 13), 1: says(3), 2: says(3)}
 
 
+def test_what_was_in_the_pages_of_a_refused_producer_is_not_taken_for_its_own() -> None:
+    bench = EngineBench()
+    bench.grant(a_start(0, [7] * 13, [1, 2, 3, 4, 5], max_tokens=2))
+    bench.run()
+    bench.grant(
+        a_start(0, PROMPT, [1, 2, 3, 4, 5], max_tokens=3, max_model_len=1000),
+        a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12, max_tokens=3),
+    )
+    told = bench.run()
+    assert told.codes() == [(0, "BAD_CONTEXT_LENGTH"), (1, "PAGES_LOST")] and 1 not in told.tokens
+
+
+def test_what_was_in_the_pages_of_an_impossible_load_is_not_taken_for_its_own() -> None:
+    bench = EngineBench(mover=FakeMover())
+    bench.grant(a_start(0, [7] * 13, [1, 2, 3, 4, 5], max_tokens=2))
+    bench.run()
+    without_names = PageMove(1, MoveKind.LOAD, 0, ids(1, 2, 3))
+    bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12, max_tokens=3), move=(without_names,))
+    told = bench.run()
+    assert told.codes() == [(1, "PAGES_LOST")] and 1 not in told.tokens
+
+
+def test_a_refused_start_leaves_the_pages_of_others_alone() -> None:
+    bench = EngineBench()
+    bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], max_tokens=8, limit=14))
+    bench.run()
+    bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], max_tokens=3))
+    bench.grant(limit={0: 1000})
+    told = bench.run()
+    assert told.codes() == [(1, "PAGE_TAKEN")] and told.tokens[0] == says(8)
+    bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12, max_tokens=3))
+    assert bench.run().tokens[1] == says(3)
+
+
 def test_waiting_is_not_stalling() -> None:
     bench = EngineBench(mover=(mover := FakeMover()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),))

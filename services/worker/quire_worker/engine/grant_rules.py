@@ -59,6 +59,8 @@ class GrantRules:
             self._residents.start(start)
         except QuireError as error:
             self._draft.add_error(seq, slot, error)
+            for table in start.pages:
+                self._residents.void(table[-(-start.cached_len // self._residents.spec.page_size) :])
 
     def _set_limits(self, slots: Int32, positions: Int32) -> None:
         table = self._residents.table

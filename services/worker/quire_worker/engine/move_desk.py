@@ -37,6 +37,8 @@ class MoveDesk:
             return
         if possible and move.kind == MoveKind.LOAD:
             self._residents.states.arrived(move.device_page, 0)
+        elif move.kind == MoveKind.LOAD:
+            self._residents.void(move.device_page)
         self._note(move, MoveResult(move.id, ok=False, pages=0, us=0))
 
     def collect(self) -> None:

@@ -70,6 +70,16 @@ class Residents:
         self.states.refs[page] += 1
         self.states.claim(pages, slot)
 
+    def void(self, pages: Int32) -> None:
+        """These were to be filled and will not be. What they held before is nobody's any more: who starts on them, told
+        that they would be filled, must find them lost."""
+        pages = pages[(pages >= 1) & (pages < self.spec.num_pages)]
+        states = self.states
+        idle = pages[(states.writer[pages] == NOBODY) & ~states.pending[pages]]
+        held = states.refs[idle] > 0
+        if not (held.any() and self._in_use(idle[held])):
+            states.ready[idle] = 0
+
     def launched(self, slots: Int32, end: Int32, step: int) -> None:
         """A step will compute the slots up to `end`: from now on they stand there."""
         self.table.computed[slots] = end
