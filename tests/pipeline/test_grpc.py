@@ -41,7 +41,7 @@ def test_a_stream_is_the_whole_in_pieces(client: Client) -> None:
 
 
 def test_timings_name_all_five_services(client: Client) -> None:
-    output = client.complete(PROMPT + "Timings.", GREEDY, return_timings=True)
+    output = client.complete("A prompt of its own: " + PROMPT, GREEDY, return_timings=True)
     hops = {(timing.service, timing.phase) for timing in output.timings}
     assert {service for service, _ in hops} == {"router", "tokenizer", "scheduler", "worker", "kvstore"}
     assert len(hops) == len(output.timings)
