@@ -44,7 +44,7 @@ ITL = {
 class Local:
     """One replica in this process, free-running."""
 
-    def __init__(self, name: str, max_num_seqs: int, tokens: int, *, eager: bool, capture_s: float) -> None:
+    def __init__(self, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> None:
         spec = SHAPES[name]
         device = torch.device("cuda")
         begin = time.perf_counter()
@@ -59,7 +59,7 @@ class Local:
             num_pages = KV_BYTES // page_bytes
             pages = torch.zeros(num_pages, spec.kv_heads, spec.layers, 2, PAGE, spec.head_dim, dtype=torch.bfloat16)
         sizes = EngineSpec(max_num_seqs, CONTEXT, spec.vocab_size, PAGE, num_pages, max_stop_ids=64)
-        self.device = CudaModel(decoder, pages).make_device(sizes, tokens, eager=eager, capture_s=capture_s)
+        self.device = CudaModel(decoder, pages).make_device(sizes, tokens, eager=eager)
         print(f"{name}: ready in {time.perf_counter() - begin:.1f} s", flush=True)
         self.ended = threading.Event()
         self.device.wake = self.ended.set
@@ -123,14 +123,13 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--capture-s", type=float, default=60.0)
     parser.add_argument("--rows", nargs="*", default=["itl", "sampling", "prefill", "single", "throughput", "uniform"])
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     result: dict[str, object] = {}
     greedy = Sampling()
     for name in args.models:
-        local = Local(name, args.max_num_seqs, args.tokens, eager=args.eager, capture_s=args.capture_s)
+        local = Local(name, args.max_num_seqs, args.tokens, eager=args.eager)
 
         def show(row: str, figures: dict[str, float], note: str = "", name: str = name) -> None:
             result[f"{name} {row}"] = figures

@@ -49,9 +49,7 @@ def rates(shape: Shape, seed: int) -> bool:
     distinct = len({page for visit in visits for page in visit.left})
     enough = distinct + max(visit.needed for visit in visits)
     _, uncached = visits_with(shape, enough, seed, enable_prefix_caching=False)
-    print(
-        f"{shape.users} users x {shape.turns} turns, {distinct} pages of {PAGE}; without a cache {uncached} tokens"
-    )
+    print(f"{shape.users} users x {shape.turns} turns, {distinct} pages of {PAGE}; without a cache {uncached} tokens")
     print("pages | hit rate | never evicting | knowing the future | share of the bound | tokens computed")
     met = True
     for name, pages, least in (("enough", enough, LEAST_OF_ORACLE), ("half", distinct // 2, LEAST_OF_OPTIMAL)):

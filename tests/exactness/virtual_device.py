@@ -74,6 +74,10 @@ class VirtualDevice:
         self._free_us = max(self._free_us, self._time.now_us) + int(self._rng.integers(least, most + 1))
         self._time.at(self._free_us, lambda: self._end(flight))
 
+    def prepare(self) -> bool:
+        """See Device: nothing was put off."""
+        return self._inner.prepare()
+
     def finished(self) -> list[StepOutcome]:
         """See Device."""
         ended, self._ended = self._ended, []

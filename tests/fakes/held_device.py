@@ -26,6 +26,9 @@ class HeldDevice:
         for _ in range(count):
             self._inner.launch(self.launched.popleft())
 
+    def prepare(self) -> bool:
+        return self._inner.prepare()
+
     def finished(self) -> list[StepOutcome]:
         return self._inner.finished()
 

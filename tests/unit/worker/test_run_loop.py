@@ -297,3 +297,22 @@ def test_a_thread_that_fails_says_so_and_leaves_nobody_waiting() -> None:
     with pytest.raises(Unavailable, match="WORKER_STOPPED"):
         next(bench.loop.attach().frames())
     assert epoch.run == 1
+
+
+def test_what_a_device_put_off_is_done_while_nothing_runs(bench: LoopBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    busy: list[int] = []
+    enough = threading.Event()
+
+    def prepare(_: ThreadDevice) -> bool:
+        busy.append(bench.engine.in_flight)
+        if len(busy) == 3:
+            enough.set()
+        return len(busy) < 3
+
+    monkeypatch.setattr(ThreadDevice, "prepare", prepare)
+    bench.loop.wake()  # the thread may wait already
+    assert enough.wait(WAIT_S)
+    session, epoch, frames = bench.attach()
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert read_until(frames, 1).tokens == {0: continuation([1], 8, 97)}
+    assert set(busy) == {0}

@@ -18,18 +18,19 @@ import numpy as np
 import torch
 
 from quire_common.credit import Finish
-from quire_common.errors import Internal, Unsupported
+from quire_common.errors import Unsupported
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
 from quire_worker.cuda.step_size import StepSize
-from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, hung
+from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
 from quire_worker.engine.step_runner import StepOutcome, nan_logits
 from quire_worker.step import StepTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_common.errors import Internal
     from quire_worker.cuda.device_logprobs import PendingLogprobs
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_graphs import StepGraph, StepGraphs
@@ -54,12 +55,12 @@ class _Flight:
 class CudaDevice:
     """See Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`)."""
 
-    def __init__(self, body: StepBody, tile_tokens: int, graphs: StepGraphs | None) -> None:
+    def __init__(self, body: StepBody, tile_tokens: int, graphs: StepGraphs | None, stream: torch.cuda.Stream) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._body = body
         self._tile_tokens = tile_tokens
         self._graphs = graphs
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        self._stream = stream
         words, results = body.uploaded.shape[0], body.results.shape[0]
         self._pinned = [torch.zeros(words, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._columns: list[Int32] = [buffer.numpy() for buffer in self._pinned]
@@ -67,6 +68,7 @@ class CudaDevice:
         self._turn = 0
         self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
+        self._broken: Internal | None = None
         self._last_end_ns = time.perf_counter_ns()
         self._thread = threading.Thread(target=self._main, name="results", daemon=True)
         self._thread.start()
@@ -92,8 +94,13 @@ class CudaDevice:
         took = (time.perf_counter_ns() - begin) // 1000
         self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, took))
 
+    def prepare(self) -> bool:
+        """See Device: capture a size that is missing."""
+        return self._graphs is not None and self._graphs.capture(1)
+
     def finished(self) -> list[StepOutcome]:
         """See Device."""
+        self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
@@ -102,6 +109,7 @@ class CudaDevice:
         self._launched.put(reached)
         if not reached.wait(DRAIN_LIMIT_S):
             raise hung(DRAIN_LIMIT_S)
+        self._check()
         self._ended.clear()
 
     def close(self) -> None:
@@ -129,17 +137,25 @@ class CudaDevice:
         while (item := self._launched.get()) is not None:
             if isinstance(item, threading.Event):
                 item.set()
-                continue
-            self._ended.append(self._outcome(item))
-            self.wake()
+            elif self._broken is None:
+                self._end(item)
+                self.wake()
+
+    def _end(self, flight: _Flight) -> None:
+        try:
+            self._ended.append(self._outcome(flight))
+        except Exception:
+            # An error of CUDA stays with the process: nothing can run here any more.
+            log.exception("the GPU failed; it runs nothing more")
+            self._broken = broken()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise self._broken
 
     def _outcome(self, flight: _Flight) -> StepOutcome:
         batch, begin = flight.batch, self._last_end_ns
-        try:
-            flight.done.synchronize()
-        except Exception:
-            log.exception("the device failed")
-            return _all_failed(batch)
+        flight.done.synchronize()
         self._last_end_ns = time.perf_counter_ns()
         places, sequences = _places(batch, flight.layout), flight.layout.size.sequences
         results = flight.results.numpy()
@@ -187,16 +203,3 @@ def _places(batch: StepBatch, layout: StepLayout) -> Int32:
     places: Int32 = np.arange(len(batch.count), dtype=np.int32)
     places[decodes:] += layout.size.decodes - decodes
     return places
-
-
-def _all_failed(batch: StepBatch) -> StepOutcome:
-    error = Internal("DEVICE_FAILED", "The GPU failed in this step.", "Retry; see the worker's log.")
-    count = len(batch.count)
-    return StepOutcome(
-        token=np.full(count, -1, np.int32),
-        finish=np.full(count, Finish.ERROR, np.uint8),
-        failed=dict.fromkeys(range(count), error),
-        logprobs=None,
-        timing=StepTiming(0, 0, 0),
-        wait_us=0,
-    )

@@ -16,6 +16,9 @@ from quire_worker.engine.spec import EngineSpec
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, TritonPlan
 
+# Graphs that are there before the first request: a second's worth where the kernels are compiled.
+_AT_START = 32
+
 
 @dataclass(frozen=True, slots=True)
 class CudaModel:
@@ -24,20 +27,19 @@ class CudaModel:
     decoder: Decoder[TritonPlan]
     pages: Tensor
 
-    def make_device(
-        self, spec: EngineSpec, max_tokens: int, *, eager: bool = False, capture_s: float = 30.0
-    ) -> CudaDevice:
-        """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step that is captured. Sizes are
-        captured for `capture_s` seconds, the most wanted first; what is left runs kernel by kernel."""
+    def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool = False) -> CudaDevice:
+        """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step that is captured."""
         shape = self.decoder.head_shape
         tile_tokens = max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads))
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
         largest = StepSize(spec.max_num_seqs, max_tokens, max(MOST_CHUNKS, min(max_tokens, spec.num_slots)))
         words = StepLayout.of(largest, tile_tokens, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         graphs = None
         if not eager:
-            graphs = StepGraphs(body, tile_tokens, graph_sizes(spec.max_num_seqs, max_tokens))
-            graphs.capture(capture_s)
+            sizes = graph_sizes(spec.max_num_seqs, max_tokens)
+            graphs = StepGraphs(body, tile_tokens, sizes, stream)
+            graphs.capture(_AT_START)
         torch.cuda.synchronize()
-        return CudaDevice(body, tile_tokens, graphs)
+        return CudaDevice(body, tile_tokens, graphs, stream)

@@ -53,12 +53,11 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
-    """All sizes to capture, the most wanted first: decoding, then mixed steps, then those with filters."""
-    decodes = decode_sizes(max_num_seqs)
-    sizes = [StepSize(each) for each in decodes]
+    """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, then those with filters."""
+    sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = sorted({min(each, max_num_seqs) for each in _MIXED_DECODES} | {max_num_seqs})
-    for rows in (each for each in _PREFILL_ROWS if each <= max_tokens):
-        sizes += [StepSize(each, rows, min(rows, MOST_CHUNKS)) for each in mixed_decodes]
+    rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
+    sizes += [StepSize(decodes, each, min(each, MOST_CHUNKS)) for decodes in mixed_decodes for each in rows]
     return sizes + [StepSize(s.decodes, s.rows, s.chunks, filtered=True) for s in sizes]
 
 

@@ -37,6 +37,10 @@ class InlineDevice:
         self._ended.append(self._runner.run(batch))
         self.wake()
 
+    def prepare(self) -> bool:
+        """See Device: nothing was put off."""
+        return False
+
     def finished(self) -> list[StepOutcome]:
         """See Device."""
         ended, self._ended = self._ended, []
@@ -66,6 +70,10 @@ class ThreadDevice:
     def launch(self, batch: StepBatch) -> None:
         """See Device."""
         self._launched.put(batch)
+
+    def prepare(self) -> bool:
+        """See Device: nothing was put off."""
+        return False
 
     def finished(self) -> list[StepOutcome]:
         """See Device."""

@@ -143,6 +143,10 @@ class Engine:
         self._device.launch(batch)
         return True
 
+    def prepare(self) -> bool:
+        """Let an idle device do what it has put off; whether it should be called again."""
+        return not self._flights and self._device.prepare()
+
     def collect(self) -> Report | None:
         """The next Report: of a step that has ended, with moves that ended; of errors without a step; or the
         acknowledgement of Grants while nothing runs. None: there is nothing to tell."""

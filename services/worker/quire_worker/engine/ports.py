@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 
 class Device(Protocol):
-    """Runs steps in the order of launch, beside the model thread. `launch`, `finished`, `drain` and `close` are called
-    from that thread alone."""
+    """Runs steps in the order of launch, beside the model thread, from which alone it is called."""
 
     wake: Callable[[], None]
     """Set by the run loop; called, from whatever thread, when a step has ended."""
@@ -24,6 +23,10 @@ class Device(Protocol):
     def launch(self, batch: StepBatch) -> None:
         """Take a step on and return at once. The batch is the device's from now on: it writes the tokens that are fed
         back into `token`. The engine keeps at most its `depth` of steps in flight."""
+
+    def prepare(self) -> bool:
+        """Do a little of what was put off at the start, at most some tens of milliseconds of it; whether some is left.
+        Called while nothing is in flight and nothing came in."""
 
     def finished(self) -> list[StepOutcome]:
         """Steps that ended since the last call, in order of launch, each once. Never blocks. Raises DEVICE_BROKEN, as

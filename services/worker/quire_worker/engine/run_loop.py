@@ -136,7 +136,7 @@ class RunLoop:
 
     def _main(self) -> None:
         try:
-            while self._take_in(wait=self._turn()):
+            while self._take_in(wait=self._turn() and not self._engine.prepare()):
                 pass
         except Exception as error:
             log.exception("the model thread failed")
