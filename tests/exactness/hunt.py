@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tests.exactness.events import Events
 from tests.exactness.judge import Wrong, judge, judge_alone
 from tests.exactness.scenario import make_scenario
+from tests.exactness.virtual_kvstore import StoreWeather
 
 if TYPE_CHECKING:
     from tests.exactness.scenario import Scenario
@@ -74,7 +75,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "coalesce": False,
         "kvstore": False,
         "prefix_cache": False,
-        "fail_moves": 0.0,
+        "store": StoreWeather(),
         "lose_rows": 0.0,
         "lost_us": None,
         "leave_us": None,

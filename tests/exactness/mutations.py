@@ -12,6 +12,7 @@ import numpy as np
 from quire_common.credit import Finish
 from quire_common.pages import chain_hashes
 from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
+from quire_scheduler.kv_traffic import KvTraffic
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_allocator import NO_FENCE, Fence
@@ -23,6 +24,8 @@ from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.sampling.row_controls import RowControls
+from tests.exactness import virtual_kvstore
+from tests.exactness.virtual_kvstore import StoreWeather
 from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
@@ -41,6 +44,10 @@ FENCES_MATTER = {"settle": "late", "grant_us": (0, 0), "report_us": (0, 0), "thi
 REPORTS_MERGE = {"coalesce": True, "step_us": (600, 700), "think_us": 0}
 # Prefixes are looked for on the device.
 CACHED = {"prefix_cache": True}
+# Prefixes are looked for in the kvstore alone, where every other page rots.
+ROTTEN = {"kvstore": True, "prefix_cache": False, "store": StoreWeather(corrupt=0.5)}
+# Loads fail, and what they should have brought is named.
+UNLUCKY = {"kvstore": True, "prefix_cache": True, "store": StoreWeather(fail_moves=0.5)}
 
 
 class Mutation(NamedTuple):
@@ -207,6 +214,17 @@ def unguarded(break_rule: Callable[[MonkeyPatch], None]) -> Callable[[MonkeyPatc
     return both
 
 
+def rot_goes_unnoticed(patch: MonkeyPatch) -> None:
+    """The kvstore hands pages out without a look at their checksums."""
+    patch.setattr(virtual_kvstore, "crc32", lambda body: 0)
+
+
+def loads_taken_for_whole(patch: MonkeyPatch) -> None:
+    """What a failed load should have brought is taken to be there."""
+    moved = KvTraffic.moved
+    patch.setattr(KvTraffic, "moved", lambda self, move, failed, *more: moved(self, move, False, *more))
+
+
 def fed_tokens_not_counted(patch: MonkeyPatch) -> None:
     """Penalties know the tokens of a start, and none that was drawn since."""
     patch.setattr(RowControls, "fed", lambda self, token: None)
@@ -229,6 +247,8 @@ MUTATIONS = (
     Mutation(late_rows_taken_for_the_newcomers, {}),
     Mutation(credit_past_the_pages, {}),
     Mutation(fed_tokens_not_counted, {}),
+    Mutation(rot_goes_unnoticed, ROTTEN),
+    Mutation(loads_taken_for_whole, UNLUCKY),
     Mutation(the_last_page_shared, CACHED),
     Mutation(names_without_a_past, CACHED),
 )

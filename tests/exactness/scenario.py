@@ -14,6 +14,7 @@ import numpy as np
 from quire_common.logit_controls import LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling
+from tests.exactness.virtual_kvstore import StoreWeather
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,8 +91,7 @@ class Scenario:
     coalesce: bool
     settle: str
     kvstore: bool
-    store_us: int
-    fail_moves: float
+    store: StoreWeather
     lose_rows: float
     lost_us: int | None
     """When the scheduler is lost and another takes its place."""
@@ -156,13 +156,29 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         coalesce=bool(rng.random() < 0.5),
         settle=str(rng.choice(["launch", "end", "late", "late", "mixed"])),
         kvstore=kvstore,
-        store_us=int(rng.choice([0, 500, 8_000, 40_000])),
-        fail_moves=float(rng.choice([0.0, 0.3])) if kvstore else 0.0,
+        store=_some_weather(rng, seed, kvstore=kvstore),
         lose_rows=float(rng.choice([0.0, 0.0, 0.03])),
         lost_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.15 else None,
         token_width=int(rng.choice([1, 2, 5, 256])),
         leave_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.1 else None,
         prefix_cache=bool(rng.random() < 0.7),
+    )
+
+
+def _some_weather(rng: np.random.Generator, seed: int, *, kvstore: bool) -> StoreWeather:
+    """A kvstore that is good or bad at some things."""
+    delay_us = int(rng.choice([0, 500, 8_000, 40_000]))
+    fail_moves = float(rng.choice([0.0, 0.3])) if kvstore else 0.0
+    more = np.random.default_rng((seed, 79))
+    down_us = int(more.integers(0, 200_000))
+    return StoreWeather(
+        pages=int(more.choice([2, 6, 20, 100, 1_000_000, 1_000_000])),
+        delay_us=delay_us,
+        fail_moves=fail_moves,
+        slow_moves=float(more.choice([0.0, 0.0, 0.2])),
+        fail_lookups=float(more.choice([0.0, 0.0, 0.2])),
+        corrupt=float(more.choice([0.0, 0.0, 0.1])),
+        down_us=(down_us, down_us + int(more.integers(1_000, 200_000))) if more.random() < 0.15 else None,
     )
 
 

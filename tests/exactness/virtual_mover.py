@@ -1,11 +1,10 @@
-"""A mover and a kvstore in virtual time: pages travel as bytes, late, sometimes in part; lookups are answered late."""
+"""A mover in virtual time: pages travel as bytes, late, sometimes in part."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from quire_common.credit import MoveKind
-from quire_scheduler.kv_traffic import LookupResult
 from quire_worker.engine.moves import MoveResult
 
 if TYPE_CHECKING:
@@ -14,44 +13,35 @@ if TYPE_CHECKING:
     import numpy as np
 
     from quire_common.credit import PageMove
-    from quire_scheduler.kv_traffic import Lookup
-    from quire_scheduler.scheduler import Scheduler
     from quire_worker.engine.ports import PageBytes
+    from tests.exactness.virtual_kvstore import VirtualStore
     from tests.exactness.virtual_time import VirtualTime
-
-_LEASE_US = 30_000_000
 
 
 class VirtualMover:
-    """See quire_worker.engine.moves.Mover. `store` is the kvstore's pages by hash."""
+    """See quire_worker.engine.moves.Mover."""
 
-    def __init__(
-        self,
-        time: VirtualTime,
-        rng: np.random.Generator,
-        pages: PageBytes,
-        store: dict[bytes, bytes],
-        store_us: int,
-        fail_moves: float,
-    ) -> None:
+    def __init__(self, time: VirtualTime, rng: np.random.Generator, pages: PageBytes, store: VirtualStore) -> None:
         self.wake: Callable[[], None] = lambda: None
         self.failed = 0
         self._time = time
         self._rng = rng
         self._pages = pages
         self._store = store
-        self._store_us = store_us
-        self._fail_moves = fail_moves
         self._ended: list[MoveResult] = []
         self._run = 0
 
     def submit(self, move: PageMove) -> bool:
         """See Mover."""
-        if self._rng.random() < self._fail_moves / 3:
+        if self._store.chance(self._store.weather.fail_moves / 3):
             self.failed += 1
             return False
+        if move.kind is MoveKind.LOAD and self._rng.random() < 0.5:
+            # From now on nobody may count on what these hold.
+            for page in move.device_page.tolist():
+                self._rubbish(page)
         run = self._run
-        self._time.after(int(self._rng.integers(0, self._store_us + 1)), lambda: self._end(run, move))
+        self._time.after(self._store.move_us(), lambda: self._end(run, move))
         return True
 
     def finished(self) -> list[MoveResult]:
@@ -70,59 +60,31 @@ class VirtualMover:
     def _end(self, run: int, move: PageMove) -> None:
         if run != self._run:
             return
-        wanted = good = len(move.device_page)
-        if self._rng.random() < self._fail_moves:
-            good = int(self._rng.integers(0, wanted))
-            self.failed += 1
-        for index, page in enumerate(move.device_page.tolist()):
-            if index >= good:
-                if move.kind is MoveKind.LOAD:
-                    # What did not arrive whole may have arrived in part.
-                    self._pages.write_page(page, bytes(self._rng.bytes(self._pages.page_bytes)))
-                break
-            if move.kind is MoveKind.LOAD:
-                self._pages.write_page(page, self._store[move.hashes[index]])
-            else:
-                self._store[move.hashes[index]] = bytes(self._pages.read_page(page))
-        self._ended.append(MoveResult(move.id, good == wanted, good, 1))
+        wanted = most = len(move.device_page)
+        if self._store.chance(self._store.weather.fail_moves):
+            most = int(self._rng.integers(0, wanted))
+        good = self._load(move, most) if move.kind is MoveKind.LOAD else self._put(move, most)
+        self.failed += good < wanted
+        self._ended.append(MoveResult(move.id, good == wanted, good, 1 + self._store.weather.delay_us // 2))
         self.wake()
 
+    def _load(self, move: PageMove, most: int) -> int:
+        """How many pages came whole."""
+        for index, page in enumerate(move.device_page.tolist()):
+            body = self._store.get(move.lease, move.hashes[index]) if index < most else None
+            if body is None:
+                # What did not arrive whole may have arrived in part.
+                self._rubbish(page)
+                return index
+            self._pages.write_page(page, body)
+        return len(move.device_page)
 
-class VirtualStore:
-    """The kvstore as schedulers see it. `leases` are those that nobody has given back; `changed` is called after an
-    answer."""
+    def _put(self, move: PageMove, most: int) -> int:
+        """How many pages were taken."""
+        for index, page in enumerate(move.device_page.tolist()):
+            if index >= most or not self._store.put(move.hashes[index], bytes(self._pages.read_page(page))):
+                return index
+        return len(move.device_page)
 
-    def __init__(self, time: VirtualTime, rng: np.random.Generator, store_us: int, changed: Callable[[], None]) -> None:
-        self.pages: dict[bytes, bytes] = {}
-        self.leases: set[bytes] = set()
-        self.hits = 0
-        self._time = time
-        self._rng = rng
-        self._store_us = store_us
-        self._changed = changed
-        self._next_lease = 0
-
-    def carry_out(self, core: Scheduler) -> None:
-        """Look up what the core asks for, take back what it releases."""
-        effects = core.take_effects()
-        for lookup in effects.lookups:
-            late_us = int(self._rng.integers(0, self._store_us + 1))
-            self._time.after(late_us, lambda lookup=lookup: self._find(core, lookup))  # type: ignore[misc]  # the default binds the loop's variable
-        for lease in effects.releases:
-            # Raises where it was given back before.
-            self.leases.remove(lease)
-
-    def _find(self, core: Scheduler, lookup: Lookup) -> None:
-        hashes = lookup.hashes
-        found = next((index for index, digest in enumerate(hashes) if digest not in self.pages), len(hashes))
-        leases: tuple[bytes, ...] = ()
-        if found:
-            self.hits += 1
-            self._next_lease += 1
-            leases = (self._next_lease.to_bytes(8, "big"),)
-            self.leases.update(leases)
-        # Some leases end while their request still waits for its slot.
-        expires_us = _LEASE_US if self._rng.random() < 0.8 else 20_000
-        core.on_lookup(lookup.uid, LookupResult(found, leases, 50, self._time.now_s + expires_us / 1e6))
-        self.carry_out(core)
-        self._changed()
+    def _rubbish(self, page: int) -> None:
+        self._pages.write_page(page, bytes(self._rng.bytes(self._pages.page_bytes)))

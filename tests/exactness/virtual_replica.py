@@ -20,7 +20,8 @@ from tests.exactness.events import Events
 from tests.exactness.flaky_runner import FlakyRunner
 from tests.exactness.subject import engine_spec
 from tests.exactness.virtual_device import VirtualDevice
-from tests.exactness.virtual_mover import VirtualMover, VirtualStore
+from tests.exactness.virtual_kvstore import VirtualStore
+from tests.exactness.virtual_mover import VirtualMover
 from tests.exactness.virtual_time import BEGIN_S, DelayLine, VirtualTime
 from tests.exactness.virtual_worker import VirtualWorker
 
@@ -43,13 +44,11 @@ class VirtualReplica:
         self._clients = Clients(scenario, sequences)
         self._config = _config(scenario, lockstep=lockstep)
         self._rng = np.random.default_rng((scenario.seed, 5))
-        self._store = VirtualStore(self.time, self._rng, scenario.store_us, self._changed)
+        self._store = VirtualStore(self.time, self._rng, scenario.store, self._changed)
         parts = subject.parts(num_pages(subject, scenario), scenario.seed)
         runner = FlakyRunner(parts.runner, self._rng, scenario.lose_rows)
         self._device = VirtualDevice(self.time, self._rng, runner, parts.memory, scenario.step_us, scenario.settle)
-        self._mover = VirtualMover(
-            self.time, self._rng, parts.pages, self._store.pages, scenario.store_us, scenario.fail_moves
-        )
+        self._mover = VirtualMover(self.time, self._rng, parts.pages, self._store)
         spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario))
         self._engine = Engine(spec, self._device, self._mover, depth=1 if lockstep else scenario.depth)
         self._worker = VirtualWorker(
@@ -197,7 +196,7 @@ class VirtualReplica:
         self._count_core()
         self.events["siblings"] += sum(ask.sampling.sample > 0 for ask in self._scenario.asks)
         self.events["failed moves"] += self._mover.failed
-        self.events["kvstore hits"] += self._store.hits
+        self.events.update(self._store.events)
         self.events["requests"] += len(self._clients.heard)
         self.events["continued"] += sum(len(sequence.output_ids) > 0 for sequence in self._sequences.values())
         ends = [heard.end for heard in self._clients.heard.values()]
