@@ -64,7 +64,7 @@ ENGINE_OPTIONS = (
     EngineOption(
         "enable-prefix-caching",
         (("scheduler", "enable-prefix-caching"),),
-        "keep the KV pages of what was served, for others that begin alike (on; --no-enable-prefix-caching turns it off)",
+        "keep the KV pages of what was served, for others that begin alike (--no-enable-prefix-caching turns it off)",
         switch=True,
     ),
     EngineOption(

@@ -6,7 +6,7 @@ import argparse
 import importlib
 from typing import Protocol, cast
 
-NAMES = ("demo", "up", "down", "restart", "status", "logs", "serve", "complete", "bench")
+NAMES = ("demo", "up", "down", "restart", "status", "logs", "serve", "complete", "bench", "key")
 
 
 class Command(Protocol):

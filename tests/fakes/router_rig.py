@@ -11,11 +11,12 @@ from typing import Any
 import grpc
 import httpx
 from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
 
 from quire.v1 import inference_pb2_grpc
 from quire_common.aio_health import AioHealth
 from quire_common.server import BoundServer
-from quire_common.telemetry.interceptors import aio_server_interceptors
+from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_router.config import RouterConfig
 from quire_router.server import RouterService
@@ -72,14 +73,17 @@ async def router_rig(
                 **config,
             }
         )
-        server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
+        gate = CallGate()
+        server = grpc.aio.server(interceptors=[*aio_server_interceptors(), gate], options=SERVER_OPTIONS)
         port = server.add_insecure_port("127.0.0.1:0")
         address = f"127.0.0.1:{port}"
         checker = AioHealth()
-        bound = BoundServer(address, "router-test", lambda error: None, checker.set_serving)
+        bound = BoundServer(address, "router-test", lambda error: None, checker.set_serving, gate)
         router = RouterService(options, bound)
-        await checker.watch(["", *router.register(server)])
+        names = router.register(server)
+        await checker.watch(["", *names])
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
         await server.start()
         stack.push_async_callback(router.close)
         stack.push_async_callback(server.stop, 0)

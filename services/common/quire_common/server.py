@@ -26,14 +26,14 @@ from quire_common.config import ServiceConfig, load_config, split_address
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
-from quire_common.telemetry.interceptors import aio_server_interceptors, sync_server_interceptors
+from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
 from quire_common.transport import SERVER_OPTIONS, server_credentials
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
@@ -53,6 +53,7 @@ class BoundServer:
     instance: str
     _fail: Callable[[QuireError], None] = field(repr=False)
     _set_serving: Callable[[bool], None] = field(default=lambda up: None, repr=False)
+    _gate: CallGate = field(default_factory=CallGate, repr=False)
 
     def fail(self, error: QuireError) -> None:
         """End the process with the error as its headline; callable from any thread."""
@@ -62,6 +63,11 @@ class BoundServer:
         """Say in grpc.health.v1 whether an asyncio service that was ready still is; from its loop. Changes nothing
         before the start has succeeded, except what is said then, nor once the stop has begun."""
         self._set_serving(up)
+
+    def guard_calls(self, check: Callable[[str, Mapping[str, str]], None]) -> None:
+        """Before any handler of an asyncio server runs, `check(path, metadata)` may refuse the call with a QuireError.
+        It sees every call, of health and reflection too."""
+        self._gate.check = check
 
 
 class AioService(Protocol):
@@ -111,12 +117,15 @@ def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequ
     return run(config)
 
 
-def run_aio(config: C, make_service: Callable[[BoundServer], AioService]) -> int:
-    """Run an asyncio service until a signal; returns the exit code."""
-    return uvloop.run(_serve_aio(config, make_service))
+def run_aio(config: C, make_service: Callable[[BoundServer], AioService], *, metrics_port: bool = True) -> int:
+    """Run an asyncio service until a signal; returns the exit code. Without `metrics_port` the service itself serves
+    `--metrics-listen`."""
+    return uvloop.run(_serve_aio(config, make_service, metrics_port))
 
 
-async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer], AioService]) -> int:
+async def _serve_aio(
+    config: ServiceConfig, make_service: Callable[[BoundServer], AioService], metrics_port: bool
+) -> int:
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
     loop, stopped, failures = asyncio.get_running_loop(), asyncio.Event(), list[QuireError]()
@@ -129,20 +138,22 @@ async def _serve_aio(config: ServiceConfig, make_service: Callable[[BoundServer]
         loop.add_signal_handler(signal_number, stopped.set)
     service: AioService | None = None
     discovery: Discovery | None = None
-    server = grpc.aio.server(interceptors=aio_server_interceptors(), options=SERVER_OPTIONS)
+    gate = CallGate()
+    server = grpc.aio.server(interceptors=[*aio_server_interceptors(), gate], options=SERVER_OPTIONS)
     try:
         bound = _bind(server, config, name, fail)
         set_identity(name, bound.instance)
         setup_tracing(name, bound.instance, config.otlp_traces_endpoint)
         checker = AioHealth()
-        bound._set_serving = checker.set_serving
+        bound._set_serving, bound._gate = checker.set_serving, gate
         service = make_service(bound)
         health_pb2_grpc.add_HealthServicer_to_server(checker, server)
         names = [*service.register(server), ""]
         reflection.enable_server_reflection([*names[:-1], health.SERVICE_NAME, reflection.SERVICE_NAME], server)
         await checker.watch(names)
         await server.start()
-        _serve_metrics(config)
+        if metrics_port:
+            _serve_metrics(config)
         log.info("listening", address=bound.address)
         starting, stopping = asyncio.ensure_future(service.start()), asyncio.ensure_future(stopped.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)

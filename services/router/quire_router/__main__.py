@@ -12,7 +12,9 @@ from quire_router.server import RouterService
 def main() -> int:
     """Flags to config, then the life of the service."""
     return service_main(
-        "router", RouterConfig, lambda config: run_aio(config, lambda bound: RouterService(config, bound))
+        "router",
+        RouterConfig,
+        lambda config: run_aio(config, lambda bound: RouterService(config, bound), metrics_port=False),
     )
 
 

@@ -44,6 +44,8 @@ detection = metrics.histogram(
     "quire_router_loss_detection_seconds",
     "From a session's last word to the end of the session, where it had sequences.",
 )
+rate_limited = metrics.counter("quire_router_rate_limited_total", "Requests refused by a key's limit.", ("kind",))
+limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has the rate limits; 0: they are local.")
 attempts = metrics.histogram(
     "quire_router_sequence_attempts", "Engines that a sequence was given.", buckets=(1, 2, 3, 4, 6, 8, 16)
 )

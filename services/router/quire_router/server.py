@@ -10,6 +10,7 @@ from quire_common.discovery import make_discovery
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
+from quire_router.admin import AdminPort
 from quire_router.api_keys import load_api_keys
 from quire_router.core.admission import Admission
 from quire_router.core.catalog import Catalog
@@ -24,7 +25,10 @@ from quire_router.http.parse import Limits
 from quire_router.http.routes import make_routes
 from quire_router.http.server import HttpServer
 from quire_router.http.status import StatusRoutes
+from quire_router.limits.rate_limits import RateLimits
+from quire_router.limits.shared_buckets import SharedBuckets
 from quire_router.placement.registry import PLACEMENTS
+from quire_router.principal import KeyLimits
 from quire_router.servicer import InferenceServicer
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.token_bytes import TokenBytes
@@ -33,7 +37,7 @@ from quire_router.text.tokenizer_pool import TokenizerPool
 from quire_router.watchdog import Watchdog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     import grpc
 
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.engine.loss import Loss
 
+# Of gRPC, what /health is of HTTP.
+_OPEN_SERVICE = "/grpc.health.v1.Health/"
 log = get_logger(__name__)
 
 
@@ -53,7 +59,11 @@ class RouterService:
     def __init__(self, config: RouterConfig, bound: BoundServer) -> None:
         self._config = config
         self._set_serving = bound.set_serving
-        self._keys = load_api_keys(config.api_key, config.api_key_file)
+        self._keys = load_api_keys(
+            config.api_key, config.api_key_file, KeyLimits(config.requests_per_minute, config.tokens_per_minute)
+        )
+        bound.guard_calls(self._check_call)
+        self._rates = RateLimits(SharedBuckets(config.redis) if config.redis else None)
         self._changed = asyncio.Event()
         self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
         self.pool = TokenizerPool(config, self._on_change)
@@ -72,15 +82,17 @@ class RouterService:
             handles,
             self.admission,
             TokenBytes(tokenizer),
+            self._rates.charge,
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
         self.routes = make_routes(config, self._pipeline, self._status, with_metrics=with_metrics)
-        edge = Edge(self.routes, self._keys, config.max_body_bytes)
+        edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes)
         self.http = HttpServer(
             edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile, stall_s=config.client_stall_s
         )
+        self.admin = AdminPort(config, self._keys, self._rates, self.admission, self._status, self._on_change)
         static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers}
         self._discovery = make_discovery(config.discovery, static)
         self._tasks: list[asyncio.Task[None]] = []
@@ -88,13 +100,16 @@ class RouterService:
     def register(self, server: grpc.aio.Server) -> Sequence[str]:
         """quire.v1.Inference."""
         limits = Limits(self._config.max_n, self._config.max_logprobs)
-        servicer = InferenceServicer(self._pipeline, self._catalog, self._keys, limits, self._config, self._watchdog)
+        servicer = InferenceServicer(
+            self._pipeline, self._catalog, self._keys, limits, self._config, self._watchdog, self._rates
+        )
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         return [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]
 
     async def start(self) -> None:
         """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
         await self.http.start()
+        await self.admin.start()
         self._check_peers()
         log.info("http", url=f"{self.http.scheme}://{self.http.address}")
         self._tasks = [
@@ -129,6 +144,7 @@ class RouterService:
     async def close(self) -> None:
         """Close HTTP, then let go of everybody behind."""
         await self.http.close()
+        await self.admin.close()
         self._migration.close()
         await self._discovery.close()
         for task in self._tasks:
@@ -136,6 +152,12 @@ class RouterService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.fleet.close()
         await self.pool.close()
+        await self._rates.close()
+
+    def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
+        """Every gRPC method needs a key when keys are set, but for readiness."""
+        if not path.startswith(_OPEN_SERVICE):
+            self._keys.authenticate(metadata.get("authorization", ""))
 
     def _lost(self, choice: Choice, loss: Loss) -> None:
         """The fleet is made before the migration that its replicas report to."""

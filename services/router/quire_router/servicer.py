@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quire_router.core.generation import Generation
     from quire_router.core.pipeline import Pipeline
     from quire_router.http.parse import Limits
+    from quire_router.limits.rate_limits import RateLimits
     from quire_router.watchdog import Watchdog
 
 log = get_logger(__name__)
@@ -42,6 +43,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         limits: Limits,
         config: RouterConfig,
         watchdog: Watchdog,
+        rates: RateLimits,
     ) -> None:
         self._pipeline = pipeline
         self._catalog = catalog
@@ -50,13 +52,15 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._timeout_s = config.request_timeout_s
         self._stall_s = config.client_stall_s or float("inf")
         self._watchdog = watchdog
+        self._rates = rates
 
     async def Generate(self, request: ib.GenerateRequest, context: Any) -> AsyncIterator[ib.GenerateResponse]:
         arrived_ns = time.monotonic_ns()
         metadata = _metadata(context)
-        tenant = self._keys.authenticate(metadata.get("authorization", ""))
+        principal = self._keys.authenticate(metadata.get("authorization", ""))
+        await self._rates.admit(principal)
         job = parse_generate(request, self._limits)
-        caller = self._caller(request, metadata, tenant, context.time_remaining())
+        caller = self._caller(request, metadata, principal.tenant, context.time_remaining())
         generation = await self._pipeline.generate(job, caller, arrived_ns)
         client = _Client(generation, self._stall_s)
         watch = self._watchdog.watch(self._stall_s, client.drop, client.owes)

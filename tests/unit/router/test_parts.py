@@ -91,11 +91,11 @@ def test_lengths() -> None:
 
 
 def test_keys(tmp_path: Path) -> None:
-    assert ApiKeys([]).authenticate("") == ""
+    assert ApiKeys([]).authenticate("").tenant == ""
     file = tmp_path / "keys"
     file.write_text("# ours\n one \n\ntwo\n  # theirs\n")
     keys = load_api_keys(["zero"], str(file))
-    tenants = {keys.authenticate(f"Bearer {key}") for key in ("zero", "one", "two")}
+    tenants = {keys.authenticate(f"Bearer {key}").tenant for key in ("zero", "one", "two")}
     assert len(tenants) == 3 and not tenants & {"zero", "one", "two"}
     for wrong in ("", "Bearer", "Bearer # ours", "Bearer # theirs", "one", "Bearer \udcff"):
         with pytest.raises(Unauthenticated):

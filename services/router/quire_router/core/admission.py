@@ -23,7 +23,10 @@ class Admission:
         """Take `weight` places; raises Overloaded, or Unavailable while draining."""
         if not self.open:
             raise Unavailable(
-                "DRAINING", "This router is shutting down.", "Retry, on another router.", retry_after_s=_RETRY_AFTER_S
+                "DRAINING",
+                "This router takes no new requests.",
+                "Retry, on another router.",
+                retry_after_s=_RETRY_AFTER_S,
             )
         if weight > self._limit:
             raise InvalidArgument(
@@ -48,9 +51,17 @@ class Admission:
         if self.inside == 0:
             self._idle.set()
 
+    def pause(self) -> None:
+        """Admit nobody more; those inside go on."""
+        self.open = False
+
+    def resume(self) -> None:
+        """Admit again."""
+        self.open = True
+
     async def close(self, timeout_s: float) -> None:
         """Admit nobody more; return when all have left, or after the timeout."""
-        self.open = False
+        self.pause()
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:

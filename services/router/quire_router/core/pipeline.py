@@ -21,6 +21,8 @@ from quire_router.core.lengths import answer_length, check_prompt, truncated
 from quire_router.core.outbox import Outbox
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from quire_router.core.admission import Admission
@@ -43,6 +45,7 @@ class Pipeline:
         handles: HandleCounter,
         admission: Admission,
         token_bytes: TokenBytes,
+        charge: Callable[[str, int], None],
         *,
         share_prefix_across_keys: bool,
     ) -> None:
@@ -52,6 +55,7 @@ class Pipeline:
         self._handles = handles
         self._admission = admission
         self._token_bytes = token_bytes
+        self._charge = charge
         self._share = share_prefix_across_keys
 
     async def generate(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Generation:
@@ -91,10 +95,11 @@ class Pipeline:
         encoded_ns = time.monotonic_ns()
         for ids in prompts:
             check_prompt(ids, served.model.vocab_size, limit)
+        self._charge(caller.tenant, sum(map(len, prompts)))
         outbox = Outbox()
         choices = self._choices(job, caller, served, context, prompts, outbox)
         generation = Generation(
-            job, caller, served, choices, outbox, self._token_bytes, arrived_ns, lambda: self._leave(job.weight), span
+            job, caller, served, choices, outbox, self._token_bytes, arrived_ns, lambda: self._end(generation), span
         )
         generation.prompt_texts = texts
         with tracing.span("router.place", parent=tracing.context_of(span)):
@@ -168,6 +173,10 @@ class Pipeline:
             traceparent=headers.get("traceparent", caller.traceparent),
             tracestate=headers.get("tracestate", caller.tracestate),
         )
+
+    def _end(self, generation: Generation) -> None:
+        self._leave(generation.job.weight)
+        self._charge(generation.caller.tenant, generation.usage().completion_tokens)
 
     def _leave(self, weight: int) -> None:
         self._admission.leave(weight)

@@ -24,13 +24,17 @@ from quire_router.http.exchange import (
     request_id_from,
     send_error,
 )
+from quire_router.limits.rate_limits import RateLimited, limit_headers
+from quire_router.principal import INFERENCE, METRICS
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from quire_router.api_keys import ApiKeys
+    from quire_router.limits.rate_limits import RateLimits
 
 OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
+METRICS_PATH = "/metrics"
 _CLIENT_GONE = 499
 _MAX_TRACE_CHARS = 512
 log = get_logger(__name__)
@@ -49,10 +53,15 @@ class MethodNotAllowed(InvalidArgument):
 class Edge:
     """An ASGI application around the routes."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys, max_body_bytes: int) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: ApiKeys, limits: RateLimits, max_body_bytes: int, scope: str = INFERENCE
+    ) -> None:
+        """`scope` is what a key needs for every path but /metrics, which has a scope of its own."""
         self._app = app
         self._keys = keys
+        self._limits = limits
         self._max_body_bytes = max_body_bytes
+        self._scope = scope
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every outcome is an answer in OpenAI's shape, and is counted."""
@@ -79,12 +88,13 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message["headers"], (b"x-request-id", exchange.request_id.encode("latin-1"))]
+                own = (b"x-request-id", exchange.request_id.encode("latin-1"))
+                message["headers"] = [*message["headers"], own, *exchange.headers]
             await send(message)
 
         try:
             if scope["path"] not in OPEN_PATHS:
-                exchange.tenant = self._keys.authenticate(exchange.authorization)
+                await self._admit(scope, exchange)
             await self._app(scope, receive, counted_send)
         except Exception as error:
             typed = _typed(error)
@@ -94,6 +104,18 @@ class Edge:
                 status = _CLIENT_GONE
         finally:
             self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
+
+    async def _admit(self, scope: Scope, exchange: Exchange) -> None:
+        needed = METRICS if scope["path"] == METRICS_PATH else self._scope
+        principal = self._keys.authenticate(exchange.authorization, needed)
+        exchange.tenant = principal.tenant
+        if principal.limits and needed == INFERENCE and scope["method"] == "POST":
+            try:
+                levels = await self._limits.admit(principal)
+            except RateLimited as error:
+                exchange.headers = limit_headers(principal.limits, error.levels)
+                raise
+            exchange.headers = limit_headers(principal.limits, levels)
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:

@@ -35,6 +35,8 @@ class Exchange:
     arrived_ns: int
     # What the client sent to prove itself: for endpoints that are open, but say more to those who have a key.
     authorization: str = field(default="", repr=False)
+    # Sent with every answer to it.
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
 
 
 def exchange_of(scope: Scope) -> Exchange:

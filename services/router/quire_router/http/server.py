@@ -30,12 +30,23 @@ class _Server(uvicorn.Server):
 
 
 class HttpServer:
-    """Open from `start` to `close`. A client that takes nothing for `stall_s` is disconnected (0: never)."""
+    """Open from `start` to `close`. A client that takes nothing for `stall_s` is disconnected (0: never).
+
+    `flag` is what says the port, for the error when it is taken.
+    """
 
     def __init__(
-        self, app: ASGIApp, host: str, port: int, ssl_certfile: str = "", ssl_keyfile: str = "", *, stall_s: float = 0.0
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        ssl_certfile: str = "",
+        ssl_keyfile: str = "",
+        *,
+        stall_s: float = 0.0,
+        flag: str = "port",
     ) -> None:
-        self._socket = _bind(host, port, stall_s)
+        self._socket = _bind(host, port, stall_s, flag)
         bound = self._socket.getsockname()[1]
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         self.scheme = "https" if ssl_certfile else "http"
@@ -90,7 +101,7 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _bind(host: str, port: int, stall_s: float) -> socket.socket:
+def _bind(host: str, port: int, stall_s: float, flag: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -108,7 +119,7 @@ def _bind(host: str, port: int, stall_s: float) -> socket.socket:
         raise ConfigError(
             "PORT_IN_USE",
             f"The router cannot serve HTTP on {host}:{port}: {error.strerror or error}.",
-            "Stop the process that holds the port, or choose another with --port (0 picks a free one).",
-            param="port",
+            f"Stop the process that holds the port, or choose another with --{flag} (0 picks a free one).",
+            param=flag,
         ) from error
     return bound

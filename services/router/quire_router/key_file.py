@@ -1,0 +1,108 @@
+"""The file of API keys, in either of two forms: YAML with digests, names, scopes and limits, or one plain key per line.
+
+    keys:
+      - name: alice
+        sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+        scopes: [inference]
+        requests_per_minute: 600
+        tokens_per_minute: 100000
+
+Errors name the entry and what is wrong with it, never a key. Knows nothing of requests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from quire_common.errors import ConfigError
+from quire_router.principal import DEFAULT_SCOPES, SCOPES, KeyLimits, Principal
+
+_FIELDS = ("name", "sha256", "scopes", "requests_per_minute", "tokens_per_minute")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
+# What begins the YAML form; no key made by us has a colon at its end.
+_MAPPING = re.compile(r"keys\s*:")
+_MOST_KEYS = 10_000
+
+
+@dataclass(frozen=True)
+class KeyFile:
+    """Plain keys, and digests with whom they stand for."""
+
+    plain: tuple[str, ...] = ()
+    named: tuple[tuple[bytes, Principal], ...] = ()
+
+
+def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
+    """Raises ConfigError for a file that cannot be read, understood, or holds no key."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(
+            "API_KEY_FILE",
+            f"Cannot read the API key file {path!r}.",
+            "Give a UTF-8 file with `keys:`, or one key per line.",
+        ) from error
+    lines = [line for line in map(str.strip, text.splitlines()) if line and not line.startswith("#")]
+    if not lines:
+        raise ConfigError("API_KEY_FILE", f"The API key file {path!r} has no key.", "Write one key per line.")
+    if not _MAPPING.match(lines[0]):
+        return KeyFile(plain=tuple(lines))
+    try:
+        loaded = yaml.safe_load(text)
+    except yaml.YAMLError:
+        loaded = None  # the parser's message would quote the file
+    entries = loaded.get("keys") if isinstance(loaded, dict) and set(loaded) == {"keys"} else None
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(
+            "API_KEY_FILE", f"The API key file {path!r} is no YAML list under `keys`.", "See the router's README."
+        )
+    if len(entries) > _MOST_KEYS:
+        raise ConfigError("API_KEY_FILE", f"{path!r} has {len(entries)} keys.", f"The limit is {_MOST_KEYS}.")
+    return KeyFile(named=_unique(path, [_entry(path, i, entry, default_limits) for i, entry in enumerate(entries)]))
+
+
+def _entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:
+    def bad(cause: str, fix: str) -> ConfigError:
+        return ConfigError("API_KEY_FILE", f"Key {index + 1} of {path!r}: {cause}.", fix)
+
+    if not isinstance(entry, dict):
+        raise bad("it is no mapping", "Write name: and sha256:.")
+    unknown = sorted(set(map(str, entry)) - set(_FIELDS))
+    if unknown:
+        raise bad(f"unknown field {unknown[0]!r}", f"Known fields: {', '.join(_FIELDS)}.")
+    name, digest = entry.get("name"), entry.get("sha256")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise bad("its name is missing or no name", "Use letters, digits, dots, dashes; 64 characters at most.")
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise bad("sha256 is not 64 hexadecimal digits", "`quire key NAME` prints a key and its entry.")
+    scopes = entry.get("scopes", sorted(DEFAULT_SCOPES))
+    if not isinstance(scopes, list) or not scopes or any(scope not in SCOPES for scope in scopes):
+        raise bad("scopes is no list of known scopes", f"Choose from {', '.join(SCOPES)}.")
+    limits = {field: entry.get(field, getattr(default_limits, field)) for field in _FIELDS[-2:]}
+    for field, value in limits.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise bad(f"{field} is no whole number", "Give a number per minute; 0: no limit.")
+    tenant = hashlib.sha256(b"tenant-name:" + name.encode()).hexdigest()[:16]
+    return bytes.fromhex(digest), Principal(tenant, name, frozenset(scopes), KeyLimits(**limits))
+
+
+def _unique(path: str, entries: list[tuple[bytes, Principal]]) -> tuple[tuple[bytes, Principal], ...]:
+    """No key twice; entries of one name have the same limits, since they share them."""
+    by_name: dict[str, Principal] = {}
+    for _, principal in entries:
+        if by_name.setdefault(principal.name, principal).limits != principal.limits:
+            raise ConfigError(
+                "API_KEY_FILE",
+                f"The keys named {principal.name!r} in {path!r} differ in their limits.",
+                "Keys of one name share their limits: give them the same, or other names.",
+            )
+    if len({digest for digest, _ in entries}) != len(entries):
+        raise ConfigError("API_KEY_FILE", f"A key is twice in {path!r}.", "Remove one.")
+    return tuple(entries)

@@ -1,0 +1,147 @@
+"""Rate limits per tenant: a request is admitted or refused at once, tokens are counted when they are known.
+
+A request is admitted while its tenant has a request left and its tokens are not in debt; prompt tokens are charged once
+the prompt is encoded, answers when they end. So a bucket may go into debt by what is in flight, and nobody is admitted
+until it has recovered: over time the limit holds exactly, however little a client says of its answer's length.
+
+With Redis, all routers share the buckets. What Redis says is kept beside it, so that local limits take over from there
+when it stops answering, and give back what they know when it has come back empty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Overloaded
+from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
+from quire_router.limits.bucket import MINUTE_S, UNLIMITED, TenantBuckets
+from quire_router.limits.shared_buckets import FAILURES
+
+if TYPE_CHECKING:
+    from quire_router.limits.bucket import Levels
+    from quire_router.limits.shared_buckets import SharedBuckets
+    from quire_router.principal import KeyLimits, Principal
+
+# After a failure Redis is left alone for so long; requests do not wait for it meanwhile.
+_REST_S = 1.0
+log = get_logger(__name__)
+
+
+class RateLimited(Overloaded):
+    """A tenant has used up its minute; `levels` is what is left."""
+
+    def __init__(self, kind: str, per_minute: int, levels: Levels) -> None:
+        super().__init__(
+            "RATE_LIMITED",
+            f"This API key has used its {per_minute} {kind} per minute.",
+            "Retry after the given time, or ask for a higher limit.",
+            retry_after_s=max(0.001, (1 - getattr(levels, kind)) * MINUTE_S / per_minute),
+        )
+        self.levels = levels
+
+
+class RateLimits:
+    """One per process; all methods run in its event loop. Tenants are those of the key file: there is a bound."""
+
+    def __init__(self, shared: SharedBuckets | None = None) -> None:
+        self._shared = shared
+        self._tenants: dict[str, tuple[KeyLimits, TenantBuckets]] = {}
+        self._debts: dict[str, int] = {}
+        self._collector: asyncio.Task[None] | None = None
+        self._rest_until_s = 0.0
+        metrics.limits_shared.set(0 if shared is None else 1)
+
+    async def admit(self, principal: Principal) -> Levels:
+        """What is left after this request. Raises RateLimited."""
+        limits = principal.limits
+        if not limits:
+            return UNLIMITED
+        buckets = self._buckets(principal)
+        admitted = None
+        if self._shared is not None and time.monotonic() >= self._rest_until_s:
+            try:
+                admitted, levels = await self._shared.admit(principal.tenant, limits, buckets.levels(time.monotonic()))
+                self._heard(buckets, levels)
+            except FAILURES as error:
+                self._lost(error)
+        if admitted is None:
+            admitted = buckets.admit(time.monotonic())
+            levels = buckets.levels(time.monotonic())
+        if not admitted:
+            kind = "requests" if levels.requests < 1 else "tokens"
+            metrics.rate_limited.labels(kind).inc()
+            raise RateLimited(kind, getattr(limits, f"{kind}_per_minute"), levels)
+        return levels
+
+    def charge(self, tenant: str, tokens: int) -> None:
+        """Count tokens of a tenant that was admitted. Never waits."""
+        known = self._tenants.get(tenant)
+        if known is None or not known[0].tokens_per_minute or not tokens:
+            return
+        known[1].charge(tokens, time.monotonic())
+        if self._shared is not None:
+            self._debts[tenant] = self._debts.get(tenant, 0) + tokens
+            if self._collector is None or self._collector.done():
+                self._collector = asyncio.create_task(self._collect(), name="rate limits")
+
+    async def close(self) -> None:
+        """Tell Redis what it has not heard, then let go of it."""
+        if self._collector is not None:
+            await asyncio.gather(self._collector, return_exceptions=True)
+        if self._shared is not None:
+            await self._shared.close()
+
+    def _buckets(self, principal: Principal) -> TenantBuckets:
+        known = self._tenants.get(principal.tenant)
+        if known is None:
+            known = self._tenants[principal.tenant] = (
+                principal.limits,
+                TenantBuckets(principal.limits, time.monotonic()),
+            )
+        return known[1]
+
+    async def _collect(self) -> None:
+        """Charges of the same moment travel together, one message per tenant."""
+        while self._debts and self._shared is not None:
+            tenant, tokens = self._debts.popitem()
+            limits, buckets = self._tenants[tenant]
+            if time.monotonic() < self._rest_until_s:
+                continue  # charged locally; what Redis comes back with is what we tell it then
+            try:
+                # What is known has this charge in it already.
+                known = buckets.levels(time.monotonic())
+                before = type(known)(known.requests, known.tokens + tokens)
+                levels = await self._shared.charge(tenant, limits, before, tokens)
+            except FAILURES as error:
+                self._lost(error)
+            else:
+                if tenant not in self._debts:
+                    self._heard(buckets, levels)
+
+    def _heard(self, buckets: TenantBuckets, levels: Levels) -> None:
+        buckets.set(levels, time.monotonic())
+        metrics.limits_shared.set(1)
+
+    def _lost(self, error: BaseException) -> None:
+        if time.monotonic() >= self._rest_until_s:
+            log.warning("rate limits are local: Redis does not answer", error=type(error).__name__)
+        self._rest_until_s = time.monotonic() + _REST_S
+        metrics.limits_shared.set(0)
+
+
+def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:
+    """OpenAI's names: how much a minute has, what is left, and when all of it will be there again."""
+    headers = []
+    for kind in ("requests", "tokens"):
+        per_minute, level = getattr(limits, f"{kind}_per_minute"), getattr(levels, kind)
+        if per_minute:
+            reset_s = max(0.0, per_minute - level) * MINUTE_S / per_minute
+            headers += [
+                (f"x-ratelimit-limit-{kind}".encode(), str(per_minute).encode()),
+                (f"x-ratelimit-remaining-{kind}".encode(), str(max(0, int(level))).encode()),
+                (f"x-ratelimit-reset-{kind}".encode(), f"{reset_s:.3f}s".encode()),
+            ]
+    return headers

@@ -1,0 +1,88 @@
+"""Token buckets in Redis, one hash per bucket, changed by one script on Redis's own clock: routers cannot disagree.
+
+    quire:limit:{tenant}:requests   level, at (ms)      expires once it would be full again
+    quire:limit:{tenant}:tokens     level, at (ms)
+
+A bucket that Redis does not know (its memory was lost) begins at what the asking router last knew.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from quire_router.limits.bucket import Levels
+
+if TYPE_CHECKING:
+    from quire_router.principal import KeyLimits
+
+FAILURES = (RedisError, OSError, TimeoutError)
+_TIMEOUT_S = 0.25
+# Buckets in the order requests, tokens. KEYS: their names. ARGV: 1 to take whatever there is; then of each bucket its
+# size per minute (0: no limit), the least level that is needed, what is taken, and the level of one that is not there.
+_SCRIPT = """
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local force, admitted, levels = ARGV[1] == '1', true, {}
+for i, key in ipairs(KEYS) do
+  local size, need = tonumber(ARGV[i * 4 - 2]), tonumber(ARGV[i * 4 - 1])
+  if size > 0 then
+    local state = redis.call('HMGET', key, 'level', 'at')
+    local level = tonumber(state[1]) or tonumber(ARGV[i * 4 + 1])
+    local passed = math.max(0, now - (tonumber(state[2]) or now))
+    levels[i] = math.min(size, level + passed * size / 60000)
+    if levels[i] < need then admitted = false end
+  end
+end
+local answer = {(admitted or force) and 1 or 0}
+for i, key in ipairs(KEYS) do
+  local size = tonumber(ARGV[i * 4 - 2])
+  if size > 0 then
+    if admitted or force then levels[i] = levels[i] - tonumber(ARGV[i * 4]) end
+    redis.call('HSET', key, 'level', string.format('%.6f', levels[i]), 'at', string.format('%.3f', now))
+    redis.call('PEXPIRE', key, math.ceil((size - levels[i]) * 60000 / size) + 60000)
+    answer[i + 1] = string.format('%.6f', levels[i])
+  else
+    answer[i + 1] = 'inf'
+  end
+end
+return answer
+"""
+
+
+class SharedBuckets:
+    """Calls raise one of FAILURES within a quarter of a second where Redis does not answer."""
+
+    def __init__(self, url: str) -> None:
+        self._redis: Any = Redis.from_url(  # untyped in part
+            url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
+        )
+        self._script = self._redis.register_script(_SCRIPT)
+
+    async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
+        """Take one request, where one is left and the tokens are not in debt; and what is left then."""
+        return await self._run(tenant, limits, known, force=False, take=(1, 0))
+
+    async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int) -> Levels:
+        """Take tokens, there or not."""
+        _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens))
+        return levels
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._redis.aclose()
+
+    async def _run(
+        self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int]
+    ) -> tuple[bool, Levels]:
+        keys = [f"quire:limit:{{{tenant}}}:{kind}" for kind in ("requests", "tokens")]
+        arguments: list[float] = [int(force)]
+        sizes = (limits.requests_per_minute, limits.tokens_per_minute)
+        for size, cost, level in zip(sizes, take, (known.requests, known.tokens), strict=True):
+            arguments += [size, 1, cost, level if size else 0]
+        admitted, requests, tokens = await self._script(keys=keys, args=arguments)
+        return bool(admitted), Levels(float(requests), float(tokens))

@@ -1,0 +1,150 @@
+"""Scopes, limits and the port of administration, over real sockets; every door there is, walked."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from starlette.routing import Route
+
+from quire.v1 import inference_pb2 as ib
+from quire_router.http.edge import OPEN_PATHS
+from tests.fakes.router_rig import RouterRig, router_rig
+
+INFERENCE, METRICS, ADMIN = "key-of-a-client", "key-of-a-scraper", "key-of-an-operator"
+
+
+@pytest.fixture
+def key_file(tmp_path: Path) -> str:
+    entries = "".join(
+        f"- {{name: {scope}, sha256: {hashlib.sha256(key.encode()).hexdigest()}, scopes: [{scope}], {limits}}}\n"
+        for scope, key, limits in (
+            ("inference", INFERENCE, "requests_per_minute: 3, tokens_per_minute: 100"),
+            ("metrics", METRICS, "tokens_per_minute: 0"),
+            ("admin", ADMIN, "tokens_per_minute: 0"),
+        )
+    )
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"keys:\n{entries}")
+    return str(file)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def admin_client(rig: RouterRig) -> httpx.AsyncClient:
+    assert rig.router.admin.http is not None
+    return httpx.AsyncClient(base_url=f"http://{rig.router.admin.http.address}", timeout=60, trust_env=False)
+
+
+async def test_every_route_of_both_ports_wants_its_scope(key_file: str) -> None:
+    async with (
+        router_rig(api_key_file=key_file, metrics_listen="127.0.0.1:0", metrics_on_main=True) as rig,
+        admin_client(rig) as admin,
+    ):
+        for client, routes, own in (
+            (rig.http, rig.router.routes.routes, INFERENCE),
+            (admin, rig.router.admin.routes.routes, ADMIN),
+        ):
+            walked = 0
+            for route in routes:
+                assert isinstance(route, Route)
+                for method in route.methods or ():
+                    if route.path in OPEN_PATHS:
+                        continue
+                    walked += 1
+                    right = METRICS if route.path == "/metrics" else own
+                    assert (await client.request(method, route.path)).status_code == 401, route.path
+                    for key in {INFERENCE, METRICS, ADMIN} - {right}:
+                        answer = await client.request(method, route.path, headers=bearer(key))
+                        assert answer.status_code == 403, (route.path, key)
+                    answer = await client.request(method, route.path, headers=bearer(right))
+                    assert answer.status_code not in (401, 403), (route.path, answer.text)
+            assert walked > 4
+            assert (await client.get("/nothing")).status_code == 401
+            assert {(await client.get(path)).status_code for path in ("/livez", "/health", "/readyz")} <= {200, 503}
+
+
+async def test_every_grpc_method_wants_a_key_but_health(key_file: str) -> None:
+    async with router_rig(api_key_file=key_file) as rig, grpc.aio.insecure_channel(rig.grpc_address) as channel:
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+
+        async def services(key: str) -> list[str]:
+            metadata = (("authorization", f"Bearer {key}"),) if key else ()
+            call = stub.ServerReflectionInfo(
+                iter([reflection_pb2.ServerReflectionRequest(list_services="")]), metadata=metadata
+            )
+            return [service.name async for answer in call for service in answer.list_services_response.service]
+
+        for key, code in (("", "UNAUTHENTICATED"), ("nope", "UNAUTHENTICATED"), (ADMIN, "PERMISSION_DENIED")):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await services(key)
+            assert caught.value.code().name == code
+        found = await services(INFERENCE)
+        assert "quire.v1.Inference" in found
+        for path in ("/quire.v1.Inference/Generate", "/quire.v1.Inference/ListModels"):
+            for metadata, code in (
+                ((), "UNAUTHENTICATED"),
+                ((("authorization", f"Bearer {ADMIN}"),), "PERMISSION_DENIED"),
+            ):
+                call: Any = channel.unary_unary(path)
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await call(b"", metadata=metadata)
+                assert caught.value.code().name == code, path
+        health: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await health(b"") == b"\x08\x01"
+
+
+async def test_a_key_out_of_requests_is_told_when_to_come_back(key_file: str) -> None:
+    async with router_rig(api_key_file=key_file) as rig:
+        rig.http.headers.update(bearer(INFERENCE))
+        assert (await rig.http.get("/v1/models")).headers.get("x-ratelimit-limit-requests") is None
+        first = await rig.complete("ab", max_tokens=3)
+        assert first.headers["x-ratelimit-limit-requests"] == "3"
+        assert first.headers["x-ratelimit-remaining-requests"] == "2"
+        assert first.headers["x-ratelimit-remaining-tokens"] == "100"
+        second = await rig.complete("ab", max_tokens=3)
+        prompt = second.json()["usage"]["prompt_tokens"]
+        assert second.headers["x-ratelimit-remaining-tokens"] == str(100 - prompt - 3)
+        third = await rig.complete("ab", max_tokens=3, stream=True)
+        assert third.status_code == 200 and third.headers["x-ratelimit-remaining-requests"] == "0"
+        refused = await rig.complete("ab", max_tokens=3)
+        assert refused.status_code == 429 and refused.json()["error"]["code"] == "RATE_LIMITED"
+        assert 1 <= int(refused.headers["retry-after"]) <= 20
+        assert refused.headers["x-ratelimit-remaining-requests"] == "0"
+        metadata = (("authorization", f"Bearer {INFERENCE}"),)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [a async for a in rig.inference.Generate(ib.GenerateRequest(text="a", max_tokens=1), metadata=metadata)]
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(rig.scheduler.submits) == 3
+        # Reading costs nothing.
+        assert (await rig.http.get("/v1/models")).status_code == 200
+
+
+async def test_answers_count_too_and_may_leave_a_debt() -> None:
+    async with router_rig(tokens_per_minute=60) as rig:
+        assert (await rig.complete("ab", max_tokens=80)).status_code == 200
+        refused = await rig.complete("ab", max_tokens=1)
+        assert refused.status_code == 429 and "60 tokens per minute" in refused.json()["error"]["message"]
+        assert refused.headers["x-ratelimit-remaining-tokens"] == "0" and int(refused.headers["retry-after"]) > 20
+
+
+async def test_pausing_draining_and_resuming(key_file: str) -> None:
+    async with router_rig(metrics_listen="127.0.0.1:0") as rig, admin_client(rig) as admin:
+        assert (await admin.post("/pause")).json() == {"paused": True, "in_flight": 0}
+        assert (await rig.http.get("/health")).status_code == 503
+        refused = await rig.complete("a", max_tokens=1)
+        assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
+        assert (await admin.post("/resume")).json() == {"paused": False, "in_flight": 0}
+        assert (await rig.complete("a", max_tokens=1)).status_code == 200
+        assert (await admin.post("/drain")).json() == {"paused": True, "in_flight": 0}
+        assert (await admin.get("/is_sleeping")).json() == {"is_sleeping": False}
+        unsupported = await admin.post("/sleep")
+        assert unsupported.status_code == 400 and unsupported.json()["error"]["code"] == "ADMIN_UNSUPPORTED"
+        assert "quire_router_rate_limits_shared" in (await admin.get("/metrics")).text

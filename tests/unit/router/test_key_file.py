@@ -1,0 +1,97 @@
+"""API keys with names, scopes and limits, and the file that they are in."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from quire_common.errors import ConfigError, PermissionDenied, Unauthenticated
+from quire_router.api_keys import load_api_keys
+from quire_router.principal import ADMIN, INFERENCE, METRICS, KeyLimits
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def digest(key: str) -> str:
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def write(tmp_path: Path, *entries: Any) -> str:
+    file = tmp_path / "keys.yaml"
+    file.write_text("# who may enter\n" + yaml.safe_dump({"keys": list(entries)}))
+    return str(file)
+
+
+def test_named_keys_have_scopes_and_limits(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        {"name": "alice", "sha256": digest("a-old"), "scopes": [INFERENCE], "tokens_per_minute": 50},
+        {"name": "alice", "sha256": digest("a-new").upper(), "scopes": [INFERENCE], "tokens_per_minute": 50},
+        {"name": "ops", "sha256": digest("o"), "scopes": [ADMIN], "requests_per_minute": 0},
+    )
+    keys = load_api_keys(["plain"], path, KeyLimits(requests_per_minute=7))
+    old, new = (keys.authenticate(f"Bearer {key}") for key in ("a-old", "a-new"))
+    assert (old.tenant, old.name, old.limits) == (new.tenant, "alice", KeyLimits(7, 50))
+    assert keys.authenticate("Bearer plain").limits == KeyLimits(7, 0)
+    assert keys.authenticate("Bearer plain", METRICS).name == ""
+    assert keys.authenticate("Bearer o", ADMIN).limits == KeyLimits(0, 0)
+    assert not keys.admit("Bearer o") and keys.admit("Bearer o", ADMIN)
+    for key in ("a-old", "plain"):
+        with pytest.raises(PermissionDenied, match="no scope `admin`"):
+            keys.authenticate(f"Bearer {key}", ADMIN)
+    with pytest.raises(Unauthenticated):
+        keys.authenticate("Bearer " + digest("a-old"))
+
+
+@pytest.mark.parametrize(
+    ("entries", "cause"),
+    [
+        ([], "no YAML list"),
+        (["k"], "Key 1 .* no mapping"),
+        ([{"name": "a"}], "sha256 is not 64"),
+        ([{"name": "a", "sha256": "secret"}], "sha256 is not 64"),
+        ([{"name": "", "sha256": digest("k")}], "its name"),
+        ([{"name": "a", "sha256": digest("k"), "key": "k"}], "unknown field 'key'"),
+        ([{"name": "a", "sha256": digest("k"), "scopes": ["root"]}], "known scopes"),
+        ([{"name": "a", "sha256": digest("k"), "scopes": []}], "known scopes"),
+        ([{"name": "a", "sha256": digest("k"), "tokens_per_minute": -1}], "tokens_per_minute"),
+        ([{"name": "a", "sha256": digest("k"), "tokens_per_minute": True}], "tokens_per_minute"),
+        ([{"name": "a", "sha256": digest("k")}, {"name": "b", "sha256": digest("k")}], "twice"),
+        (
+            [{"name": "a", "sha256": digest("k")}, {"name": "a", "sha256": digest("l"), "tokens_per_minute": 1}],
+            "differ in their limits",
+        ),
+    ],
+)
+def test_a_bad_file_is_named_without_its_secrets(tmp_path: Path, entries: list[Any], cause: str) -> None:
+    with pytest.raises(ConfigError, match=cause) as caught:
+        load_api_keys([], write(tmp_path, *entries))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["keys: [", "keys: 5", "keys:\n- name: a\nmore: 1"])
+def test_what_is_no_yaml_of_keys(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="no YAML list"):
+        load_api_keys([], str(file))
+
+
+def test_what_quire_key_prints_is_an_entry(tmp_path: Path) -> None:
+    flags = ["key", "alice", "--scope", "admin", "--scope", "metrics", "--tokens-per-minute", "9"]
+    made = subprocess.run(
+        [sys.executable, "-m", "quire", *flags], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
+    )
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n" + made.stdout)
+    key = made.stderr.splitlines()[0].rpartition(" ")[2]
+    principal = load_api_keys([], str(file)).authenticate(f"Bearer {key}", ADMIN)
+    assert principal.name == "alice" and principal.scopes == {ADMIN, METRICS} and principal.limits == KeyLimits(0, 9)
+    assert key not in made.stdout and len(key) > 40

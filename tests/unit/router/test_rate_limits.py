@@ -1,0 +1,158 @@
+"""Rate limits: buckets by the clock, the same in memory and in Redis, shared by routers, local where Redis is away."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire_router.limits.bucket import Levels, TenantBuckets
+from quire_router.limits.rate_limits import RateLimited, RateLimits, limit_headers
+from quire_router.limits.shared_buckets import SharedBuckets
+from quire_router.principal import KeyLimits, Principal
+from tests.redis_server import RedisServer, redis_server
+
+__all__ = ["redis_server"]
+
+
+def principal(requests: int = 0, tokens: int = 0, tenant: str = "t") -> Principal:
+    return Principal(tenant, limits=KeyLimits(requests, tokens))
+
+
+def test_a_bucket_fills_evenly_and_may_be_in_debt() -> None:
+    buckets = TenantBuckets(KeyLimits(60, 600), 0.0)
+    assert [buckets.admit(0.0) for _ in range(61)] == [True] * 60 + [False]
+    assert not buckets.admit(0.9) and buckets.admit(1.0) and not buckets.admit(1.5)
+    buckets.charge(650, 1.5)
+    assert buckets.levels(1.5) == Levels(0.5, -50.0)
+    assert not buckets.admit(6.0) and buckets.levels(6.5).tokens == pytest.approx(0) and buckets.admit(6.7)
+    assert buckets.levels(1000.0) == Levels(60, 600)
+    buckets.charge(5, 999.0)  # a clock that went back
+    assert buckets.levels(1000.0).tokens == 595
+
+
+@given(st.lists(st.floats(0, 30), max_size=200), st.integers(1, 100))
+def test_no_window_admits_more_than_its_share(gaps: list[float], per_minute: int) -> None:
+    buckets, now, admitted = TenantBuckets(KeyLimits(per_minute), 0.0), 0.0, list[float]()
+    for gap in gaps:
+        now += gap
+        if buckets.admit(now):
+            admitted.append(now)
+    for first, began in enumerate(admitted):
+        for last in range(first, len(admitted)):
+            assert last - first + 1 <= per_minute * (1 + (admitted[last] - began) / 60) + 1e-6
+
+
+async def test_no_limit_costs_nothing() -> None:
+    limits = RateLimits()
+    assert (await limits.admit(principal())).requests == float("inf")
+    limits.charge("t", 1000)
+    limits.charge("unknown", 1000)
+    assert (await limits.admit(principal())).tokens == float("inf")
+
+
+async def test_refusals_say_when_to_come_back() -> None:
+    limits, who = RateLimits(), principal(requests=2, tokens=60)
+    assert (await limits.admit(who)).requests == pytest.approx(1, abs=0.01)
+    await limits.admit(who)
+    with pytest.raises(RateLimited, match="2 requests per minute") as caught:
+        await limits.admit(who)
+    assert 29 < caught.value.retry_after_s <= 30
+    other = principal(tokens=60, tenant="other")
+    await limits.admit(other)
+    limits.charge("other", 90)
+    with pytest.raises(RateLimited, match="60 tokens per minute") as caught:
+        await limits.admit(other)
+    assert 30 < caught.value.retry_after_s <= 31
+    headers = dict(limit_headers(other.limits, caught.value.levels))
+    assert headers[b"x-ratelimit-limit-tokens"] == b"60" and headers[b"x-ratelimit-remaining-tokens"] == b"0"
+    assert headers[b"x-ratelimit-reset-tokens"].startswith((b"90.0", b"89.9")) and len(headers) == 3
+
+
+async def hammer(limits: RateLimits, who: Principal, until_s: float, tokens: int = 0) -> int:
+    admitted = 0
+    while time.monotonic() < until_s:
+        try:
+            await limits.admit(who)
+        except RateLimited as refused:
+            await asyncio.sleep(min(refused.retry_after_s / 2, 0.02))
+        else:
+            admitted += 1
+            limits.charge(who.tenant, tokens)
+    return admitted
+
+
+@pytest.mark.parametrize(("requests", "tokens", "each"), [(6000, 0, 0), (0, 60_000, 10)])
+async def test_routers_that_share_a_redis_share_the_limit(
+    redis_server: RedisServer, requests: int, tokens: int, each: int
+) -> None:
+    """Within 1 %: of a full bucket and of what flows in while two routers ask for far more."""
+    who, seconds = principal(requests, tokens), 4.0
+    routers = [RateLimits(SharedBuckets(redis_server.url)) for _ in range(2)]
+    began = time.monotonic()
+    # The bucket is emptied first, so that what is measured is the flow.
+    for router in routers:
+        await router.admit(who)
+    routers[0].charge(who.tenant, tokens)
+    counts = await asyncio.gather(*(hammer(router, who, began + seconds, each) for router in routers for _ in range(4)))
+    passed_s = time.monotonic() - began
+    allowed = 6000 + 100 * passed_s if requests else 100 * passed_s
+    assert sum(counts) + 2 * bool(requests) == pytest.approx(allowed, rel=0.01, abs=9)  # 8 askers may be one ahead each
+    assert min(sum(counts[:4]), sum(counts[4:])) > 0
+    await asyncio.gather(*(router.close() for router in routers))
+
+
+async def test_memory_and_redis_count_alike(redis_server: RedisServer) -> None:
+    shared, limits = SharedBuckets(redis_server.url), KeyLimits(120, 50)
+    full = Levels(120, 50)
+    admitted, levels = await shared.admit("t", limits, full)
+    assert admitted and levels.requests == pytest.approx(119, abs=0.1) and levels.tokens == 50
+    assert (await shared.charge("t", limits, full, 80)).tokens == pytest.approx(-30, abs=0.5)
+    admitted, levels = await shared.admit("t", limits, full)
+    assert not admitted and levels.requests == pytest.approx(119, abs=0.5)
+    # Of a tenant that Redis has forgotten, the router knows.
+    admitted, levels = await shared.admit("forgotten", limits, Levels(0.5, 50))
+    assert not admitted and levels.requests == pytest.approx(0.5, abs=0.1)
+    assert (await shared.admit("no-tokens", KeyLimits(5), Levels(5, float("inf"))))[1].tokens == float("inf")
+    await shared.close()
+
+
+async def test_a_redis_that_stops_leaves_local_limits_that_go_on_from_there(redis_server: RedisServer) -> None:
+    who = principal(requests=60)
+    limits = RateLimits(SharedBuckets(redis_server.url))
+    for _ in range(50):
+        await limits.admit(who)
+    redis_server.stop()
+    admitted = 0
+    with pytest.raises(RateLimited):
+        while True:
+            await limits.admit(who)
+            admitted += 1
+    assert 10 <= admitted <= 13  # and one for each second that this took
+    redis_server.start()  # with an empty memory: what the router knows is the truth
+    await asyncio.sleep(1.1)
+    admitted = 0
+    with pytest.raises(RateLimited):
+        while True:
+            await limits.admit(who)
+            admitted += 1
+    assert admitted <= 4
+    await limits.close()
+
+
+async def test_a_frozen_redis_delays_one_request_a_second(redis_server: RedisServer) -> None:
+    who, limits = principal(requests=6000, tokens=100), RateLimits(SharedBuckets(redis_server.url))
+    await limits.admit(who)
+    redis_server.freeze()
+    began = time.monotonic()
+    for _ in range(200):
+        await limits.admit(who)
+    assert time.monotonic() - began < 5
+    limits.charge(who.tenant, 101)
+    with pytest.raises(RateLimited, match="tokens"):
+        await limits.admit(who)
+    redis_server.thaw()
+    await limits.close()
