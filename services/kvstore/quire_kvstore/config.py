@@ -27,7 +27,7 @@ class KvstoreConfig(ServiceConfig):
     max_transfers: int = option(12, "Put and Get streams at once; more are refused", at_least=1)
     transfer_timeout_s: float = option(60.0, "longest life of a Put or Get stream", at_least=0.01)
     max_watchers: int = option(32, "Watch streams at once; more are refused", at_least=1)
-    watch_queue: int = option(1024, "changes that wait for a slow watcher before it gets a new snapshot", at_least=1)
+    watch_queue: int = option(1024, "changes kept for watchers that are slow or resume", at_least=1)
     sweep_s: float = option(0.5, "how often expired leases are looked for when nobody calls", at_least=0.01)
 
     disk_path: str = option("", "folder of the disk tier, for this process alone; empty: no disk tier")

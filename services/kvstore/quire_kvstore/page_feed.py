@@ -1,7 +1,7 @@
-"""Who has to be told of stored and removed pages: numbered changes, one bounded queue per watcher.
+"""Who has to be told of stored and removed pages: numbered changes in one bounded tail that all watchers read from.
 
-A watcher that falls behind loses its queue and takes a new snapshot; nobody else waits for it. `publish`, `open` and
-`restart` are called under the store's lock, so that a snapshot and the numbers agree; `next` is not.
+A watcher reads at its own pace; one that the tail no longer reaches back to takes a new snapshot, and nobody waits for
+it. `publish` and `restart` are called under the store's lock, so that a snapshot and the numbers agree; `next` is not.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Overloaded
@@ -30,13 +31,11 @@ class PageChange:
 
 
 class Watcher:
-    """One peer's queue."""
+    """One peer's place in the tail: `at` is the number of the change that it has heard last; -1: none."""
 
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._queue: deque[PageChange] = deque()
-        self._wake = threading.Condition()
-        self._behind = False
+    def __init__(self, feed: PageFeed, at: int) -> None:
+        self.at = at
+        self._feed = feed
         self._closed = False
 
     @property
@@ -44,46 +43,40 @@ class Watcher:
         """Whether nothing will come any more."""
         return self._closed
 
-    def next(self) -> PageChange | None:
-        """Wait for a change. None: the watcher fell behind, or is closed."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._queue or self._behind or self._closed)
-            if self._closed or self._behind:
-                return None
-            return self._queue.popleft()
+    def next(self, pause_s: float = 0.0) -> list[PageChange] | None:
+        """Let `pause_s` pass, then wait for changes. None: the tail does not reach back so far, or it is closed."""
+        feed = self._feed
+        with feed.wake:
+            if pause_s > 0:
+                feed.wake.wait_for(lambda: self._closed, pause_s)
+            feed.wake.wait_for(lambda: self._closed or self.at != feed.sequence)
+            changes = None if self._closed else feed.after(self.at)
+            if changes:
+                self.at = changes[-1].sequence
+            return changes
 
     def close(self) -> None:
         """End it; callable from any thread, also more than once."""
-        with self._wake:
+        with self._feed.wake:
             self._closed = True
-            self._wake.notify_all()
+            self._feed.wake.notify_all()
 
-    def restart(self) -> None:
-        """Forget what waits: a snapshot replaces it."""
-        with self._wake:
-            self._queue.clear()
-            self._behind = False
-
-    def push(self, change: PageChange) -> None:
-        """Add a change, or fall behind."""
-        with self._wake:
-            if len(self._queue) >= self._limit:
-                self._queue.clear()
-                self._behind = True
-            elif not self._behind:
-                self._queue.append(change)
-            self._wake.notify_all()
+    def restart(self) -> int:
+        """A snapshot is taken now; returns the number that it stands for."""
+        self.at = self._feed.sequence
+        return self.at
 
 
 class PageFeed:
-    """All watchers."""
+    """The tail and all who read it. `wake` guards the tail."""
 
-    def __init__(self, max_watchers: int, queue_limit: int) -> None:
-        self._max_watchers = max_watchers
-        self._queue_limit = queue_limit
-        self._watchers: list[Watcher] = []
-        self._closed = False
+    def __init__(self, max_watchers: int, tail: int) -> None:
         self.sequence = 0
+        self.wake = threading.Condition()
+        self._max_watchers = max_watchers
+        self._watchers: list[Watcher] = []
+        self._changes: deque[PageChange] = deque(maxlen=tail)
+        self._closed = False
 
     def __len__(self) -> int:
         return len(self._watchers)
@@ -91,15 +84,23 @@ class PageFeed:
     def publish(
         self, stored: Sequence[PageKey] = (), parents: Sequence[bytes] = (), removed: Sequence[PageKey] = ()
     ) -> None:
-        """Number a change and hand it to everybody."""
+        """Number a change and let everybody know."""
         if stored or removed:
-            self.sequence += 1
-            change = PageChange(self.sequence, tuple(stored), tuple(parents), tuple(removed))
-            for watcher in self._watchers:
-                watcher.push(change)
+            with self.wake:
+                self.sequence += 1
+                self._changes.append(PageChange(self.sequence, tuple(stored), tuple(parents), tuple(removed)))
+                self.wake.notify_all()
 
-    def open(self) -> Watcher:
-        """A new watcher; raises Overloaded."""
+    def after(self, at: int) -> list[PageChange] | None:
+        """Changes later than `at`; None where the tail does not reach back so far. Called with `wake` held."""
+        if at == self.sequence:
+            return []
+        if at > self.sequence or not self._changes or self._changes[0].sequence > at + 1:
+            return None
+        return list(islice(self._changes, at + 1 - self._changes[0].sequence, None))
+
+    def open(self, at: int = -1) -> Watcher:
+        """A watcher that goes on behind change `at`; raises Overloaded."""
         if len(self._watchers) >= self._max_watchers:
             raise Overloaded(
                 "TOO_MANY_WATCHERS",
@@ -107,7 +108,7 @@ class PageFeed:
                 "Retry later, watch through a relay, or raise max_watchers.",
                 retry_after_s=5.0,
             )
-        watcher = Watcher(self._queue_limit)
+        watcher = Watcher(self, at)
         if self._closed:
             watcher.close()
         self._watchers.append(watcher)

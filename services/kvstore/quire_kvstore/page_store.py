@@ -227,16 +227,15 @@ class PageStore:
         with self._lock:
             self._expire()
 
-    def open_watch(self) -> Watcher:
-        """A watcher; raises Overloaded. Call `snapshot` before `Watcher.next`, and `close_watch` in the end."""
+    def open_watch(self, at: int = -1) -> Watcher:
+        """A watcher; raises Overloaded. Without `at`, call `snapshot` before `next`; in the end `close_watch`."""
         with self._lock:
-            return self._feed.open()
+            return self._feed.open(at)
 
     def snapshot(self, watcher: Watcher) -> tuple[int, dict[str, list[PageKey]]]:
         """Sequence number and all pages of this instance by medium; the watcher goes on from there."""
         with self._lock:
-            watcher.restart()
-            return self._feed.sequence, self._ladder.held()
+            return watcher.restart(), self._ladder.held()
 
     def close_watch(self, watcher: Watcher) -> None:
         """The peer has gone."""

@@ -8,23 +8,21 @@ from typing import TYPE_CHECKING, NoReturn
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument
-from quire_common.pages import PageKey, PageRun
+from quire_common.pages import PageRun
 from quire_kvstore.page_store import Pinned
+from quire_kvstore.page_watch import watch_pages
 from quire_kvstore.puts import MAX_FRAME_BYTES
 from quire_kvstore.ram_tier import MEDIUM
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator
 
     import grpc
 
-    from quire_kvstore.page_feed import PageChange
     from quire_kvstore.page_store import PageStore
     from quire_kvstore.store_stats import TierPicture
     from quire_kvstore.transfers import Transfers
 
-# Hashes in one frame of a snapshot: 128 KiB.
-SNAPSHOT_FRAME_PAGES = 4096
 # Of the time that a caller leaves, the part that its lookup may wait for pages.
 _SHARE = 0.6
 
@@ -103,16 +101,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def Watch(
         self, request: common_pb2.WatchPagesRequest, context: grpc.ServicerContext
     ) -> Iterator[common_pb2.PageEvents]:
-        watcher = self._store.open_watch()
-        try:
-            if not context.add_callback(watcher.close):
-                return
-            while not watcher.closed:
-                yield from _snapshot(self._epoch, *self._store.snapshot(watcher))
-                while (change := watcher.next()) is not None:
-                    yield _change(self._epoch, change)
-        finally:
-            self._store.close_watch(watcher)
+        yield from watch_pages(self._store, self._epoch, request, context)
 
     def Stats(self, request: kvstore_pb2.StatsRequest, context: grpc.ServicerContext) -> kvstore_pb2.StatsResponse:
         stats = self._store.stats()
@@ -155,45 +144,3 @@ def _no_lease() -> NoReturn:
 
 def _run(keys: kvstore_pb2.PageKeys) -> PageRun:
     return PageRun(keys.namespace, keys.group, tuple(keys.hashes))
-
-
-def _snapshot(
-    epoch: common_pb2.Epoch, sequence: int, held: Mapping[str, Sequence[PageKey]]
-) -> Iterator[common_pb2.PageEvents]:
-    """At least one frame, also of nothing: it tells the watcher that it is complete."""
-    frames = [
-        (medium, keys[start : start + SNAPSHOT_FRAME_PAGES])
-        for medium, keys in held.items()
-        for start in range(0, len(keys), SNAPSHOT_FRAME_PAGES)
-    ] or [(MEDIUM, [])]
-    for number, (medium, part) in enumerate(frames, 1):
-        yield common_pb2.PageEvents(
-            epoch=epoch,
-            sequence=sequence,
-            snapshot=True,
-            snapshot_complete=number == len(frames),
-            stored=[
-                common_pb2.StoredPages(namespace=namespace, group=group, hashes=hashes, medium=medium)
-                for (namespace, group), hashes in _by_pool(part).items()
-            ],
-        )
-
-
-def _change(epoch: common_pb2.Epoch, change: PageChange) -> common_pb2.PageEvents:
-    events = common_pb2.PageEvents(epoch=epoch, sequence=change.sequence)
-    last = b""
-    for key, parent in zip(change.stored, change.parents, strict=True):
-        if not events.stored or parent != last:
-            events.stored.add(namespace=key.namespace, group=key.group, parent=parent, medium=MEDIUM)
-        events.stored[-1].hashes.append(key.hash)
-        last = key.hash
-    for (namespace, group), hashes in _by_pool(change.removed).items():
-        events.removed_pages.add(namespace=namespace, group=group, hashes=hashes)
-    return events
-
-
-def _by_pool(keys: Iterable[PageKey]) -> dict[tuple[bytes, int], list[bytes]]:
-    pools: dict[tuple[bytes, int], list[bytes]] = {}
-    for key in keys:
-        pools.setdefault((key.namespace, key.group), []).append(key.hash)
-    return pools

@@ -36,6 +36,7 @@ class SchedulerConfig(ServiceConfig):
         16 << 20, "bytes that may wait for a slow router before its session is ended", at_least=1 << 16
     )
     page_events_tail: int = option(8192, "page events kept for watchers that resume", at_least=1)
+    max_page_watchers: int = option(64, "WatchPages streams at once; more are refused", at_least=1)
     load_interval_ms: int = option(500, "default time between two load messages", at_least=10)
     worker_heartbeat_s: float = option(2.0, "longest silence of a worker before it is lost", at_least=0.1)
     worker_timeout_s: float = option(

@@ -21,6 +21,12 @@ _waiting = gauge(_P + "requests_waiting", "Requests that wait for a slot.")
 _pages = gauge(_P + "pages", "Device pages of the fullest KV group.", ("state",))
 _finished = counter(_P + "requests_finished_total", "Requests that ended.", ("reason",))
 _by_source = counter(_P + "prompt_tokens_by_source_total", "Prompt tokens by where their KV came from.", ("source",))
+page_watchers = gauge(_P + "page_watchers", "WatchPages streams.")
+page_snapshots = counter(
+    _P + "page_snapshots_total",
+    "Snapshots for new watchers and for those that fell behind the tail.",
+    ("reason",),
+)
 _counts = {
     "steps": counter(_P + "steps_total", "Steps that the worker reported."),
     "grants": counter(_P + "grants_total", "Grants sent."),

@@ -7,13 +7,14 @@ second one stays without a name. Knows nothing of requests or of who watches.
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import FailedPrecondition
 from quire_scheduler.invariant import require
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 MEDIUM = "device"
 
@@ -94,13 +95,14 @@ class PageNames:
             self._tell((), (Removed(group, tuple(removed)),))
         return had
 
-    def snapshot(self) -> list[Stored]:
-        """All that is held now, as of `sequence`."""
-        return [
-            chain
-            for group, named in enumerate(self._named)
-            for chain in join(Stored(group, n.parent, (digest,), n.tokens) for digest, n in named.items())
-        ]
+    def snapshot(self, piece: int = 1024) -> Iterator[list[Stored]]:
+        """All that is held, in pieces of so many pages. What changes meanwhile may be in it or not: events after the
+        `sequence` at the beginning tell."""
+        for group, named in enumerate(self._named):
+            digests = list(named)
+            for start in range(0, len(digests), piece):
+                held = ((digest, named.get(digest)) for digest in digests[start : start + piece])
+                yield join(Stored(group, n.parent, (digest,), n.tokens) for digest, n in held if n is not None)
 
     def after(self, sequence: int) -> list[PageEvent]:
         """Events later than `sequence`; raises FailedPrecondition where the tail no longer reaches back to it."""
@@ -110,7 +112,7 @@ class PageNames:
             raise FailedPrecondition(
                 "PAGE_EVENTS_GAP", f"Events after {sequence} are gone.", "Watch again from a snapshot."
             )
-        return [event for event in self._events if event.sequence > sequence]
+        return list(islice(self._events, sequence + 1 - self._events[0].sequence, None))
 
     def check_integrity(self) -> None:
         """Pages and names are each other's."""

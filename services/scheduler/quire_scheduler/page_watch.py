@@ -1,81 +1,135 @@
-"""WatchPages: which named pages the worker holds: a snapshot, then the tail; a watcher that is too slow, or that saw
-another epoch, gets a new snapshot. Every watcher reads at its own pace from the bounded tail: nothing is queued for it.
+"""WatchPages: which named pages the worker holds: a snapshot, then the tail, as joined frames.
+
+Every watcher reads at its own pace from the bounded tail, so that nothing is queued for it. One that is too slow, or
+that saw another epoch, gets a new snapshot. A snapshot is read piece by piece while pages change: what the tail says
+from its sequence on makes it right.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2
 from quire_common.credit.hello import epoch_from_pb, epoch_to_pb
-from quire_common.errors import FailedPrecondition
+from quire_common.errors import FailedPrecondition, Overloaded
+from quire_common.page_events import joined
+from quire_scheduler import metrics
 from quire_scheduler.page_names import MEDIUM, PageEvent, Stored
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator
+    from collections.abc import AsyncIterator, Iterable
 
     from quire_scheduler.engine import Engine
     from quire_scheduler.scheduler import Scheduler
 
-_PAGES_PER_FRAME = 1024
+_MOST_INTERVAL_MS = 60_000
+_MOST_AGE_US = (1 << 32) - 1
 
 
-async def watch_pages(engine: Engine, request: common_pb2.WatchPagesRequest) -> AsyncIterator[common_pb2.PageEvents]:
-    """Frames for one watcher, for ever. While there is no worker, there are no pages."""
-    core: Scheduler | None = None
-    at = -1
-    while True:
-        current = engine.core
-        if current is None:
-            if core is not None:
-                yield common_pb2.PageEvents(epoch=epoch_to_pb(core.hello.epoch), sequence=at + 1, cleared=True)
-            core = None
-            await engine.page_bell.wait()
-            continue
-        if current is not core:
-            core = current
-            resumes = request.HasField("epoch") and epoch_from_pb(request.epoch) == core.hello.epoch
-            at = request.after_sequence if resumes else -1
-        frames = _Frames(core, request.with_token_ids)
+class PageWatches:
+    """All watchers of one scheduler."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._open = 0
+
+    async def watch(self, request: common_pb2.WatchPagesRequest) -> AsyncIterator[common_pb2.PageEvents]:
+        """Frames for one watcher, for ever; raises Overloaded."""
+        most = self._engine.config.max_page_watchers
+        if self._open >= most:
+            raise Overloaded(
+                "TOO_MANY_WATCHERS",
+                f"{most} peers watch this scheduler's pages already.",
+                "Retry later, watch through a relay, or raise --max-page-watchers.",
+                retry_after_s=5.0,
+            )
+        self._open += 1
+        metrics.page_watchers.set(self._open)
         try:
-            if at < 0:
-                raise FailedPrecondition("NO_POSITION", "The watcher is new.", "It gets a snapshot.")
-            events = core.names.after(at)
-        except FailedPrecondition:
-            at, snapshot = core.names.sequence, core.names.snapshot()
-            for frame in frames.snapshot(at, snapshot):
+            async for frame in _Watch(self._engine, request).frames():
                 yield frame
-            continue
-        for event in events:
-            yield frames.event(event)
-            at = event.sequence
-        if not events:
-            await engine.page_bell.wait()
+        finally:
+            self._open -= 1
+            metrics.page_watchers.set(self._open)
 
 
-class _Frames:
-    """Domain to wire."""
+class _Watch:
+    """One watcher: `_core` is whose pages it hears of, `_at` the sequence that it has heard; -1: nothing."""
 
-    def __init__(self, core: Scheduler, with_token_ids: bool) -> None:
+    def __init__(self, engine: Engine, request: common_pb2.WatchPagesRequest) -> None:
+        self._engine = engine
+        self._request = request
+        self._interval_s = min(request.interval_ms, _MOST_INTERVAL_MS) / 1000
+        self._core: Scheduler | None = None
+        self._at = -1
+
+    async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
+        """While there is no worker, there are no pages."""
+        clock = asyncio.get_running_loop().time
+        changed_s = sent_s = clock()
+        while True:
+            if self._engine.core is not self._core:
+                if self._core is not None:
+                    yield common_pb2.PageEvents(
+                        epoch=epoch_to_pb(self._core.hello.epoch), sequence=self._at + 1, cleared=True
+                    )
+                self._attach(self._engine.core)
+                continue
+            core, events = self._core, list[PageEvent]()
+            if core is not None:
+                try:
+                    events = core.names.after(self._at)
+                except FailedPrecondition:
+                    async for frame in self._snapshot(core):
+                        yield frame
+                    continue
+            if not events or core is None:
+                await self._engine.page_bell.wait()
+                changed_s = clock()
+                await asyncio.sleep(max(sent_s + self._interval_s - changed_s, 0.0))
+                continue
+            wire = _Wire(core, self._request.with_token_ids, changed_s)
+            for frame in joined(map(wire.event, events)):
+                yield frame
+                self._at = frame.sequence
+            changed_s = sent_s = clock()
+
+    def _attach(self, core: Scheduler | None) -> None:
+        """Only who names the very epoch goes on from where it was."""
+        request = self._request
+        resumes = core is not None and request.HasField("epoch") and epoch_from_pb(request.epoch) == core.hello.epoch
+        self._core, self._at = core, request.after_sequence if resumes else -1
+
+    async def _snapshot(self, core: Scheduler) -> AsyncIterator[common_pb2.PageEvents]:
+        """At least one frame; the last says that it is, unless the epoch ends meanwhile."""
+        metrics.page_snapshots.labels("new" if self._at < 0 else "gap").inc()
+        self._at = core.names.sequence
+        wire, held = _Wire(core, self._request.with_token_ids), list[Stored]()
+        for piece in core.names.snapshot():
+            if held:
+                yield wire.frame(self._at, snapshot=True, stored=held)
+                if self._engine.core is not core:
+                    return
+            held = piece
+        yield wire.frame(self._at, snapshot=True, snapshot_complete=True, stored=held)
+
+
+class _Wire:
+    """Domain to wire. `since_s`: when the changes began, for their age."""
+
+    def __init__(self, core: Scheduler, with_token_ids: bool, since_s: float | None = None) -> None:
         pages = core.hello.model.pages
         self._epoch = epoch_to_pb(core.hello.epoch)
         self._namespace = pages.namespace
         self._one_group = len(pages.groups) == 1
-        self._page_bytes = 4 * pages.page_size
         self._with_token_ids = with_token_ids
-
-    def snapshot(self, sequence: int, stored: list[Stored]) -> Iterator[common_pb2.PageEvents]:
-        """At least one frame; the last says that it is."""
-        pieces = [piece for chain in stored for piece in _cut(chain, self._page_bytes)]
-        for index, piece in enumerate(pieces):
-            last = index == len(pieces) - 1
-            yield self._frame(sequence, snapshot=True, snapshot_complete=last, stored=[self._stored(piece)])
-        if not pieces:
-            yield self._frame(sequence, snapshot=True, snapshot_complete=True)
+        age_s = 0.0 if since_s is None else asyncio.get_running_loop().time() - since_s
+        self._age_us = min(max(int(age_s * 1e6), 0), _MOST_AGE_US)
 
     def event(self, event: PageEvent) -> common_pb2.PageEvents:
         """One change."""
-        frame = self._frame(event.sequence, stored=[self._stored(chain) for chain in event.stored])
+        frame = self.frame(event.sequence, stored=event.stored)
         for removed in event.removed:
             if self._one_group:
                 frame.removed.extend(removed.hashes)
@@ -83,16 +137,17 @@ class _Frames:
                 frame.removed_pages.add(namespace=self._namespace, group=removed.group, hashes=removed.hashes)
         return frame
 
-    def _frame(
-        self,
-        sequence: int,
-        *,
-        snapshot: bool = False,
-        snapshot_complete: bool = False,
-        stored: list[common_pb2.StoredPages] | None = None,
+    def frame(
+        self, sequence: int, *, snapshot: bool = False, snapshot_complete: bool = False, stored: Iterable[Stored] = ()
     ) -> common_pb2.PageEvents:
+        """A frame of stored pages."""
         return common_pb2.PageEvents(
-            epoch=self._epoch, sequence=sequence, snapshot=snapshot, snapshot_complete=snapshot_complete, stored=stored
+            epoch=self._epoch,
+            sequence=sequence,
+            snapshot=snapshot,
+            snapshot_complete=snapshot_complete,
+            stored=map(self._stored, stored),
+            age_us=self._age_us,
         )
 
     def _stored(self, chain: Stored) -> common_pb2.StoredPages:
@@ -104,12 +159,3 @@ class _Frames:
             medium=MEDIUM,
             token_ids=chain.tokens if self._with_token_ids else b"",
         )
-
-
-def _cut(chain: Stored, page_bytes: int) -> Iterator[Stored]:
-    """Pieces of bounded size; each names the page before it as its parent."""
-    for start in range(0, len(chain.hashes), _PAGES_PER_FRAME):
-        end = start + _PAGES_PER_FRAME
-        parent = chain.hashes[start - 1] if start else chain.parent
-        tokens = chain.tokens[start * page_bytes : end * page_bytes]
-        yield Stored(chain.group, parent, chain.hashes[start:end], tokens)

@@ -8,7 +8,7 @@ from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.credit.hello import epoch_to_pb, model_to_pb
 from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_scheduler.load_watch import watch_load
-from quire_scheduler.page_watch import watch_pages
+from quire_scheduler.page_watch import PageWatches
 from quire_scheduler.session import Session
 from quire_scheduler.single_stream import SingleStream
 
@@ -26,6 +26,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     def __init__(self, engine: Engine, instance: str) -> None:
         self._engine = engine
         self._instance = instance
+        self._watches = PageWatches(engine)
 
     async def Session(
         self, request_iterator: AsyncIterator[scheduler_pb2.SessionRequest], context: Any
@@ -59,7 +60,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     async def WatchPages(
         self, request: common_pb2.WatchPagesRequest, context: Any
     ) -> AsyncIterator[common_pb2.PageEvents]:
-        async for events in watch_pages(self._engine, request):
+        async for events in self._watches.watch(request):
             yield events
 
     async def Drain(self, request: scheduler_pb2.DrainRequest, context: Any) -> scheduler_pb2.DrainResponse:

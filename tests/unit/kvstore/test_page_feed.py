@@ -19,30 +19,54 @@ def test_changes_come_numbered_and_in_order() -> None:
     feed.publish([RUN.key(0)], [b""])
     feed.publish(removed=[RUN.key(0)])
     feed.publish()
-    first, second = watcher.next(), watcher.next()
-    assert first is not None and (first.sequence, first.stored) == (1, (RUN.key(0),))
-    assert second is not None and (second.sequence, second.removed) == (2, (RUN.key(0),))
+    watcher.at = 0
+    changes = watcher.next()
+    assert changes is not None and [(c.sequence, c.stored, c.removed) for c in changes] == [
+        (1, (RUN.key(0),), ()),
+        (2, (), (RUN.key(0),)),
+    ]
     assert feed.sequence == 2, "no change has no number"
 
 
 def test_a_slow_watcher_falls_behind_and_restarts_alone() -> None:
     feed = PageFeed(2, 3)
-    slow, quick = feed.open(), feed.open()
+    slow, quick = feed.open(0), feed.open(0)
     for index in range(5):
         feed.publish([RUN.key(index)], [b""])
-        change = quick.next()
-        assert change is not None and change.sequence == index + 1
-    assert slow.next() is None and not slow.closed, "its queue is gone: it needs a snapshot"
+        changes = quick.next()
+        assert changes is not None and [change.sequence for change in changes] == [index + 1]
+    assert slow.next() is None and not slow.closed, "the tail is too short: it needs a snapshot"
     assert slow.next() is None
-    slow.restart()
+    assert slow.restart() == 5
     feed.publish([RUN.key(5)], [b""])
-    change = slow.next()
-    assert change is not None and change.sequence == 6
+    changes = slow.next()
+    assert changes is not None and [change.sequence for change in changes] == [6]
+
+
+def test_a_place_that_the_tail_never_had_needs_a_snapshot() -> None:
+    feed = PageFeed(4, 3)
+    assert feed.open(7).next() is None
+    feed.publish([RUN.key(0)], [b""])
+    assert feed.open(-1).next() is None
+    changes = feed.open(0).next()
+    assert changes is not None and len(changes) == 1
+
+
+def test_a_pause_gathers_changes_and_ends_with_the_feed() -> None:
+    feed = PageFeed(2, 10)
+    watcher = feed.open(0)
+    results: list[object] = []
+    thread = threading.Thread(target=lambda: results.append(watcher.next(3600.0)))
+    thread.start()
+    feed.publish([RUN.key(0)], [b""])
+    watcher.close()
+    thread.join(30)
+    assert results == [None]
 
 
 def test_closing_wakes_a_waiting_watcher() -> None:
     feed = PageFeed(2, 3)
-    watcher = feed.open()
+    watcher = feed.open(0)
     results: list[object] = []
     thread = threading.Thread(target=lambda: results.append(watcher.next()))
     thread.start()

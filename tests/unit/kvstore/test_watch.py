@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quire.v1 import common_pb2
+from quire_common.page_events import FRAME_PAGES
 from quire_kvstore.page_store import PageStore
-from quire_kvstore.servicer import SNAPSHOT_FRAME_PAGES, KvStoreServicer
+from quire_kvstore.servicer import KvStoreServicer
 from quire_kvstore.transfers import Transfers
 from tests.unit.kvstore.pages import chain, config, part, put
 
@@ -40,10 +41,10 @@ def store() -> Iterator[PageStore]:
     made.close()
 
 
-def watch(store: PageStore, context: Context | None = None) -> Iterator[common_pb2.PageEvents]:
+def watch(store: PageStore, context: Context | None = None, **request: Any) -> Iterator[common_pb2.PageEvents]:
     servicer = KvStoreServicer(store, Transfers(1, 1), EPOCH)
     handler: Any = servicer.Watch
-    events: Iterator[common_pb2.PageEvents] = handler(common_pb2.WatchPagesRequest(), context or Context())
+    events: Iterator[common_pb2.PageEvents] = handler(common_pb2.WatchPagesRequest(**request), context or Context())
     return events
 
 
@@ -56,8 +57,8 @@ def test_a_slow_watcher_takes_a_new_snapshot_and_goes_on_from_it(store: PageStor
     assert next(events).snapshot_complete
     for index in range(3):
         put(store, part(A, 0, index + 1))
-    assert [next(events).sequence for _ in range(3)] == [1, 2, 3]
-    for index in range(3, 8):  # five changes, and the queue holds three
+        assert next(events).sequence == index + 1
+    for index in range(3, 8):  # five changes, and the tail holds three
         put(store, part(A, 0, index + 1))
     again = next(events)
     assert again.snapshot and again.snapshot_complete and again.sequence == 8
@@ -67,15 +68,37 @@ def test_a_slow_watcher_takes_a_new_snapshot_and_goes_on_from_it(store: PageStor
     assert not tail.snapshot and tail.sequence == 9 and hashes(tail) == {B.hashes[0]}
 
 
+def test_who_resumes_gets_the_tail_alone_and_joined(store: PageStore) -> None:
+    for index in range(3):
+        put(store, part(A, 0, index + 1))
+    frame = next(watch(store, epoch=EPOCH, after_sequence=1))
+    assert not frame.snapshot and (frame.first_sequence, frame.sequence) == (2, 3)
+    assert [(s.parent, list(s.hashes)) for s in frame.stored] == [(A.hashes[0], list(A.hashes[1:3]))]
+    put(store, part(A, 0, 5))
+    other = common_pb2.Epoch(boot_id=7, run=2)
+    for stale in ({"epoch": EPOCH, "after_sequence": 0}, {"epoch": EPOCH, "after_sequence": 9}, {"epoch": other}):
+        again = next(watch(store, **stale))
+        assert again.snapshot_complete and again.sequence == 4 and hashes(again) == set(A.hashes[:5])
+
+
+def test_a_watcher_may_ask_for_fewer_frames(store: PageStore) -> None:
+    events = watch(store, interval_ms=200)
+    assert next(events).snapshot_complete
+    for index in range(3):
+        put(store, part(A, 0, index + 1))
+    frame = next(events)
+    assert (frame.first_sequence, frame.sequence) == (1, 3) and 0 < frame.age_us <= 200_000
+
+
 def test_a_snapshot_comes_in_bounded_frames() -> None:
-    count = 2 * SNAPSHOT_FRAME_PAGES + 1
+    count = 2 * FRAME_PAGES + 1
     store = PageStore(config(count, max_keys=count, max_pending_bytes=1 << 30))
     run = chain("many", count)
     assert put(store, run) == (count, 0)
     events = watch(store)
     frames = [next(events) for _ in range(3)]
     assert [frame.snapshot_complete for frame in frames] == [False, False, True]
-    assert [len(hashes(frame)) for frame in frames] == [SNAPSHOT_FRAME_PAGES, SNAPSHOT_FRAME_PAGES, 1]
+    assert [len(hashes(frame)) for frame in frames] == [FRAME_PAGES, FRAME_PAGES, 1]
     assert set().union(*map(hashes, frames)) == set(run.hashes)
     store.check_integrity()
 

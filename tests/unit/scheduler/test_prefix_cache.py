@@ -96,7 +96,7 @@ def test_evicted_pages_lose_their_names() -> None:
     rig = Rig(num_pages=9, page_size=4, max_num_seqs=1)
     for seed in range(6):
         served(rig, seed, a_sequence(other(21, seed), 4))
-        held = {digest for chain in rig.core.names.snapshot() for digest in chain.hashes}
+        held = {digest for piece in rig.core.names.snapshot() for chain in piece for digest in chain.hashes}
         for event in rig.core.names.after(0)[-1:]:
             assert not any(set(removed.hashes) & held for removed in event.removed)
         assert rig.core.names.num_named <= 8
