@@ -32,9 +32,10 @@ from quire_worker.weights.loader import load_checkpoint, load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
-CAPABILITIES = ("greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens")
-# Of a device that knows the logits' and the prompt's part in requests.
-CONTROLS = ("penalties", "logit_bias", "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs")
+CAPABILITIES = (
+    "greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
+    "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs",
+)  # fmt: skip  # a list of names
 _KV_DTYPE = "float32"
 # Fields of config.json that say nothing about what the model computes.
 _VOLATILE = ("_name_or_path", "transformers_version")
@@ -99,7 +100,7 @@ class ModelSource:
                     weights = load_checkpoint(checkpoint, self.parameters, self.family.names, store, weights_progress)
         return _model_digest(self.config, weights)
 
-    def facts(self, digest: bytes, *, batch_invariant: bool, controls: bool = False) -> ModelFacts:
+    def facts(self, digest: bytes, *, batch_invariant: bool) -> ModelFacts:
         """What others want to know of it."""
         return ModelFacts(
             architecture=self.architecture,
@@ -108,7 +109,7 @@ class ModelSource:
             eos_token_ids=_eos_token_ids(self.path, self.config),
             digest=digest,
             parameters=sum(prod(each.shape) for each in self.parameters),
-            capabilities=CAPABILITIES + CONTROLS * controls + ("batch_invariant",) * batch_invariant,
+            capabilities=CAPABILITIES + ("batch_invariant",) * batch_invariant,
         )
 
 
@@ -148,7 +149,7 @@ def load_model(
     return LoadedModel(
         runner,
         spec,
-        source.facts(digest, batch_invariant=ops.batch_invariant, controls=True),
+        source.facts(digest, batch_invariant=ops.batch_invariant),
         page_geometry(spec, options.page_size, _KV_DTYPE, computed),
         pool.num_pages,
     )

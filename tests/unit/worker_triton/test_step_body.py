@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import copy
+import dataclasses
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from quire_common.logit_controls import LogitControls
+from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout
 from quire_worker.cuda.step_size import StepSize, decode_sizes, graph_sizes, least_that_holds
@@ -19,6 +22,7 @@ from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS
 from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
@@ -29,6 +33,12 @@ DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
 SLOTS, WIDTH, STOPS = 6, 8, 3
+CONTROLS = {
+    0: LogitControls(presence_penalty=2.0, repetition_penalty=1.3),
+    3: LogitControls(frequency_penalty=1.0, logit_bias=((11, 3.0),), bad_words=((5,), (11, 11))),
+    4: LogitControls(allowed_token_ids=tuple(range(0, 90, 2))),
+}
+"""By slot."""
 
 
 class Sequences:
@@ -39,6 +49,10 @@ class Sequences:
         self.page = page
         self.prompt = [self.rng.integers(0, vocab, n) for n in (1, 5, 17, 33, 40, 20)]
         self.done = [0] * SLOTS
+        self.controls = {
+            slot: RowControls(Sequence(self.prompt[slot].astype(np.int32), Stop(200), Sampling(controls=controls)))
+            for slot, controls in CONTROLS.items()
+        }
         self.pages = (self.rng.permutation(SLOTS * WIDTH) + 1).reshape(SLOTS, WIDTH).astype(np.int32)
 
     def batch(self) -> StepBatch:
@@ -57,12 +71,14 @@ class Sequences:
         filtered = bool(rng.random() < 0.3)
         for s, e in zip(slots.tolist(), end.tolist(), strict=True):
             self.done[s] = e
+        sample = [e >= len(self.prompt[s]) for s, e in zip(slots, end, strict=True)]
         return StepBatch(
             token=np.concatenate([np.zeros(len(decodes), np.int64), *chunks]).astype(np.int64),
             count=count,
             position=position,
             page_table=self.pages[slots, : -(-int(end.max()) // self.page)],
-            sample=np.array([e >= len(self.prompt[s]) for s, e in zip(slots, end, strict=True)]),
+            sample=np.array(sample),
+            controls={r: self.controls[s] for r, s in enumerate(slots.tolist()) if s in self.controls and sample[r]},
             temperature=rng.choice([0.0, 1.0], n).astype(np.float32),
             top_k=np.full(n, 5 if filtered else 0, np.int32),
             top_p=np.full(n, 0.9 if filtered else 1.0, np.float32),
@@ -98,21 +114,28 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path) -> None:
     tile_tokens = max(1, PREFILL_ROWS // (spec.heads // spec.kv_heads))
     body = StepBody(decoder, pages, 4096, SLOTS, 2 * SLOTS)
     sequences = Sequences(3, spec.vocab_size, page)
-    mixed = 0
+    sheets = ControlSheets(DEVICE, spec.vocab_size)
+    mixed = controlled = 0
     for _ in range(60 if ON_GPU else 6):
         batch = sequences.batch()
         if max(sequences.done) >= WIDTH * page - 1:
             break
-        wanted = reference.run(copy.deepcopy(batch))
+        # The reference writes what is fed into `token`, and tells the controls of it.
+        wanted = reference.run(dataclasses.replace(batch, token=batch.token.copy()))
         decodes = int(batch.fed.sum())
         chunks = len(batch.count) - decodes
         mixed += bool(decodes and chunks)
         size = StepSize(
-            decodes + 2, (len(batch.token) - decodes + 5) if chunks else 0, chunks + 1 if chunks else 0, True
+            decodes + 2,
+            (len(batch.token) - decodes + 5) if chunks else 0,
+            chunks + 1 if chunks else 0,
+            True,
+            bool(batch.controls),
         )
+        controlled += bool(batch.controls)
         layout = StepLayout.of(size, tile_tokens)
         host = np.full(4096, 12345, np.int32)
-        used = layout.pack(batch, host)
+        used = layout.pack(batch, host, sheets.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
         body.launch(layout)
         places = np.arange(len(batch.count))
@@ -123,7 +146,7 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path) -> None:
         assert token[drawn].tolist() == wanted.token[drawn].tolist()
         assert (token[~drawn] == -1).all()
         assert finish[drawn].tolist() == wanted.finish[drawn].tolist()
-    assert mixed >= 1
+    assert mixed >= 1 and controlled >= 2
 
 
 def test_sizes() -> None:
@@ -133,5 +156,8 @@ def test_sizes() -> None:
     assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
     assert least_that_holds(sizes, StepSize(5)) == StepSize(8)
     assert least_that_holds(sizes, StepSize(5, filtered=True)) == StepSize(8, filtered=True)
+    assert least_that_holds(sizes, StepSize(5, controlled=True)) == StepSize(8, filtered=True, controlled=True)
+    advance = [size for size in sizes if size.in_advance and size.controlled]
+    assert advance == [StepSize(1, filtered=True, controlled=True)]
     assert least_that_holds(sizes, StepSize(3, 100, 2)) == StepSize(16, 128, 64)
     assert least_that_holds(sizes, StepSize(3, 5000, 2)) is None

@@ -18,13 +18,15 @@ import numpy as np
 import torch
 
 from quire_common.credit import Finish
-from quire_common.errors import Unsupported
 from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_logprobs import start_logprobs
+from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
-from quire_worker.engine.step_runner import StepOutcome, nan_logits
+from quire_worker.engine.step_runner import StepOutcome, failed_draws
 from quire_worker.step import StepTiming
 
 if TYPE_CHECKING:
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 
     from quire_common.errors import Internal
     from quire_worker.cuda.device_logprobs import PendingLogprobs
+    from quire_worker.cuda.device_scores import PendingScores
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_graphs import StepGraph, StepGraphs
     from quire_worker.step import Int32, StepBatch
@@ -49,6 +52,7 @@ class _Flight:
     results: torch.Tensor
     done: torch.cuda.Event
     logprobs: PendingLogprobs | None
+    scores: PendingScores | None
     prepare_us: int
 
 
@@ -66,6 +70,8 @@ class CudaDevice:
         self._columns: list[Int32] = [buffer.numpy() for buffer in self._pinned]
         self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._turn = 0
+        self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
+        self._repetition = RepetitionWatch()
         self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
         self._broken: Internal | None = None
@@ -79,12 +85,16 @@ class CudaDevice:
         turn, self._turn = self._turn, (self._turn + 1) % _RING
         graph = self._find_graph(batch)
         layout = self._exact_layout(batch) if graph is None else graph.layout
-        used = layout.pack(batch, self._columns[turn])
-        body, count = self._body, 2 * layout.size.sequences
+        body, count, scores = self._body, 2 * layout.size.sequences, None
         with torch.cuda.stream(self._stream):
+            control = self._sheets.addresses(batch) if layout.size.controlled else {}
+            used = layout.pack(batch, self._columns[turn], control)
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
             if graph is None:
-                body.launch(layout)
+                hidden = body.launch(layout)
+                if batch.scores:
+                    first = np.cumsum(batch.count, dtype=np.int32) - batch.count
+                    scores = start_scores(hidden, body.decoder.logits, batch, first)
             else:
                 graph.replay()
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
@@ -92,7 +102,7 @@ class CudaDevice:
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             done.record(self._stream)
         took = (time.perf_counter_ns() - begin) // 1000
-        self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, took))
+        self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, scores, took))
 
     def prepare(self) -> bool:
         """See Device: capture a size that is missing."""
@@ -111,6 +121,7 @@ class CudaDevice:
             raise hung(DRAIN_LIMIT_S)
         self._check()
         self._ended.clear()
+        self._sheets.clear()
 
     def close(self) -> None:
         """See Device."""
@@ -118,7 +129,8 @@ class CudaDevice:
         self._thread.join(CLOSE_LIMIT_S)
 
     def _find_graph(self, batch: StepBatch) -> StepGraph | None:
-        if self._graphs is None or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):
+        # Rare, and needs what a graph does not keep: hidden rows of the prompt.
+        if self._graphs is None or batch.scores or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):
             return None
         return self._graphs.find(_size_of(batch))
 
@@ -162,12 +174,9 @@ class CudaDevice:
         token = results[:sequences][places]
         finish = results[sequences : 2 * sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
-        failed = {int(row): nan_logits() for row in np.flatnonzero(batch.sample & (token < 0))}
-        failed |= {
-            row: _not_on_gpu("Penalties, logit_bias, allowed_token_ids, bad_words and repetition_detection")
-            for row in batch.controls
-        }
-        failed |= {row: _not_on_gpu("prompt_logprobs") for row in batch.scores}
+        failed = failed_draws(batch, token)
+        if batch.controls:
+            self._repetition.end(batch, token, finish)
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
@@ -179,22 +188,16 @@ class CudaDevice:
             logprobs=None if flight.logprobs is None else flight.logprobs.columns(token),
             timing=StepTiming(prepare_us=flight.prepare_us, forward_us=took, sample_us=0),
             wait_us=0,
+            scores={} if flight.scores is None else flight.scores.columns(),
         )
-
-
-def _not_on_gpu(what: str) -> Unsupported:
-    return Unsupported(
-        "NOT_ON_GPU",
-        f"{what} cannot be served on a GPU by this version of Quire.",
-        "Leave it out, or serve the model on a CPU.",
-    )
 
 
 def _size_of(batch: StepBatch) -> StepSize:
     decodes = int(np.count_nonzero(batch.fed))
     asks = (batch.top_k > 0) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
     filtered = bool((asks & (batch.temperature > 0.0)).any())
-    return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered)
+    controlled = bool(batch.controls) and any(each.changes_logits for each in batch.controls.values())
+    return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered, controlled)
 
 
 def _places(batch: StepBatch, layout: StepLayout) -> Int32:

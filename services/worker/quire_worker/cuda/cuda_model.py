@@ -32,7 +32,8 @@ class CudaModel:
         shape = self.decoder.head_shape
         tile_tokens = max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads))
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
-        largest = StepSize(spec.max_num_seqs, max_tokens, max(MOST_CHUNKS, min(max_tokens, spec.num_slots)))
+        chunks = max(MOST_CHUNKS, min(max_tokens, spec.num_slots))
+        largest = StepSize(spec.max_num_seqs, max_tokens, chunks, filtered=True, controlled=True)
         words = StepLayout.of(largest, tile_tokens, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from quire_worker.ops.triton.attention_plan import TritonPlan
+from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.sampling import DrawColumns, draw
 
@@ -38,16 +39,16 @@ class StepBody:
         """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
 
     @torch.inference_mode()
-    def launch(self, layout: StepLayout) -> None:
-        """Launch all kernels of a step whose columns are uploaded."""
+    def launch(self, layout: StepLayout) -> Tensor:
+        """Launch all kernels of a step whose columns are uploaded; returns the hidden rows of all its tokens."""
         size = layout.size
         views = self._views(layout)
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
         plan = self._plan(layout, views)
         hidden = self.decoder.forward(token, self.pages, plan)
-        if size.chunks:
-            hidden = hidden.index_select(0, views["last_row"].long())
-        self.logits = self.decoder.logits(hidden)
+        last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
+        self.logits = self.decoder.logits(last)
+        changed = self._changed(layout, views, self.logits) if size.controlled else None
         sequences = size.sequences
         draw(
             self.logits,
@@ -70,7 +71,22 @@ class StepBody:
             self.results[sequences : 2 * sequences],
             filtered=size.filtered,
             pdl=False,
+            changed=changed,
         )
+        return hidden
+
+    def _changed(self, layout: StepLayout, views: dict[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Addresses of the rows' control sheets, and what these rows are drawn from."""
+        address = views["control"].view(torch.int64)
+        columns = ControlColumns(
+            address=address,
+            first_row=views["first_row"],
+            fed=views["fed"],
+            slot=views["slot"],
+            blocked=views["blocked"],
+            stop_id=views["stop_id"].view(layout.size.sequences, layout.stop_ids),
+        )
+        return address, change_logits(logits, columns, self.last_token)
 
     def _views(self, layout: StepLayout) -> dict[str, Tensor]:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}

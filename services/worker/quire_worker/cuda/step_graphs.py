@@ -44,7 +44,7 @@ class StepGraphs:
         self._body = body
         self._tile_tokens = tile_tokens
         self._sizes = sizes
-        self._missing = deque(sizes)
+        self._missing = deque(size for size in sizes if size.in_advance)
         self._stream = stream
         self._graphs: dict[StepSize, StepGraph] = {}
         self._chosen: dict[StepSize, StepGraph | None] = {}

@@ -7,17 +7,21 @@ step, come last. The same offsets serve the pinned host side (numpy) and the dev
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from quire_worker.cuda.step_size import StepSize
     from quire_worker.step import Bool, Float32, Int32, StepBatch
 
 _ALIGN = 4
+_NOBODY: Mapping[int, int] = MappingProxyType({})
 STOP_IDS = 8
 """Stop ids per sequence that a captured step can check."""
 _BY_SEQUENCE = (
@@ -44,6 +48,8 @@ class StepLayout:
         at = 0
         lengths = {"table_width": 1, "seed": 2 * size.sequences}
         lengths |= dict.fromkeys(_BY_SEQUENCE, size.sequences)
+        if size.controlled:
+            lengths["control"] = 2 * size.sequences
         lengths["stop_id"] = size.sequences * stop_ids
         lengths |= dict.fromkeys(_BY_ROW, size.total_rows)
         if size.rows:
@@ -66,8 +72,9 @@ class StepLayout:
                 buffer[begin : begin + length] = -1
         buffer[self.place["table_width"][0]] = 1
 
-    def pack(self, batch: StepBatch, into: Int32) -> int:
-        """Write a batch that the size holds; returns how many words are used. Padding rows compute nothing."""
+    def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NOBODY) -> int:
+        """Write a batch that the size holds; returns how many words are used. Padding rows compute nothing. `control`:
+        sequence -> address of its control sheet."""
         size, count = self.size, batch.count
         decodes = int(np.count_nonzero(batch.fed))
         chunks = len(count) - decodes
@@ -108,6 +115,11 @@ class StepLayout:
         seeds = column("seed").view(np.int64)
         seeds.fill(0)
         seeds[here] = batch.seed.view(np.int64)
+        if size.controlled:
+            addresses = column("control").view(np.int64)
+            addresses.fill(0)
+            for sequence, address in control.items():
+                addresses[here[sequence]] = address
         stops = column("stop_id").reshape(size.sequences, self.stop_ids)
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id

@@ -21,6 +21,13 @@ class StepSize:
     chunks: int = 0
     filtered: bool = False
     """Some row may ask for top_k, top_p or min_p."""
+    controlled: bool = False
+    """Some row may ask for penalties, biases, allowed or bad tokens."""
+
+    @property
+    def in_advance(self) -> bool:
+        """Whether it is captured before it is wanted. Few steps are controlled: one has the kernels compiled."""
+        return not self.controlled or (self.decodes == 1 and not self.rows)
 
     @property
     def sequences(self) -> int:
@@ -43,6 +50,7 @@ class StepSize:
             and self.rows >= other.rows
             and self.chunks >= other.chunks
             and (self.filtered or not other.filtered)
+            and (self.controlled or not other.controlled)
         )
 
 
@@ -53,15 +61,17 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
-    """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, then those with filters."""
+    """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, then those with filters,
+    then with controls too."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = sorted({min(each, max_num_seqs) for each in _MIXED_DECODES} | {max_num_seqs})
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
     sizes += [StepSize(decodes, each, min(each, MOST_CHUNKS)) for decodes in mixed_decodes for each in rows]
-    return sizes + [StepSize(s.decodes, s.rows, s.chunks, filtered=True) for s in sizes]
+    more = [(True, False), (True, True)]
+    return sizes + [StepSize(s.decodes, s.rows, s.chunks, *asked) for asked in more for s in sizes]
 
 
 def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
     """The size with the fewest rows that holds the wanted one; None: no size does."""
     fitting = [size for size in sizes if size.holds(wanted)]
-    return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.filtered), default=None)
+    return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.controlled, s.filtered), default=None)

@@ -35,6 +35,8 @@ class RowControls:
 
     def __init__(self, sequence: Sequence) -> None:
         controls = sequence.sampling.controls or NEUTRAL
+        self.sequence = sequence
+        """As it started: a device that keeps the tokens itself begins with this."""
         self._prompt_ids = sequence.prompt_ids
         self._output: list[int] = sequence.output_ids.tolist()
         self._allowed = np.array(controls.allowed_token_ids, np.int64)
@@ -76,6 +78,16 @@ class RowControls:
             logits[self._bias_ids] += self._bias
         if self._counting:
             self._known_counts().penalise(logits, self._repetition, self._frequency, self._presence)
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether `apply` does anything."""
+        return self.sequence.sampling.controls is not None
+
+    @property
+    def watches_repetition(self) -> bool:
+        """Whether `repeats` may ever be true."""
+        return self._repetition_rule is not None
 
     def repeats(self, token: int) -> bool:
         """Whether the sequence ends by repetition with this token, which was drawn and is not fed yet."""

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from quire_common.credit import Finish
-from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel, threshold_kernel
+from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
+from quire_worker.ops.triton.kernels.threshold import threshold_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK = 1024
@@ -56,13 +57,18 @@ def draw(
     *,
     filtered: bool,
     pdl: bool,
+    changed: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """Tokens of logits [N, V] into out_token [N] int32 (-1: none, or NaN), finish codes into out_finish [N] int32, and
-    what is fed back into last_token [slots] int32. `filtered`: some row may ask for top_k, top_p or min_p; without it
-    none may."""
+    """Tokens of logits [N, V] into out_token [N] int32 (-1: none, or NaN; -2: the row's controls left nothing), finish
+    codes into out_finish [N] int32, and what is fed back into last_token [slots] int32. `filtered`: some row may ask
+    for top_k, top_p or min_p; without it none may. `changed`: [N] int64, and float32 [N, V] to draw from in its place
+    where that is not 0."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // _PER_PART)
+    # Without it the kernels do not look at the two.
+    control, replaced = (columns.slot, logits) if changed is None else changed
+    controlled = changed is not None
     threshold = torch.full((rows,), -torch.inf, dtype=torch.float32, device=logits.device)
     if filtered:
         threshold_kernel[(rows,)](
@@ -76,10 +82,13 @@ def draw(
             torch.zeros(rows, dtype=torch.int32, device=logits.device),
             torch.empty((rows, _CANDIDATES), dtype=torch.float32, device=logits.device),
             threshold,
+            control,
+            replaced,
             vocab,
             stops,
             BLOCK=min(_SEARCH_BLOCK, power_of_two(vocab)),
             CANDIDATES=_CANDIDATES,
+            CONTROLLED=controlled,
             **options(pdl, num_warps=16),
         )
     part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
@@ -95,11 +104,14 @@ def draw(
         columns.stop_id,
         part_score,
         part_token,
+        control,
+        replaced,
         vocab,
         stops,
         _PER_PART,
         PARTS=parts,
         BLOCK=_BLOCK,
+        CONTROLLED=controlled,
         **options(pdl, num_warps=4),
     )
     settle_kernel[(rows,)](
@@ -112,10 +124,12 @@ def draw(
         last_token,
         out_token,
         out_finish,
+        control,
         stops,
         FINISH_STOP=int(Finish.STOP),
         FINISH_LENGTH=int(Finish.LENGTH),
         PARTS=parts,
         BLOCK=power_of_two(parts),
+        CONTROLLED=controlled,
         **options(pdl, num_warps=1),
     )

@@ -1,9 +1,7 @@
-"""From logits to tokens: thresholds of top-k, top-p and min-p by search, then Gumbel noise and argmax in one pass.
+"""From logits to tokens: Gumbel noise and argmax in one pass, then what the token means for its sequence.
 
-The definition is that of sampling/sampler.py, with float32 in place of float64: z = x / temperature; min_p and top_k
-cut first, top_p what remains; the token is the largest z + noise among the kept, the lowest id among equals. The
-vocabulary is never sorted: a threshold is found by quartering the ordered integers of float32, each turn one pass over
-logits that lie in the L2 cache. Only rows that ask are searched.
+The token is the largest x / temperature + noise among the logits that the thresholds keep (threshold.py), the lowest id
+among equals: the definition of sampling/sampler.py, with float32 in place of float64.
 """
 
 from __future__ import annotations
@@ -12,221 +10,7 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
-
-GREEDY_BELOW: tl.constexpr = tl.constexpr(1e-5)
-
-
-@triton.jit
-def _ordered(x):
-    """float32 -> int32 that sorts alike."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-
-
-@triton.jit
-def _value(key):
-    """The inverse."""
-    return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _load(logits, at, token, vocab, stop_id, stops, BLOCKED: tl.constexpr):
-    """Logits of a block in float32; -inf past the end, and for blocked ids."""
-    x = tl.load(logits + at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    if BLOCKED:
-        for index in range(stops):
-            banned = tl.load(stop_id + index)
-            x = tl.where(token == banned, float("-inf"), x)
-    return x
-
-
-@triton.jit
-def threshold_kernel(
-    logits,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    blocked,
-    stop_id,
-    counter,
-    candidate,
-    threshold,
-    vocab,
-    stops,
-    BLOCK: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Grid [rows]: threshold [rows], the least logit that a row keeps; -inf where nothing is asked. logits [rows,
-    vocab]; blocked [rows] not 0: stop_id [rows, stops] may not be drawn, -1 being nobody. Scratch: counter [rows], zero
-    before, and candidate [rows, CANDIDATES] float32."""
-    row = tl.program_id(0).to(tl.int64)
-    wait(PDL)
-    let_next_start(PDL)
-    heat = tl.load(temperature + row)
-    k = tl.load(top_k + row)
-    p = tl.load(top_p + row)
-    least = tl.load(min_p + row)
-    unasked = ((k <= 0) | (k >= vocab)) & (p >= 1.0) & (least <= 0.0)
-    if (heat < GREEDY_BELOW) | unasked:
-        tl.store(threshold + row, float("-inf"))
-        return
-    of_row = logits + row * vocab
-    ids = stop_id + row * stops
-    count, kept = counter + row, candidate + row * CANDIDATES
-    if tl.load(blocked + row) != 0:
-        cut = _search(of_row, ids, stops, count, kept, heat, k, p, least, vocab, BLOCK, CANDIDATES, True)
-    else:
-        cut = _search(of_row, ids, stops, count, kept, heat, k, p, least, vocab, BLOCK, CANDIDATES, False)
-    tl.store(threshold + row, cut)
-
-
-@triton.jit
-def _search(
-    logits,
-    stop_id,
-    stops,
-    counter,
-    candidate,
-    heat,
-    k,
-    p,
-    least,
-    vocab,
-    BLOCK: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    BLOCKED: tl.constexpr,
-):
-    """A row's threshold. With a small top_k two passes find a few candidates, and the rest is done in registers."""
-    lane = tl.arange(0, BLOCK)
-    most_of = tl.full([BLOCK], float("-inf"), tl.float32)
-    for start in range(0, vocab, BLOCK):
-        most_of = tl.maximum(most_of, _load(logits, 0, start + lane, vocab, stop_id, stops, BLOCKED))
-    most = tl.max(most_of, axis=0)
-    cut = tl.full([], float("-inf"), tl.float32)
-    if least > 0.0:
-        # exp((x - most) / heat) >= min_p
-        cut = most + heat * tl.log(tl.minimum(least, 1.0))
-    few = tl.zeros([], tl.int32)
-    if (k > 0) & (k <= BLOCK // 4):
-        # At least k logits reach the k-th largest of the lanes' maxima, and hardly more do.
-        floor = _value(_kth(_ordered(most_of), k))
-        for start in range(0, vocab, BLOCK):
-            x = _load(logits, 0, start + lane, vocab, stop_id, stops, BLOCKED)
-            chosen = x >= floor
-            at = tl.atomic_add(counter + lane * 0, 1, mask=chosen)
-            tl.store(candidate + at, x, mask=chosen & (at < CANDIDATES))
-        tl.debug_barrier()
-        found = tl.load(counter)
-        if found <= CANDIDATES:
-            place = tl.arange(0, CANDIDATES)
-            x = tl.load(candidate + place, mask=place < found, other=float("-inf"))
-            key = _ordered(x)
-            cut = tl.maximum(cut, _value(_kth(key, k)))
-            if p < 1.0:
-                weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-                cut = tl.maximum(cut, _value(_nucleus(key, weight, p * tl.sum(weight, axis=0))))
-            few += 1
-    if few == 0:
-        cut = _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK, BLOCKED)
-    # The largest itself is always kept.
-    return tl.minimum(cut, most)
-
-
-@triton.jit
-def _kth(key, k):
-    """The k-th largest of a block of ordered int32, by quarters; the three counts of a turn are one sum."""
-    low = tl.full([], -2147483648, tl.int64)
-    width = tl.full([], 1073741824, tl.int64)
-    wide = key.to(tl.int64)
-    for _ in range(16):
-        one, two, three = low + width, low + 2 * width, low + 3 * width
-        counts = (wide >= one).to(tl.int64) + ((wide >= two).to(tl.int64) << 21) + ((wide >= three).to(tl.int64) << 42)
-        total = tl.sum(counts, axis=0)
-        if (total >> 42) >= k:
-            low = three
-        elif ((total >> 21) & 0x1FFFFF) >= k:
-            low = two
-        elif (total & 0x1FFFFF) >= k:
-            low = one
-        width = width // 4
-    return low.to(tl.int32)
-
-
-@triton.jit
-def _nucleus(key, weight, wanted):
-    """The least key whose strictly larger ones weigh less than `wanted`."""
-    low = tl.full([], -2147483649, tl.int64)
-    width = tl.full([], 1073741824, tl.int64)
-    wide = key.to(tl.int64)
-    for _ in range(16):
-        one, two, three = low + width, low + 2 * width, low + 3 * width
-        if tl.sum(tl.where(wide > two, weight, 0.0), axis=0) >= wanted:
-            low = two
-            if tl.sum(tl.where(wide > three, weight, 0.0), axis=0) >= wanted:
-                low = three
-        elif tl.sum(tl.where(wide > one, weight, 0.0), axis=0) >= wanted:
-            low = one
-        width = width // 4
-    return (low + 1).to(tl.int32)
-
-
-@triton.jit
-def _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK: tl.constexpr, BLOCKED: tl.constexpr):
-    """The same by passes over the whole vocabulary: a turn of the search is a pass."""
-    lane = tl.arange(0, BLOCK)
-    if (k > 0) & (k < vocab):
-        low = tl.full([], -2147483648, tl.int64)
-        width = tl.full([], 1073741824, tl.int64)
-        for _ in range(16):
-            one, two, three = low + width, low + 2 * width, low + 3 * width
-            counts = tl.zeros([BLOCK], tl.int64)
-            for start in range(0, vocab, BLOCK):
-                token = start + lane
-                key = _ordered(_load(logits, 0, token, vocab, stop_id, stops, BLOCKED)).to(tl.int64)
-                real = token < vocab
-                counts += (real & (key >= one)).to(tl.int64)
-                counts += (real & (key >= two)).to(tl.int64) << 21
-                counts += (real & (key >= three)).to(tl.int64) << 42
-            total = tl.sum(counts, axis=0)
-            if (total >> 42) >= k:
-                low = three
-            elif ((total >> 21) & 0x1FFFFF) >= k:
-                low = two
-            elif (total & 0x1FFFFF) >= k:
-                low = one
-            width = width // 4
-        cut = tl.maximum(cut, _value(low.to(tl.int32)))
-    if p < 1.0:
-        mass = tl.zeros([BLOCK], tl.float32)
-        for start in range(0, vocab, BLOCK):
-            x = _load(logits, 0, start + lane, vocab, stop_id, stops, BLOCKED)
-            mass += tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-        wanted = p * tl.sum(mass, axis=0)
-        low = tl.full([], -2147483649, tl.int64)
-        width = tl.full([], 1073741824, tl.int64)
-        for _ in range(16):
-            one, two, three = low + width, low + 2 * width, low + 3 * width
-            mass1 = tl.zeros([BLOCK], tl.float32)
-            mass2 = tl.zeros([BLOCK], tl.float32)
-            mass3 = tl.zeros([BLOCK], tl.float32)
-            for start in range(0, vocab, BLOCK):
-                x = _load(logits, 0, start + lane, vocab, stop_id, stops, BLOCKED)
-                key = _ordered(x).to(tl.int64)
-                weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-                mass1 += tl.where(key > one, weight, 0.0)
-                mass2 += tl.where(key > two, weight, 0.0)
-                mass3 += tl.where(key > three, weight, 0.0)
-            if tl.sum(mass3, axis=0) >= wanted:
-                low = three
-            elif tl.sum(mass2, axis=0) >= wanted:
-                low = two
-            elif tl.sum(mass1, axis=0) >= wanted:
-                low = one
-            width = width // 4
-        cut = tl.maximum(cut, _value((low + 1).to(tl.int32)))
-    return cut
+from quire_worker.ops.triton.kernels.threshold import GREEDY_BELOW, load_logits
 
 
 @triton.jit
@@ -241,20 +25,51 @@ def draw_kernel(
     stop_id,
     part_score,
     part_token,
+    control,
+    changed,
     vocab,
     stops,
     per_part,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows, PARTS]: the best token of a part of the vocabulary, and its score; NaN where a logit is NaN.
 
-    seed [rows] int64; position [rows] absolute index of the token that is drawn. per_part: a multiple of BLOCK."""
+    seed [rows] int64; position [rows] absolute index of the token that is drawn. per_part: a multiple of BLOCK. control
+    and changed as in threshold_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if tl.load(blocked + row) != 0:
+    blocks = tl.load(blocked + row) != 0
+    if CONTROLLED:
+        if tl.load(control + row) != 0:
+            score, token = _best(
+                changed, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops,
+                per_part, BLOCK, False,
+            )  # fmt: skip  # one call, two ways
+        else:
+            score, token = _best_raw(
+                logits, blocks, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops,
+                per_part, BLOCK,
+            )  # fmt: skip  # one call, two ways
+    else:
+        score, token = _best_raw(
+            logits, blocks, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops,
+            per_part, BLOCK,
+        )  # fmt: skip  # one call, two ways
+    tl.store(part_score + row * PARTS + part, score)
+    tl.store(part_token + row * PARTS + part, token)
+
+
+@triton.jit
+def _best_raw(
+    logits, blocks, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops, per_part,
+    BLOCK: tl.constexpr,
+):  # fmt: skip  # passed on as they are
+    """Stop ids are looked at only where they are blocked."""
+    if blocks:
         score, token = _best(
             logits, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops, per_part,
             BLOCK, True,
@@ -264,8 +79,7 @@ def draw_kernel(
             logits, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops, per_part,
             BLOCK, False,
         )  # fmt: skip  # one call, two ways
-    tl.store(part_score + row * PARTS + part, score)
-    tl.store(part_token + row * PARTS + part, token)
+    return score, token
 
 
 @triton.jit
@@ -299,7 +113,7 @@ def _best(
     first = part * per_part
     for start in range(first, tl.minimum(first + per_part, vocab), BLOCK):
         token = start + lane
-        x = _load(logits, row * vocab, token, vocab, stop_id + row * stops, stops, BLOCKED)
+        x = load_logits(logits, row * vocab, token, vocab, stop_id + row * stops, stops, BLOCKED)
         spoiled = spoiled | (x != x).to(tl.int32)
         score = x
         if not greedy:
@@ -344,17 +158,19 @@ def settle_kernel(
     last_token,
     out_token,
     out_finish,
+    control,
     stops,
     FINISH_STOP: tl.constexpr,
     FINISH_LENGTH: tl.constexpr,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [rows]: the best of all parts becomes the row's token, is fed back by slot and checked for stops.
 
     wanted [rows] 0: nothing is drawn (out_token -1); last [rows] not 0: ends by length whatever is drawn; slot [rows],
-    negative: a padding row. out_token -1 also where a logit was NaN."""
+    negative: a padding row. out_token -1 also where a logit was NaN, -2 where a row's control [rows] left nothing."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, BLOCK)
     wait(PDL)
@@ -366,7 +182,11 @@ def settle_kernel(
     best = tl.min(tl.where(score == most, token, 2147483647), axis=0)
     good = (not spoiled) & (most > float("-inf")) & (most < float("inf"))
     drawn = tl.load(wanted + row) != 0
-    best = tl.where(good & drawn, best, -1)
+    nothing = -1
+    if CONTROLLED:
+        left = spoiled | (most > float("-inf")) | (tl.load(control + row) == 0)
+        nothing = tl.where(left | (not drawn), -1, -2)
+    best = tl.where(good & drawn, best, nothing)
     finish = tl.where(tl.load(last + row) != 0, FINISH_LENGTH, 0)
     stopped = False
     for index in range(stops):

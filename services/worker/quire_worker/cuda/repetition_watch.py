@@ -1,0 +1,36 @@
+"""RepetitionWatch: ends sequences by their repetition rule, as their tokens come from the device.
+
+The device knows nothing of it. By the time a repetition is seen, the sequence's next step may have been launched; its
+row is nobody's then, as after any other end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.credit import Finish
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_worker.step import Int32, StepBatch
+
+
+class RepetitionWatch:
+    """Belongs to the thread that takes results; steps come in the order of their launch."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[int, int] = {}
+
+    def end(self, batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
+        """Mark in `finish` the sequences whose drawn token [S] completes a repetition."""
+        for sequence, controls in batch.controls.items():
+            if not controls.watches_repetition:
+                continue
+            slot, drawn = int(batch.slot[sequence]), int(token[sequence])
+            if batch.fed[sequence]:
+                controls.fed(self._drawn[slot])
+            self._drawn[slot] = max(drawn, 0)
+            if not finish[sequence] and drawn >= 0 and controls.repeats(drawn):
+                finish[sequence] = Finish.REPETITION

@@ -1,0 +1,53 @@
+"""Launcher of control_kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire_worker.ops.triton.kernels.control import control_kernel
+from quire_worker.ops.triton.launch import options, power_of_two
+
+_BLOCK = 4096
+
+
+@dataclass(slots=True)
+class ControlColumns:
+    """Device tensors of N rows; see control_kernel."""
+
+    address: Tensor
+    """int64; 0: the row asks for nothing."""
+    first_row: Tensor
+    """int32."""
+    fed: Tensor
+    """int32 [tokens]."""
+    slot: Tensor
+    """int32."""
+    blocked: Tensor
+    """int32."""
+    stop_id: Tensor
+    """int32 [N, I]."""
+
+
+def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor) -> Tensor:
+    """float32 [N, V] of logits [N, V]: only rows with an address are written, and their sheets brought up to date."""
+    rows, vocab = logits.shape
+    changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
+    control_kernel[(rows,)](
+        logits,
+        columns.address,
+        columns.first_row,
+        columns.fed,
+        columns.slot,
+        last_token,
+        columns.blocked,
+        columns.stop_id,
+        changed,
+        vocab,
+        columns.stop_id.shape[1],
+        BLOCK=min(_BLOCK, power_of_two(vocab)),
+        **options(pdl=False, num_warps=8),
+    )
+    return changed

@@ -1,0 +1,183 @@
+"""What requests ask of their logits, applied to the rows that ask: see sampling/row_controls.py for the definition.
+
+Each such row has a sheet (sampling/control_sheet.py) on the device, found by its address. The row is copied in float32,
+changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not be drawn come last:
+nothing of the rest brings -inf back.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire_worker.ops.triton.kernels.common import let_next_start, wait
+from quire_worker.sampling import control_sheet as sheets
+
+COUNTING: tl.constexpr = tl.constexpr(sheets.COUNTING)
+KNOWN: tl.constexpr = tl.constexpr(sheets.KNOWN)
+WRITTEN: tl.constexpr = tl.constexpr(sheets.WRITTEN)
+REPETITION: tl.constexpr = tl.constexpr(sheets.REPETITION)
+FREQUENCY: tl.constexpr = tl.constexpr(sheets.FREQUENCY)
+PRESENCE: tl.constexpr = tl.constexpr(sheets.PRESENCE)
+BIASES: tl.constexpr = tl.constexpr(sheets.BIASES)
+BIAS_AT: tl.constexpr = tl.constexpr(sheets.BIAS_AT)
+MASKED: tl.constexpr = tl.constexpr(sheets.MASKED)
+MASK_AT: tl.constexpr = tl.constexpr(sheets.MASK_AT)
+WORDS: tl.constexpr = tl.constexpr(sheets.WORDS)
+WORDS_AT: tl.constexpr = tl.constexpr(sheets.WORDS_AT)
+RING: tl.constexpr = tl.constexpr(sheets.RING)
+RING_AT: tl.constexpr = tl.constexpr(sheets.RING_AT)
+CAPACITY: tl.constexpr = tl.constexpr(sheets.CAPACITY)
+IDS_AT: tl.constexpr = tl.constexpr(sheets.IDS_AT)
+LISTED: tl.constexpr = tl.constexpr(256)
+
+
+@triton.jit
+def control_kernel(
+    logits,
+    control,
+    first_row,
+    fed,
+    slot,
+    last_token,
+    blocked,
+    stop_id,
+    changed,
+    vocab,
+    stops,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [rows]: changed [rows, vocab] float32 of the rows whose address control [rows] int64 is not 0.
+
+    first_row [rows] of the step's tokens, fed [tokens] not 0: the token that is computed is the last one drawn in the
+    row's slot, and has become part of the output. NaN where the logits are not numbers: settled as damaged."""
+    row = tl.program_id(0).to(tl.int64)
+    wait(PDL)
+    let_next_start(PDL)
+    address = tl.load(control + row)
+    if address == 0:
+        return
+    sheet = address.to(tl.pointer_type(tl.int32))
+    target = changed + row * vocab
+    if tl.load(fed + tl.load(first_row + row)) != 0:
+        _append(sheet, tl.load(last_token + tl.load(slot + row)))
+    tl.debug_barrier()
+    good = _copy_allowed(logits + row * vocab, sheet, target, vocab, BLOCK)
+    tl.debug_barrier()
+    _add_biases(sheet, target)
+    tl.debug_barrier()
+    _penalise(sheet, target)
+    tl.debug_barrier()
+    _forbid_words(sheet, target)
+    if tl.load(blocked + row) != 0:
+        for index in range(stops):
+            banned = tl.load(stop_id + row * stops + index)
+            tl.store(target + banned, float("-inf"), mask=banned >= 0)
+    tl.debug_barrier()
+    tl.store(target, float("nan"), mask=good == 0)
+
+
+@triton.jit
+def _append(sheet, token):
+    """The token is the output's last."""
+    lane = tl.arange(0, LISTED)
+    written, known = tl.load(sheet + WRITTEN), tl.load(sheet + KNOWN)
+    ring, capacity = tl.load(sheet + RING), tl.load(sheet + CAPACITY)
+    counting = tl.load(sheet + COUNTING) != 0
+    # Every thread has read before one of them writes.
+    tl.debug_barrier()
+    tl.store(sheet + WRITTEN, written + 1)
+    tl.store(sheet + tl.load(sheet + RING_AT) + written % tl.maximum(ring, 1), token, mask=ring > 0)
+    if counting:
+        ids = sheet + tl.load(sheet + IDS_AT)
+        place = known
+        for start in range(0, known, LISTED):
+            at = start + lane
+            same = tl.load(ids + at, mask=at < known, other=-1) == token
+            place = tl.minimum(place, tl.min(tl.where(same, at, known), axis=0))
+        room = place < capacity
+        before = tl.load(ids + capacity + place, mask=room, other=0)
+        tl.debug_barrier()
+        tl.store(ids + place, token, mask=room)
+        tl.store(ids + capacity + place, before + 1, mask=room)
+        tl.store(sheet + KNOWN, tl.minimum(tl.maximum(known, place + 1), capacity))
+
+
+@triton.jit
+def _copy_allowed(logits, sheet, target, vocab, BLOCK: tl.constexpr):
+    """The row in float32, -inf where the mask forbids a token; 0 where the logits are not numbers."""
+    lane = tl.arange(0, BLOCK)
+    masked = tl.load(sheet + MASKED) != 0
+    mask = sheet + tl.load(sheet + MASK_AT)
+    most = tl.full([BLOCK], float("-inf"), tl.float32)
+    spoiled = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        token = start + lane
+        inside = token < vocab
+        x = tl.load(logits + token, mask=inside, other=float("-inf")).to(tl.float32)
+        spoiled = spoiled | (x != x).to(tl.int32)
+        most = tl.maximum(most, x)
+        bits = tl.load(mask + token // 32, mask=inside & masked, other=-1)
+        x = tl.where(((bits >> (token % 32)) & 1) != 0, x, float("-inf"))
+        tl.store(target + token, x, mask=inside)
+    largest = tl.max(most, axis=0)
+    sound = (tl.max(spoiled, axis=0) == 0) & (largest > float("-inf")) & (largest < float("inf"))
+    return sound.to(tl.int32)
+
+
+@triton.jit
+def _add_biases(sheet, target):
+    lane = tl.arange(0, LISTED)
+    count = tl.load(sheet + BIASES)
+    ids = sheet + tl.load(sheet + BIAS_AT)
+    for start in range(0, count, LISTED):
+        at = start + lane
+        real = at < count
+        token = tl.load(ids + at, mask=real, other=0)
+        amount = tl.load(ids + count + at, mask=real, other=0).to(tl.float32, bitcast=True)
+        x = tl.load(target + token, mask=real, other=0.0)
+        tl.store(target + token, x + amount, mask=real)
+
+
+@triton.jit
+def _penalise(sheet, target):
+    lane = tl.arange(0, LISTED)
+    known, capacity = tl.load(sheet + KNOWN), tl.load(sheet + CAPACITY)
+    repetition = tl.load(sheet + REPETITION).to(tl.float32, bitcast=True)
+    frequency = tl.load(sheet + FREQUENCY).to(tl.float32, bitcast=True)
+    presence = tl.load(sheet + PRESENCE).to(tl.float32, bitcast=True)
+    ids = sheet + tl.load(sheet + IDS_AT)
+    for start in range(0, known, LISTED):
+        at = start + lane
+        real = at < known
+        token = tl.load(ids + at, mask=real, other=0)
+        count = tl.load(ids + capacity + at, mask=real, other=0).to(tl.float32)
+        x = tl.load(target + token, mask=real, other=0.0)
+        x = tl.where(x > 0.0, tl.div_rn(x, tl.zeros_like(x) + repetition), x * repetition)
+        x = x - frequency * count
+        x = x - tl.where(count > 0.0, presence, 0.0)
+        tl.store(target + token, x, mask=real)
+
+
+@triton.jit
+def _forbid_words(sheet, target):
+    """A word's last token, where the output ends with those before it."""
+    lane = tl.arange(0, LISTED)
+    words, written, ring = tl.load(sheet + WORDS), tl.load(sheet + WRITTEN), tl.load(sheet + RING)
+    begins = sheet + tl.load(sheet + WORDS_AT)
+    tail = sheet + tl.load(sheet + RING_AT)
+    for start in range(0, words, LISTED):
+        word = start + lane
+        real = word < words
+        begin = tl.load(begins + word, mask=real, other=0)
+        end = tl.load(begins + word + 1, mask=real, other=1)
+        before = end - begin - 1
+        same = real & (written >= before)
+        for index in range(ring):
+            compared = same & (index < before)
+            wanted = tl.load(sheet + begin + index, mask=compared, other=0)
+            place = tl.where(compared, written - before + index, 0) % ring
+            same = same & (wanted == tl.load(tail + place, mask=compared, other=0))
+        banned = tl.load(sheet + end - 1, mask=same, other=0)
+        tl.store(target + banned, float("-inf"), mask=same)

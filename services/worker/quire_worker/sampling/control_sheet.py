@@ -1,0 +1,109 @@
+"""A sequence's LogitControls as one array of int32, which a device reads in place and keeps up to date by itself.
+
+It says what `RowControls` says, for those who cannot run Python between two steps: a header, then sections at the
+offsets that the header names. Float32 values are stored by their bits. The device adds each token that it is fed to the
+known ids, to their counts and to the ring of the output's last tokens; everything else stays as it was made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from quire_common.logit_controls import NEUTRAL
+
+if TYPE_CHECKING:
+    from quire_common.sequence import Sequence
+    from quire_worker.step import Int32
+
+# Places in the header.
+COUNTING: Final = 0
+"""1: penalties are asked, so tokens are counted."""
+KNOWN: Final = 1
+"""Distinct tokens of prompt and output; changes."""
+WRITTEN: Final = 2
+"""Tokens of the output; changes."""
+REPETITION: Final = 3
+FREQUENCY: Final = 4
+PRESENCE: Final = 5
+BIASES: Final = 6
+BIAS_AT: Final = 7
+"""BIASES ids, then as many amounts."""
+MASKED: Final = 8
+"""1: only tokens of the mask may be drawn."""
+MASK_AT: Final = 9
+"""A bit for every token of the vocabulary, the lowest of a word first."""
+WORDS: Final = 10
+WORDS_AT: Final = 11
+"""Where each bad word's ids begin, and where the last one's end: WORDS + 1 places in the sheet."""
+RING: Final = 12
+RING_AT: Final = 13
+"""The output's last RING tokens, token number n at n % RING: as many as the longest bad word has before its last."""
+CAPACITY: Final = 14
+IDS_AT: Final = 15
+"""CAPACITY ids, of which KNOWN are there, then as many counts of the output; both change."""
+HEADER: Final = 16
+# A step that was launched before the end was known feeds one token more.
+_SPARE = 4
+
+
+def control_sheet(sequence: Sequence, vocab_size: int) -> Int32:
+    """The sheet of a sequence that starts, its output ids being those that it had before."""
+    controls = sequence.sampling.controls or NEUTRAL
+    penalties = (controls.repetition_penalty, controls.frequency_penalty, controls.presence_penalty)
+    counting = penalties != (1.0, 0.0, 0.0)
+    ids, counts, capacity = _known_tokens(sequence, vocab_size) if counting else (_NONE, _NONE, 0)
+    ring = max((len(word) for word in controls.bad_words), default=1) - 1
+    written = len(sequence.output_ids)
+    mask = _mask(controls.allowed_token_ids, vocab_size)
+    header = np.zeros(HEADER, np.int32)
+    sections: list[Int32] = [header]
+    end = HEADER
+
+    def place(*parts: Int32) -> int:
+        nonlocal end
+        begin = end
+        sections.extend(parts)
+        end += sum(map(len, parts))
+        return begin
+
+    header[COUNTING], header[KNOWN], header[WRITTEN] = counting, len(ids), written
+    header[REPETITION : PRESENCE + 1] = np.array(penalties, np.float32).view(np.int32)
+    header[BIASES], header[MASKED], header[WORDS] = len(controls.logit_bias), len(mask) > 0, len(controls.bad_words)
+    header[BIAS_AT] = place(
+        np.array([token for token, _ in controls.logit_bias], np.int32),
+        np.array([bias for _, bias in controls.logit_bias], np.float32).view(np.int32),
+    )
+    header[MASK_AT] = place(mask)
+    lengths = np.cumsum([0, *map(len, controls.bad_words)], dtype=np.int32)
+    header[WORDS_AT] = place((end + len(lengths) + lengths).astype(np.int32))
+    place(np.array([token for word in controls.bad_words for token in word], np.int32))
+    last = np.zeros(ring, np.int32)
+    for number in range(max(0, written - ring), written):
+        last[number % ring] = sequence.output_ids[number]
+    header[RING], header[RING_AT] = ring, place(last)
+    room = np.zeros(capacity - len(ids), np.int32)
+    header[CAPACITY], header[IDS_AT] = capacity, place(ids, room, counts, room)
+    return np.concatenate(sections)
+
+
+_NONE: Int32 = np.empty(0, np.int32)
+
+
+def _known_tokens(sequence: Sequence, vocab_size: int) -> tuple[Int32, Int32, int]:
+    """Distinct ids, how often each is in the output, and how many there may come to be."""
+    ids = np.unique(np.concatenate([sequence.prompt_ids, sequence.output_ids]).astype(np.int32))
+    counts = np.zeros(len(ids), np.int32)
+    np.add.at(counts, np.searchsorted(ids, sequence.output_ids), 1)
+    most = min(vocab_size, len(ids) + sequence.stop.max_tokens + _SPARE)
+    return ids, counts, max(most, len(ids))
+
+
+def _mask(allowed: tuple[int, ...], vocab_size: int) -> Int32:
+    """Empty where all are allowed."""
+    if not allowed:
+        return _NONE
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
