@@ -22,7 +22,7 @@ from quire_common.telemetry.metrics import render
 from quire_common.transport import SERVER_OPTIONS
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import KvstoreService, worker_threads
-from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, body, chain, config, framed, part
+from tests.unit.kvstore.pages import BODY_BYTES, PLACE_BYTES, body, chain, config, framed, part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -161,7 +161,7 @@ def test_a_page_damaged_in_memory_is_a_miss_once_and_then_gone(running: Running)
     assert running.put(A) == 1, "until it is put again"
     assert running.client.lookup(A, pin=False).pages == 8
     running.client.release(lookup.lease, other.lease)
-    assert tier.used_bytes == 8 * FRAMED_BYTES, "its memory came back with the last lease"
+    assert tier.used_bytes == 8 * PLACE_BYTES, "its memory came back with the last lease"
 
 
 def test_an_expired_lease_is_not_found_even_in_the_middle_of_a_read() -> None:
@@ -387,7 +387,7 @@ def test_stats_and_metrics_tell_the_same(running: Running) -> None:
     running.client.lookup(B)
     stats = running.stub.Stats(kvstore_pb2.StatsRequest())
     (ram,) = stats.tiers
-    assert (ram.medium, ram.pages, ram.bytes, ram.capacity_bytes) == ("ram", 8, 8 * FRAMED_BYTES, 64 * FRAMED_BYTES)
+    assert (ram.medium, ram.pages, ram.bytes, ram.capacity_bytes) == ("ram", 8, 8 * PLACE_BYTES, 64 * PLACE_BYTES)
     assert (ram.hits, ram.misses, ram.stored, ram.corrupt, ram.evictions) == (8, 8, 8, 0, 0)
     assert (stats.leases, stats.pending_puts, stats.epoch.boot_id) == (1, 0, lookup.boot_id)
     eventually(lambda: b'quire_kvstore_pages{medium="ram"} 8.0' in render() and b"quire_kvstore_leases 1.0" in render())

@@ -1,86 +1,100 @@
-"""One block of memory, handed out in extents. Knows nothing of pages.
+"""The memory for pages: one file without a name, which other processes of this host may map, but only to read.
 
-First fit over a sorted list of free extents that merge with their neighbours: pages of one size leave no fragments, and
-several sizes mix. The memory is mapped at once and becomes resident as it is written. Not thread-safe: the store's
-lock guards it.
+A slab is a head of 64 bytes and a page. The head holds the page's *generation*: a number that no other page has, wiped
+before the slab is anybody else's. Who has copied a page without asking looks whether it is still there, and knows then
+that what was copied was that page from beginning to end.
+
+The file is sealed (see SEALS): this process writes through the map that it made before; nobody can map the file anew
+to write, write to it, or cut it short under a reader, whoever gets hold of its descriptor and however it is opened
+again. It has no name: when its last descriptor is closed, by whatever death, it is gone. Its memory becomes resident as
+it is written. Not thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
 
-import bisect
+import fcntl
 import mmap
+import os
+import secrets
+import struct
 
+from quire_kvstore.slabs import Slabs
+
+HEAD_BYTES = 64
+# In <linux/fcntl.h>; Python's fcntl does not know it.
+_F_SEAL_FUTURE_WRITE = 0x10
+SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _ALIGN = 64
+_GENERATION = struct.Struct("<Q")
 
 
 class Arena:
-    """`capacity_bytes` of anonymous memory."""
+    """`capacity_bytes` of memory. `fd` is open for reading alone; it is for others only where it is `sealed`."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self.used_bytes = 0
-        self._map = mmap.mmap(-1, capacity_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._slabs = Slabs(capacity_bytes)
+        fd = os.memfd_create("quire-kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.fchmod(fd, 0o400)
+            os.ftruncate(fd, capacity_bytes)
+            self._map = mmap.mmap(fd, capacity_bytes)
+            self.sealed = _seal(fd)
+            self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            os.close(fd)
         self._view = memoryview(self._map)
-        self._free_starts = [0]
-        self._free_sizes = {0: capacity_bytes}
-        self._used_sizes: dict[int, int] = {}
+        # Random where it starts, so that a generation of an earlier life is none of this one's.
+        self._next_generation = secrets.randbits(62) + 1
+
+    @property
+    def used_bytes(self) -> int:
+        """In slabs that somebody has."""
+        return self._slabs.used_bytes
 
     @staticmethod
     def footprint(size: int) -> int:
-        """Bytes that an extent of `size` takes."""
-        return -(-size // _ALIGN) * _ALIGN
+        """Bytes that a page of `size` takes."""
+        return HEAD_BYTES + -(-size // _ALIGN) * _ALIGN
 
     def allocate(self, size: int) -> int | None:
-        """The offset of a new extent, or None where none fits."""
-        needed = self.footprint(size)
-        for index, start in enumerate(self._free_starts):
-            available = self._free_sizes[start]
-            if available < needed:
-                continue
-            del self._free_sizes[start]
-            if available == needed:
-                del self._free_starts[index]
-            else:
-                self._free_starts[index] = start + needed
-                self._free_sizes[start + needed] = available - needed
-            self._used_sizes[start] = needed
-            self.used_bytes += needed
-            return start
-        return None
+        """The offset of room for a page, with a generation of its own; None where there is none."""
+        slab = self._slabs.take(self.footprint(size))
+        if slab is None:
+            return None
+        _GENERATION.pack_into(self._view, slab, self._next_generation)
+        self._next_generation += 1
+        return slab + HEAD_BYTES
 
-    def free(self, start: int) -> None:
-        """Take an extent back; raises KeyError if there is none."""
-        size = self._used_sizes.pop(start)
-        self.used_bytes -= size
-        index = bisect.bisect_left(self._free_starts, start)
-        if index < len(self._free_starts) and self._free_starts[index] == start + size:
-            size += self._free_sizes.pop(self._free_starts.pop(index))
-        if index > 0:
-            before = self._free_starts[index - 1]
-            if before + self._free_sizes[before] == start:
-                self._free_sizes[before] += size
-                return
-        self._free_starts.insert(index, start)
-        self._free_sizes[start] = size
+    def free(self, offset: int) -> None:
+        """Take a page's room back; raises KeyError if there is none."""
+        slab = offset - HEAD_BYTES
+        self._slabs.give_back(slab)
+        _GENERATION.pack_into(self._view, slab, 0)
 
-    def view(self, start: int, size: int) -> memoryview:
-        """The bytes themselves. The caller knows that the extent is its own, and releases the view."""
-        return self._view[start : start + size]
+    def generation(self, offset: int) -> int:
+        """Of what is at this offset now."""
+        return int(_GENERATION.unpack_from(self._view, offset - HEAD_BYTES)[0])
+
+    def view(self, offset: int, size: int) -> memoryview:
+        """The bytes themselves. The caller knows that they are its own, and releases the view."""
+        return self._view[offset : offset + size]
 
     def close(self) -> None:
         """Give the memory back. No view may be left."""
         self._view.release()
         self._map.close()
+        os.close(self.fd)
 
     def check_integrity(self) -> None:
-        """Used and free extents cover the memory without gap or overlap, and free ones are merged."""
-        used = [(start, size, False) for start, size in self._used_sizes.items()]
-        extents = sorted([(start, size, True) for start, size in self._free_sizes.items()] + used)
-        position, was_free = 0, False
-        for start, size, free in extents:
-            assert start == position, f"a gap or an overlap at {position}"
-            assert not (free and was_free), f"two free extents touch at {start}"
-            position, was_free = start + size, free
-        assert position == self.capacity_bytes
-        assert self._free_starts == sorted(self._free_sizes)
-        assert self.used_bytes == sum(self._used_sizes.values())
+        """See Slabs."""
+        self._slabs.check_integrity()
+
+
+def _seal(fd: int) -> bool:
+    """False where the kernel (before Linux 5.1) does not know these seals."""
+    try:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+    except OSError:
+        return False
+    return True

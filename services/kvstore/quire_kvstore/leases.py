@@ -1,6 +1,7 @@
-"""Leases: a name and a deadline for what a peer holds. Knows nothing of what that is.
+"""Leases: a name, a key and a deadline for what a peer holds. Knows nothing of what that is.
 
-An unknown, ended or expired lease is NOT_FOUND, all alike. Not thread-safe: the store's lock guards it.
+The name is for the control channel; on data connections a lease goes by its handle, which is nothing to those who have
+no key. An unknown, ended or expired lease is NOT_FOUND, all alike. Not thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from quire_common.errors import NotFound, Overloaded
+from quire_common.kv_data.lease_key import KEY_BYTES, handle_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -21,12 +23,18 @@ ID_BYTES = 16
 
 @dataclass
 class Lease(Generic[H]):
-    """`held` is what ends with it."""
+    """`held` is what ends with it. `key` authenticates frames of data connections (see quire_common.kv_data)."""
 
     id: bytes
+    key: bytes
     held: H
     granted_ms: int
     deadline_s: float
+
+    @property
+    def handle(self) -> bytes:
+        """Its name on data connections."""
+        return handle_of(self.key)
 
 
 class LeaseTable(Generic[H]):
@@ -38,6 +46,7 @@ class LeaseTable(Generic[H]):
         self._max_ms = max_ms
         self._clock = clock
         self._leases: dict[bytes, Lease[H]] = {}
+        self._by_handle: dict[bytes, Lease[H]] = {}
         # One entry per lease; one that is out of date is pushed again or dropped when it comes up.
         self._by_deadline: list[tuple[float, bytes]] = []
 
@@ -65,8 +74,10 @@ class LeaseTable(Generic[H]):
         """A new lease; raises Overloaded."""
         self.require_room()
         granted_ms = self.granted_ms(lease_ms)
-        lease = Lease(secrets.token_bytes(ID_BYTES), held, granted_ms, self._clock() + granted_ms / 1000)
+        key = secrets.token_bytes(KEY_BYTES)
+        lease = Lease(secrets.token_bytes(ID_BYTES), key, held, granted_ms, self._clock() + granted_ms / 1000)
         self._leases[lease.id] = lease
+        self._by_handle[lease.handle] = lease
         heapq.heappush(self._by_deadline, (lease.deadline_s, lease.id))
         return lease
 
@@ -82,6 +93,11 @@ class LeaseTable(Generic[H]):
             )
         return lease
 
+    def by_handle(self, handle: bytes) -> Lease[H] | None:
+        """The living lease with this handle."""
+        lease = self._by_handle.get(handle)
+        return None if lease is None or lease.deadline_s <= self._clock() else lease
+
     def renew(self, lease_id: bytes, lease_ms: int) -> int:
         """Prolong a lease, never shorten it; returns the life from now on. Raises NotFound."""
         lease = self.find(lease_id)
@@ -92,6 +108,8 @@ class LeaseTable(Generic[H]):
     def end(self, lease_id: bytes) -> Lease[H] | None:
         """Take a lease out; None if there is none (any more)."""
         lease = self._leases.pop(lease_id, None)
+        if lease is not None:
+            del self._by_handle[lease.handle]
         if len(self._by_deadline) > 2 * len(self._leases) + 64:
             self._by_deadline = [(lease.deadline_s, lease.id) for lease in self._leases.values()]
             heapq.heapify(self._by_deadline)
@@ -107,6 +125,6 @@ class LeaseTable(Generic[H]):
             if lease.deadline_s > now:
                 heapq.heappush(self._by_deadline, (lease.deadline_s, lease.id))
             else:
-                del self._leases[lease.id]
+                del self._leases[lease.id], self._by_handle[lease.handle]
                 expired.append(lease)
         return expired

@@ -1,9 +1,9 @@
 """The store: pages, the leases that hold them, and puts in two phases. All methods may be called from any thread.
 
-One lock guards everything, and nothing slow happens under it: a frame is copied (a memcpy holds the interpreter
-anyway), but checksums are computed outside, by the one thread that a committing put belongs to.
+One lock guards everything, and nothing slow happens under it: bytes are copied and checksums computed outside, by the
+thread that brings or fetches a page.
 
-    BeginPut   reserves memory; the pages are invisible, and no other put wants them meanwhile
+    BeginPut   reserves memory; the pages are invisible, and no other put wants them meanwhile (put_desk.py)
     CommitPut  makes the complete and intact ones visible, gives the memory of the others back
     a lookup   pins what is in memory, and waits a while for what the tiers below may have (ladder.py)
     a lease's end, by release or by time, unpins what a lookup pinned and drops a put that was not committed
@@ -11,6 +11,7 @@ anyway), but checksums are computed outside, by the one thread that a committing
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
 import time
@@ -18,25 +19,25 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument, NotFound, TooLarge
-from quire_common.pages import HEADER_BYTES, PageCorrupt, check_page
-from quire_common.telemetry.logs import get_logger
 from quire_kvstore.ladder import Ladder
 from quire_kvstore.leases import Lease, LeaseTable
 from quire_kvstore.page_feed import PageFeed
-from quire_kvstore.puts import Put
+from quire_kvstore.put_desk import PutDesk, is_intact
+from quire_kvstore.puts import MAX_FRAME_BYTES, Put
 from quire_kvstore.ram_tier import MEDIUM, RamPage, RamTier
 from quire_kvstore.store_stats import FoundCounts, StoreCounts, StoreStats, TierPicture
 from quire_kvstore.tiers.medium import TierFigures
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from typing_extensions import Buffer
 
     from quire_common.pages import PageKey, PageRun
     from quire_kvstore.config import KvstoreConfig
     from quire_kvstore.page_feed import Watcher
     from quire_kvstore.tiers.tier import Tier
 
-log = get_logger(__name__)
 _CLOSE_LIMIT_S = 5.0
 
 
@@ -59,7 +60,6 @@ class PageStore:
     ) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._committed = threading.Condition(self._lock)
         self._tier = RamTier(config.ram_bytes, config.ram_policy)
         self._leases: LeaseTable[Pinned | Put] = LeaseTable(
             config.max_leases, config.default_lease_ms, config.max_lease_ms, clock
@@ -69,9 +69,7 @@ class PageStore:
         self._ladder = Ladder(self._lock, self._tier, self._feed, tiers, config.max_prefetches)
         self._counts = StoreCounts()
         self._found = FoundCounts((MEDIUM, *(tier.medium.name for tier in tiers)))
-        self._pending: set[PageKey] = set()
-        self._pending_bytes = 0
-        self._committing: list[Put] = []
+        self._puts = PutDesk(config, self._lock, self._tier, self._ladder, self._counts, self._put)
         self._draining = False
 
     def start(self) -> None:
@@ -111,25 +109,43 @@ class PageStore:
             return found, lease
 
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:
-        """A part of a pinned page, and whether it is its last; raises NotFound as soon as the lease has expired, and
-        where the page has gone bad in memory, which is looked at when its first part is read."""
+        """A copy of a part of a pinned page, and whether it is its last; raises NotFound as soon as the lease has
+        expired, and where the page has gone bad in memory, which is looked at when its first part is read."""
+        if offset == 0 and not self.check(lease_id, index):
+            raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
+        with self.reading(lease_id, index) as framed:
+            return bytes(framed[offset : offset + size]), offset + size >= len(framed)
+
+    @contextlib.contextmanager
+    def reading(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
+        """The bytes of a pinned page, which stay as they are meanwhile, also where the lease ends; raises NotFound."""
         with self._lock:
             page = self._pinned(lease_id).pages[index]
-            if offset:
-                return self._tier.read(page, offset, size), offset + size >= page.size
             self._tier.lend(page)
         try:
             with self._tier.view(page) as framed:
-                intact = not page.dropped and self._is_intact(framed, page.key)
+                yield framed
         finally:
             with self._lock:
                 self._tier.give_back(page)
+
+    def check(self, lease_id: bytes, index: int) -> bool:
+        """Whether a pinned page is what its key says; one that is not is dropped and counted. Raises NotFound."""
         with self._lock:
-            if not intact:
+            page = self._pinned(lease_id).pages[index]
+        with self.reading(lease_id, index) as framed:
+            intact = not page.dropped and is_intact(framed, page.key)
+        if not intact:
+            with self._lock:
                 self._ladder.drop(page)
-                raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
-            self._pinned(lease_id)
-            return self._tier.read(page, offset, size), size >= page.size
+        return intact
+
+    def places(self, lease_id: bytes) -> tuple[Lease[Pinned | Put], list[int], list[int]]:
+        """The lease itself, and offset and generation of each of its pages in the arena; raises NotFound."""
+        with self._lock:
+            pages = self._pinned(lease_id).pages
+            generations = [self._tier.generation(page) for page in pages]
+            return self._leases.find(lease_id), [page.offset for page in pages], generations
 
     def readable(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
         """The indices that a read may ask for, all if none is given; raises NotFound, InvalidArgument."""
@@ -148,38 +164,31 @@ class PageStore:
         A page is not wanted if it is here, if another put brings it, or if there is no room that could be made.
         """
         keys = self._keys(run)
-        if len(set(keys)) < len(keys):
-            raise InvalidArgument("DUPLICATE_PAGE", "A page is named twice in one put.", "Name each page once.")
-        if not 0 < page_bytes <= self._config.max_page_bytes:
-            raise TooLarge(
-                "BAD_PAGE_SIZE",
-                f"A page of {page_bytes} bytes; the kvstore takes 1 to {self._config.max_page_bytes}.",
-                "Put smaller pages, or raise max_page_bytes.",
-                param="page_bytes",
-            )
-        size = HEADER_BYTES + page_bytes
         with self._lock:
             self._expire()
-            missing = [i for i, key in enumerate(keys) if key not in self._pending and not self._ladder.has(key)]
-            if missing and not self._draining:
-                self._leases.require_room()
-            offsets = self._reserve(missing, size, keep=[page for key in keys if (page := self._tier.get(key))])
-            self._counts.refused += len(missing) - len(offsets)
-            self._ladder.publish_evictions()
-            if not offsets:
+            missing = self._puts.missing(keys, page_bytes)
+            if self._draining or not missing:
                 return [], None
-            put = Put(run, page_bytes, offsets)
-            self._pending.update(put.wanted_keys())
-            self._pending_bytes += put.pending_bytes
-            return list(offsets), self._leases.grant(put, lease_ms)
+            self._leases.require_room()
+            put = self._puts.begin(run, page_bytes, missing)
+            if put is None:
+                return [], None
+            return list(put.offsets), self._leases.grant(put, lease_ms)
 
-    def write(self, lease_id: bytes, index: int, offset: int, data: bytes) -> None:
-        """One frame of a put; raises NotFound, InvalidArgument."""
-        with self._lock:
-            put = self._put(lease_id)
-            start = put.accept(index, offset, len(data))
-            with self._tier.reserved(start, len(data)) as view:
-                view[:] = data
+    def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
+        """One part of a put's page, copied; raises NotFound, InvalidArgument."""
+        part = memoryview(data)
+        if len(part) > MAX_FRAME_BYTES:
+            message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
+            raise InvalidArgument("BAD_PUT_FRAME", message, "Send frames of at most 1 MiB.")
+        with self.writing(lease_id, index, offset, len(part)) as view:
+            view[:] = part
+
+    def writing(
+        self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
+    ) -> contextlib.AbstractContextManager[memoryview]:
+        """See PutDesk."""
+        return self._puts.writing(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:
         """How many of a put's pages have come whole; raises NotFound."""
@@ -191,24 +200,15 @@ class PageStore:
         """End a put; returns how many pages became visible and how many were refused. Raises NotFound."""
         with self._lock:
             put = self._put(lease_id)
-            self._leases.end(lease_id)  # from here on the put is this thread's alone
-            self._committing.append(put)
-        intact: list[int] = []
-        corrupt = 0
-        try:
-            for index in put.offsets:
-                if put.complete(index):
-                    ok = self._intact(put, index)
-                    corrupt += not ok
-                    if ok:
-                        intact.append(index)
-        finally:
-            with self._lock:
-                self._committing.remove(put)
-                self._committed.notify_all()
-                self._finish(put, intact)
-                self._counts.corrupt += corrupt
-        return len(intact), len(put.offsets) - len(intact)
+            self._leases.end(lease_id)
+            stored = self._puts.finish(put, publish=True)
+            return stored, len(put.offsets) - stored
+
+    def key_of(self, handle: bytes) -> tuple[bytes, bytes] | None:
+        """Name and key of the living lease with this handle (see quire_common.kv_data)."""
+        with self._lock:
+            lease = self._leases.by_handle(handle)
+            return None if lease is None else (lease.id, lease.key)
 
     def renew(self, lease_id: bytes, lease_ms: int) -> int:
         """Prolong a lease; returns its life in ms. Raises NotFound."""
@@ -256,7 +256,7 @@ class PageStore:
                 self._tier.evictions,
                 len(self._leases) - puts,
                 puts,
-                self._pending_bytes,
+                self._puts.pending_bytes,
                 len(self._feed),
                 (self._picture(counts), *(self._found.picture(tier.medium) for tier in self._tiers)),
             )
@@ -274,12 +274,12 @@ class PageStore:
             tier.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Drop everything. Commits that still compute checksums are waited for; a medium that hangs keeps its thread,
-        and then the memory stays too."""
+        """Drop everything. Who still writes a page is waited for; a medium that hangs keeps its thread, and then the
+        memory stays too."""
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:
             self._feed.close()
-            if self._committed.wait_for(lambda: not self._committing, _CLOSE_LIMIT_S) and all(ended):
+            if self._puts.wait_quiet(_CLOSE_LIMIT_S) and all(ended):
                 self._tier.close()
 
     def check_integrity(self) -> None:
@@ -288,18 +288,15 @@ class PageStore:
             tier.check_integrity()
         with self._lock:
             pins: dict[RamPage, int] = {}
-            puts = list(self._committing)
+            puts: list[Put] = []
             for lease in self._leases:
                 if isinstance(lease.held, Put):
                     puts.append(lease.held)
                 else:
                     for page in lease.held.pages:
                         pins[page] = pins.get(page, 0) + 1
-            reserved = {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
-            self._tier.check_integrity(pins, reserved | self._ladder.reserved())
+            self._tier.check_integrity(pins, self._puts.check_integrity(puts) | self._ladder.reserved())
             self._ladder.check_integrity()
-            assert self._pending == {key for put in puts for key in put.wanted_keys()}
-            assert self._pending_bytes == sum(put.pending_bytes for put in puts) <= self._config.max_pending_bytes
             assert len(self._leases) <= self._config.max_leases
 
     def _keys(self, run: PageRun) -> tuple[PageKey, ...]:
@@ -311,52 +308,6 @@ class PageStore:
                 param="keys",
             )
         return run.keys()
-
-    def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
-        """Memory for as many of the missing pages as there may be, from the first on; not at the cost of `keep`."""
-        offsets: dict[int, int] = {}
-        for page in keep:
-            self._tier.lend(page)
-        for index in missing if not self._draining else ():
-            pending_bytes = self._pending_bytes + size * (len(offsets) + 1)
-            offset = self._tier.reserve(size) if pending_bytes <= self._config.max_pending_bytes else None
-            if offset is None:
-                break
-            offsets[index] = offset
-        for page in keep:
-            self._tier.give_back(page)
-        self._tier.refresh([page.key for page in keep])
-        return offsets
-
-    def _intact(self, put: Put, index: int) -> bool:
-        with self._tier.reserved(put.offsets[index], put.framed_bytes) as framed:
-            return self._is_intact(framed, put.run.key(index))
-
-    def _is_intact(self, framed: memoryview, key: PageKey) -> bool:
-        try:
-            check_page(framed, key).release()
-        except PageCorrupt as error:
-            log.warning("a page is corrupt", medium=MEDIUM, reason=str(error))
-            return False
-        return True
-
-    def _finish(self, put: Put, intact: Sequence[int]) -> None:
-        """Publish the intact pages, and forget the put."""
-        self._pending.difference_update(put.wanted_keys())
-        self._pending_bytes -= put.pending_bytes
-        for index in sorted(put.offsets.keys() - set(intact)):
-            self._tier.cancel(put.offsets[index])
-        for index in intact:
-            if put.run.key(index) in self._tier:  # a lookup has brought it from below meanwhile
-                self._tier.cancel(put.offsets[index])
-            else:
-                self._tier.publish(put.run.key(index), put.offsets[index], put.framed_bytes)
-        if intact:
-            self._tier.refresh(put.run.keys())  # all of it, since the head may have been here before
-        self._counts.stored += len(intact)
-        self._counts.refused += len(put.offsets) - len(intact)
-        parents = [put.run.hashes[index - 1] if index else b"" for index in intact]
-        self._ladder.stored([put.run.key(index) for index in intact], parents)
 
     def _picture(self, counts: StoreCounts) -> TierPicture:
         figures = self._found.of(
@@ -376,7 +327,7 @@ class PageStore:
     def _let_go(self, ended: Sequence[Lease[Pinned | Put]]) -> None:
         for lease in ended:
             if isinstance(lease.held, Put):
-                self._finish(lease.held, ())
+                self._puts.finish(lease.held, publish=False)
             else:
                 self._tier.unpin(lease.held.pages)
 

@@ -1,4 +1,7 @@
-"""A put under way: pages that are being written and that nobody sees yet. Knows nothing of memory management."""
+"""A put under way: pages that are being written and that nobody sees yet. Knows nothing of memory management.
+
+A page has one writer at a time, from `begin` to `end`. Not thread-safe: the store's lock guards it.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,15 @@ MAX_FRAME_BYTES = 1 << 20
 
 @dataclass
 class Put:
-    """The wanted pages of a run, by index: where each is written and how much of it has come."""
+    """The wanted pages of a run, by index: where each is written, how much of it has come, who writes it, and whether
+    what came is what its header says."""
 
     run: PageRun
     page_bytes: int
     offsets: dict[int, int]
     received: dict[int, int] = field(default_factory=dict)
+    busy: set[int] = field(default_factory=set)
+    intact: set[int] = field(default_factory=set)
 
     @property
     def framed_bytes(self) -> int:
@@ -43,12 +49,13 @@ class Put:
         """Whether all of a page has come."""
         return self.received.get(index, 0) == self.framed_bytes
 
-    def accept(self, index: int, offset: int, size: int) -> int:
-        """Where in memory a frame goes; raises InvalidArgument. Frames come in order; offset 0 starts the page anew."""
+    def begin(self, index: int, offset: int, size: int) -> int:
+        """Where in memory a part of a page goes; raises InvalidArgument. Parts come in order; offset 0 starts the page
+        anew. To be followed by `end`."""
         if index not in self.offsets:
             raise _bad(f"Page {index} is not wanted.", "Send the pages that BeginPut wants.")
-        if size > MAX_FRAME_BYTES:
-            raise _bad(f"A frame has {size} bytes, more than {MAX_FRAME_BYTES}.", "Send frames of at most 1 MiB.")
+        if index in self.busy:
+            raise _bad(f"Page {index} is being written.", "Send each page on one stream.")
         expected = 0 if offset == 0 else self.received.get(index, 0)
         if offset != expected or offset + size > self.framed_bytes:
             raise _bad(
@@ -56,8 +63,15 @@ class Put:
                 f"up to {self.framed_bytes}.",
                 "Send each page's frames in order, without gaps: header and body.",
             )
-        self.received[index] = offset + size
+        self.busy.add(index)
+        self.intact.discard(index)
+        self.received[index] = 0  # what is half overwritten has not come
         return self.offsets[index] + offset
+
+    def end(self, index: int, received: int) -> None:
+        """The part has been written: so much of the page is there, none where writing it failed."""
+        self.busy.discard(index)
+        self.received[index] = received
 
 
 def _bad(message: str, fix: str) -> InvalidArgument:

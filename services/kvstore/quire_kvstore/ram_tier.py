@@ -155,11 +155,13 @@ class RamTier:
         """The bytes of a page that is pinned or lent; the caller releases the view."""
         return self._arena.view(page.offset, page.size)
 
-    def read(self, page: RamPage, offset: int, size: int) -> bytes:
-        """A copy of a part of a page."""
-        start, end = min(offset, page.size), min(offset + size, page.size)
-        with self._arena.view(page.offset + start, end - start) as view:
-            return bytes(view)
+    def generation(self, page: RamPage) -> int:
+        """What tells this page from all that come to lie in its place later; see Arena."""
+        return self._arena.generation(page.offset)
+
+    def share(self) -> int | None:
+        """A descriptor of all memory, for other processes to read pages from; None where it cannot be sealed."""
+        return self._arena.fd if self._arena.sealed else None
 
     def take_evicted(self) -> list[PageKey]:
         """What was evicted since the last call: for those who watch."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire_common.pages import HEADER_BYTES, PageRun, check_page, frame_page
+from quire_kvstore.arena import Arena
 from quire_kvstore.config import KvstoreConfig
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 NAMESPACE = hashlib.sha256(b"namespace").digest()
 BODY_BYTES = 960
 FRAMED_BYTES = HEADER_BYTES + BODY_BYTES  # a multiple of 64: nothing is lost to alignment
+PLACE_BYTES = Arena.footprint(FRAMED_BYTES)  # what such a page takes in memory
 
 
 def chain(name: str, length: int, namespace: bytes = NAMESPACE, group: int = 0) -> PageRun:
@@ -38,7 +40,7 @@ def framed(run: PageRun, index: int, size: int = BODY_BYTES) -> bytes:
 
 def config(pages: int, **changes: object) -> KvstoreConfig:
     """A store with room for so many of these pages."""
-    return replace(KvstoreConfig(ram_bytes=pages * FRAMED_BYTES), **changes)  # type: ignore[arg-type]  # changes by name
+    return replace(KvstoreConfig(ram_bytes=pages * PLACE_BYTES), **changes)  # type: ignore[arg-type]  # changes by name
 
 
 def put(store: PageStore, run: PageRun) -> tuple[int, int]:

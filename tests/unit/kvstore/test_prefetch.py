@@ -14,7 +14,7 @@ from quire_common.errors import NotFound, Overloaded
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.prefetch import WINDOW
 from quire_kvstore.tiers.tier import Tier, TierSettings
-from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, chain, config, framed, length, part, put, read_all
+from tests.unit.kvstore.pages import BODY_BYTES, PLACE_BYTES, chain, config, framed, length, part, put, read_all
 from tests.unit.kvstore.scripted_medium import ScriptedMedium
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
 
@@ -187,7 +187,7 @@ def test_a_put_and_a_load_of_the_same_page_agree() -> None:
         assert store.commit(lease.id) == (8, 0)
         medium.release_all()
         assert waiting.result(timeout=60) == (8, "scripted")
-        assert store.stats().used_bytes == 8 * FRAMED_BYTES
+        assert store.stats().used_bytes == 8 * PLACE_BYTES
 
 
 def test_a_medium_with_a_bug_is_a_miss() -> None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quire_kvstore.arena import HEAD_BYTES
 from quire_kvstore.page_store import PageStore, Pinned
 from quire_kvstore.tiers.disk_files import DiskFiles
 from quire_kvstore.tiers.make_tiers import make_tiers
@@ -68,8 +69,7 @@ def found(store: PageStore, run: PageRun, wait_s: float | None = None) -> tuple[
 def forget_memory(store: PageStore) -> None:
     """Everything leaves RAM, as if other pages had pushed it out."""
     with store._lock:
-        capacity = store._tier.capacity_bytes
-        offset = store._tier.reserve(capacity)
+        offset = store._tier.reserve(store._tier.capacity_bytes - HEAD_BYTES)
         assert offset is not None, "something is pinned"
         store._tier.cancel(offset)
         store._ladder.publish_evictions()

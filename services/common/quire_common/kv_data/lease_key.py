@@ -1,0 +1,26 @@
+"""What a lease's key is good for. It travels over gRPC alone; what is derived from it may be seen by anybody.
+
+handle   names the lease on data connections: who overhears it can neither make frames nor use it over gRPC
+keys     of one connection, a pair: for frames to the store and from it. Both ends' nonces go in, so that nothing
+         that was ever sent is valid on another connection
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+KEY_BYTES = 32
+HANDLE_BYTES = 16
+NONCE_BYTES = 16
+
+
+def handle_of(lease_key: bytes) -> bytes:
+    """The lease's name on data connections."""
+    return hashlib.blake2b(key=lease_key, person=b"quire kv handle", digest_size=HANDLE_BYTES).digest()
+
+
+def connection_keys(lease_key: bytes, server_nonce: bytes, client_nonce: bytes) -> tuple[bytes, bytes]:
+    """Keys of frames to the store, and of frames from it."""
+    person = b"quire kv frames"
+    both = hashlib.blake2b(server_nonce + client_nonce, key=lease_key, person=person, digest_size=2 * KEY_BYTES)
+    return both.digest()[:KEY_BYTES], both.digest()[KEY_BYTES:]

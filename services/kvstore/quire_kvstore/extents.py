@@ -1,0 +1,63 @@
+"""Which parts of a block are free: extents, first fit, merged with their neighbours. Touches no memory.
+
+Not thread-safe: the store's lock guards it.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+
+class Extents:
+    """`capacity_bytes` in extents whose sizes their users choose."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self._free_starts = [0]
+        self._free_sizes = {0: capacity_bytes}
+        self._used_sizes: dict[int, int] = {}
+
+    def take(self, unit: int, most: int) -> tuple[int, int] | None:
+        """A new extent of one to `most` units, the first that has room for one, as many as fit there; its start and
+        its number of units. None where not even one fits."""
+        for index, start in enumerate(self._free_starts):
+            available = self._free_sizes[start]
+            if available < unit:
+                continue
+            units = min(most, available // unit)
+            size = units * unit
+            del self._free_sizes[start]
+            if available == size:
+                del self._free_starts[index]
+            else:
+                self._free_starts[index] = start + size
+                self._free_sizes[start + size] = available - size
+            self._used_sizes[start] = size
+            return start, units
+        return None
+
+    def give_back(self, start: int) -> None:
+        """Undo a `take`; raises KeyError if there was none."""
+        size = self._used_sizes.pop(start)
+        index = bisect.bisect_left(self._free_starts, start)
+        if index < len(self._free_starts) and self._free_starts[index] == start + size:
+            size += self._free_sizes.pop(self._free_starts.pop(index))
+        if index > 0:
+            before = self._free_starts[index - 1]
+            if before + self._free_sizes[before] == start:
+                self._free_sizes[before] += size
+                return
+        self._free_starts.insert(index, start)
+        self._free_sizes[start] = size
+
+    def check_integrity(self) -> None:
+        """Used and free extents cover the block without gap or overlap, and free ones are merged."""
+        used = [(start, size, False) for start, size in self._used_sizes.items()]
+        extents = sorted([(start, size, True) for start, size in self._free_sizes.items()] + used)
+        position, was_free = 0, False
+        for start, size, free in extents:
+            assert start == position, f"a gap or an overlap at {position}"
+            assert not (free and was_free), f"two free extents touch at {start}"
+            position, was_free = start + size, free
+        assert position == self.capacity_bytes
+        assert self._free_starts == sorted(self._free_sizes)

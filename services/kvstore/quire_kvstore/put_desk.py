@@ -1,0 +1,177 @@
+"""Puts in two phases, and the memory that pages under way take. Knows nothing of lookups.
+
+    begin    reserves memory; the pages are invisible, and no other put wants them meanwhile
+    write    fills it; a page that is complete is checked then and there, while it is warm, by whoever wrote its end
+    finish   makes the intact pages visible, gives the memory of the others back
+
+Nobody but this process can write to the memory of a page (see Arena), so what was checked stays as it was. Memory that
+somebody is still writing to when its put ends is given back when the writer leaves. Methods whose names begin with `_`
+and those that say so are called with the store's lock held; checksums are computed without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+from quire_common.errors import InvalidArgument, TooLarge
+from quire_common.pages import HEADER_BYTES, PageCorrupt, check_page
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.puts import Put
+from quire_kvstore.ram_tier import MEDIUM
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from quire_common.pages import PageKey, PageRun
+    from quire_kvstore.config import KvstoreConfig
+    from quire_kvstore.ladder import Ladder
+    from quire_kvstore.ram_tier import RamPage, RamTier
+    from quire_kvstore.store_stats import StoreCounts
+
+    FindPut = Callable[[bytes], Put]
+
+log = get_logger(__name__)
+
+
+class PutDesk:
+    """See the module. `find_put` gives the living put of a lease, or raises NotFound; it wants the lock."""
+
+    def __init__(
+        self,
+        config: KvstoreConfig,
+        lock: threading.Lock,
+        ram: RamTier,
+        ladder: Ladder,
+        counts: StoreCounts,
+        find_put: FindPut,
+    ) -> None:
+        self._config = config
+        self._lock = lock
+        self._ram = ram
+        self._ladder = ladder
+        self._counts = counts
+        self._find_put = find_put
+        self._pending: set[PageKey] = set()
+        self._orphans: dict[int, int] = {}
+        """Memory, by offset, of ended puts that is still being written."""
+        self._writers = 0
+        self._quiet = threading.Condition(lock)
+        self.pending_bytes = 0
+
+    def missing(self, keys: Sequence[PageKey], page_bytes: int) -> list[int]:
+        """Indices of the pages that are neither here nor on their way. Raises InvalidArgument. Wants the lock."""
+        if len(set(keys)) < len(keys):
+            raise InvalidArgument("DUPLICATE_PAGE", "A page is named twice in one put.", "Name each page once.")
+        if not 0 < page_bytes <= self._config.max_page_bytes:
+            raise TooLarge(
+                "BAD_PAGE_SIZE",
+                f"A page of {page_bytes} bytes; the kvstore takes 1 to {self._config.max_page_bytes}.",
+                "Put smaller pages, or raise max_page_bytes.",
+                param="page_bytes",
+            )
+        return [i for i, key in enumerate(keys) if key not in self._pending and not self._ladder.has(key)]
+
+    def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
+        """A put of as many of the missing pages as there may be; None for none. Wants the lock."""
+        keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
+        offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
+        self._counts.refused += len(missing) - len(offsets)
+        self._ladder.publish_evictions()
+        if not offsets:
+            return None
+        put = Put(run, page_bytes, offsets)
+        self._pending.update(put.wanted_keys())
+        self.pending_bytes += put.pending_bytes
+        return put
+
+    @contextlib.contextmanager
+    def writing(self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None) -> Iterator[memoryview]:
+        """Memory for a part of a page, for all of it by default, which the caller fills; where that fails, none of the
+        page has come. Raises NotFound, InvalidArgument. Without the lock."""
+        with self._lock:
+            put = self._find_put(lease_id)
+            size = put.framed_bytes if size is None else size
+            start = put.begin(index, offset, size)
+            self._writers += 1
+        received, intact = 0, None
+        try:
+            with self._ram.reserved(start, size) as view:
+                yield view
+            received = offset + size
+            if received == put.framed_bytes:
+                with self._ram.reserved(put.offsets[index], put.framed_bytes) as framed:
+                    intact = is_intact(framed, put.run.key(index))
+        finally:
+            with self._lock:
+                put.end(index, received)
+                if intact:
+                    put.intact.add(index)
+                self._counts.corrupt += intact is False
+                if self._orphans.pop(put.offsets[index], None) is not None:
+                    self._ram.cancel(put.offsets[index])
+                self._writers -= 1
+                self._quiet.notify_all()
+
+    def wait_quiet(self, timeout_s: float) -> bool:
+        """Until nobody writes any more; False where that takes too long. Wants the lock."""
+        return self._quiet.wait_for(lambda: not self._writers, timeout_s)
+
+    def finish(self, put: Put, *, publish: bool) -> int:
+        """Forget the put, and publish its intact pages or none; returns how many. Wants the lock."""
+        intact = sorted(put.intact) if publish else []
+        self._pending.difference_update(put.wanted_keys())
+        self.pending_bytes -= put.pending_bytes
+        for index in sorted(put.offsets.keys() - set(intact)):
+            if index in put.busy:
+                self._orphans[put.offsets[index]] = put.framed_bytes
+            else:
+                self._ram.cancel(put.offsets[index])
+        for index in intact:
+            if put.run.key(index) in self._ram:  # a lookup has brought it from below meanwhile
+                self._ram.cancel(put.offsets[index])
+            else:
+                self._ram.publish(put.run.key(index), put.offsets[index], put.framed_bytes)
+        if intact:
+            self._ram.refresh(put.run.keys())  # all of it, since the head may have been here before
+        self._counts.stored += len(intact)
+        self._counts.refused += len(put.offsets) - len(intact)
+        parents = [put.run.hashes[index - 1] if index else b"" for index in intact]
+        self._ladder.stored([put.run.key(index) for index in intact], parents)
+        return len(intact)
+
+    def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
+        """Bounds hold, and what is pending is what these puts bring. Returns the memory of all, by offset. Wants the
+        lock."""
+        assert self._pending == {key for put in puts for key in put.wanted_keys()}
+        assert self.pending_bytes == sum(put.pending_bytes for put in puts) <= self._config.max_pending_bytes
+        for put in puts:
+            assert put.busy <= put.offsets.keys() and put.intact <= put.offsets.keys() - put.busy
+        return self._orphans | {offset: put.framed_bytes for put in puts for offset in put.offsets.values()}
+
+    def _reserve(self, missing: Sequence[int], size: int, keep: Sequence[RamPage]) -> dict[int, int]:
+        """Memory for as many of the missing pages as there may be, from the first on; not at the cost of `keep`."""
+        offsets: dict[int, int] = {}
+        for page in keep:
+            self._ram.lend(page)
+        for index in missing:
+            pending_bytes = self.pending_bytes + size * (len(offsets) + 1)
+            offset = self._ram.reserve(size) if pending_bytes <= self._config.max_pending_bytes else None
+            if offset is None:
+                break
+            offsets[index] = offset
+        for page in keep:
+            self._ram.give_back(page)
+        self._ram.refresh([page.key for page in keep])
+        return offsets
+
+
+def is_intact(framed: memoryview, key: PageKey) -> bool:
+    """Whether a page in memory is what its key says; where it is not, that is logged."""
+    try:
+        check_page(framed, key).release()
+    except PageCorrupt as error:
+        log.warning("a page is corrupt", medium=MEDIUM, reason=str(error))
+        return False
+    return True

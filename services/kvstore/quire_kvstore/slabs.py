@@ -1,0 +1,82 @@
+"""Slabs: places of one size each, cut from spans of the block, a kind of span for each size. Touches no memory.
+
+A page size has its own spans, so that small pages do not crumble the room for large ones. A span whose last slab is
+given back goes back whole, for whatever size comes next. Not thread-safe: the store's lock guards it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_kvstore.extents import Extents
+
+# Pages larger than this have a span each.
+SPAN_BYTES = 1 << 20
+
+
+@dataclass(eq=False, slots=True)
+class _Span:
+    """`free` are its places that nobody has; the one used last is handed out first, while caches know it."""
+
+    start: int
+    slab_bytes: int
+    slabs: int
+    free: list[int]
+
+
+class Slabs:
+    """`capacity_bytes` in slabs."""
+
+    def __init__(self, capacity_bytes: int) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._extents = Extents(capacity_bytes)
+        self._span_of: dict[int, _Span] = {}
+        """By the start of each slab that somebody has."""
+        self._open: dict[int, dict[int, _Span]] = {}
+        """By slab size and start: spans with a free slab."""
+
+    def take(self, slab_bytes: int) -> int | None:
+        """The start of a slab, or None where none fits."""
+        spans = self._open.setdefault(slab_bytes, {})
+        if spans:
+            span = spans[next(reversed(spans))]
+        else:
+            extent = self._extents.take(slab_bytes, max(1, SPAN_BYTES // slab_bytes))
+            if extent is None:
+                return None
+            start, slabs = extent
+            places = [start + index * slab_bytes for index in reversed(range(slabs))]
+            span = spans[start] = _Span(start, slab_bytes, slabs, places)
+        slab = span.free.pop()
+        if not span.free:
+            del spans[span.start]
+        self._span_of[slab] = span
+        self.used_bytes += slab_bytes
+        return slab
+
+    def give_back(self, slab: int) -> None:
+        """Undo a `take`; raises KeyError if there was none."""
+        span = self._span_of.pop(slab)
+        span.free.append(slab)
+        self.used_bytes -= span.slab_bytes
+        spans = self._open[span.slab_bytes]
+        if len(span.free) < span.slabs:
+            spans[span.start] = span
+            return
+        spans.pop(span.start, None)
+        self._extents.give_back(span.start)
+
+    def check_integrity(self) -> None:
+        """Spans are extents, and each slab of a span is either free or somebody's."""
+        self._extents.check_integrity()
+        spans = {span.start: span for span in self._span_of.values()}
+        for size, opened in self._open.items():
+            for start, span in opened.items():
+                assert span.start == start and span.slab_bytes == size and span.free
+                assert spans.get(start) is span, "a span without a user has gone back"
+        for span in spans.values():
+            held = [slab for slab, of in self._span_of.items() if of is span]
+            assert sorted(held + span.free) == [span.start + i * span.slab_bytes for i in range(span.slabs)]
+            assert bool(span.free) == (span.start in self._open.get(span.slab_bytes, {}))
+        assert self.used_bytes == sum(span.slab_bytes for span in self._span_of.values())

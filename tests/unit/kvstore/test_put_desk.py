@@ -1,0 +1,123 @@
+"""Pages that are written in place: by one writer at a time, checked when they are whole, out of reach afterwards."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quire_common.errors import InvalidArgument, NotFound
+from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, PLACE_BYTES, chain, framed, length, part, put, read_all
+
+if TYPE_CHECKING:
+    from tests.unit.kvstore.conftest import MakeStore
+    from tests.unit.kvstore.pages import Clock
+
+A = chain("a", 4)
+
+
+def test_a_page_is_written_in_place(make_store: MakeStore) -> None:
+    store = make_store()
+    wanted, lease = store.begin_put(A, BODY_BYTES, 0)
+    assert lease is not None
+    for index in wanted:
+        with store.writing(lease.id, index) as view:
+            assert len(view) == FRAMED_BYTES
+            view[:] = framed(A, index)
+    assert store.complete_pages(lease.id) == 4
+    assert store.commit(lease.id) == (4, 0)
+    _, found = store.lookup(A, 0, pin=True)
+    assert found is not None
+    for index in range(4):
+        read_all(store, found.id, A, index)
+
+
+@pytest.mark.parametrize("ending", ["release", "commit", "expiry"])
+def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
+    make_store: MakeStore, clock: Clock, ending: str
+) -> None:
+    store = make_store(pages=4, default_lease_ms=1000)
+    wanted, lease = store.begin_put(part(A, 0, 2), BODY_BYTES, 0)
+    assert lease is not None and wanted == [0, 1]
+    store.write(lease.id, 0, 0, framed(A, 0))
+    with store.writing(lease.id, 1) as view:
+        view[:] = framed(A, 1)
+        if ending == "release":
+            assert store.release([lease.id]) == 1
+        elif ending == "commit":
+            assert store.commit(lease.id) == (1, 1), "what is not done is not kept"
+        else:
+            clock.now_s += 2
+            store.sweep()
+        assert store.stats().pending_bytes == 0
+        used = store.stats().used_bytes
+        assert used == (2 if ending == "commit" else 1) * PLACE_BYTES, "the writer's page and what was committed"
+        store.check_integrity()
+        # Others take all the rest, and not this.
+        assert put(store, chain("b", 4)) == (3, 0)
+        assert view == framed(A, 1)
+    assert store.stats().used_bytes == 3 * PLACE_BYTES
+    assert length(store, A) == 0
+    with pytest.raises(NotFound), store.writing(lease.id, 1):
+        pytest.fail("the put has ended")
+
+
+def test_a_page_has_one_writer_at_a_time(make_store: MakeStore) -> None:
+    store = make_store()
+    _, lease = store.begin_put(A, BODY_BYTES, 0)
+    assert lease is not None
+    with store.writing(lease.id, 0) as view:
+        with pytest.raises(InvalidArgument, match="being written"):
+            store.write(lease.id, 0, 0, framed(A, 0))
+        store.write(lease.id, 1, 0, framed(A, 1))
+        view[:] = framed(A, 0)
+    assert store.commit(lease.id) == (2, 2)
+
+
+def test_a_write_that_breaks_off_leaves_no_page_and_may_begin_anew(make_store: MakeStore) -> None:
+    store = make_store()
+    _, lease = store.begin_put(A, BODY_BYTES, 0)
+    assert lease is not None
+    store.write(lease.id, 0, 0, framed(A, 0))
+    assert store.complete_pages(lease.id) == 1
+    with pytest.raises(OSError), store.writing(lease.id, 0) as view:
+        view[:10] = b"x" * 10
+        raise OSError("the peer has gone")
+    assert store.complete_pages(lease.id) == 0
+    with pytest.raises(InvalidArgument, match="expected 0"):
+        store.write(lease.id, 0, 10, b"y")
+    store.write(lease.id, 0, 0, framed(A, 0))
+    assert store.commit(lease.id) == (1, 3)
+
+
+def test_pages_have_places_until_they_go_bad(make_store: MakeStore) -> None:
+    store = make_store()
+    put(store, A)
+    _, lease = store.lookup(A, 0, pin=True)
+    assert lease is not None
+    same, offsets, generations = store.places(lease.id)
+    assert same is lease and len(set(offsets)) == len(set(generations)) == 4
+    with store.reading(lease.id, 2) as view:
+        assert view == framed(A, 2)
+    assert store.check(lease.id, 2) and store.stats().counts.corrupt == 0
+    store._tier._arena.view(offsets[2], FRAMED_BYTES)[200:201] = b"\xff" if framed(A, 2)[200] != 255 else b"\0"
+    assert not store.check(lease.id, 2)
+    assert store.stats().counts.corrupt == 1 and length(store, A) == 2
+    assert not store.check(lease.id, 2), "and it is counted once"
+    assert store.stats().counts.corrupt == 1
+    store.release([lease.id])
+    with pytest.raises(NotFound):
+        store.places(lease.id)
+
+
+def test_a_handle_leads_to_a_living_lease_alone(make_store: MakeStore, clock: Clock) -> None:
+    store = make_store(default_lease_ms=1000)
+    put(store, A)
+    _, lease = store.lookup(A, 0, pin=True)
+    assert lease is not None
+    assert store.key_of(lease.handle) == (lease.id, lease.key)
+    assert store.key_of(lease.id) is None
+    clock.now_s += 2
+    assert store.key_of(lease.handle) is None, "expired, though nobody has swept"
+    store.sweep()
+    assert store.key_of(lease.handle) is None
