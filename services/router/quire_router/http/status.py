@@ -92,6 +92,7 @@ class StatusRoutes:
                 "root": served.model.name,
                 "parent": None,
                 "max_model_len": served.model.max_model_len,
+                "vocab_size": served.model.vocab_size,
                 "permission": [],
             }
             for served in self._catalog.served()

@@ -1,0 +1,134 @@
+"""What is asked: random prompts, a trace of a real service, or a file. Arrivals come along where the set has them.
+
+Prompts of random and trace are token ids, so that their length is exact and no tokenizer is needed; for a chat they are
+words, and their length is only about right (what was counted is in the report).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidArgument, NotFound
+
+# Of Mooncake's traces: one hash id stands for so many tokens.
+TRACE_BLOCK = 512
+_WORDS = ("time", "person", "year", "way", "day", "thing", "man", "world", "life", "hand", "part", "child", "place")
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    """`arrival_s` after the start, where the data set says so."""
+
+    prompt: str | Sequence[int]
+    output_len: int
+    arrival_s: float | None = None
+
+
+@dataclass(frozen=True)
+class RandomLengths:
+    """Lengths are drawn evenly from `mean * (1 - ratio)` to `mean * (1 + ratio)`, as in vLLM."""
+
+    input_len: int = 1024
+    output_len: int = 128
+    ratio: float = 0.0
+    prefix_len: int = 0
+
+
+def random_requests(
+    count: int, lengths: RandomLengths, vocabulary: int, seed: int, *, words: bool = False
+) -> list[BenchRequest]:
+    """`prefix_len` tokens, the same for all, stand before each prompt."""
+    numbers = random.Random(seed)
+    prefix = _tokens(numbers, lengths.prefix_len, vocabulary)
+    requests = []
+    for _ in range(count):
+        input_len, output_len = (
+            numbers.randint(max(1, int(mean * (1 - lengths.ratio))), max(1, int(mean * (1 + lengths.ratio))))
+            for mean in (lengths.input_len, lengths.output_len)
+        )
+        ids = [*prefix, *_tokens(numbers, input_len, vocabulary)]
+        requests.append(BenchRequest(_as_words(ids) if words else ids, output_len))
+    return requests
+
+
+def trace_requests(
+    path: str,
+    count: int,
+    vocabulary: int,
+    *,
+    words: bool = False,
+    speed: float = 1.0,
+    most_input: int = 0,
+    most_output: int = 0,
+) -> list[BenchRequest]:
+    """Mooncake's lines (timestamp in ms, input_length, output_length, hash_ids): equal hash ids give equal tokens.
+
+    `speed` 2 replays twice as fast; `most_input` and `most_output` cut lengths for models with a shorter context.
+    """
+    requests: list[BenchRequest] = []
+    first_ms = None
+    for number, line in _lines(path):
+        if len(requests) == count:
+            break
+        try:
+            at_ms, length, output = line["timestamp"], line["input_length"], line["output_length"]
+            blocks = [_block(int(block), vocabulary) for block in line["hash_ids"]]
+        except (KeyError, TypeError, ValueError) as error:
+            raise _bad_line(path, number, "timestamp, input_length, output_length and hash_ids") from error
+        first_ms = at_ms if first_ms is None else first_ms
+        length = min(length, most_input) if most_input else length
+        ids = [token for block in blocks for token in block][: max(1, length)]
+        output = max(1, min(output, most_output) if most_output else output)
+        requests.append(BenchRequest(_as_words(ids) if words else ids, output, (at_ms - first_ms) / 1000 / speed))
+    return requests
+
+
+def custom_requests(path: str, count: int, output_len: int) -> list[BenchRequest]:
+    """JSON lines with `prompt` and, where they have it, `output_tokens`; repeated until there are enough."""
+    found = []
+    for number, line in _lines(path):
+        prompt = line.get("prompt")
+        if not isinstance(prompt, str | list) or not prompt:
+            raise _bad_line(path, number, "prompt")
+        found.append(BenchRequest(prompt, int(line.get("output_tokens", output_len))))
+    if not found:
+        raise InvalidArgument("EMPTY_DATASET", f"{path} has no requests.", "Give one JSON object per line.")
+    return [found[i % len(found)] for i in range(count)]
+
+
+def _lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if not line.strip():
+                    continue
+                try:
+                    value = json.loads(line)
+                except ValueError as error:
+                    raise _bad_line(path, number, "an object") from error
+                if not isinstance(value, dict):
+                    raise _bad_line(path, number, "an object")
+                yield number, value
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound("DATASET", f"Cannot read {path}.", "Give a file of JSON lines with --dataset-path.") from error
+
+
+def _bad_line(path: str, number: int, wanted: str) -> InvalidArgument:
+    return InvalidArgument("BAD_DATASET", f"Line {number} of {path} lacks {wanted}.", "See `quire bench serve --help`.")
+
+
+def _tokens(numbers: random.Random, count: int, vocabulary: int) -> list[int]:
+    return [numbers.randrange(vocabulary) for _ in range(count)]
+
+
+def _block(hash_id: int, vocabulary: int) -> list[int]:
+    return _tokens(random.Random(hash_id), TRACE_BLOCK, vocabulary)
+
+
+def _as_words(ids: Sequence[int]) -> str:
+    return " ".join(_WORDS[token % len(_WORDS)] for token in ids)

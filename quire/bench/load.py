@@ -1,0 +1,113 @@
+"""Sends a list of requests on time, over kept-alive connections, and says what became of each.
+
+One process's part; `load_processes` runs several of them. Arrivals are an open loop: a slow server does not slow them
+down, unless `max_concurrency` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from time import perf_counter
+
+from quire.bench.outcome import Outcome
+from quire.bench.stream_connection import StreamConnection
+from quire.bench.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """`at_s` after the start of all."""
+
+    index: int
+    at_s: float
+    body: bytes
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps([self.index, self.at_s, self.body.decode("utf-8")])
+
+    @classmethod
+    def from_json(cls, line: str) -> PlannedRequest:
+        """The inverse."""
+        index, at_s, body = json.loads(line)
+        return cls(index, at_s, body.encode("utf-8"))
+
+
+def arrivals(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
+    """Seconds of each request after the start: gamma-distributed gaps (burstiness 1: Poisson), `rate` inf: all at once.
+
+    As in vLLM the last one arrives when the rate says so, so that the rate is kept, and not just expected.
+    """
+    if rate == float("inf"):
+        return [0.0] * count
+    numbers, at, times = random.Random(seed), 0.0, []
+    for _ in range(count):
+        at += numbers.gammavariate(burstiness, 1 / (rate * burstiness))
+        times.append(at)
+    return [time * (count / rate) / at for time in times]
+
+
+class Load:
+    """One event loop's requests."""
+
+    def __init__(self, target: Target, max_concurrency: int = 0) -> None:
+        self._target = target
+        self._gate = asyncio.Semaphore(max_concurrency) if max_concurrency else None
+        self._idle: list[StreamConnection] = []
+
+    async def run(self, plan: Sequence[PlannedRequest], begin_s: float) -> list[Outcome]:
+        """`begin_s` is the moment of `perf_counter` at which times of the plan begin."""
+        tasks: list[asyncio.Task[Outcome]] = []
+        gc.collect()
+        gc.disable()
+        try:
+            for request in sorted(plan, key=lambda request: request.at_s):
+                wait_s = begin_s + request.at_s - perf_counter()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                if self._gate is not None:
+                    await self._gate.acquire()
+                tasks.append(asyncio.create_task(self._one(request)))
+            return list(await asyncio.gather(*tasks))
+        finally:
+            gc.enable()
+            for connection in self._idle:
+                connection.close()
+
+    async def _one(self, request: PlannedRequest) -> Outcome:
+        outcome = Outcome(index=request.index, sent_s=perf_counter())
+        try:
+            connection = self._take() or await self._target.connect()
+            await connection.send(request.body, outcome)
+            if connection.reusable:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        except OSError as error:
+            outcome.error = f"no connection: {error}"
+        finally:
+            if self._gate is not None:
+                self._gate.release()
+        return outcome
+
+    def _take(self) -> StreamConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable:
+                return connection
+        return None
+
+
+def outcome_to_json(outcome: Outcome) -> str:
+    """One line."""
+    return json.dumps(asdict(outcome))
+
+
+def outcome_from_json(line: str) -> Outcome:
+    """The inverse."""
+    return Outcome(**json.loads(line))

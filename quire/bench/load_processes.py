@@ -1,0 +1,115 @@
+"""Load from several processes, since one has one core. `python -m quire.bench.load_processes` is a child:
+
+stdin:   the target, then {"max_concurrency"}, then one planned request per line, an empty line, the moment to begin
+stdout:  `ready` once all is read, then one outcome per line
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Coroutine, Sequence
+from time import perf_counter
+from typing import IO, Any, TypeVar
+
+from quire.bench.load import Load, PlannedRequest, outcome_from_json, outcome_to_json
+from quire.bench.outcome import Outcome
+from quire.bench.target import Target
+from quire.errors import Internal
+
+T = TypeVar("T")
+# Between the last `ready` and the first request, so that all processes begin together.
+_HEAD_START_S = 0.2
+
+
+def run_load(
+    target: Target, plan: Sequence[PlannedRequest], *, max_concurrency: int = 0, processes: int = 1
+) -> tuple[float, list[Outcome]]:
+    """The moment at which it began, and all outcomes in the order of the plan."""
+    if processes <= 1:
+        begin_s = perf_counter()
+        return begin_s, sorted(_run_here(target, plan, max_concurrency, begin_s), key=lambda outcome: outcome.index)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-m", "quire.bench.load_processes"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=-1,
+        )
+        for _ in range(processes)
+    ]
+    try:
+        return _drive(children, target, plan, max_concurrency)
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """On uvloop where it is installed."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(work)
+    result: T = uvloop.run(work)
+    return result
+
+
+def _run_here(target: Target, plan: Sequence[PlannedRequest], max_concurrency: int, begin_s: float) -> list[Outcome]:
+    async def run() -> list[Outcome]:
+        return await Load(target, max_concurrency).run(plan, begin_s)
+
+    return run_loop(run())
+
+
+def _drive(
+    children: Sequence[subprocess.Popen[str]], target: Target, plan: Sequence[PlannedRequest], max_concurrency: int
+) -> tuple[float, list[Outcome]]:
+    count = len(children)
+    for number, child in enumerate(children):
+        stdin = _pipe(child.stdin)
+        # Places are spread as evenly as requests; a process with none would wait for ever.
+        places = max(1, (max_concurrency + count - 1 - number) // count) if max_concurrency else 0
+        stdin.write(f"{target.to_json()}\n{json.dumps({'max_concurrency': places})}\n")
+        stdin.writelines(f"{request.to_json()}\n" for request in plan[number::count])
+        stdin.write("\n")
+        stdin.flush()
+    for child in children:
+        if _pipe(child.stdout).readline() != "ready\n":
+            raise Internal("LOAD_PROCESS", "A load process ended early.", "Its error is printed above.")
+    begin_s = perf_counter() + _HEAD_START_S
+    for child in children:
+        stdin = _pipe(child.stdin)
+        stdin.write(f"{begin_s!r}\n")
+        stdin.close()
+    outcomes = [outcome_from_json(line) for child in children for line in _pipe(child.stdout)]
+    if len(outcomes) != len(plan):
+        raise Internal("LOAD_PROCESS", "A load process lost requests.", "Its error is printed above.")
+    return begin_s, sorted(outcomes, key=lambda outcome: outcome.index)
+
+
+def _pipe(pipe: IO[str] | None) -> IO[str]:
+    if pipe is None:
+        raise Internal("LOAD_PROCESS", "A load process has no pipe.", "This is a bug.")
+    return pipe
+
+
+def _child() -> int:
+    target = Target.from_json(sys.stdin.readline())
+    max_concurrency = json.loads(sys.stdin.readline())["max_concurrency"]
+    plan = []
+    while line := sys.stdin.readline().strip():
+        plan.append(PlannedRequest.from_json(line))
+    print("ready", flush=True)
+    begin_s = float(sys.stdin.readline())
+    for outcome in _run_here(target, plan, max_concurrency, begin_s):
+        print(outcome_to_json(outcome))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_child())

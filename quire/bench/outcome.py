@@ -1,0 +1,42 @@
+"""What became of one request: moments on the monotonic clock, which all processes of a machine share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Outcome:
+    """Times in seconds. `frames` counts the events that carried a choice; a server may join several tokens in one."""
+
+    index: int = 0
+    sent_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    frames: int = 0
+    gaps_s: list[float] = field(default_factory=list)
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    error: str = ""
+    events: list[str] = field(default_factory=list)
+    """The events themselves, where they were asked for."""
+
+    @property
+    def ok(self) -> bool:
+        """Whether it has an answer."""
+        return not self.error
+
+    @property
+    def ttft_s(self) -> float:
+        """Time to the first token."""
+        return self.first_s - self.sent_s
+
+    @property
+    def latency_s(self) -> float:
+        """Time to the last token."""
+        return self.last_s - self.sent_s
+
+    @property
+    def tpot_s(self) -> float:
+        """Time per output token after the first; 0 where there is no second."""
+        return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0

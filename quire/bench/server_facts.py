@@ -1,0 +1,79 @@
+"""What a server says of itself before it is measured: its model, its vocabulary, and whether it answers."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.bench.datasets import BenchRequest
+from quire.bench.load import PlannedRequest
+from quire.bench.load_processes import run_load
+from quire.bench.target import Target
+from quire.errors import InvalidArgument, Unavailable
+
+_POLL_S = 1.0
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """`vocabulary` is 0 where nobody says."""
+
+    model: str
+    vocabulary: int
+
+
+def find_facts(base_url: str, headers: Mapping[str, str], timeout_s: float) -> ServerFacts:
+    """The first model that it lists; waits for a server that is not there yet. Raises Unavailable."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            request = urllib.request.Request(f"{base_url}/v1/models", headers=dict(headers))
+            opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+            with opener.open(request, timeout=_TIMEOUT_S) as answer:
+                models: list[dict[str, Any]] = json.loads(answer.read())["data"]
+            if models:
+                return ServerFacts(models[0]["id"], int(models[0].get("vocab_size", 0)))
+            cause = "it lists no model"
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403):
+                raise Unavailable("REFUSED", f"{base_url} wants an API key.", "Give --api-key.") from error
+            cause = f"HTTP {error.code}"
+        except (OSError, ValueError, KeyError) as error:
+            cause = str(error)
+        if time.monotonic() > deadline:
+            raise Unavailable("NOT_READY", f"{base_url} does not answer: {cause}.", "Check --base-url.")
+        time.sleep(_POLL_S)
+
+
+def vocabulary_of(folder: str) -> int:
+    """`vocab_size` of a model's config.json; raises InvalidArgument."""
+    try:
+        config = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
+        return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+    except (OSError, ValueError, KeyError) as error:
+        raise InvalidArgument(
+            "BAD_TOKENIZER", f"{folder} has no config.json with vocab_size.", "Give --random-vocab-size instead."
+        ) from error
+
+
+def wait_ready(target: Target, request: BenchRequest, timeout_s: float) -> None:
+    """One request, as those of the measurement will be; again while the server is not there. Raises Unavailable."""
+    deadline = time.monotonic() + timeout_s
+    body = target.request(request.prompt, request.output_len, "bench-ready")
+    while True:
+        _, (outcome,) = run_load(target, [PlannedRequest(0, 0.0, body)])
+        if outcome.ok:
+            return
+        waits = outcome.error.startswith(("no connection", "connection lost", "HTTP 503"))
+        if not waits or time.monotonic() > deadline:
+            raise Unavailable(
+                "FIRST_REQUEST_FAILED", f"The first request failed: {outcome.error}", "Check the model and lengths."
+            )
+        time.sleep(_POLL_S)

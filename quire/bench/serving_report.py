@@ -1,0 +1,139 @@
+"""The report of a serving benchmark: vLLM's names and units, so that results of both can be laid side by side."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.bench.outcome import Outcome
+from quire.bench.statistics import summary
+
+# Metric: (headline, unit's name in the table).
+METRICS = {
+    "ttft": "Time to First Token",
+    "tpot": "Time per Output Token (excl. 1st token)",
+    "itl": "Inter-token Latency",
+    "e2el": "End-to-end Latency",
+}
+_WIDTH = 50
+
+
+@dataclass(frozen=True)
+class ReportOptions:
+    """`goodput` are bounds in milliseconds by metric: a request is good that keeps them all."""
+
+    metrics: Sequence[str] = ("ttft", "tpot", "itl")
+    percents: Sequence[float] = (99.0,)
+    goodput: Mapping[str, float] | None = None
+    detailed: bool = False
+
+
+def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOptions) -> dict[str, Any]:
+    """Throughputs over the time from the first request to the last token; latencies in milliseconds."""
+    done = [outcome for outcome in outcomes if outcome.ok]
+    duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
+    output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)
+    per_s = 1 / duration_s if duration_s > 0 else 0.0
+    values = {
+        "ttft": [o.ttft_s for o in done],
+        "tpot": [o.tpot_s for o in done if o.output_tokens > 1],
+        "itl": [gap for o in done for gap in o.gaps_s],
+        "e2el": [o.latency_s for o in done],
+    }
+    report: dict[str, Any] = {
+        "duration": duration_s,
+        "completed": len(done),
+        "failed": len(outcomes) - len(done),
+        "total_input_tokens": total_input,
+        "total_output_tokens": output,
+        "request_throughput": len(done) * per_s,
+        "output_throughput": output * per_s,
+        "total_token_throughput": (output + total_input) * per_s,
+        "max_output_tokens_per_s": _peak_rate(done, begin_s),
+        "max_concurrent_requests": _peak_concurrency(done),
+    }
+    if options.goodput:
+        report["request_goodput"] = sum(_good(outcome, options.goodput) for outcome in done) * per_s
+    for name in METRICS:
+        for statistic, value in summary(values[name], options.percents).items():
+            report[f"{statistic}_{name}_ms"] = value * 1000
+    if report["failed"]:
+        failures = Counter(outcome.error for outcome in outcomes if outcome.error)
+        report["failures"] = {cause[:300]: count for cause, count in failures.most_common(5)}
+    if options.detailed:
+        report |= {
+            "input_lens": [o.prompt_tokens for o in outcomes],
+            "output_lens": [o.output_tokens for o in outcomes],
+            "start_times": [o.sent_s - begin_s for o in outcomes],
+            "ttfts": [o.ttft_s if o.ok else 0.0 for o in outcomes],
+            "itls": [o.gaps_s for o in outcomes],
+            "errors": [o.error for o in outcomes],
+        }
+    return report
+
+
+def render_report(report: Mapping[str, Any], options: ReportOptions) -> str:
+    """vLLM's table."""
+    lines = [" Serving Benchmark Result ".center(_WIDTH, "=")]
+    rows: list[tuple[str, str, str]] = [
+        ("Successful requests:", "completed", "d"),
+        ("Failed requests:", "failed", "d"),
+        ("Maximum request concurrency:", "max_concurrency", "d"),
+        ("Request rate configured (RPS):", "request_rate", ".2f"),
+        ("Benchmark duration (s):", "duration", ".2f"),
+        ("Total input tokens:", "total_input_tokens", "d"),
+        ("Total generated tokens:", "total_output_tokens", "d"),
+        ("Request throughput (req/s):", "request_throughput", ".2f"),
+        ("Request goodput (req/s):", "request_goodput", ".2f"),
+        ("Output token throughput (tok/s):", "output_throughput", ".2f"),
+        ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", ".2f"),
+        ("Peak concurrent requests:", "max_concurrent_requests", "d"),
+        ("Total token throughput (tok/s):", "total_token_throughput", ".2f"),
+    ]
+    for label, name, form in rows:
+        value = report.get(name)
+        if isinstance(value, int | float):
+            lines.append(f"{label:<40} {value:<{_WIDTH - 41}{form}}".rstrip())
+    for name in options.metrics:
+        lines.append(f"{METRICS[name]}".center(_WIDTH, "-"))
+        for statistic in ("mean", "median", *(f"p{percent:g}" for percent in options.percents)):
+            label = f"{statistic if statistic.startswith('p') else statistic.capitalize()} {name.upper()} (ms):"
+            label = label[0].upper() + label[1:]
+            lines.append(f"{label:<40} {report[f'{statistic}_{name}_ms']:.2f}")
+    lines.append("=" * _WIDTH)
+    for cause, count in report.get("failures", {}).items():
+        lines.append(f"{count} failed: {cause}")
+    return "\n".join(lines)
+
+
+def _good(outcome: Outcome, bounds: Mapping[str, float]) -> bool:
+    measured = {"ttft": outcome.ttft_s, "tpot": outcome.tpot_s, "e2el": outcome.latency_s}
+    return all(measured[name] * 1000 <= bound for name, bound in bounds.items())
+
+
+def _peak_rate(done: Sequence[Outcome], begin_s: float) -> float:
+    """Tokens of the fullest second."""
+    seconds: Counter[int] = Counter()
+    for outcome in done:
+        # Events are stamped; where one carried several tokens, they are counted evenly over the events.
+        weight = outcome.output_tokens / max(outcome.frames, 1)
+        at_s = outcome.first_s
+        seconds[int(at_s - begin_s)] += weight  # type: ignore[assignment]  # a Counter counts fractions just as well
+        for gap_s in outcome.gaps_s:
+            at_s += gap_s
+            seconds[int(at_s - begin_s)] += weight  # type: ignore[assignment]  # as above
+    return max(seconds.values(), default=0.0)
+
+
+def _peak_concurrency(done: Sequence[Outcome]) -> int:
+    running: list[float] = []
+    peak = 0
+    for outcome in sorted(done, key=lambda o: o.sent_s):
+        while running and running[0] <= outcome.sent_s:
+            heapq.heappop(running)
+        heapq.heappush(running, outcome.last_s)
+        peak = max(peak, len(running))
+    return peak

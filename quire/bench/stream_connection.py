@@ -1,0 +1,161 @@
+"""One HTTP/1.1 connection that streams: heads, chunks and server-sent events are taken apart by hand.
+
+A load generator must cost less than what it measures: an event is found by its bytes and stamped with the time of its
+arrival; only the one that carries usage is read as JSON. One request at a time; kept alive for the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from time import perf_counter
+
+from quire.bench.outcome import Outcome
+
+_MAX_ERROR_BYTES = 2000
+
+
+class StreamConnection(asyncio.Protocol):
+    """`send` a request, await its future; `reusable` says whether another may follow."""
+
+    def __init__(self, *, keep_events: bool) -> None:
+        self.reusable = False
+        self._keep_events = keep_events
+        self._transport: asyncio.Transport | None = None
+        self._done: asyncio.Future[None] | None = None
+        self._outcome = Outcome()
+        self._rest = b""
+        self._event = b""
+        self._status = 0
+        self._in_head = True
+        # Bytes of the body that are yet to come; -1: it comes in chunks; -2: it ends with the connection.
+        self._left = 0
+        self._body = b""
+
+    def send(self, request: bytes, outcome: Outcome) -> asyncio.Future[None]:
+        """The future is done when the answer is complete or can no longer be."""
+        if self._transport is None or (self._done is not None and not self._done.done()):
+            raise RuntimeError("the connection is not free")
+        self.reusable = False
+        self._outcome, self._done = outcome, asyncio.get_running_loop().create_future()
+        self._rest, self._event, self._body, self._in_head = b"", b"", b"", True
+        self._transport.write(request)
+        return self._done
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Ready for a request."""
+        self._transport = transport  # type: ignore[assignment]  # what create_connection makes is a Transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """What was not complete has failed."""
+        self.reusable = False
+        if self._done is not None and not self._done.done():
+            if self._left == -2 and not self._in_head:
+                self._end()
+                return
+            self._outcome.error = self._outcome.error or f"connection lost: {exc or 'closed by the server'}"
+            self._done.set_result(None)
+
+    def data_received(self, data: bytes) -> None:
+        """Whatever arrives at one moment has one time."""
+        now_s = perf_counter()
+        try:
+            if self._in_head:
+                data = self._head(data)
+                if self._in_head:
+                    return
+            if self._left == -1:
+                self._chunks(data, now_s)
+            else:
+                self._plain(data, now_s)
+        except (ValueError, IndexError) as error:
+            self._outcome.error = f"not HTTP: {error}"
+            self.close()
+
+    def _head(self, data: bytes) -> bytes:
+        data = self._rest + data
+        end = data.find(b"\r\n\r\n")
+        if end < 0:
+            self._rest = data
+            return b""
+        lines = data[:end].split(b"\r\n")
+        self._status = int(lines[0].split(b" ", 2)[1])
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines[1:])}
+        self._keep = headers.get(b"connection", b"").lower() != b"close"
+        if headers.get(b"transfer-encoding", b"").lower() == b"chunked":
+            self._left = -1
+        else:
+            self._left = int(headers.get(b"content-length", b"-2"))
+        self._rest, self._in_head = b"", False
+        return data[end + 4 :]
+
+    def _chunks(self, data: bytes, now_s: float) -> None:
+        if self._rest:
+            data = self._rest + data
+        position, length = 0, len(data)
+        while True:
+            line_end = data.find(b"\r\n", position)
+            if line_end < 0:
+                break
+            size = int(data[position:line_end].partition(b";")[0], 16)
+            end = line_end + 2 + size
+            if end + 2 > length:
+                break
+            if size == 0:
+                self._end()
+                return
+            self._payload(data[line_end + 2 : end], now_s)
+            position = end + 2
+        self._rest = data[position:]
+
+    def _plain(self, data: bytes, now_s: float) -> None:
+        if data:
+            self._payload(data, now_s)
+        if self._left >= 0:
+            self._left -= len(data)
+            if self._left <= 0:
+                self._end()
+
+    def _payload(self, payload: bytes, now_s: float) -> None:
+        if self._status != 200:
+            self._body = (self._body + payload)[:_MAX_ERROR_BYTES]
+            return
+        if b"\r" in payload:
+            payload = payload.replace(b"\r\n", b"\n")
+        events = (self._event + payload).split(b"\n\n")
+        self._event = events.pop()
+        outcome = self._outcome
+        for event in events:
+            if b'"choices":[{' in event or b'"choices": [{' in event:
+                if b'"content":""' in event and b'"role"' in event:
+                    continue  # a chat's opening says who speaks, and nothing yet
+                if outcome.frames:
+                    outcome.gaps_s.append(now_s - outcome.last_s)
+                else:
+                    outcome.first_s = now_s
+                outcome.frames += 1
+                outcome.last_s = now_s
+            if b'"usage":{' in event or b'"usage": {' in event:
+                usage = json.loads(event[5:])["usage"]
+                outcome.prompt_tokens, outcome.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
+            elif event.startswith((b'data: {"error"', b"event: error")):
+                outcome.error = event[:_MAX_ERROR_BYTES].decode("utf-8", "replace")
+            if self._keep_events and event != b"data: [DONE]":
+                outcome.events.append(event.decode("utf-8", "replace"))
+
+    def _end(self) -> None:
+        outcome = self._outcome
+        if self._status != 200:
+            outcome.error = f"HTTP {self._status}: {self._body.decode('utf-8', 'replace')}"
+        elif not outcome.frames and not outcome.error:
+            outcome.error = "the answer has no token"
+        elif not outcome.output_tokens:
+            outcome.output_tokens = outcome.frames  # a server that tells no usage
+        self.reusable = self._keep
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)

@@ -1,0 +1,89 @@
+"""Where load goes, and how a request is written for it: OpenAI's completions or chat, streaming, with usage."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.bench.stream_connection import StreamConnection
+from quire.errors import InvalidArgument
+
+BACKENDS = {"openai": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+# Other names that vLLM's users write for the first.
+ALIASES = {"vllm": "openai", "quire": "openai"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """`body` are fields of every request; `headers` are sent with each."""
+
+    base_url: str
+    endpoint: str
+    chat: bool
+    model: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: Mapping[str, Any] = field(default_factory=dict)
+    insecure: bool = False
+    keep_events: bool = False
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, line: str) -> Target:
+        """The inverse."""
+        return cls(**json.loads(line))
+
+    @property
+    def place(self) -> tuple[str, int, bool]:
+        """Host, port, and whether TLS is spoken. Raises InvalidArgument."""
+        parts = urlsplit(self.base_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise InvalidArgument("BAD_URL", f"{self.base_url!r} is no URL.", "Write http://127.0.0.1:8000.")
+        secure = parts.scheme == "https"
+        return parts.hostname, parts.port or (443 if secure else 80), secure
+
+    async def connect(self) -> StreamConnection:
+        """A new connection; raises OSError."""
+        host, port, secure = self.place
+        context: ssl.SSLContext | None = None
+        if secure:
+            context = ssl.create_default_context()
+            if self.insecure:
+                context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: StreamConnection(keep_events=self.keep_events), host, port, ssl=context
+        )
+        return connection
+
+    def request(self, prompt: str | Sequence[int], output_len: int, request_id: str) -> bytes:
+        """Head and body, ready for the wire."""
+        fields: dict[str, Any] = {
+            "model": self.model,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_completion_tokens" if self.chat else "max_tokens": output_len,
+            **self.body,
+        }
+        if self.chat:
+            fields["messages"] = [{"role": "user", "content": prompt}]
+        else:
+            fields["prompt"] = prompt
+        body = json.dumps(fields, separators=(",", ":")).encode()
+        parts = urlsplit(self.base_url)
+        lines = [
+            f"POST {parts.path.rstrip('/')}{self.endpoint} HTTP/1.1",
+            f"Host: {parts.netloc.rpartition('@')[2]}",
+            "Content-Type: application/json",
+            f"Content-Length: {len(body)}",
+            f"X-Request-Id: {request_id}",
+            *(f"{name}: {value}" for name, value in self.headers.items()),
+        ]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + body

@@ -1,0 +1,59 @@
+"""What the benchmarks share that drive an engine through LLM: a stack of their own, or one at an address."""
+
+from __future__ import annotations
+
+import argparse
+import random
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.connection import api_key
+from quire.cli.stack_arguments import add_engine_options
+from quire.engine_options import ENGINE_OPTIONS
+from quire.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+    from quire.outputs import ModelCard
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which model, where, and the engine's options."""
+    parser.add_argument("--model", help="folder of the model (default: the demo model of the source)")
+    parser.add_argument("--address", metavar="HOST:PORT", help="gRPC address; default: a stack of its own")
+    parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
+    parser.add_argument("--replicas", type=int, default=1, metavar="N", help="of a stack of its own")
+    engine = parser.add_argument_group("engine", "options of a stack of its own")
+    add_engine_options(engine)
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those that were given."""
+    options = {option.name: getattr(args, option.name.replace("-", "_")) for option in ENGINE_OPTIONS}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def open_llm(args: argparse.Namespace) -> LLM:
+    """Raises the typed errors of a start."""
+    from quire.llm import LLM
+
+    return LLM(args.model, address=args.address, api_key=api_key(args), replicas=args.replicas, **engine_options(args))
+
+
+def model_of(llm: LLM, args: argparse.Namespace) -> ModelCard:
+    """The first that it serves."""
+    from quire.client import Client
+
+    with Client(llm.address, api_key=api_key(args)) as client:
+        return client.models()[0]
+
+
+def random_prompt(numbers: random.Random, length: int, vocabulary: int) -> list[int]:
+    """Token ids."""
+    return [numbers.randrange(vocabulary) for _ in range(length)]
+
+
+def at_least_one(args: argparse.Namespace, *names: str) -> None:
+    """Raises InvalidArgument for a count that is none."""
+    for name in names:
+        if getattr(args, name) < 1:
+            raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")

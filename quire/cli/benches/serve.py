@@ -1,0 +1,130 @@
+"""Load on a running server over HTTP, streaming, with vLLM's flags, table and JSON.
+
+Works with any server that speaks OpenAI's API: prompts are token ids, so that no tokenizer is needed and lengths are
+exact.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.cli.benches.results import stamp
+
+HELP = "load on a running server: throughput, TTFT, TPOT, ITL"
+_DEFAULT_VOCABULARY = 32000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's names; `--num-processes`, `--plot` and the trace's are ours."""
+    where = parser.add_argument_group("server")
+    where.add_argument("--backend", choices=["openai", "openai-chat", "vllm", "quire"], default="openai")
+    where.add_argument("--base-url", metavar="URL", help="(default: http://HOST:PORT, or the stack that runs here)")
+    where.add_argument("--host", help="(default: the stack that runs here)")
+    where.add_argument("--port", type=int, metavar="N", help="(default: 8000, with --host)")
+    where.add_argument("--endpoint", metavar="PATH", help="(default: that of the backend)")
+    where.add_argument("--name", default="default", help="stack to measure where no server is named")
+    where.add_argument("--model", help="(default: the first that the server lists)")
+    where.add_argument("--tokenizer", metavar="FOLDER", help="model's folder, to know its vocabulary's size")
+    where.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
+    where.add_argument("--header", action="append", default=[], metavar="NAME=VALUE", help="may be repeated")
+    where.add_argument("--insecure", action="store_true", help="accept any TLS certificate")
+    where.add_argument("--ready-check-timeout-sec", type=float, default=600, metavar="S", help="wait for the server")
+    what = parser.add_argument_group("requests")
+    what.add_argument("--dataset-name", choices=["random", "trace", "custom"], default="random")
+    what.add_argument("--dataset-path", metavar="FILE", help="JSON lines, for trace and custom")
+    what.add_argument("--num-prompts", type=int, default=1000, metavar="N", help="(default: %(default)s)")
+    what.add_argument("--random-input-len", type=int, default=1024, metavar="N", help="(default: %(default)s)")
+    what.add_argument("--random-output-len", type=int, default=128, metavar="N", help="(default: %(default)s)")
+    what.add_argument("--random-range-ratio", type=float, default=0.0, metavar="R", help="lengths from 1-R to 1+R")
+    what.add_argument("--random-prefix-len", type=int, default=0, metavar="N", help="tokens that all share")
+    what.add_argument("--random-vocab-size", type=int, default=0, metavar="N", help="ids of prompts are below it")
+    what.add_argument("--trace-speed", type=float, default=1.0, metavar="X", help="replay so much faster")
+    what.add_argument("--max-input-len", type=int, default=0, metavar="N", help="cut a trace's prompts")
+    what.add_argument("--max-output-len", type=int, default=0, metavar="N", help="cut a trace's answers")
+    what.add_argument("--custom-output-len", type=int, default=256, metavar="N", help="(default: %(default)s)")
+    what.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
+    what.add_argument("--ignore-eos", action="store_true", help="every answer has its full length")
+    what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
+    for name, kind in (("top-p", float), ("top-k", int), ("min-p", float), ("repetition-penalty", float)):
+        what.add_argument(f"--{name}", type=kind, metavar="X")
+    what.add_argument("--logprobs", type=int, metavar="N", help="ask for logprobs")
+    what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
+    load = parser.add_argument_group("load")
+    load.add_argument("--request-rate", type=float, default=float("inf"), metavar="R", help="per second (default: inf)")
+    load.add_argument("--burstiness", type=float, default=1.0, metavar="B", help="1: Poisson; more: more even")
+    load.add_argument("--max-concurrency", type=int, default=0, metavar="N", help="(default: no bound)")
+    load.add_argument("--num-warmups", type=int, default=0, metavar="N", help="requests before the measurement")
+    load.add_argument("--num-processes", type=int, default=1, metavar="N", help="that send load (default: 1)")
+    out = parser.add_argument_group("result")
+    out.add_argument("--percentile-metrics", default="ttft,tpot,itl", metavar="LIST", help="(default: %(default)s)")
+    out.add_argument("--metric-percentiles", default="99", metavar="LIST", help="(default: %(default)s)")
+    out.add_argument("--goodput", nargs="+", default=[], metavar="METRIC:MS", help="ttft, tpot, e2el bounds")
+    out.add_argument("--save-result", action="store_true", help="write JSON to --result-dir/--result-filename")
+    out.add_argument("--save-detailed", action="store_true", help="with every request's figures")
+    out.add_argument("--append-result", action="store_true", help="append a line instead of replacing the file")
+    out.add_argument("--result-dir", default=".", metavar="FOLDER")
+    out.add_argument("--result-filename", metavar="FILE")
+    out.add_argument("--metadata", nargs="*", default=[], metavar="KEY=VALUE", help="kept in the result")
+    out.add_argument("--label", metavar="TEXT", help="kept in the result")
+    out.add_argument("--plot", metavar="FILE", help="draw latencies and throughput as SVG")
+    out.add_argument("--disable-tqdm", action="store_true", help="accepted; there is no bar to disable")
+
+
+def run(args: argparse.Namespace) -> int:
+    """The table on standard output. Exit code 1 if no request succeeded."""
+    from quire.bench.load import PlannedRequest, arrivals
+    from quire.bench.load_processes import run_load
+    from quire.bench.plot import serving_charts
+    from quire.bench.server_facts import wait_ready
+    from quire.bench.serving_report import make_report, render_report
+    from quire.cli.benches.serve_options import make_options, make_requests, make_target
+
+    options = make_options(args)
+    target, facts = make_target(args)
+    requests = make_requests(args, facts.vocabulary or _DEFAULT_VOCABULARY, chat=target.chat)
+    wait_ready(target, requests[0], args.ready_check_timeout_sec)
+    times = [r.arrival_s for r in requests if r.arrival_s is not None]
+    if not times or args.request_rate != float("inf"):
+        times = arrivals(len(requests), args.request_rate, args.burstiness, args.seed)
+    plan = [
+        PlannedRequest(i, at_s, target.request(request.prompt, request.output_len, f"bench-{args.seed}-{i}"))
+        for i, (request, at_s) in enumerate(zip(requests, times, strict=True))
+    ]
+    if args.num_warmups:
+        warm = [PlannedRequest(i, 0.0, plan[i % len(plan)].body) for i in range(args.num_warmups)]
+        run_load(target, warm, max_concurrency=args.max_concurrency, processes=args.num_processes)
+    begin_s, outcomes = run_load(target, plan, max_concurrency=args.max_concurrency, processes=args.num_processes)
+    report: dict[str, Any] = {
+        "date": stamp(),
+        "backend": args.backend,
+        "label": args.label,
+        "model_id": target.model,
+        "tokenizer_id": args.tokenizer or target.model,
+        "num_prompts": len(plan),
+        "request_rate": args.request_rate if args.request_rate != float("inf") else "inf",
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency or None,
+        "num_processes": args.num_processes,
+        **dict(item.partition("=")[::2] for item in args.metadata),
+        **make_report(outcomes, begin_s, options),
+    }
+    print(render_report(report, options))
+    _save(args, report)
+    if args.plot:
+        title = f"{target.model}: {report['completed']} requests, {report['output_throughput']:.0f} output tokens/s"
+        Path(args.plot).write_text(serving_charts(outcomes, begin_s, title), encoding="utf-8")
+    return 0 if report["completed"] else 1
+
+
+def _save(args: argparse.Namespace, report: dict[str, Any]) -> None:
+    if not (args.save_result or args.append_result or args.result_filename):
+        return
+    model = str(report["model_id"]).rpartition("/")[2]
+    rate = args.request_rate if args.request_rate != float("inf") else "inf"
+    path = Path(args.result_dir) / (args.result_filename or f"{args.backend}-{rate}qps-{model}-{report['date']}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a" if args.append_result else "w", encoding="utf-8") as file:
+        file.write(json.dumps(report) + "\n")

@@ -1,0 +1,109 @@
+"""The flags of `quire bench serve`, checked and made into what the benchmark runs on."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from quire.bench.datasets import BenchRequest, RandomLengths, custom_requests, random_requests, trace_requests
+from quire.bench.server_facts import ServerFacts, find_facts, vocabulary_of
+from quire.bench.serving_report import METRICS, ReportOptions
+from quire.bench.target import ALIASES, BACKENDS, Target
+from quire.cli.connection import api_key
+from quire.errors import FailedPrecondition, InvalidArgument
+
+_SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "logprobs")
+
+
+def make_options(args: argparse.Namespace) -> ReportOptions:
+    """Raises InvalidArgument."""
+    for name in ("num_prompts", "random_input_len", "random_output_len", "num_processes"):
+        if getattr(args, name) < 1:
+            raise InvalidArgument("BAD_VALUE", f"--{name.replace('_', '-')} is less than 1.", "Give at least 1.")
+    if not args.request_rate > 0 or not args.burstiness > 0 or not args.trace_speed > 0:
+        raise InvalidArgument("BAD_VALUE", "A rate is not positive.", "Give more than 0.")
+    if not 0 <= args.random_range_ratio < 1:
+        raise InvalidArgument("BAD_VALUE", "--random-range-ratio is out of range.", "Give 0 up to, but not, 1.")
+    metrics = [name.strip() for name in args.percentile_metrics.split(",") if name.strip()]
+    unknown = [name for name in metrics if name not in METRICS]
+    if unknown:
+        raise InvalidArgument("BAD_VALUE", f"Unknown metric {unknown[0]!r}.", f"Known: {', '.join(METRICS)}.")
+    try:
+        percents = [float(text) for text in args.metric_percentiles.split(",")]
+        goodput = {name: float(bound) for name, _, bound in (item.partition(":") for item in args.goodput)}
+    except ValueError as error:
+        raise InvalidArgument("BAD_VALUE", f"Not a number: {error}.", "Write 50,99 or ttft:200.") from error
+    if not set(goodput) <= {"ttft", "tpot", "e2el"} or not all(0 < percent <= 100 for percent in percents):
+        raise InvalidArgument("BAD_VALUE", "A bound or percentile is none.", "Write ttft:200, and percentiles to 100.")
+    return ReportOptions(metrics, percents, goodput, args.save_detailed)
+
+
+def make_target(args: argparse.Namespace) -> tuple[Target, ServerFacts]:
+    """The server, and what it says of itself. Raises typed errors for what cannot be reached."""
+    base_url = (args.base_url or _default_url(args)).rstrip("/").removesuffix("/v1")
+    headers = dict(item.partition("=")[::2] for item in args.header)
+    key = api_key(args)
+    if key:
+        headers["Authorization"] = f"Bearer {key}"
+    facts = ServerFacts(args.model or "", 0)
+    if not args.model or not (args.random_vocab_size or args.tokenizer):
+        found = find_facts(base_url, headers, args.ready_check_timeout_sec)
+        facts = ServerFacts(args.model or found.model, found.vocabulary)
+    vocabulary = args.random_vocab_size or (vocabulary_of(args.tokenizer) if args.tokenizer else facts.vocabulary)
+    backend = ALIASES.get(args.backend, args.backend)
+    body: dict[str, Any] = {"temperature": args.temperature}
+    body |= {name: getattr(args, name) for name in _SAMPLING if getattr(args, name) is not None}
+    if args.ignore_eos:
+        body["ignore_eos"] = True
+    chat = backend == "openai-chat"
+    if chat and "logprobs" in body:
+        body["top_logprobs"], body["logprobs"] = body["logprobs"], True
+    target = Target(
+        base_url,
+        args.endpoint or BACKENDS[backend],
+        chat,
+        facts.model,
+        headers,
+        {**body, **args.extra_body},
+        args.insecure,
+    )
+    _ = target.place  # a URL that is none is said now
+    return target, ServerFacts(facts.model, vocabulary)
+
+
+def make_requests(args: argparse.Namespace, vocabulary: int, *, chat: bool) -> list[BenchRequest]:
+    """The data set's."""
+    if args.dataset_name == "random":
+        lengths = RandomLengths(
+            args.random_input_len, args.random_output_len, args.random_range_ratio, args.random_prefix_len
+        )
+        return random_requests(args.num_prompts, lengths, vocabulary, args.seed, words=chat)
+    if not args.dataset_path:
+        raise InvalidArgument("MISSING_DATASET", f"{args.dataset_name} needs a file.", "Give --dataset-path.")
+    if args.dataset_name == "custom":
+        return custom_requests(args.dataset_path, args.num_prompts, args.custom_output_len)
+    requests = trace_requests(
+        args.dataset_path,
+        args.num_prompts,
+        vocabulary,
+        words=chat,
+        speed=args.trace_speed,
+        most_input=args.max_input_len,
+        most_output=args.max_output_len,
+    )
+    if not requests:
+        raise InvalidArgument("EMPTY_DATASET", f"{args.dataset_path} has no requests.", "Give another file.")
+    return requests
+
+
+def _default_url(args: argparse.Namespace) -> str:
+    from quire.local.state import StateDirectory
+
+    if args.host or args.port:
+        return f"http://{args.host or '127.0.0.1'}:{args.port or 8000}"
+    state = StateDirectory(args.name).running()
+    if state is None:
+        raise FailedPrecondition(
+            "NOT_RUNNING", f"No stack named {args.name!r} runs here.", "Start one with `quire up`, or give --base-url."
+        )
+    return state.http

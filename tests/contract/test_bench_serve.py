@@ -1,0 +1,70 @@
+"""`quire bench serve` against a router over real sockets: one process and several, all backends, refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fakes.router_rig import RouterRig, router_rig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+async def bench(rig: RouterRig, tmp_path: Path, *flags: str) -> tuple[int, str, dict[str, Any]]:
+    """Exit code, what it printed, and the JSON that it saved."""
+    result = tmp_path / "result.json"
+    command = [sys.executable, "-m", "quire", "bench", "serve", "--base-url", f"http://{rig.router.http.address}"]
+    common = ["--random-input-len", "6", "--random-output-len", "4", "--result-filename", str(result), *flags]
+    process = await asyncio.create_subprocess_exec(
+        *command, *common, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 120)
+    return process.returncode or 0, out.decode(), json.loads(result.read_text()) if result.exists() else {}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("--num-processes", "3", "--max-concurrency", "4", "--random-range-ratio", "0.5"),
+        ("--request-rate", "200", "--backend", "openai-chat", "--save-detailed"),
+    ],
+)
+async def test_what_is_counted_is_what_was_served(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    async with router_rig() as rig:
+        code, out, result = await bench(rig, tmp_path, "--num-prompts", "20", "--ignore-eos", *flags)
+        assert code == 0, out
+        assert len(rig.scheduler.submits) == 21  # one of them to see whether it works
+        measured = rig.scheduler.submits[1:]
+        assert result["completed"] == 20 and result["failed"] == 0
+        assert result["total_output_tokens"] == sum(s.sequence.stop.max_tokens for s in measured)
+        assert result["total_input_tokens"] == sum(len(s.sequence.inputs[0].token_ids) // 4 for s in measured)
+        assert all(s.sequence.stop.ignore_eos for s in measured)
+        assert len({s.context.request_id for s in measured}) == 20
+        assert 0 < result["mean_ttft_ms"] <= result["p99_ttft_ms"] and result["mean_itl_ms"] > 0
+        if "--max-concurrency" in flags:
+            assert result["max_concurrent_requests"] <= 4
+        assert "Successful requests:                     20" in out
+
+
+async def test_failures_are_counted_and_shown(tmp_path: Path) -> None:
+    async with router_rig(requests_per_minute=8) as rig:
+        plot = tmp_path / "chart.svg"
+        code, out, result = await bench(rig, tmp_path, "--num-prompts", "12", "--plot", str(plot))
+        assert code == 0 and (result["completed"], result["failed"]) == (7, 5), out
+        assert "5 failed: HTTP 429" in out and plot.read_text().startswith("<svg")
+
+
+async def test_a_server_that_refuses_is_an_error(tmp_path: Path) -> None:
+    async with router_rig(api_key=("k",)) as rig:
+        code, out, _ = await bench(rig, tmp_path)
+        assert code == 1 and "wants an API key" in out
+        code, out, result = await bench(rig, tmp_path, "--api-key", "k", "--num-prompts", "3", "--num-warmups", "2")
+        assert code == 0 and result["completed"] == 3 and len(rig.scheduler.submits) == 6
+        code, out, _ = await bench(rig, tmp_path, "--api-key", "k", "--model", "nope", "--random-vocab-size", "9")
+        assert code == 1 and "FIRST_REQUEST_FAILED" in out
