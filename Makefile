@@ -88,7 +88,7 @@ soak: install-dev ## Minutes of load and faults, with an eye on memory, files an
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_soak.py $(ARGS)
 
 .PHONY: exactness
-exactness: install-dev ## Free-running against lockstep over thousands of scenarios, and with rules broken on purpose
+exactness: install-dev ## Free-running against lockstep, warm against cold, and with rules broken on purpose
 	$(BIN)/python -m pytest -s -m "slow or not slow" tests/exactness $(ARGS)
 
 .PHONY: redis

@@ -65,6 +65,11 @@ class Clients:
         """The request never entered."""
         self.heard[place].end = code
 
+    def over(self, place: int) -> bool:
+        """Whether the request has ended, or will never begin."""
+        heard = self.heard.get(place)
+        return bool(heard.end) if heard is not None else self._scenario.asks[place].session in self._gone
+
     def unheard(self) -> list[int]:
         """Requests without an end."""
         return [place for place, heard in self.heard.items() if not heard.end]

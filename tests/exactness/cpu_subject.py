@@ -1,14 +1,16 @@
-"""The CPU engine with a tiny model of random weights: real kernels, real sampling, real pages."""
+"""The CPU engine with a small model: real kernels, real sampling, real pages."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
+from quire.models import find_model
 from quire_common.credit import Finish
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model_source import model_info
@@ -21,25 +23,32 @@ from tests.unit.worker_model.folders import write_config
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
 
-_VOCAB = 97
-_PAGE = 4
-
 
 class CpuSubject:
     """One model for all lives; its pool keeps what lives before have left in it."""
 
-    scale = Scale(vocab_size=_VOCAB, page_size=_PAGE, max_model_len=96, longest_prompt=40, most_tokens=40, most_asks=8)
-
-    def __init__(self) -> None:
+    def __init__(self, name: str, folder: str | Path, scale: Scale, options: LoadOptions) -> None:
         torch.set_num_threads(1)
+        self.scale = scale
+        self._model = load_model(folder, replace(options, page_size=scale.page_size, max_model_len=scale.max_model_len))
+        self.info = model_info(name, self._model)
+        self._answers: dict[tuple[object, ...], Answer] = {}
+
+    @classmethod
+    def tiny(cls) -> CpuSubject:
+        """Random weights."""
+        scale = Scale(vocab_size=97, page_size=4, max_model_len=96, longest_prompt=40, most_tokens=40, most_asks=8)
         with tempfile.TemporaryDirectory() as folder:
             # Heads of 32 go through the compiled kernels.
-            longest = self.scale.max_model_len
+            longest = scale.max_model_len
             config = write_config(Path(folder), head_dim=32, max_position_embeddings=longest, eos_token_id=[2, 3])
-            options = LoadOptions(load_format="dummy", seed=1, kv_cache_bytes=1 << 20, page_size=_PAGE)
-            self._model = load_model(config, options)
-        self.info = model_info("tiny", self._model)
-        self._answers: dict[tuple[object, ...], Answer] = {}
+            return cls("tiny", config, scale, LoadOptions(load_format="dummy", seed=1, kv_cache_bytes=1 << 20))
+
+    @classmethod
+    def demo(cls) -> CpuSubject:
+        """The trained model of the repository."""
+        scale = Scale(vocab_size=4096, page_size=16, max_model_len=256, longest_prompt=96, most_tokens=24, most_asks=5)
+        return cls("demo", find_model(None), scale, LoadOptions(kv_cache_bytes=32 << 20))
 
     def parts(self, num_pages: int, seed: int) -> Parts:
         """See Subject."""
@@ -59,10 +68,11 @@ class CpuSubject:
     def _run(self, sequence: Sequence, max_len: int) -> Answer:
         stop, sampling = sequence.stop, sequence.sampling
         ends = {*stop.stop_token_ids, *(() if stop.ignore_eos else self.info.eos_token_ids)}
-        ends &= set(range(_VOCAB))
+        ends &= set(range(self.scale.vocab_size))
         tokens = sequence.prompt_ids.tolist()
         prompt, computed = len(tokens), 0
-        pages = list(range(1, -(-max_len // _PAGE) + 1))
+        size = self.scale.page_size
+        pages = list(range(1, -(-max_len // size) + 1))
         logprobs: list[float] = []
         controls = RowControls.of(sequence)
         while True:
@@ -70,7 +80,7 @@ class CpuSubject:
             run = Run(
                 tokens[computed:],
                 computed,
-                pages[: -(-len(tokens) // _PAGE)],
+                pages[: -(-len(tokens) // size)],
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,

@@ -9,42 +9,49 @@ from typing import TYPE_CHECKING
 
 from tests.exactness.events import Events
 from tests.exactness.judge import Wrong, judge, judge_alone
-from tests.exactness.scenario import make_scenario
+from tests.exactness.scenario import make_scenario, without
 from tests.exactness.virtual_kvstore import StoreWeather
 
 if TYPE_CHECKING:
-    from tests.exactness.scenario import Scenario
+    from collections.abc import Callable
+
+    from tests.exactness.scenario import Scale, Scenario
     from tests.exactness.subject import Subject
+
+    Make = Callable[[int, Scale], Scenario]
+    Judge = Callable[[Subject, Scenario], Events]
 
 _SHRINK_LIMIT_S = 60.0
 
 
-def run_scenarios(subject: Subject, seeds: Iterable[int]) -> Events:
+def run_scenarios(subject: Subject, seeds: Iterable[int], make: Make = make_scenario, judge: Judge = judge) -> Events:
     """What happened in all of them; raises Wrong with the smallest scenario that still goes wrong."""
     events = Events()
     for seed in seeds:
-        scenario = make_scenario(seed, subject.scale)
+        scenario = make(seed, subject.scale)
         try:
             events.update(judge(subject, scenario))
         except Wrong as wrong:
             print(wrong, flush=True)
-            small, why = shrink(subject, scenario, wrong)
+            small, why = shrink(subject, scenario, wrong, judge)
             raise Wrong(f"{wrong}\n\nscenario {seed}, made smaller: {why}\n{small}") from why
         events["scenarios"] += 1
     return events
 
 
-def first_wrong(subject: Subject, seeds: Iterable[int], **weather: object) -> tuple[int, Wrong] | None:
+def first_wrong(
+    subject: Subject, seeds: Iterable[int], make: Make = make_scenario, judge: Judge = judge_alone, **weather: object
+) -> tuple[int, Wrong] | None:
     """The first scenario that goes wrong free-running, if any does. `weather`: what all of them have in common."""
     for seed in seeds:
         try:
-            judge_alone(subject, replace(make_scenario(seed, subject.scale), **weather))  # type: ignore[arg-type]  # names fields of Scenario
+            judge(subject, replace(make(seed, subject.scale), **weather))  # type: ignore[arg-type]  # names fields of Scenario
         except Wrong as wrong:
             return seed, wrong
     return None
 
 
-def shrink(subject: Subject, scenario: Scenario, wrong: Wrong) -> tuple[Scenario, Wrong]:
+def shrink(subject: Subject, scenario: Scenario, wrong: Wrong, judge: Judge = judge) -> tuple[Scenario, Wrong]:
     """The smallest scenario found that goes wrong, in whatever way, and how it does."""
     until, found = time.monotonic() + _SHRINK_LIMIT_S, True
     while found:
@@ -64,7 +71,8 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
     asks = scenario.asks
     if len(asks) > 1:
         for place in range(len(asks)):
-            yield replace(scenario, asks=asks[:place] + asks[place + 1 :])
+            if left := without(asks, place):
+                yield replace(scenario, asks=left)
     simple: dict[str, object] = {
         "policy": "fcfs",
         "chunk": 0,
@@ -73,6 +81,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "tokens_per_step": 512,
         "think_us": 0,
         "coalesce": False,
+        "tiers": None,
         "kvstore": False,
         "prefix_cache": False,
         "store": StoreWeather(),
@@ -98,6 +107,7 @@ def _smaller(scenario: Scenario) -> Iterator[Scenario]:
         "priority": 0,
         "tenant": "a",
         "shared": 0,
+        "cache_salt": "",
     }
     for place, ask in enumerate(asks):
         for name, value in plain.items():

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
 
 from quire_scheduler.outputs import FinishReason
 from tests.exactness.clients import LEFT, Heard
@@ -28,12 +31,12 @@ class Wanted(NamedTuple):
 
 def judge_alone(subject: Subject, scenario: Scenario) -> Events:
     """Raise Wrong, or tell what happened in the free-running life, of which no twin is asked."""
-    return _live(subject, scenario, _alone(subject, scenario), lockstep=False)[1]
+    return _live(subject, scenario, undisturbed(subject, scenario), lockstep=False)[1]
 
 
 def judge(subject: Subject, scenario: Scenario) -> Events:
     """Raise Wrong, or tell what happened in the free-running life."""
-    wanted = _alone(subject, scenario)
+    wanted = undisturbed(subject, scenario)
     free, events = _live(subject, scenario, wanted, lockstep=False)
     plain, _ = _live(subject, scenario, wanted, lockstep=True)
     for place, heard in free.items():
@@ -53,30 +56,34 @@ def _live(
     try:
         heard = life.run()
         for place, one in heard.items():
-            _compare(scenario, place, one, wanted[place])
+            compare(scenario, place, one, wanted[place])
     except Exception as error:
         raise Wrong(f"scenario {scenario.seed} {mode}: {type(error).__name__}: {error}") from error
     return heard, life.events
 
 
-def _alone(subject: Subject, scenario: Scenario) -> dict[int, Wanted]:
+def undisturbed(subject: Subject, scenario: Scenario) -> dict[int, Wanted]:
     """Requests by place; those with `resumed` continue from what they were answered before."""
     max_len = min(subject.scale.max_model_len, (num_pages(subject, scenario) - 1) * subject.scale.page_size)
-    wanted = {}
+    wanted: dict[int, Wanted] = {}
+    said: dict[int | None, np.ndarray | None] = {None: None}
     for place, ask in enumerate(scenario.asks):
-        sequence = a_sequence(ask, subject, [])
+        if ask.follows not in said:
+            continue
+        sequence = a_sequence(ask, subject, said[ask.follows])
         if len(sequence.prompt_ids) >= max_len:
             continue
         answer = subject.alone(sequence, max_len)
+        said[place] = np.concatenate([sequence.prompt_ids, np.array(answer.tokens, np.int32)])
         if emitted := answer.tokens[: min(ask.resumed, len(answer.tokens) - 1)]:
-            sequence = a_sequence(ask, subject, emitted)
+            sequence = replace(sequence, output_ids=np.array(emitted, np.int32))
             logprobs = answer.logprobs and answer.logprobs[len(emitted) :]
             answer = answer._replace(tokens=answer.tokens[len(emitted) :], logprobs=logprobs)
         wanted[place] = Wanted(sequence, answer)
     return wanted
 
 
-def _compare(scenario: Scenario, place: int, heard: Heard, want: Wanted) -> None:
+def compare(scenario: Scenario, place: int, heard: Heard, want: Wanted) -> None:
     tokens, finish, logprobs = want.answer
     ask = scenario.asks[place]
     cut = {

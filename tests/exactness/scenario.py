@@ -17,7 +17,7 @@ from quire_common.sequence import Sampling
 from tests.exactness.virtual_kvstore import StoreWeather
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 # Waits and steps that scenarios draw from, in microseconds: (least, most).
 NEAR_US = ((0, 0), (0, 0), (0, 1_000))
@@ -39,8 +39,25 @@ class Scale:
 
 
 @dataclass(frozen=True)
+class Tiers:
+    """A real kvstore's memory, for few pages, and a medium below it that is slow, bounded and rots."""
+
+    ram_pages: int
+    below_pages: int
+    below_us: int
+    """Of a page on its way up."""
+    patience_us: int
+    """How long a lookup waits for what is below."""
+    rot: float
+    """Pages that are spoiled below or on the wire, or cut short."""
+    strangers: bool
+    """Another model, and another KV group, have stored pages of the same hashes."""
+
+
+@dataclass(frozen=True)
 class Ask:
-    """One request. Times are virtual microseconds, `abort_us` and `deadline_us` after its arrival."""
+    """One request. Times are virtual microseconds, `abort_us` and `deadline_us` after its arrival. Who `follows`
+    another arrives `at_us` after that one's end, and begins with all that was said there."""
 
     at_us: int
     family: int
@@ -60,12 +77,23 @@ class Ask:
     skip_cache_read: bool
     abort_us: int | None
     deadline_us: int | None
+    follows: int | None = None
+    """The place of another ask."""
+    cache_salt: str = ""
+    twist: int | None = None
+    """Where in the prompt one token is another one."""
 
-    def prompt(self, scale: Scale) -> np.ndarray:
-        """Families share how they begin."""
+    def prompt(self, scale: Scale, said: np.ndarray | None = None) -> np.ndarray:
+        """Families share how they begin; who follows goes on from what was `said`."""
         head = np.random.default_rng(1_000 + self.family).integers(0, scale.vocab_size, self.shared)
+        if said is not None:
+            head = np.concatenate([said, head])
         tail = np.random.default_rng((2_000, self.salt)).integers(0, scale.vocab_size, self.own)
-        return np.concatenate([head, tail]).astype(np.int32)
+        tokens = np.concatenate([head, tail]).astype(np.int32)
+        if self.twist is not None:
+            place = self.twist % len(tokens)
+            tokens[place] = (tokens[place] + 1) % scale.vocab_size
+        return tokens
 
 
 @dataclass(frozen=True)
@@ -100,6 +128,8 @@ class Scenario:
     leave_us: int | None
     """When the router of session 0 is lost."""
     prefix_cache: bool
+    tiers: Tiers | None = None
+    """With `kvstore`; None: one of a single tier that is as `store` says."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +155,26 @@ PLAIN = Mix((0.0, 1.0), (0.0, 1.0), (0.0, 1.0), (0, 5_000, 50_000, 300_000), 0.0
 CROWD = Mix((0.0, 0.2), (0.5, 1.0), (0.5, 1.2), (0, 5_000), 0.5, 0.8, 0.2, 0.3)
 # Short answers and many aborts on few pages, close by: what one sequence leaves the next one takes at once.
 CHURN = Mix((0.1, 0.5), (0.0, 0.3), (0.8, 1.4), (0, 5_000, 50_000), 0.2, 0.3, 0.4, 0.8)
+
+
+def longest(asks: Sequence[Ask]) -> int:
+    """Of prompt and answer together."""
+    most: list[int] = []
+    for ask in asks:
+        said = 0 if ask.follows is None else most[ask.follows]
+        most.append(said + ask.shared + ask.own + ask.max_tokens)
+    return max(most)
+
+
+def without(asks: Sequence[Ask], place: int) -> tuple[Ask, ...]:
+    """The asks without one, and without those that follow it."""
+    places: dict[int, int] = {}
+    left: list[Ask] = []
+    for index, ask in enumerate(asks):
+        if index != place and (ask.follows is None or ask.follows in places):
+            places[index] = len(left)
+            left.append(ask if ask.follows is None else replace(ask, follows=places[ask.follows]))
+    return tuple(left)
 
 
 def make_scenario(seed: int, scale: Scale) -> Scenario:

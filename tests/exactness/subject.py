@@ -123,7 +123,7 @@ class PacedSubject:
     def __init__(self) -> None:
         self._facts = PacedFacts(self.scale.vocab_size, (1, 2), self.scale.max_model_len)
         group = KvGroup("full", 8 * self.scale.page_size, "token", "uint64", 1, 1, 1)
-        pages = PageGeometry(self.scale.page_size, (group,), b"paced")
+        pages = PageGeometry(self.scale.page_size, (group,), b"paced".ljust(32, b"."))
         self.info = ModelInfo(
             "paced",
             "PacedForCausalLM",

@@ -16,8 +16,8 @@ def make_subject(kind: str) -> Subject:
     """By name; torch is imported only where it is needed."""
     if kind == "paced":
         return PacedSubject()
-    if kind == "cpu":
+    if kind in ("cpu", "demo"):
         from tests.exactness.cpu_subject import CpuSubject
 
-        return CpuSubject()
-    raise ValueError(f"{kind} is none of {KINDS}")
+        return CpuSubject.tiny() if kind == "cpu" else CpuSubject.demo()
+    raise ValueError(f"{kind} is none of {KINDS} and demo")

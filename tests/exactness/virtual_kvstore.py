@@ -138,6 +138,10 @@ class VirtualStore:
         """Whether the page is there, right or wrong."""
         return digest in self._pages
 
+    def check_integrity(self) -> None:
+        """Of a store that nobody uses."""
+        assert not self.leases, "a lease is kept"
+
     def _answer_late(self, core: Scheduler, lookup: Lookup, late_us: int, *, found: bool) -> None:
         self._time.after(late_us, lambda: self._answer(core, lookup, found=found))
 

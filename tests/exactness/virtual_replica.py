@@ -3,7 +3,7 @@ kvstore, and clients. Sometimes the scheduler is lost and another attaches to th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from quire_worker.engine.engine import Engine
 from tests.exactness.clients import LOST, Clients
 from tests.exactness.events import Events
 from tests.exactness.flaky_runner import FlakyRunner
+from tests.exactness.scenario import longest
 from tests.exactness.subject import engine_spec
+from tests.exactness.tiered_store import CarrierMover, TieredStore
 from tests.exactness.virtual_device import VirtualDevice
 from tests.exactness.virtual_kvstore import VirtualStore
 from tests.exactness.virtual_mover import VirtualMover
@@ -27,28 +29,43 @@ from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
     from quire_common.credit import Report
+    from quire_worker.engine.ports import PageBytes
     from tests.exactness.clients import Heard
+    from tests.exactness.hit_rights import HitRights
     from tests.exactness.scenario import Ask, Scenario
     from tests.exactness.subject import Subject
+    from tests.exactness.tiered_store import KeptPages
+
+# Between two looks whether somebody has ended.
+_LOOK_AGAIN_US = 5_000
 
 
 class VirtualReplica:
     """`run` serves the scenario and returns what was heard, by place in the scenario's asks. One use."""
 
-    def __init__(self, subject: Subject, scenario: Scenario, *, lockstep: bool, sequences: dict[int, Sequence]) -> None:
+    def __init__(
+        self,
+        subject: Subject,
+        scenario: Scenario,
+        *,
+        lockstep: bool,
+        sequences: dict[int, Sequence],
+        kept: KeptPages | None = None,
+        rights: HitRights | None = None,
+    ) -> None:
         self.events = Events()
         self.time = VirtualTime()
         self._subject = subject
         self._scenario = scenario
         self._sequences = sequences
         self._clients = Clients(scenario, sequences)
+        self._rights = rights
         self._config = _config(scenario, lockstep=lockstep)
         self._rng = np.random.default_rng((scenario.seed, 5))
-        self._store = VirtualStore(self.time, self._rng, scenario.store, self._changed)
         parts = subject.parts(num_pages(subject, scenario), scenario.seed)
         runner = FlakyRunner(parts.runner, self._rng, scenario.lose_rows)
         self._device = VirtualDevice(self.time, self._rng, runner, parts.memory, scenario.step_us, scenario.settle)
-        self._mover = VirtualMover(self.time, self._rng, parts.pages, self._store)
+        self._store, self._mover = self._caches(parts.pages, kept)
         spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario))
         self._engine = Engine(spec, self._device, self._mover, depth=1 if lockstep else scenario.depth)
         self._worker = VirtualWorker(
@@ -68,7 +85,10 @@ class VirtualReplica:
         """The whole life, and the inventory at its end."""
         scenario, time = self._scenario, self.time
         for place in self._sequences:
-            time.at(scenario.asks[place].at_us, lambda place=place: self._ask(place))  # type: ignore[misc]  # the default binds the loop's variable
+            if scenario.asks[place].follows is None:
+                time.at(scenario.asks[place].at_us, lambda place=place: self._ask(place))  # type: ignore[misc]  # the default binds the loop's variable
+            else:
+                self._ask_after(place)
         if scenario.lost_us is not None:
             time.at(scenario.lost_us, self._lose_scheduler)
         if scenario.leave_us is not None:
@@ -78,6 +98,15 @@ class VirtualReplica:
         self._inventory()
         self._count()
         return self._clients.heard
+
+    def _caches(self, pages: PageBytes, kept: KeptPages | None) -> tuple[VirtualStore, VirtualMover]:
+        """The kvstore and the way to it; with `kept`, those of one that outlives this replica."""
+        with_it = (self.time, self._rng, self._scenario.store, self._changed)
+        if kept is None:
+            store = VirtualStore(*with_it)
+            return store, VirtualMover(self.time, self._rng, pages, store)
+        tiered = TieredStore(*with_it, kept)
+        return tiered, CarrierMover(self.time, self._rng, pages, tiered, self._subject.info)
 
     def _attach(self) -> None:
         """A scheduler attaches to the worker; frames of the stream before are nobody's."""
@@ -123,6 +152,14 @@ class VirtualReplica:
         if ask.deadline_us is not None:
             self.time.at((_deadline_ms(ask) - int(BEGIN_S * 1000)) * 1000, self._changed)
 
+    def _ask_after(self, place: int) -> None:
+        """The next turn of a conversation comes a while after the end of the one before."""
+        ask = self._scenario.asks[place]
+        if self._clients.over(cast("int", ask.follows)):
+            self.time.after(ask.at_us, lambda: self._ask(place))
+        else:
+            self.time.after(_LOOK_AGAIN_US, lambda: self._ask_after(place))
+
     def _submit(self, place: int, sequence: Sequence, attempt: int) -> None:
         ask = self._scenario.asks[place]
         context = RequestContext(f"r{place}", attempt, ask.tenant, _deadline_ms(ask), ask.priority)
@@ -153,6 +190,9 @@ class VirtualReplica:
     def _pump(self) -> None:
         self._pump_due = False
         while (grant := self._core.next_grant(self.time.now_s)) is not None:
+            if self._rights is not None:
+                for start in grant.start:
+                    self._rights.granted(int(start.context.request_id[1:]), start)
             self._grants.send(encode_grant(grant).SerializeToString())
             self._store.carry_out(self._core)
         self._store.carry_out(self._core)
@@ -183,7 +223,7 @@ class VirtualReplica:
         assert core.names.num_named == core.cached_pages, "names are kept of pages that are not"
         assert self._scenario.prefix_cache or not core.cached_pages, "pages are kept though nobody may find them"
         self.check_named()
-        assert not self._store.leases, "a lease is kept"
+        self._store.check_integrity()
         assert not self._device.in_flight and not self._engine.residents.table.started(), "the worker still works"
 
     def check_named(self) -> None:
@@ -215,15 +255,14 @@ class VirtualReplica:
 def num_pages(subject: Subject, scenario: Scenario) -> int:
     """Page 0, enough for the largest request, and some to spare."""
     size = subject.scale.page_size
-    longest = max(ask.shared + ask.own + ask.max_tokens for ask in scenario.asks)
-    return 1 + -(-min(longest, subject.scale.max_model_len) // size) + scenario.spare_pages
+    return 1 + -(-min(longest(scenario.asks), subject.scale.max_model_len) // size) + scenario.spare_pages
 
 
-def a_sequence(ask: Ask, subject: Subject, output_ids: list[int]) -> Sequence:
-    """What the client asks for."""
+def a_sequence(ask: Ask, subject: Subject, said: np.ndarray | None = None) -> Sequence:
+    """What the client asks for, where so much was said before."""
     stop = Stop(ask.max_tokens, ask.min_tokens, ask.stop_token_ids, ask.ignore_eos, ask.repetition)
-    output = np.array(output_ids, np.int32)
-    return Sequence(ask.prompt(subject.scale), stop, ask.sampling, output, skip_cache_read=ask.skip_cache_read)
+    prompt = ask.prompt(subject.scale, said)
+    return Sequence(prompt, stop, ask.sampling, cache_salt=ask.cache_salt, skip_cache_read=ask.skip_cache_read)
 
 
 def _deadline_ms(ask: Ask) -> int:

@@ -1,0 +1,86 @@
+"""Cold equals warm: conversations over a prefix cache, few pages, preemptions, a kvstore with tiers and its faults, and
+a second replica that shares it, are answered to the last token and logprob as without any cache, greedy and seeded.
+
+`make test` serves some scenarios, `make exactness` 500; `python -m tests.exactness warm paced 17` one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.exactness.cache_mutations import CACHE_MUTATIONS, LATE_MUTATIONS, rot_not_seen_by_the_store
+from tests.exactness.events import require_events, table
+from tests.exactness.hunt import first_wrong, run_scenarios
+from tests.exactness.mutations import Mutation
+from tests.exactness.subject import PacedSubject
+from tests.exactness.subjects import make_subject
+from tests.exactness.warm_judge import judge_warm
+from tests.exactness.warm_scenario import make_warm_scenario
+
+QUICK = {"paced": 20, "cpu": 2}
+FULL = {"paced": 400, "cpu": 75, "demo": 25}
+# Scenarios that a broken rule may survive at most.
+MOST = 150
+# Of which every hundred scenarios must have seen this many, or they have lost their bite.
+LEAST = {
+    "aborted": 20,
+    "first replica: local hits": 5000,
+    "first replica: kvstore hits": 50,
+    "second replica: local hits": 4000,
+    "second replica: kvstore hits": 150,
+    "hits in the making": 300,
+    "kvstores lost": 20,
+    "lookups failed": 30,
+    "lost with leases out": 4,
+    "pages from below": 200,
+    "pages refused": 30,
+    "preemptions": 25,
+    "rot below found": 5,
+    "schedulers lost": 4,
+    "siblings": 80,
+    "spoiled: get": 20,
+    "spoiled: put": 80,
+}
+
+
+def serve(kind: str, count: int) -> None:
+    events = run_scenarios(make_subject(kind), range(count), make_warm_scenario, judge_warm)
+    print(f"\n{count} scenarios with and without caches on the {kind} engine\n{table(events)}")
+    # A model's scenarios are too few to have seen everything.
+    if kind == "paced":
+        require_events(events, {name: least * count // 100 for name, least in LEAST.items()})
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_cold_equals_warm(kind: str) -> None:
+    serve(kind, QUICK[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FULL)
+def test_cold_equals_warm_at_length(kind: str) -> None:
+    serve(kind, FULL[kind])
+
+
+def find(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.break_rule(monkeypatch)
+    found = first_wrong(PacedSubject(), range(MOST), make_warm_scenario, judge_warm, **mutation.weather)
+    assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"
+    seed, wrong = found
+    print(f"\n{mutation.name}: found by scenario {seed}: {str(wrong)[:200]}")
+
+
+@pytest.mark.parametrize("mutation", CACHE_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_of_the_caches_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(mutation, monkeypatch)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutation", LATE_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_of_loads_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    find(mutation, monkeypatch)
+
+
+def test_the_worker_sees_rot_that_the_kvstore_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    rot_not_seen_by_the_store(monkeypatch)
+    assert first_wrong(PacedSubject(), range(12), make_warm_scenario, judge_warm, prefix_cache=False) is None
