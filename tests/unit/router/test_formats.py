@@ -14,7 +14,7 @@ from quire_common.columns import pack_i32
 from quire_common.errors import Unavailable
 from quire_router.core.delta import Delta, LogprobEntry
 from quire_router.core.generation import Generation
-from quire_router.http.answer_format import error_frame
+from quire_router.http.answer_format import FrameParts
 from quire_router.http.chat_format import ChatFormat
 from quire_router.http.completion_format import CompletionFormat
 from quire_router.http.logprob_format import token_text
@@ -99,5 +99,7 @@ def test_tokens_that_are_no_text_stay_distinct() -> None:
 
 
 def test_an_error_is_an_event() -> None:
-    error = data(error_frame(Unavailable("GONE", "It went.", "Retry.")))["error"]
+    error = data(FrameParts.failed(Unavailable("GONE", "It went.", "Retry.")).removesuffix(b"data: [DONE]\n\n"))[
+        "error"
+    ]
     assert error == {"message": "It went. Retry.", "type": "service_unavailable_error", "param": None, "code": "GONE"}

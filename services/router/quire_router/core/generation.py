@@ -63,12 +63,7 @@ class Generation:
 
     async def news(self) -> list[Delta]:
         """What is new, of at least one choice; call while `running`. Raises the QuireError that ended the job."""
-        deltas = []
-        for choice in await self._outbox.take():
-            delta = choice.take()
-            deltas.append(delta)
-            if delta.finish:
-                self.running -= 1
+        deltas = self._deltas(await self._outbox.take())
         if self._wants_logprobs:
             await self.token_bytes.ensure(
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
@@ -80,6 +75,29 @@ class Generation:
             # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
             await self.token_bytes.ensure(ids)
+        return deltas
+
+    @property
+    def listens(self) -> bool:
+        """Whether `call_once` and `news_now` may be used: nothing has to be fetched before its deltas can be told."""
+        return not self._wants_logprobs and self.job.sampling.prompt_logprobs < 0
+
+    def call_once(self, listener: Callable[[], None]) -> None:
+        """In place of awaiting `news`: call `listener` when there are some, or an error; then `news_now` tells."""
+        self._outbox.call_once(listener)
+
+    def news_now(self) -> list[Delta]:
+        """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last news."""
+        deltas = self._deltas(self._outbox.take_now())
+        if not deltas and self._outbox.error is not None:
+            raise self._outbox.error
+        return deltas
+
+    def _deltas(self, choices: Sequence[Choice]) -> list[Delta]:
+        deltas = [choice.take() for choice in choices]
+        for delta in deltas:
+            if delta.finish:
+                self.running -= 1
         return deltas
 
     def prompt_entries(self, index: int) -> list[LogprobEntry | None]:

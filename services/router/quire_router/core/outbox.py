@@ -7,18 +7,24 @@ import asyncio
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_common.errors import QuireError
     from quire_router.core.choice import Choice
 
 
 class Outbox:
-    """One per job; one consumer. `error` ends it, after the news that came before."""
+    """One per job; one consumer, that awaits `take`, or has itself called and then takes with `take_now`.
 
-    __slots__ = ("_dirty", "_waiter", "error")
+    `error` ends it, after the news that came before.
+    """
+
+    __slots__ = ("_dirty", "_listener", "_waiter", "error")
 
     def __init__(self) -> None:
         self._dirty: list[Choice] = []
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
         self.error: QuireError | None = None
 
     def touch(self, choice: Choice) -> None:
@@ -26,7 +32,7 @@ class Outbox:
         if not choice.dirty:
             choice.dirty = True
             self._dirty.append(choice)
-            if self._waiter is not None:
+            if self._waiter is not None or self._listener is not None:
                 self._wake()
 
     def fail(self, error: QuireError) -> None:
@@ -42,12 +48,26 @@ class Outbox:
                 raise self.error
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        return self.take_now()
+
+    def take_now(self) -> list[Choice]:
+        """The choices with news, perhaps none."""
         dirty, self._dirty = self._dirty, []
         for choice in dirty:
             choice.dirty = False
         return dirty
 
+    def call_once(self, listener: Callable[[], None]) -> None:
+        """Call it once in the loop's next turn after there are news, or an error: what comes together is told together,
+        and costs no task to wake."""
+        self._listener = listener
+        if self._dirty or self.error is not None:
+            self._wake()
+
     def _wake(self) -> None:
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            asyncio.get_running_loop().call_soon(listener)
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

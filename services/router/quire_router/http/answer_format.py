@@ -31,15 +31,13 @@ class AnswerFormat(Protocol):
         """A delta as a frame; empty where there is nothing to tell."""
 
     def closing(self) -> bytes:
-        """Frames after the last delta, `[DONE]` not included."""
+        """All that follows the last delta, the stream's own mark of its end included."""
+
+    def failed(self, error: QuireError) -> bytes:
+        """The end of a stream that had begun and cannot go on."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """The whole answer as JSON: one delta per choice, in the order of their indices."""
-
-
-def error_frame(error: QuireError) -> bytes:
-    """An error in mid-stream."""
-    return b"data: " + orjson.dumps(error_object(error)) + b"\n\n"
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:
@@ -85,13 +83,18 @@ class FrameParts:
         )
 
     def closing(self) -> bytes:
-        """The chunk without choices that carries usage and timings, where either was asked for."""
+        """The chunk without choices that carries usage and timings, where either was asked for, and `[DONE]`."""
         if not self.parsed.include_usage and not self.parsed.job.wants.timings:
-            return b""
+            return DONE
         chunk: dict[str, Any] = {**self.fields, "choices": []}
         if self.parsed.include_usage:
             chunk["usage"] = usage_object(self.generation.usage())
-        return b"data: " + orjson.dumps(self.with_timings(chunk)) + b"\n\n"
+        return b"data: " + orjson.dumps(self.with_timings(chunk)) + b"\n\n" + DONE
+
+    @staticmethod
+    def failed(error: QuireError) -> bytes:
+        """The error as an event, and `[DONE]`."""
+        return b"data: " + orjson.dumps(error_object(error)) + b"\n\n" + DONE
 
     def with_timings(self, answer: dict[str, Any]) -> dict[str, Any]:
         """Add `quire_timings` where they were asked for."""

@@ -12,6 +12,7 @@ from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from quire_common.errors import QuireError
     from quire_router.core.delta import Delta
     from quire_router.core.generation import Generation
     from quire_router.http.parse import ParsedRequest
@@ -58,8 +59,12 @@ class ChatFormat:
         return self._parts.prefix + b',"choices":[' + chunk + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
 
     def closing(self) -> bytes:
-        """Usage and timings."""
+        """Usage, timings and `[DONE]`."""
         return self._parts.closing()
+
+    def failed(self, error: QuireError) -> bytes:
+        """The error, and `[DONE]`."""
+        return self._parts.failed(error)
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """All choices."""

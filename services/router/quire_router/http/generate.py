@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from quire_common.errors import InvalidArgument, QuireError
+from quire_common.errors import InvalidArgument
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.job import Caller
-from quire_router.http.answer_format import DONE, error_frame
 from quire_router.http.body import client_gone, parse_object, read_body
 from quire_router.http.exchange import exchange_of, request_id_from, send_json
 from quire_router.http.parse import Limits
+from quire_router.http.stream_writer import write_stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from quire_router.http.answer_format import AnswerFormat
     from quire_router.http.exchange import Exchange
     from quire_router.http.parse import ParsedRequest
-
-_STREAM_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class GenerateEndpoint:
@@ -64,7 +58,7 @@ class GenerateEndpoint:
                 watch.on_gone(generation)
                 answer = self._make_format(generation, parsed)
                 if parsed.stream:
-                    await _write_stream(send, generation, answer)
+                    await write_stream(scope, send, generation, answer)
                 else:
                     await _write_document(send, generation, answer)
             finally:
@@ -82,29 +76,6 @@ class GenerateEndpoint:
             priority=parsed.priority,
             timeout_s=min((limit for limit in (self._timeout_s, parsed.timeout_s) if limit > 0), default=0.0),
         )
-
-
-async def _write_stream(send: Send, generation: Generation, answer: AnswerFormat) -> None:
-    """Nothing is sent before the first news, so that an early failure still gets its HTTP status.
-
-    `send` waits while the client's buffer is full; the news of that time are joined, and nobody else waits.
-    """
-    deltas = await generation.news()
-    await send({"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)})
-    frames, frame = [answer.opening()], answer.frame
-    while True:
-        frames += map(frame, deltas)
-        if not generation.running:
-            break
-        await send({"type": "http.response.body", "body": b"".join(frames), "more_body": True})
-        try:
-            deltas = await generation.news()
-        except QuireError as error:
-            await send({"type": "http.response.body", "body": error_frame(error) + DONE})
-            return
-        frames = []
-    frames += (answer.closing(), DONE)
-    await send({"type": "http.response.body", "body": b"".join(frames)})
 
 
 async def _write_document(send: Send, generation: Generation, answer: AnswerFormat) -> None:

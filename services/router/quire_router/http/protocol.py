@@ -1,12 +1,18 @@
-"""uvicorn's httptools protocol with the bounds that it lacks: on the bytes of a request's head, and on their time."""
+"""uvicorn's httptools protocol with the bounds that it lacks, on the bytes of a request's head and on their time, and
+with a way to write body chunks that passes ASGI by."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+if TYPE_CHECKING:
+    from starlette.types import Scope
+    from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+_CYCLE = "quire.cycle"
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 
@@ -44,6 +50,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """The head is complete."""
         self._end_head()
         super().on_headers_complete()
+        # Its own cycle: with pipelining, the connection's may be that of a later request.
+        cast("Scope", self.cycle.scope)[_CYCLE] = self.cycle
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget the timer."""
@@ -63,3 +71,34 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, reason: str) -> None:
         if not self.transport.is_closing():
             self.send_400_response(reason)
+
+
+class ChunkWriter:
+    """Chunks of one response's body, once its head has been sent. The end of the body goes through ASGI."""
+
+    __slots__ = ("_cycle", "_flow", "_write")
+
+    def __init__(self, cycle: RequestResponseCycle) -> None:
+        self._cycle = cycle
+        self._flow = cycle.flow
+        self._write = cycle.transport.write
+
+    @property
+    def full(self) -> bool:
+        """Whether the client takes so little that more must wait for `drain`."""
+        return self._flow.write_paused and not self._cycle.disconnected
+
+    async def drain(self) -> None:
+        """Return when it is not full any more."""
+        await self._flow.drain()
+
+    def write(self, body: bytes) -> None:
+        """Nothing happens where the client has gone."""
+        if body and not self._cycle.disconnected:
+            self._write(b"%x\r\n%b\r\n" % (len(body), body))
+
+
+def chunk_writer(scope: Scope) -> ChunkWriter | None:
+    """Of a response whose head has been sent; None where it has no chunks, or another server runs the application."""
+    cycle: RequestResponseCycle | None = scope.pop(_CYCLE, None)
+    return ChunkWriter(cycle) if cycle is not None and cycle.chunked_encoding else None

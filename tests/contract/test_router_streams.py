@@ -1,0 +1,118 @@
+"""Streams of events, byte by byte: the way without tasks says what the plain way says, whatever the connection does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import Any
+
+import pytest
+
+from quire_common.errors import Internal
+from quire_router.http import stream_writer
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.router_rig import RouterRig, router_rig
+
+TEXT = "aé😀日本語 and so on "
+
+
+def request(rig: RouterRig, path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:
+    body = json.dumps({"prompt": TEXT, "max_tokens": 40, "stream": True, "request_id": "r", **fields}).encode()
+    head = f"POST {path} HTTP/{version}\r\nHost: x\r\nContent-Type: application/json\r\n"
+    return head.encode() + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+async def connect(rig: RouterRig) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = rig.router.http.address.split(":")
+    return await asyncio.open_connection(host, int(port))
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[bytes, bytes]:
+    """Head and body of one chunked answer, the chunks taken apart."""
+    head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
+    body = b""
+    while size := int(await asyncio.wait_for(reader.readuntil(b"\r\n"), 60), 16):
+        body += await reader.readexactly(size)
+        assert await reader.readexactly(2) == b"\r\n"
+    assert await reader.readexactly(2) == b"\r\n"
+    return head, body
+
+
+def told(body: bytes) -> bytes:
+    return re.sub(rb'"created":\d+', b'"created":0', body)
+
+
+def texts(body: bytes) -> str:
+    *frames, done, nothing = body.split(b"\n\n")
+    assert (done, nothing) == (b"data: [DONE]", b"")
+    chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
+    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"n": 3, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}, {"stop": "d so"}],
+    ids=["plain", "usage", "stop"],
+)
+async def test_both_ways_write_the_same_bytes(fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async with router_rig([FakeScheduler(step_s=0.01)]) as rig:
+        bodies = []
+        for _ in range(2):
+            reader, writer = await connect(rig)
+            writer.write(request(rig, **fields))
+            bodies.append(told((await read_answer(reader))[1]))
+            writer.close()
+            monkeypatch.setattr(stream_writer, "chunk_writer", lambda scope: None)
+        assert bodies[0] == bodies[1]
+        assert bodies[0].count(b"data: ") > 10
+
+
+async def test_pipelined_streams_do_not_mix() -> None:
+    async with router_rig([FakeScheduler(step_s=0.005)]) as rig:
+        reader, writer = await connect(rig)
+        writer.write(b"".join(request(rig, prompt=letter, max_tokens=9) for letter in "abc"))
+        assert [texts((await read_answer(reader))[1]) for _ in range(3)] == ["a" * 9, "b" * 9, "c" * 9]
+        writer.close()
+
+
+async def test_an_old_client_reads_until_the_end() -> None:
+    async with router_rig() as rig:
+        reader, writer = await connect(rig)
+        writer.write(request(rig, version="1.0", prompt="ab", max_tokens=6))
+        whole = await asyncio.wait_for(reader.read(), 60)
+        assert whole.startswith(b"HTTP/1.1 200") and b"[DONE]" in whole
+        writer.close()
+
+
+async def test_an_error_in_mid_stream_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with router_rig([FakeScheduler(step_s=0.01)]) as rig:
+        reader, writer = await connect(rig)
+        writer.write(request(rig, max_tokens=1000, timeout_s=0.5))
+        _, body = await read_answer(reader)
+        frames = body.split(b"\n\n")
+        assert json.loads(frames[-3].removeprefix(b"data: "))["error"]["code"] == "REQUEST_TIMEOUT"
+        assert frames[-2] == b"data: [DONE]"
+        await asyncio.wait_for(rig.scheduler.aborted.wait(), 60)
+        writer.close()
+
+
+async def test_a_format_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from quire_router.http.completion_format import CompletionFormat
+
+    plain = CompletionFormat.frame
+    calls = 0
+
+    def frame(self: CompletionFormat, delta: Any) -> bytes:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise Internal("BROKEN", "It is broken.", "Mend it.")
+        return plain(self, delta)
+
+    monkeypatch.setattr(CompletionFormat, "frame", frame)
+    async with router_rig([FakeScheduler(step_s=0.01)]) as rig:
+        answer = await rig.complete("ab", max_tokens=100, stream=True)
+        assert "BROKEN" in answer.text and answer.text.endswith("data: [DONE]\n\n")
+        await asyncio.wait_for(rig.scheduler.aborted.wait(), 60)
+        assert (await rig.complete("ab", max_tokens=3, stream=True)).text.count("data: ") == 4
