@@ -26,6 +26,16 @@ class KvstoreConfig(ServiceConfig):
     max_pending_bytes: int = option(256 << 20, "memory for pages under way; more are not wanted", at_least=1)
     max_transfers: int = option(12, "Put and Get streams at once; more are refused", at_least=1)
     transfer_timeout_s: float = option(60.0, "longest life of a Put or Get stream", at_least=0.01)
+    data_port: int = option(
+        0,
+        "TCP port for pages beside gRPC, on the host of --listen; 0 picks a free one, -1: none",
+        at_least=-1,
+        at_most=65535,
+    )
+    share_memory: bool = option(True, "processes of this host may read pages where they lie, and lend theirs")
+    max_data_connections: int = option(64, "connections for pages beside gRPC; more are refused", at_least=1)
+    data_timeout_s: float = option(10.0, "longest that one frame of such a connection may take", at_least=0.01)
+    data_idle_s: float = option(300.0, "how long such a connection is kept for its next request", at_least=0.01)
     max_watchers: int = option(32, "Watch streams at once; more are refused", at_least=1)
     watch_queue: int = option(1024, "changes kept for watchers that are slow or resume", at_least=1)
     sweep_s: float = option(0.5, "how often expired leases are looked for when nobody calls", at_least=0.01)

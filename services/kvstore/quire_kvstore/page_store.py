@@ -158,6 +158,10 @@ class PageStore:
                 )
         return indices or range(count)
 
+    def share(self) -> int | None:
+        """See RamTier."""
+        return self._tier.share()
+
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> tuple[list[int], Lease[Pinned | Put] | None]:
         """Indices of the pages that are wanted, and the lease to put them under; none wanted, no lease.
 

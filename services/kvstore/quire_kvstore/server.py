@@ -8,8 +8,11 @@ import time
 from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
+from quire_common.config import split_address
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.data.data_port import DataPort
 from quire_kvstore.page_store import PageStore
-from quire_kvstore.servicer import KvStoreServicer
+from quire_kvstore.servicer import DataWays, KvStoreServicer
 from quire_kvstore.store_metrics import StoreMetrics
 from quire_kvstore.tiers.make_tiers import make_tiers
 from quire_kvstore.transfers import Transfers
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
     from quire_kvstore.config import KvstoreConfig
 
+log = get_logger(__name__)
 _THREADS_FOR_SHORT_CALLS = 8
 
 
@@ -38,6 +42,7 @@ class KvstoreService:
         self.store = PageStore(config, tiers=make_tiers(config))
         self._config = config
         self._transfers = Transfers(config.max_transfers, config.transfer_timeout_s)
+        self._data = DataPort(config, split_address(config.listen, "--listen")[0], self.store)
         self._metrics = StoreMetrics()
         self._stopping = threading.Event()
         self._sweeper = threading.Thread(target=self._sweep, name="sweeper", daemon=True)
@@ -45,14 +50,17 @@ class KvstoreService:
     def register(self, server: grpc.Server) -> Sequence[str]:
         """Put the KvStore contract on the server."""
         epoch = common_pb2.Epoch(boot_id=secrets.randbits(64), run=1)
-        servicer = KvStoreServicer(self.store, self._transfers, epoch, self._config.prefetch_ms / 1000)
+        ways = DataWays(self._data.arena, self._data.port)
+        servicer = KvStoreServicer(self.store, self._transfers, epoch, ways, self._config.prefetch_ms / 1000)
         kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
         return [kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name]
 
     def start(self) -> None:
         """Memory starts empty; the disk's pages are found by their headers."""
         self.store.start()
+        self._data.start()
         self._sweeper.start()
+        log.info("pages travel", data_port=self._data.port, arena=self._data.arena)
 
     def drain(self, timeout_s: float) -> None:
         """Answer every lookup with a miss; let the transfers finish, and the pages that came reach the tiers below.
@@ -60,6 +68,7 @@ class KvstoreService:
         deadline = time.monotonic() + timeout_s
         self.store.drain()
         self._transfers.drain(timeout_s)
+        self._data.drain(max(deadline - time.monotonic(), 0.0))
         self.store.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
@@ -67,6 +76,7 @@ class KvstoreService:
         self._stopping.set()
         if self._sweeper.is_alive():
             self._sweeper.join()
+        self._data.close()
         self.store.close()
 
     def _sweep(self) -> None:

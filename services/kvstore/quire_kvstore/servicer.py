@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
@@ -27,15 +28,32 @@ if TYPE_CHECKING:
 _SHARE = 0.6
 
 
+@dataclass(frozen=True)
+class DataWays:
+    """How pages travel beside gRPC: the arena's socket and the data port, empty and 0 where there is none."""
+
+    arena: str = ""
+    port: int = 0
+
+
+NO_DATA_WAYS = DataWays()
+
+
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     """Typed errors are raised; the interceptors turn them into statuses."""
 
     def __init__(
-        self, store: PageStore, transfers: Transfers, epoch: common_pb2.Epoch, prefetch_s: float = 0.0
+        self,
+        store: PageStore,
+        transfers: Transfers,
+        epoch: common_pb2.Epoch,
+        ways: DataWays = NO_DATA_WAYS,
+        prefetch_s: float = 0.0,
     ) -> None:
         self._store = store
         self._transfers = transfers
         self._epoch = epoch
+        self._ways = ways
         self._prefetch_s = prefetch_s
 
     def LookupAndPin(
@@ -47,21 +65,36 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         if lease and not context.is_active():
             self._store.release([lease.id])  # nobody hears of it any more
         medium = lease.held.medium if lease and isinstance(lease.held, Pinned) else MEDIUM
-        return kvstore_pb2.LookupAndPinResponse(
+        response = kvstore_pb2.LookupAndPinResponse(
             pages=pages,
             lease=lease.id if lease else b"",
             epoch=self._epoch,
             lease_ms=lease.granted_ms if lease else 0,
             medium=medium if pages else "",
-            elapsed_us=int((time.perf_counter() - started) * 1e6),
         )
+        if request.direct and lease:
+            self._say_how(response, lease.id)
+        response.elapsed_us = int((time.perf_counter() - started) * 1e6)
+        return response
+
+    def Attach(self, request: kvstore_pb2.AttachRequest, context: grpc.ServicerContext) -> kvstore_pb2.AttachResponse:
+        response = kvstore_pb2.AttachResponse(epoch=self._epoch)
+        self._say_how(response, request.lease)
+        return response
 
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.BeginPutResponse:
         wanted, lease = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
+        if lease is None:
+            return kvstore_pb2.BeginPutResponse(epoch=self._epoch)
         return kvstore_pb2.BeginPutResponse(
-            wanted=pack_i32(wanted), lease=lease.id if lease else b"", epoch=self._epoch
+            wanted=pack_i32(wanted),
+            lease=lease.id,
+            lease_key=lease.key,
+            epoch=self._epoch,
+            arena=self._ways.arena,
+            data_port=self._ways.port,
         )
 
     def Put(
@@ -110,7 +143,21 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
             tiers=[_tier_stats(tier) for tier in stats.tiers],
             leases=stats.leases,
             pending_puts=stats.pending_puts,
+            arena=self._ways.arena,
+            data_port=self._ways.port,
         )
+
+    def _say_how(
+        self, response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse, lease_id: bytes
+    ) -> None:
+        """Fill in what the pages' reader needs to fetch them beside gRPC."""
+        lease, offsets, generations = self._store.places(lease_id)
+        response.lease_key = lease.key
+        response.data_port = self._ways.port
+        if self._ways.arena:
+            response.arena = self._ways.arena
+            response.offsets.extend(offsets)
+            response.generations.extend(generations)
 
     def _wait_s(self, context: grpc.ServicerContext) -> float:
         """Of the caller's time so much that the answer still reaches it."""

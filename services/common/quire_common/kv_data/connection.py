@@ -1,0 +1,204 @@
+"""DataConnection: frames over a socket, either end. One thread at a time. Knows nothing of what is said.
+
+Times are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one call receives or sends a whole frame without the interpreter, and
+bounds the whole of it, so that a peer that drips bytes holds nobody longer than one that is silent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.frame import (
+    FRAME_BYTES,
+    HEAD_BYTES,
+    HELLO_BYTES,
+    DataBroken,
+    Head,
+    pack_hello,
+    unpack_hello,
+)
+from quire_common.kv_data.lease_key import NONCE_BYTES
+from quire_common.kv_data.seal import TAG_BYTES, Seals
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_TIMEVAL = struct.Struct("@ll")
+_FD = struct.Struct("@i")
+_NO_TAG = bytes(TAG_BYTES)
+
+
+@dataclass(slots=True)
+class Arrived:
+    """A head as it came in: nothing of it is to be believed before `DataConnection.admit`."""
+
+    head: Head
+    packed: bytes
+    payload_tag: bytes
+    head_tag: bytes
+    number: int
+    fds: list[int]
+
+    def close_fds(self) -> None:
+        """Descriptors that nobody has taken."""
+        while self.fds:
+            os.close(self.fds.pop())
+
+
+class DataConnection:
+    """`greet` or `enter` first, once. Every method may raise DataBroken, after which there is `close` alone."""
+
+    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+        self.sock = sock
+        self.local = sock.family == socket.AF_UNIX
+        self._timeout_s = timeout_s
+        self._sent = 0
+        self._received = 0
+        self._nonces = (b"", b"")
+        value = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+        sock.settimeout(None)
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            sock.setsockopt(socket.SOL_SOCKET, option, value)
+        if not self.local:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def greet(self) -> None:
+        """The store's part of the beginning."""
+        ours = secrets.token_bytes(NONCE_BYTES)
+        self._send([pack_hello(ours)])
+        self._nonces = (ours, self._exactly(NONCE_BYTES))
+
+    def enter(self) -> None:
+        """The client's part."""
+        ours = secrets.token_bytes(NONCE_BYTES)
+        self._nonces = (unpack_hello(self._exactly(HELLO_BYTES)), ours)
+        self._send([ours])
+
+    def server_seals(self, lease_key: bytes) -> Seals:
+        """For frames of a lease, at the store's end."""
+        return Seals.of_server(lease_key, *self._nonces)
+
+    def client_seals(self, lease_key: bytes) -> Seals:
+        """For frames of a lease, at the client's end."""
+        return Seals.of_client(lease_key, *self._nonces)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Until there is something to receive."""
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
+        """One frame; `head.length` is the payload's."""
+        number = 2 * self._sent
+        self._sent += 1
+        payload_tag = seals.outgoing.tag(number + 1, payload) if head.length else _NO_TAG
+        covered = head.pack() + payload_tag
+        framed = covered + seals.outgoing.tag(number, covered)
+        self._send([framed, payload] if head.length else [framed], fds)
+
+    def receive(self) -> Arrived | None:
+        """The next head, not yet genuine; None where the peer has ended between frames. `admit` it, or refuse all."""
+        fds: list[int] = []
+        data = self._head(fds)
+        if not data:
+            return None
+        number = 2 * self._received
+        self._received += 1
+        try:
+            head = Head.unpack(data[:HEAD_BYTES])
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        tags = data[HEAD_BYTES : HEAD_BYTES + TAG_BYTES], data[HEAD_BYTES + TAG_BYTES :]
+        return Arrived(head, data[: HEAD_BYTES + TAG_BYTES], *tags, number, fds)
+
+    def admit(self, arrived: Arrived, seals: Seals) -> Head:
+        """The head, which is genuine."""
+        if not seals.incoming.fits(arrived.head_tag, arrived.number, arrived.packed):
+            raise DataBroken("forged", "a head was not made with the lease's key")
+        return arrived.head
+
+    def receive_payload(self, arrived: Arrived, seals: Seals, into: memoryview) -> None:
+        """The payload of an admitted head, into memory of its length; not genuine before this returns."""
+        self._fill(into)
+        if not seals.incoming.fits(arrived.payload_tag, arrived.number + 1, into):
+            raise DataBroken("forged", "a payload was not made with the lease's key")
+
+    def shut(self) -> None:
+        """End it from another thread: whoever sends or receives finds it ended."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.sock.close()
+
+    def _head(self, fds: list[int]) -> bytes:
+        if not self.local:
+            return self._exactly(FRAME_BYTES, may_end=True)
+        # A descriptor comes with the first byte. More than one per frame are cut off, and closed, by the kernel.
+        try:
+            space = socket.CMSG_LEN(_FD.size)  # CMSG_SPACE would let two in
+            data, ancillary, _, _ = self.sock.recvmsg(FRAME_BYTES, space, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL)
+        except OSError as error:
+            raise _broken(error) from error
+        for level, kind, value in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                fds += [fd for (fd,) in _FD.iter_unpack(value[: len(value) - len(value) % _FD.size])]
+        try:
+            return data + self._exactly(FRAME_BYTES - len(data)) if data else b""
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+
+    def _exactly(self, size: int, *, may_end: bool = False) -> bytes:
+        data = bytearray(size)
+        if size and not self._fill(memoryview(data), may_end=may_end):
+            return b""
+        return bytes(data)
+
+    def _fill(self, into: memoryview, *, may_end: bool = False) -> bool:
+        try:
+            got = self.sock.recv_into(into, len(into), socket.MSG_WAITALL)
+        except OSError as error:
+            raise _broken(error) from error
+        if got == len(into):
+            return True
+        if got == 0 and may_end:
+            return False
+        # Cut short by the peer's end or by the time limit, both of which the next read would tell.
+        raise DataBroken("slow" if got else "ended", f"{got} of {len(into)} bytes came")
+
+    def _send(self, parts: Sequence[memoryview | bytes], fds: Sequence[int] = ()) -> None:
+        deadline = time.monotonic() + self._timeout_s
+        left = [memoryview(part) for part in parts]
+        try:
+            while left:
+                if fds:
+                    sent = socket.send_fds(self.sock, left, list(fds))
+                    fds = ()
+                else:
+                    sent = self.sock.sendmsg(left)
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
+                    if time.monotonic() > deadline:
+                        raise DataBroken("slow", "the peer does not read")
+        except OSError as error:
+            raise _broken(error) from error
+
+
+def _broken(error: OSError) -> DataBroken:
+    return DataBroken("slow" if isinstance(error, BlockingIOError) else "ended", str(error))

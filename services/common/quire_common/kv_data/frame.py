@@ -1,0 +1,113 @@
+"""Frames of a data connection: a head of fixed size, then a payload. Knows nothing of sockets or of what is done.
+
+    head      kind u8 | flags u8 | zero u16 | page u32 | offset u64 | length u32 | zero u32 | handle 16 |
+              page header 128                                              little-endian
+    tags      of the payload 16 | of head and payload's tag 16             see seal.py
+    payload   `length` bytes
+
+The header of a page travels in the head, so that a payload is nothing but body, and lands where a body belongs.
+
+    GET      payload: int32 indices of the lease's pages       -> PAGE ..., END, or REFUSED
+    PUT      part of a page's body from `offset` on; the first part brings the page's header
+    SYNC     have all parts come?                              -> END (`page`: pages complete), or REFUSED
+    DAMAGED  `page` came, and is not what its key says         -> END (`page`: 1 where the store finds it intact)
+
+and on a Unix socket, where descriptors travel:
+
+    MAP      the arena, to read from                           -> END and a descriptor, or REFUSED
+    LEND     here is a descriptor of the writer's own memory   -> END, or REFUSED
+    TAKE     `page` lies there, its body at `offset`           -> TAKEN, or REFUSED
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+from quire_common.kv_data.lease_key import HANDLE_BYTES, NONCE_BYTES
+from quire_common.kv_data.seal import TAG_BYTES
+from quire_common.pages import HEADER_BYTES
+
+VERSION = 1
+# Bytes of a payload: what is sent at once, and the most that is taken.
+BODY_BYTES = 2 << 20
+MAX_PAYLOAD_BYTES = 4 << 20
+_HEAD = struct.Struct(f"<BBHIQII{HANDLE_BYTES}s{HEADER_BYTES}s")
+_HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
+_MAGIC = b"QKVD"
+HELLO_BYTES = _HELLO.size
+HEAD_BYTES = _HEAD.size
+FRAME_BYTES = HEAD_BYTES + 2 * TAG_BYTES
+_NO_HEADER = bytes(HEADER_BYTES)
+_LAST = 1
+
+
+class DataBroken(Exception):  # the connection's end, not an error of the store's; whoever sees it falls back
+    """A connection that cannot go on. `reason` is one of few words, for metrics."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+class Kind(enum.IntEnum):
+    """See the module."""
+
+    GET = 1
+    PUT = 2
+    SYNC = 3
+    DAMAGED = 4
+    MAP = 5
+    LEND = 6
+    TAKE = 7
+    PAGE = 16
+    END = 17
+    TAKEN = 18
+    REFUSED = 19
+    """The payload is the error's code, ASCII."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """See the module. `last`: the page's last part."""
+
+    kind: Kind
+    handle: bytes
+    page: int = 0
+    offset: int = 0
+    length: int = 0
+    last: bool = False
+    page_header: bytes = _NO_HEADER
+
+    def pack(self) -> bytes:
+        """The bytes."""
+        return _HEAD.pack(
+            self.kind, _LAST * self.last, 0, self.page, self.offset, self.length, 0, self.handle, self.page_header
+        )
+
+    @classmethod
+    def unpack(cls, data: bytes) -> Head:
+        """The inverse; raises DataBroken."""
+        kind, flags, zero, page, offset, length, zeros, handle, page_header = _HEAD.unpack(data)
+        if zero or zeros or flags & ~_LAST or kind not in _KINDS:
+            raise DataBroken("garbage", f"no frame: kind {kind}, flags {flags}")
+        if length > MAX_PAYLOAD_BYTES:
+            raise DataBroken("oversized", f"a frame of {length} bytes; the most is {MAX_PAYLOAD_BYTES}")
+        return cls(Kind(kind), handle, page, offset, length, bool(flags), page_header)
+
+
+_KINDS = frozenset(Kind)
+
+
+def pack_hello(nonce: bytes) -> bytes:
+    """What the store says first."""
+    return _HELLO.pack(_MAGIC, VERSION, 0, nonce)
+
+
+def unpack_hello(data: bytes) -> bytes:
+    """The store's nonce; raises DataBroken."""
+    magic, version, zero, nonce = _HELLO.unpack(data)
+    if (magic, version, zero) != (_MAGIC, VERSION, 0):
+        raise DataBroken("garbage", "not a data port of version 1")
+    return bytes(nonce)

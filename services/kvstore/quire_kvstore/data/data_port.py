@@ -1,0 +1,146 @@
+"""DataPort: where data connections come in, over TCP and over a Unix socket, and how many there may be.
+
+The Unix socket is abstract, with a random name that is told over gRPC: there is nothing in the file system that could
+be left behind, and only processes of the same host (of the same network namespace) find it. Whoever connects has to
+show the key of a lease; of those who have not yet, the one who has waited longest makes room for the next.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import ConfigError
+from quire_common.kv_data.connection import DataConnection
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.data.data_metrics import DataMetrics
+from quire_kvstore.data.data_session import DataSession
+
+if TYPE_CHECKING:
+    from quire_kvstore.config import KvstoreConfig
+    from quire_kvstore.page_store import PageStore
+
+log = get_logger(__name__)
+ARENA_PREFIX = "quire-kvstore-"
+_BACKLOG = 64
+_JOIN_S = 5.0
+
+
+class DataPort:
+    """`port` and `arena` are what clients are told; 0 and empty where there is none. Opens at once, serves from `start`
+    on; raises ConfigError."""
+
+    def __init__(self, config: KvstoreConfig, host: str, store: PageStore) -> None:
+        self._config = config
+        self._store = store
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._sessions: dict[DataSession, threading.Thread] = {}
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._listeners: dict[int, tuple[socket.socket, DataMetrics]] = {}
+        self._thread = threading.Thread(target=self._accept, name="data-port", daemon=True)
+        self.port, self.arena = 0, ""
+        if config.data_port >= 0:
+            listener = _tcp_listener(host, config.data_port)
+            self.port = int(listener.getsockname()[1])
+            self._listeners[listener.fileno()] = (listener, DataMetrics("tcp"))
+        if config.share_memory and store.share() is not None:
+            self.arena = ARENA_PREFIX + secrets.token_hex(16)
+            near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            near.bind("\0" + self.arena)
+            near.listen(_BACKLOG)
+            self._listeners[near.fileno()] = (near, DataMetrics("shm"))
+
+    def start(self) -> None:
+        """Take connections."""
+        self._thread.start()
+
+    def drain(self, timeout_s: float) -> None:
+        """Wait until nobody is being served, or for `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while any(session.busy for session in self._sessions) and time.monotonic() < deadline:
+                self._changed.wait(0.02)
+
+    def close(self) -> None:
+        """End all connections."""
+        os.eventfd_write(self._stop, 1)
+        if self._thread.ident is not None:
+            self._thread.join()
+        for listener, _ in self._listeners.values():
+            listener.close()
+        with self._lock:
+            sessions = dict(self._sessions)
+            for session in sessions:
+                session.stop()
+        for thread in sessions.values():
+            thread.join(_JOIN_S)
+        os.close(self._stop)
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        for fd in (self._stop, *self._listeners):
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                if fd == self._stop:
+                    return
+                listener, metrics = self._listeners[fd]
+                try:
+                    sock = listener.accept()[0]
+                except OSError as error:  # it has gone already, or there are no descriptors: others will come
+                    log.warning("a data connection was not accepted", cause=str(error))
+                    time.sleep(0.01)
+                    continue
+                self._begin(sock, metrics)
+
+    def _begin(self, sock: socket.socket, metrics: DataMetrics) -> None:
+        config = self._config
+        connection = DataConnection(sock, config.data_timeout_s)
+        times = {"idle_s": config.data_idle_s, "transfer_s": config.transfer_timeout_s}
+        session = DataSession(connection, self._store, metrics, **times)
+        thread = threading.Thread(target=self._run, args=(session, metrics), name="data", daemon=True)
+        with self._lock:
+            if len(self._sessions) >= config.max_data_connections:
+                metrics.refused("too_many")
+                oldest = next((each for each in self._sessions if not each.proven), None)
+                if oldest is None:
+                    connection.close()
+                    return
+                oldest.stop()
+                del self._sessions[oldest]
+            self._sessions[session] = thread
+        thread.start()
+
+    def _run(self, session: DataSession, metrics: DataMetrics) -> None:
+        metrics.connections.inc()
+        try:
+            session.run()
+        except Exception:
+            log.exception("a data connection failed")
+        finally:
+            metrics.connections.dec()
+            with self._lock:
+                self._sessions.pop(session, None)
+                self._changed.notify_all()
+
+
+def _tcp_listener(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(
+            "PORT_IN_USE",
+            f"The kvstore's data port cannot listen on {host}:{port}: {error.strerror}.",
+            "Choose another with --data-port (0 picks a free one, -1 is none).",
+            param="data_port",
+        ) from error

@@ -1,0 +1,187 @@
+"""DataSession: one data connection, from its greeting to its end, on a thread of its own.
+
+Nothing that comes in changes anything before it is known to be made with the key of a living lease, but for the time
+and the thread that it takes, and both are bounded. What is no frame, or not genuine, ends the connection; what the
+store refuses (NOT_FOUND and the like) is told, and the connection goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.columns import i32
+from quire_common.errors import QuireError, Unsupported
+from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
+from quire_common.pages import HEADER_BYTES
+from quire_common.telemetry.logs import get_logger
+from quire_kvstore.data.lent_memory import LentMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.kv_data.connection import Arrived, DataConnection
+    from quire_common.kv_data.seal import Seals
+    from quire_kvstore.data.data_metrics import DataMetrics
+    from quire_kvstore.page_store import PageStore
+
+log = get_logger(__name__)
+# Leases whose keys a connection remembers.
+_MAX_SEALS = 64
+
+
+class DataSession:
+    """`run` is the thread. `proven`: it has shown the key of a lease. `busy`: it is not waiting for a request."""
+
+    def __init__(
+        self, connection: DataConnection, store: PageStore, metrics: DataMetrics, *, idle_s: float, transfer_s: float
+    ) -> None:
+        self._connection = connection
+        self._store = store
+        self._metrics = metrics
+        self._idle_s = idle_s
+        self._transfer_s = transfer_s
+        self._seals: dict[bytes, Seals] = {}
+        self._lent: LentMemory | None = None
+        self._spoiled: QuireError | None = None
+        self.proven = False
+        self.busy = True
+        self._handlers: dict[Kind, Callable[[Arrived, Seals, bytes], None]] = {Kind.DAMAGED: self._damaged}
+        if connection.local:
+            self._handlers |= {Kind.MAP: self._map, Kind.LEND: self._lend, Kind.TAKE: self._take}
+        else:
+            self._handlers |= {Kind.GET: self._get, Kind.PUT: self._put, Kind.SYNC: self._sync}
+
+    def run(self) -> None:
+        """Until the peer ends, or does what it must not."""
+        try:
+            self._connection.greet()
+            while self._next():
+                pass
+        except DataBroken as error:
+            if error.reason != "ended":
+                self._metrics.refused(error.reason)
+                log.warning("a data connection was ended", reason=error.reason, cause=str(error))
+        finally:
+            self._connection.close()
+            if self._lent is not None:
+                self._lent.close()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        self._connection.shut()
+
+    def _next(self) -> bool:
+        self.busy = False
+        if self.proven and not self._connection.wait(self._idle_s):
+            return False
+        arrived = self._connection.receive()
+        if arrived is None:
+            return False
+        self.busy = True
+        try:
+            seals, lease = self._admit(arrived)
+            handler = self._handlers.get(arrived.head.kind)
+            if handler is None:
+                raise DataBroken("garbage", f"{arrived.head.kind.name} is none of this path's")
+            try:
+                handler(arrived, seals, lease)
+            except QuireError as error:
+                self._refuse(arrived.head, seals, error)
+        finally:
+            arrived.close_fds()
+        return True
+
+    def _admit(self, arrived: Arrived) -> tuple[Seals, bytes]:
+        """Whose frame it is. Also of a lease that has ended, where it was known here before: it is told so."""
+        handle = arrived.head.handle
+        found = self._store.key_of(handle)
+        seals = self._seals.get(handle)
+        if seals is None:
+            if found is None:
+                raise DataBroken("unknown_lease", "no lease has this handle")
+            seals = self._connection.server_seals(found[1])
+        self._connection.admit(arrived, seals)
+        self.proven = True
+        if handle not in self._seals:
+            if len(self._seals) >= _MAX_SEALS:
+                del self._seals[next(iter(self._seals))]
+            self._seals[handle] = seals
+        return seals, b"" if found is None else found[0]
+
+    def _get(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        asked = bytearray(arrived.head.length)
+        self._connection.receive_payload(arrived, seals, memoryview(asked))
+        indices = self._store.readable(lease, i32(bytes(asked), "pages").tolist())
+        deadline = time.monotonic() + self._transfer_s
+        for index in indices:
+            with self._store.reading(lease, index) as framed:
+                header, body = bytes(framed[:HEADER_BYTES]), framed[HEADER_BYTES:]
+                for start in range(0, len(body), BODY_BYTES):
+                    part = body[start : start + BODY_BYTES]
+                    last = start + len(part) == len(body)
+                    head = Head(Kind.PAGE, arrived.head.handle, index, start, len(part), last, header)
+                    self._connection.send(head, seals, part)
+                self._metrics.bytes_out.inc(len(framed))
+            if time.monotonic() > deadline:
+                raise DataBroken("slow", "the peer takes too long over its pages")
+        self._end(arrived.head, seals, len(indices))
+
+    def _put(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        """Answered by the next SYNC: until then parts of a put that has failed are received in vain."""
+        head, first = arrived.head, arrived.head.offset == 0
+        prefix = HEADER_BYTES if first else 0
+        offset = 0 if first else HEADER_BYTES + head.offset
+        try:
+            if self._spoiled is None:
+                with self._store.writing(lease, head.page, offset, prefix + head.length) as view:
+                    view[:prefix] = head.page_header[:prefix]
+                    self._connection.receive_payload(arrived, seals, view[prefix:])
+                self._metrics.bytes_in.inc(prefix + head.length)
+                return
+        except QuireError as error:
+            self._spoiled = error
+        self._connection.receive_payload(arrived, seals, memoryview(bytearray(head.length)))
+
+    def _sync(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        spoiled, self._spoiled = self._spoiled, None
+        if spoiled is not None:
+            raise spoiled
+        self._end(arrived.head, seals, self._store.complete_pages(lease))
+
+    def _damaged(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        (index,) = self._store.readable(lease, [arrived.head.page])
+        self._end(arrived.head, seals, int(self._store.check(lease, index)))
+
+    def _map(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        self._store.readable(lease, ())
+        fd = self._store.share()
+        if fd is None:
+            raise Unsupported("NO_SHARED_MEMORY", "The arena cannot be sealed.", "Use the data port.")
+        self._connection.send(Head(Kind.END, arrived.head.handle), seals, fds=[fd])
+
+    def _lend(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        if len(arrived.fds) != 1:
+            raise DataBroken("garbage", "nothing was lent")
+        if self._lent is not None:
+            self._lent.close()
+        self._lent = LentMemory(arrived.fds.pop())
+        self._end(arrived.head, seals, 0)
+
+    def _take(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        head, lent = arrived.head, self._lent
+        if lent is None:
+            raise DataBroken("garbage", "a page of no memory")
+        with self._store.writing(lease, head.page) as view:
+            view[:HEADER_BYTES] = head.page_header
+            if not lent.copy(head.offset, view[HEADER_BYTES:]):
+                raise DataBroken("bad_memory", "what was lent does not reach so far")
+            self._metrics.bytes_in.inc(len(view))
+        self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
+
+    def _end(self, head: Head, seals: Seals, page: int) -> None:
+        self._connection.send(Head(Kind.END, head.handle, page), seals)
+
+    def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
+        code = error.code.encode()
+        self._connection.send(Head(Kind.REFUSED, head.handle, head.page, length=len(code)), seals, code)
