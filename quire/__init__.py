@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from quire.async_client import AsyncClient
+    from quire.beam_search import BeamSearchOutput, BeamSearchSequence
     from quire.client import Client
     from quire.errors import (
         Aborted,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from quire.llm import LLM
     from quire.outputs import CompletionOutput, Delta, HopTiming, Logprob, ModelCard, RequestOutput, Usage
     from quire.prompts import ChatPrompt
-    from quire.sampling_params import SamplingParams
+    from quire.sampling_params import BeamSearchParams, RepetitionDetectionParams, SamplingParams
 
 __version__ = "0.1.0"
 
@@ -38,7 +39,8 @@ _HOME = {
     "ChatPrompt": "prompts",
     "Client": "client",
     "LLM": "llm",
-    "SamplingParams": "sampling_params",
+    **dict.fromkeys(("BeamSearchParams", "RepetitionDetectionParams", "SamplingParams"), "sampling_params"),
+    **dict.fromkeys(("BeamSearchOutput", "BeamSearchSequence"), "beam_search"),
     **dict.fromkeys(
         ("CompletionOutput", "Delta", "HopTiming", "Logprob", "ModelCard", "RequestOutput", "Usage"), "outputs"
     ),
@@ -66,6 +68,9 @@ __all__ = [
     "LLM",
     "Aborted",
     "AsyncClient",
+    "BeamSearchOutput",
+    "BeamSearchParams",
+    "BeamSearchSequence",
     "ChatPrompt",
     "Client",
     "CompletionOutput",
@@ -81,6 +86,7 @@ __all__ = [
     "Overloaded",
     "PermissionDenied",
     "QuireError",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
     "StartFailed",

@@ -8,6 +8,9 @@ import grpc
 
 from quire.errors import NotFound
 
+HEALTH_TIMEOUT_S = 5.0
+# How long a client tries to take up a stream that broke.
+RECONNECT_S = 30.0
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),

@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from itertools import count
 from types import TracebackType
 from typing import Any, TypeVar
 
 from quire.async_client import AsyncClient
+from quire.beam_search import BeamSearchOutput, search
 from quire.engine_options import stack_flags
 from quire.errors import InvalidArgument, Overloaded, QuireError, Unavailable
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model
 from quire.outputs import RequestOutput
+from quire.progress_bar import Bar, TerminalBar, make_bar
 from quire.prompts import ChatPrompt, Prompt, is_batch
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 
 T = TypeVar("T")
 # More requests than this are not in flight at once; the rest wait here, where waiting costs the least.
@@ -83,21 +84,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Continue every prompt; outputs are in the prompts' order. The first failure ends the call."""
         batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
         params = _spread(sampling_params, SamplingParams, SamplingParams(), len(batch), "sampling_params")
         priorities = _spread(priority, int, 0, len(batch), "priority")
-        return self._run(self._serve(batch, params, priorities, _Counter(len(batch), shown=use_tqdm)))
+        return self._run(self._serve(batch, params, priorities, make_bar(use_tqdm, len(batch))))
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
@@ -117,6 +118,22 @@ class LLM:
             for conversation in conversations
         ]
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        *,
+        use_tqdm: bool | Callable[..., Any] = False,
+        concurrency_limit: int | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The likeliest continuations of every prompt, as far as a beam finds them.
+
+        Asks for 2 x beam_width logprobs: the router gives 20 at most, unless `--max-logprobs` says otherwise.
+        """
+        batch: list[Prompt] = list(prompts) if is_batch(prompts) else [prompts]  # type: ignore[list-item,arg-type]  # is_batch tells them apart
+        limit = concurrency_limit or _CONCURRENCY
+        return self._run(self._search(batch, params, limit, make_bar(use_tqdm, len(batch))))
 
     def close(self) -> None:
         """End the stack that this object started, if any. Idempotent."""
@@ -143,14 +160,17 @@ class LLM:
         prompts: Sequence[Prompt],
         params: Sequence[SamplingParams],
         priorities: Sequence[int],
-        counter: _Counter,
+        bar: Bar | None = None,
     ) -> list[RequestOutput]:
         gate = asyncio.Semaphore(_CONCURRENCY)
 
         async def one(prompt: Prompt, param: SamplingParams, priority: int) -> RequestOutput:
             async with gate:
                 output = await self._patiently(prompt, param, priority)
-            counter.advance()
+            if bar is not None:
+                if isinstance(bar, TerminalBar):
+                    bar.count(output)
+                bar.update(1)
             return output
 
         try:
@@ -159,7 +179,34 @@ class LLM:
         except* QuireError as failures:
             raise self._explained(failures.exceptions[0]) from None
         finally:
-            counter.close()
+            if bar is not None:
+                bar.close()
+        return [task.result() for task in tasks]
+
+    async def _search(
+        self, prompts: Sequence[Prompt], params: BeamSearchParams, limit: int, bar: Bar | None
+    ) -> list[BeamSearchOutput]:
+        eos = frozenset((await self._client.models())[0].eos_token_ids)
+        gate = asyncio.Semaphore(limit)
+
+        async def ask(beams: Sequence[Prompt], step: SamplingParams) -> list[RequestOutput]:
+            return await self._serve(beams, [step] * len(beams), [0] * len(beams))
+
+        async def one(prompt: Prompt) -> BeamSearchOutput:
+            async with gate:
+                found = await search(prompt, params, eos, ask)
+            if bar is not None:
+                bar.update(1)
+            return found
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(prompt)) for prompt in prompts]
+        except* QuireError as failures:
+            raise self._explained(failures.exceptions[0]) from None
+        finally:
+            if bar is not None:
+                bar.close()
         return [task.result() for task in tasks]
 
     async def _patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
@@ -180,23 +227,6 @@ class LLM:
                 death.code, f"The {death.service} died: {death.message}", f"{death.fix} Log: {death.log}"
             )
         return error
-
-
-class _Counter:
-    """`prompts 3/10` on a terminal, nothing elsewhere."""
-
-    def __init__(self, total: int, *, shown: bool) -> None:
-        self._total, self._done = total, 0
-        self._shown = shown and sys.stderr.isatty()
-
-    def advance(self) -> None:
-        self._done += 1
-        if self._shown:
-            print(f"\rprompts {self._done}/{self._total}", end="", file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        if self._shown:
-            print(file=sys.stderr)
 
 
 async def _make_client(address: str, api_key: str | None) -> AsyncClient:

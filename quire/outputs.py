@@ -12,6 +12,8 @@ class Logprob:
     logprob: float
     rank: int | None = None
     decoded_token: str | None = None
+    # What `decoded_token` shows; may be part of a character.
+    token_bytes: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Delta:
     usage: Usage | None = None
     timings: tuple[HopTiming, ...] = ()
     prompt_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of the prompt's second token and all that follow."""
 
 
 @dataclass
@@ -83,6 +87,8 @@ class RequestOutput:
     prompt: str | None = None
     prompt_token_ids: list[int] = field(default_factory=list)
     outputs: list[CompletionOutput] = field(default_factory=list)
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """One for each token of the prompt, the first of which has none."""
     usage: Usage | None = None
     timings: list[HopTiming] = field(default_factory=list)
 
@@ -102,6 +108,8 @@ class RequestOutput:
         self.prompt_token_ids.extend(delta.prompt_token_ids)
         self.timings.extend(delta.timings)
         self.usage = delta.usage or self.usage
+        if delta.prompt_logprobs:
+            self.prompt_logprobs = [None, *(entry.candidates for entry in delta.prompt_logprobs)]
         while len(self.outputs) <= delta.index:
             self.outputs.append(CompletionOutput(len(self.outputs)))
         output = self.outputs[delta.index]
@@ -126,3 +134,4 @@ class ModelCard:
     vocab_size: int
     parameters: int
     capabilities: tuple[str, ...]
+    eos_token_ids: tuple[int, ...] = ()

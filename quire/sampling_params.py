@@ -8,13 +8,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import InvalidArgument, Unsupported
 
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class RepetitionDetectionParams:
+    """An answer ends when its last tokens are `min_count` times one pattern of min to max tokens."""
+
+    max_pattern_size: int
+    min_pattern_size: int = 0
+    min_count: int = 0
+
+    def __post_init__(self) -> None:
+        _integer("max_pattern_size", self.max_pattern_size, 1, 2**31 - 1)
+        _integer("min_pattern_size", self.min_pattern_size, 0, self.max_pattern_size)
+        _integer("min_count", self.min_count, 2, 2**31 - 1)
+
+
+@dataclass(frozen=True)
+class BeamSearchParams:
+    """How `LLM.beam_search` looks for likely continuations; vLLM's names and defaults."""
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    temperature: float = 0.0
+    length_penalty: float = 1.0
+    include_stop_str_in_output: bool = False
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.beam_width, 1, 1024)
+        _integer("max_tokens", self.max_tokens, 1, _MAX_U32)
+        _number("temperature", self.temperature, 0, math.inf)
+        _number("length_penalty", self.length_penalty, 0, math.inf)
 
 
 @dataclass(frozen=True)
@@ -47,10 +79,16 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] | None = None
-    # Known, but not served yet.
+    # Alternatives per prompt token; None: nothing is said of the prompt.
     prompt_logprobs: int | None = None
+    # Keep so many tokens of the prompt, the last ones; -1: as many as the context has room for.
+    truncate_prompt_tokens: int | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
+    # False: token ids alone, no text.
+    detokenize: bool = True
+    # Known, but not served yet.
     structured_outputs: Any = None
-    detokenize: bool = field(default=True)
+    logits_processors: Any = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, _MAX_U32)
@@ -72,8 +110,11 @@ class SamplingParams:
         _integer("min_tokens", self.min_tokens, 0, _MAX_U32)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise _bad("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
-        if self.logprobs is not None:
-            _integer("logprobs", self.logprobs, 0, _MAX_U32)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, _MAX_U32)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0, 2**31 - 1)
@@ -98,13 +139,8 @@ class SamplingParams:
         return replace(self, **changes)
 
     def _refuse_what_is_not_served(self) -> None:
-        asked = {
-            "prompt_logprobs": self.prompt_logprobs is not None,
-            "structured_outputs": self.structured_outputs is not None,
-            "detokenize": not self.detokenize,
-        }
-        for name, wanted in asked.items():
-            if wanted:
+        for name in ("structured_outputs", "logits_processors"):
+            if getattr(self, name) is not None:
                 raise Unsupported(
                     "UNSUPPORTED_PARAM", f"{name} is not supported yet.", f"Leave {name} at its default.", param=name
                 )

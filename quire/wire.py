@@ -52,6 +52,7 @@ def build_request(
     return_timings: bool = False,
 ) -> inference_pb2.GenerateRequest:
     """The contract's form of a request. Raises InvalidArgument for a prompt that is none."""
+    asked = normalise(prompt)
     request = inference_pb2.GenerateRequest(
         model=model,
         kind=common_pb2.REQUEST_KIND_GENERATE,
@@ -70,18 +71,18 @@ def build_request(
         return_timings=return_timings,
         timeout_ms=round(timeout_s * 1000),
         bad_words=params.bad_words or (),
+        # The contract's default is 16 for text, OpenAI's; vLLM's users mean the rest of the context.
+        fill_context=params.max_tokens is None,
     )
-    asked = normalise(prompt)
     if params.max_tokens is not None:
         request.max_tokens = params.max_tokens
-    elif not isinstance(asked, ChatPrompt):
-        # The contract's default is 16 for text, OpenAI's; vLLM's users mean the rest of the context.
-        raise errors.Unsupported(
-            "UNSUPPORTED_PARAM",
-            "max_tokens=None is supported for conversations alone.",
-            "Give max_tokens.",
-            param="max_tokens",
-        )
+    if params.truncate_prompt_tokens is not None:
+        request.truncate_prompt_tokens = params.truncate_prompt_tokens
+    if params.repetition_detection is not None:
+        rule = params.repetition_detection
+        request.repetition_detection.max_pattern_size = rule.max_pattern_size
+        request.repetition_detection.min_pattern_size = rule.min_pattern_size
+        request.repetition_detection.min_count = rule.min_count
     if isinstance(asked, str):
         request.text = asked
     elif isinstance(asked, ChatPrompt):
@@ -110,6 +111,7 @@ def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> 
         else None,
         timings=tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in response.timings),
         prompt_token_ids=tuple(unpack_i32(response.prompt_token_ids)),
+        prompt_logprobs=tuple(_logprobs(entry) for entry in response.prompt_logprobs),
     )
 
 
@@ -122,6 +124,7 @@ def read_model(model: common_pb2.ModelInfo) -> ModelCard:
         model.vocab_size,
         model.parameters,
         tuple(model.capabilities),
+        tuple(unpack_i32(model.eos_token_ids)),
     )
 
 
@@ -187,6 +190,8 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         message.seed = params.seed
     if params.logprobs is not None:
         message.logprobs = params.logprobs
+    if params.prompt_logprobs is not None:
+        message.prompt_logprobs = params.prompt_logprobs
     return message
 
 
@@ -212,9 +217,9 @@ def _json(value: object, param: str) -> str:
 
 
 def _logprobs(entry: inference_pb2.TokenLogprob) -> TokenLogprobs:
-    candidates = {entry.token_id: Logprob(entry.logprob, entry.rank or None, _text(entry.token))}
+    candidates = {entry.token_id: Logprob(entry.logprob, entry.rank or None, _text(entry.token), entry.token)}
     for rank, top in enumerate(entry.top, start=1):
-        candidates.setdefault(top.token_id, Logprob(top.logprob, rank, _text(top.token)))
+        candidates.setdefault(top.token_id, Logprob(top.logprob, rank, _text(top.token), top.token))
     return TokenLogprobs(entry.token_id, entry.logprob, candidates)
 
 

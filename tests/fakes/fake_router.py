@@ -25,6 +25,8 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
         self.metadata: list[dict[str, str | bytes]] = []
         self.cancelled = threading.Event()
         self.overload = 0
+        # After so many responses each, the next streams break.
+        self.breaks: list[int] = []
         self.running, self.most_running = 0, 0
         self.together = threading.Barrier(1)
         self._lock = threading.Lock()
@@ -49,11 +51,15 @@ class FakeRouter(inference_pb2_grpc.InferenceServicer):
             self.cancelled.wait(60)
             return
         self.together.wait(60)
-        for index in range(request.n):
-            yield from self._count(request, index)
+        broken_after = self.breaks.pop(0) if self.breaks else None
+        responses = (response for index in range(request.n) for response in self._count(request, index))
+        for number, response in enumerate(responses):
+            if number == broken_after:
+                context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+            yield response
 
     def _count(self, request: inference_pb2.GenerateRequest, index: int) -> Iterator[inference_pb2.GenerateResponse]:
-        for token in range(request.max_tokens or 16):
+        for token in range(len(request.resume.output_ids) // 4, request.max_tokens or 16):
             if request.text == "fail later" and token == 2:
                 error = common_pb2.RequestError(
                     code="ENGINE_LOST", message="lost", fix="retry", grpc_code=grpc.StatusCode.UNAVAILABLE.value[0]

@@ -11,7 +11,7 @@ from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import MAX_BAD_WORDS
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
-from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
+from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, Resume, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS
 from quire_router.http.tables import MAX_BAD_WORD_CHARS, MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
@@ -54,7 +54,9 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         bad_words=tuple(request.bad_words),
         seed=request.sampling.seed if request.sampling.HasField("seed") else None,
         max_tokens=max_tokens,
-        default_max_tokens=None if isinstance(prompt, ChatPrompt) else DEFAULT_COMPLETION_TOKENS,
+        default_max_tokens=(
+            None if isinstance(prompt, ChatPrompt) or request.fill_context else DEFAULT_COMPLETION_TOKENS
+        ),
         min_tokens=request.min_tokens,
         stop_token_ids=tuple(stop_token_ids.tolist()),
         ignore_eos=request.ignore_eos,
@@ -70,6 +72,8 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         ),
         add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
         cache_salt=request.cache_salt,
+        first_sample=request.sampling.sample,
+        resume=_resume(request, n),
         wants=Wants(
             news=True,
             token_ids=request.return_token_ids,
@@ -77,6 +81,18 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
             prompt_logprobs=sampling.prompt_logprobs,
         ),
     )
+
+
+def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
+    _check_range("sampling.sample", request.sampling.sample, 0, 2**31 - 1 - n)
+    if not request.HasField("resume"):
+        return None
+    if n != 1:
+        raise InvalidArgument(
+            "BAD_RESUME", f"resume is of one choice, and n is {n}.", "Resume each choice by its sample.", param="resume"
+        )
+    i32(request.resume.output_ids, "resume.output_ids")
+    return Resume(request.resume.output_ids, request.resume.characters)
 
 
 def _truncate_to(request: ib.GenerateRequest) -> int | None:

@@ -13,7 +13,6 @@ from quire import (
     Overloaded,
     SamplingParams,
     Unavailable,
-    Unsupported,
 )
 from quire.columns import unpack_i32
 from tests.fakes.fake_router import FakeRouter
@@ -93,11 +92,11 @@ def test_what_was_not_given_is_absent(fake: Fake) -> None:
     router, address = fake
     with Client(address) as client:
         list(client.generate(ChatPrompt([{"role": "user", "content": "x"}]), SamplingParams(max_tokens=None)))
-        with pytest.raises(Unsupported, match="max_tokens=None"):
-            client.complete("hi", SamplingParams(max_tokens=None))
-    (request,) = router.requests
-    assert not request.HasField("max_tokens")
-    assert not request.sampling.HasField("seed")
+        client.complete("hi", SamplingParams(max_tokens=None, temperature=0))
+    request, text = router.requests
+    assert not request.HasField("max_tokens") and request.fill_context and text.fill_context
+    # What is drawn at random can be taken up only with its seed.
+    assert request.sampling.HasField("seed") and not text.sampling.HasField("seed")
     assert not request.sampling.HasField("logprobs")
     assert request.request_id
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire import InvalidArgument, SamplingParams, Unsupported
+from quire import InvalidArgument, RepetitionDetectionParams, SamplingParams, Unsupported
 
 
 def test_defaults_are_vllms() -> None:
@@ -64,7 +64,7 @@ def test_a_bad_value_is_a_typed_error_that_names_it(fields: dict[str, Any]) -> N
     assert raised.value.fix
 
 
-@pytest.mark.parametrize("fields", [{"prompt_logprobs": 1}, {"structured_outputs": {}}], ids=repr)
+@pytest.mark.parametrize("fields", [{"logits_processors": []}, {"structured_outputs": {}}], ids=repr)
 def test_what_is_not_served_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match=next(iter(fields))):
         SamplingParams(**fields)
@@ -81,3 +81,23 @@ def test_stop_in_either_form() -> None:
     assert SamplingParams(stop="a").stop_strings == ("a",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")
     assert SamplingParams().stop_strings == ()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_logprobs": -2},
+        {"truncate_prompt_tokens": -2},
+        {"repetition_detection": RepetitionDetectionParams(4, 2, 3), "n": 0},
+    ],
+    ids=repr,
+)
+def test_bounds_of_what_is_asked_of_prompts(fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        SamplingParams(**fields)
+
+
+@pytest.mark.parametrize("values", [(0, 0, 2), (4, 5, 2), (4, 1, 1)])
+def test_rules_of_repetition_that_are_none(values: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidArgument):
+        RepetitionDetectionParams(*values)

@@ -15,13 +15,15 @@ from quire_router.core.delta import ERROR, LENGTH, REPETITION, STOP, Delta, HopT
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext, Sequence
-    from quire_router.core.job import GenerateJob
+    from quire_router.core.job import GenerateJob, Resume
     from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
 
 
 # vLLM's stop_reason of such an answer.
 _REPEATED = "repetition_detected"
+# Stands for an entry that the client has.
+_TOLD = LogprobEntry(0, 0.0, 0, [], [])
 
 
 class Holder(Protocol):
@@ -160,6 +162,16 @@ class Choice:
             sampling = replace(sequence.sampling, prompt_logprobs=-1)
             sequence = replace(sequence, sampling=sampling, skip_cache_read=False)
         return sequence
+
+    def take_up(self, resume: Resume) -> None:
+        """Go on behind what the client of a broken stream has; before it is submitted."""
+        self.output_ids += resume.output_ids
+        self.confirmed = self._taken = resume.tokens
+        self.chars_sent = resume.characters
+        self.resumed = bool(resume.output_ids)
+        if self.wants_logprobs:  # entries and offsets go by the token's place
+            self.entries = [_TOLD] * resume.tokens
+            self.offsets = [0] * resume.tokens
 
     def renew(self, handle: int) -> None:
         """Another attempt begins, from all that is known. What was said of the old handle finds nobody."""

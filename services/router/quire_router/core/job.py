@@ -78,6 +78,19 @@ class Wants:
 
 
 @dataclass(frozen=True, slots=True)
+class Resume:
+    """What the client has of the one choice: int32 tokens, as a column, and characters of text."""
+
+    output_ids: bytes
+    characters: int
+
+    @property
+    def tokens(self) -> int:
+        """How many."""
+        return len(self.output_ids) // 4
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateJob:
     """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
 
@@ -103,6 +116,9 @@ class GenerateJob:
     text: TextOptions = field(default_factory=TextOptions)
     add_special_tokens: bool = True
     cache_salt: str = ""
+    first_sample: int = 0
+    """Sample index of the first choice; part of the random key."""
+    resume: Resume | None = None
     wants: Wants = field(default_factory=Wants)
 
     @property

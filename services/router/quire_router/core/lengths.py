@@ -6,12 +6,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire_router.core.job import GenerateJob
+    from quire_router.core.job import GenerateJob, Resume
+
+# Of one token; more is no text of the tokens that come with it.
+_MOST_CHARACTERS = 1024
 
 
 def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) -> None:
@@ -34,6 +38,25 @@ def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) ->
             f"Token id {wrong} is not in the vocabulary of {vocab_size}.",
             f"Send ids from 0 to {vocab_size - 1}.",
             param="prompt",
+        )
+
+
+def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
+    """Raise InvalidArgument for an answer that cannot go on."""
+    ids = i32(resume.output_ids, "resume.output_ids")
+    if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
+        raise InvalidArgument(
+            "BAD_RESUME",
+            f"There is nothing after {len(ids)} tokens of an answer that has {max_tokens} at most.",
+            "Resume only what has not ended, with the tokens and characters that came.",
+            param="resume",
+        )
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise InvalidArgument(
+            "TOKEN_OUT_OF_RANGE",
+            f"resume has a token id that is not in the vocabulary of {vocab_size}.",
+            f"Send ids from 0 to {vocab_size - 1}.",
+            param="resume",
         )
 
 

@@ -17,7 +17,7 @@ from quire_router import metrics
 from quire_router.core.choice import Choice
 from quire_router.core.delta import HopTiming
 from quire_router.core.generation import Generation
-from quire_router.core.lengths import answer_length, check_prompt, truncated
+from quire_router.core.lengths import answer_length, check_prompt, check_resume, truncated
 from quire_router.core.outbox import Outbox
 
 if TYPE_CHECKING:
@@ -146,19 +146,23 @@ class Pipeline:
         for prompt_ids in prompts:
             max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
             stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
-            for sample in range(job.n):
+            for sample in range(job.first_sample, job.first_sample + job.n):
+                # What is said of a prompt is the same for all its choices, and needs its whole computation.
+                scores = asked if sample == job.first_sample else -1
                 sequence = Sequence(
                     prompt_ids=prompt_ids,
                     stop=stop,
-                    # What is said of a prompt is the same for all its choices, and needs its whole computation.
-                    sampling=replace(sampling, seed=seed, sample=sample, prompt_logprobs=-1 if sample else asked),
+                    sampling=replace(sampling, seed=seed, sample=sample, prompt_logprobs=scores),
                     cache_salt=salt,
-                    skip_cache_read=asked >= 0 and not sample,
+                    skip_cache_read=scores >= 0,
                 )
                 handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
                 choice = Choice(len(choices), handle, job, sequence, context, outbox, served.model.name)
                 if not job.ignore_eos:
                     choice.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
+                if job.resume is not None:
+                    check_resume(job.resume, max_tokens, served.model.vocab_size)
+                    choice.take_up(job.resume)
                 choices.append(choice)
         return choices
 
@@ -176,7 +180,9 @@ class Pipeline:
 
     def _end(self, generation: Generation) -> None:
         self._leave(generation.job.weight)
-        self._charge(generation.caller.tenant, generation.usage().completion_tokens)
+        resume = generation.job.resume
+        had = resume.tokens if resume is not None else 0
+        self._charge(generation.caller.tenant, generation.usage().completion_tokens - had)
 
     def _leave(self, weight: int) -> None:
         self._admission.leave(weight)

@@ -1,0 +1,98 @@
+"""Beam search over one-token requests, as vLLM's: each step asks for the likeliest tokens after every beam.
+
+The beams' common beginnings are cached pages, so that a step computes little. Knows nothing of channels: it is given a
+way to ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from quire.outputs import Logprob, RequestOutput
+from quire.prompts import Prompt
+from quire.sampling_params import BeamSearchParams, SamplingParams
+
+Ask = Callable[[Sequence[Prompt], SamplingParams], Awaitable[list[RequestOutput]]]
+
+
+@dataclass
+class BeamSearchSequence:
+    """`tokens` are the prompt's and the answer's, as in vLLM; `text` is the answer's alone."""
+
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]] = field(default_factory=list)
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    raw: bytes = b""
+    """The answer's text so far; may end within a character."""
+
+
+@dataclass
+class BeamSearchOutput:
+    """The best sequences, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int], ask: Ask) -> BeamSearchOutput:
+    """Likely continuations of one prompt."""
+    step = SamplingParams(
+        max_tokens=1, temperature=params.temperature, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
+    )
+    done: list[BeamSearchSequence] = []
+    (first,) = await ask([prompt], step)
+    prompt_length = len(first.prompt_token_ids)
+    beams = [BeamSearchSequence(list(first.prompt_token_ids))]
+    outputs = [first]
+    for length in range(1, params.max_tokens + 1):
+        grown: list[BeamSearchSequence] = []
+        for beam, output in zip(beams, outputs, strict=True):
+            for candidate in _extensions(beam, output):
+                if candidate.tokens[-1] in eos and not params.ignore_eos:
+                    _end(candidate, params)
+                    done.append(candidate)
+                else:
+                    grown.append(candidate)
+        # Within a step all have one length, so that the penalty does not change their order.
+        beams = sorted(grown, key=lambda beam: beam.cum_logprob, reverse=True)[: params.beam_width]
+        if not beams or length == params.max_tokens:
+            break
+        outputs = await ask([beam.tokens for beam in beams], step)
+    for beam in beams:
+        beam.finish_reason = "length"
+    everything = [*done, *beams]
+    everything.sort(key=lambda beam: _score(beam, prompt_length, params, eos), reverse=True)
+    best = everything[: params.beam_width]
+    for beam in best:
+        beam.text = beam.raw.decode("utf-8", "replace")
+    return BeamSearchOutput(best)
+
+
+def _extensions(beam: BeamSearchSequence, output: RequestOutput) -> list[BeamSearchSequence]:
+    (candidates,) = output.outputs[0].logprobs or [{}]
+    return [
+        BeamSearchSequence(
+            [*beam.tokens, token],
+            [*beam.logprobs, candidates],
+            beam.cum_logprob + logprob.logprob,
+            raw=beam.raw + logprob.token_bytes,
+        )
+        for token, logprob in candidates.items()
+    ]
+
+
+def _end(beam: BeamSearchSequence, params: BeamSearchParams) -> None:
+    beam.finish_reason, beam.stop_reason = "stop", beam.tokens[-1]
+    if not params.include_stop_str_in_output:
+        beam.raw = beam.raw[: len(beam.raw) - len(beam.logprobs[-1][beam.tokens[-1]].token_bytes)]
+
+
+def _score(beam: BeamSearchSequence, prompt_length: int, params: BeamSearchParams, eos: Collection[int]) -> float:
+    """vLLM's: the sum over the length to the power of the penalty; an end of sequence does not count as length."""
+    length = len(beam.tokens)
+    if beam.tokens[-1] in eos and length > prompt_length:
+        length -= 1
+    return float(beam.cum_logprob / max(length, 1) ** params.length_penalty)

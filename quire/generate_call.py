@@ -1,0 +1,148 @@
+"""One generate request over however many connections it takes: what to send next, and what came so far.
+
+Both clients drive it; it opens no channel and waits for nothing. A stream that breaks after its first response is taken
+up where it ended, choice by choice, with the tokens that came: the seed is fixed before the first send, so that the
+answer is that of an unbroken stream.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections import deque
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import TypedDict
+
+import grpc
+
+from quire import errors, wire
+from quire.columns import pack_i32
+from quire.outputs import Delta, Usage
+from quire.prompts import Prompt
+from quire.sampling_params import SamplingParams
+from quire.v1 import inference_pb2
+
+_FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 2.0
+# What a connection that broke, or a router that goes away, looks like; a service that says why it refused has a code.
+_BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING"})
+
+
+class GenerateOptions(TypedDict, total=False):
+    """`request_id` is chosen where it is absent; `timeout_s` is from the arrival at the router."""
+
+    model: str
+    request_id: str
+    priority: int
+    timeout_s: float
+    return_token_ids: bool
+    return_timings: bool
+
+
+@dataclass
+class _Progress:
+    """What came of one choice."""
+
+    ids: list[int]
+    characters: int = 0
+    ended: bool = False
+
+
+class GenerateCall:
+    """`request` is what to send now. After its responses ask `more`, after a failure `wait_s`."""
+
+    def __init__(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        options: GenerateOptions,
+        address: str,
+        reconnect_s: float,
+    ) -> None:
+        params = params or SamplingParams()
+        self.request_id = options.get("request_id") or f"req-{uuid.uuid4().hex}"
+        if params.temperature > 0 and (params.seed is None or params.seed < 0):
+            params = params.clone(seed=random.getrandbits(63))
+        self._params = params
+        self._wants_ids = options.get("return_token_ids", False)
+        self._address, self._reconnect_s = address, reconnect_s
+        self._first = self.request = wire.build_request(
+            prompt,
+            params,
+            request_id=self.request_id,
+            model=options.get("model", ""),
+            priority=options.get("priority", 0),
+            timeout_s=options.get("timeout_s", 0.0),
+            return_token_ids=True,
+            return_timings=options.get("return_timings", False),
+        )
+        self._choices = [_Progress([]) for _ in range(params.n)]
+        # Choices that are yet to be taken up; and the one that is being, None while all come in one stream.
+        self._left: deque[int] = deque()
+        self._current: int | None = None
+        self._begun = self._told_prompt = False
+        self._prompt_usage: Usage | None = None
+        self._failures, self._last_news_s = 0, monotonic()
+
+    def read(self, response: inference_pb2.GenerateResponse) -> Delta:
+        """One step, as the caller sees it; raises the typed error that it may carry instead."""
+        delta = wire.read_response(response, self.request_id)
+        if self._current is not None:
+            delta = replace(delta, index=self._current)
+        progress = self._choices[delta.index]
+        progress.ids += delta.token_ids
+        progress.characters += len(delta.text)
+        progress.ended = progress.ended or delta.finish_reason is not None
+        self._begun, self._failures, self._last_news_s = True, 0, monotonic()
+        prompt_ids = delta.prompt_token_ids if self._wants_ids and not self._told_prompt else ()
+        self._told_prompt = self._told_prompt or bool(delta.prompt_token_ids)
+        return replace(
+            delta,
+            text=delta.text if self._params.detokenize else "",
+            token_ids=delta.token_ids if self._wants_ids else (),
+            prompt_token_ids=prompt_ids,
+            usage=self._usage(delta.usage),
+        )
+
+    def more(self) -> bool:
+        """The stream has ended well: whether another choice is to be taken up, with `request`."""
+        if self._current is None or not self._left:
+            return False
+        self._take_up(self._left.popleft())
+        return True
+
+    def wait_s(self, error: grpc.RpcError | errors.QuireError) -> float:
+        """The stream broke: how long to wait before `request` is sent. Raises the typed error where that is no help."""
+        typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
+        over = monotonic() - self._last_news_s > self._reconnect_s
+        if not self._begun or typed.code not in _BROKEN or over:
+            raise typed from error
+        left = [index for index, progress in enumerate(self._choices) if not progress.ended]
+        if not left:
+            raise typed from error  # all is there but the usage: nothing to be had by asking again
+        self._left = deque(left)
+        self._take_up(self._left.popleft())
+        self._failures += 1
+        return float(min(_MOST_WAIT_S, _FIRST_WAIT_S * 2 ** min(self._failures - 1, 8)))
+
+    def _take_up(self, index: int) -> None:
+        progress = self._choices[index]
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(self._first)
+        request.n, request.sampling.sample = 1, index
+        if progress.ids:
+            request.resume.output_ids = pack_i32(progress.ids, "resume")
+            request.resume.characters = progress.characters
+        self._current, self.request = index, request
+
+    def _usage(self, usage: Usage | None) -> Usage | None:
+        """Of all choices together, once nothing is left."""
+        if usage is None:
+            return None
+        self._prompt_usage = self._prompt_usage or usage
+        if self._current is None:
+            return usage
+        if self._left:
+            return None
+        tokens = sum(len(progress.ids) for progress in self._choices)
+        return replace(self._prompt_usage, completion_tokens=tokens)

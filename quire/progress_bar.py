@@ -1,0 +1,70 @@
+"""A bar for `LLM`: prompts done, per second, tokens in and out. tqdm's own if the caller brings it."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from quire.outputs import RequestOutput
+
+_WIDTH = 24
+_LEAST_GAP_S = 0.1
+
+
+class Bar(Protocol):
+    """What of tqdm is used."""
+
+    def update(self, n: int) -> Any:
+        """So many more are done."""
+
+    def close(self) -> None:
+        """No more will be."""
+
+
+class TerminalBar:
+    """On a terminal's standard error; nothing elsewhere."""
+
+    def __init__(self, total: int, desc: str) -> None:
+        self._total, self._desc = total, desc
+        self._done = self._input = self._output = 0
+        self._began = time.monotonic()
+        self._drawn_s = 0.0
+        self._shown = sys.stderr.isatty() and total > 0
+
+    def count(self, output: RequestOutput) -> None:
+        """Tokens of one that is done."""
+        self._input += len(output.prompt_token_ids)
+        self._output += sum(len(choice.token_ids) for choice in output.outputs)
+
+    def update(self, n: int) -> None:
+        """See Bar."""
+        self._done += n
+        now_s = time.monotonic()
+        if self._shown and (now_s - self._drawn_s >= _LEAST_GAP_S or self._done == self._total):
+            self._drawn_s = now_s
+            print(f"\r{self.line(now_s - self._began)}", end="", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """See Bar."""
+        if self._shown:
+            print(file=sys.stderr)
+
+    def line(self, seconds: float) -> str:
+        """As vLLM's users know it."""
+        seconds = max(seconds, 1e-9)
+        full = self._done * _WIDTH // max(self._total, 1)
+        return (
+            f"{self._desc}: {100 * self._done // max(self._total, 1):3d}%|{'█' * full}{' ' * (_WIDTH - full)}| "
+            f"{self._done}/{self._total} [{seconds:.0f}s, {self._done / seconds:.2f} it/s, "
+            f"in: {self._input / seconds:.0f} tok/s, out: {self._output / seconds:.0f} tok/s]"
+        )
+
+
+def make_bar(use_tqdm: bool | Callable[..., Any], total: int) -> Bar | None:
+    """`use_tqdm` as vLLM has it: a switch, or what makes a bar (tqdm.tqdm)."""
+    if callable(use_tqdm):
+        bar: Bar = use_tqdm(total=total, desc="Processed prompts", dynamic_ncols=True)
+        return bar
+    return TerminalBar(total, "Processed prompts") if use_tqdm else None

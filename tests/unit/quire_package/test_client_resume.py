@@ -1,0 +1,75 @@
+"""Streams that break: a client goes on where it was, and its caller sees one answer."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire import AsyncClient, Client, SamplingParams, Unavailable
+from quire.columns import unpack_i32
+from tests.fakes.fake_router import FakeRouter
+
+Fake = tuple[FakeRouter, str]
+
+
+def test_a_stream_that_breaks_goes_on(fake: Fake) -> None:
+    router, address = fake
+    router.breaks = [3, 0, 2]
+    with Client(address) as client:
+        deltas = list(client.generate("hi", SamplingParams(max_tokens=8, seed=5), return_token_ids=True))
+    assert [delta.text for delta in deltas] == [f"{i} " for i in range(8)]
+    assert [token for delta in deltas for token in delta.token_ids] == list(range(8))
+    assert [bool(delta.prompt_token_ids) for delta in deltas] == [True] + [False] * 7
+    resumes = [(unpack_i32(r.resume.output_ids), r.resume.characters) for r in router.requests]
+    assert resumes == [([], 0), ([0, 1, 2], 6), ([0, 1, 2], 6), ([0, 1, 2, 3, 4], 10)]
+    assert {r.sampling.seed for r in router.requests} == {5} and len({r.request_id for r in router.requests}) == 1
+    assert deltas[-1].usage is not None and deltas[-1].usage.completion_tokens == 8
+
+
+def test_a_seed_that_nobody_gave_stays_the_same(fake: Fake) -> None:
+    router, address = fake
+    router.breaks = [1]
+    with Client(address) as client:
+        first = client.complete("hi", SamplingParams(max_tokens=3))
+        client.complete("hi", SamplingParams(max_tokens=3))
+    seeds = [r.sampling.seed for r in router.requests]
+    assert first.outputs[0].text == "0 1 2 " and seeds[0] == seeds[1] != seeds[2]
+
+
+async def test_choices_are_taken_up_one_by_one(fake: Fake) -> None:
+    router, address = fake
+    router.breaks = [4, 1]  # the first choice has ended, the second is in its middle, the third has not begun
+    async with AsyncClient(address) as client:
+        output = await client.complete("hi", SamplingParams(max_tokens=3, n=3, logprobs=0))
+    assert [choice.text for choice in output.outputs] == ["0 1 2 "] * 3 and output.finished
+    assert [choice.token_ids for choice in output.outputs] == [[0, 1, 2]] * 3
+    assert [len(choice.logprobs or ()) for choice in output.outputs] == [3, 3, 3]
+    assert [(r.n, r.sampling.sample) for r in router.requests] == [(3, 0), (1, 1), (1, 1), (1, 2)]
+    assert output.usage is not None and (output.usage.prompt_tokens, output.usage.completion_tokens) == (2, 9)
+
+
+def test_what_never_began_fails_at_once_and_patience_ends(fake: Fake) -> None:
+    router, address = fake
+    router.breaks = [0]
+    with Client(address) as client, pytest.raises(Unavailable):
+        client.complete("hi")
+    assert len(router.requests) == 1
+    router.breaks = [1, *[0] * 50]
+    with Client(address, reconnect_s=0.5) as client, pytest.raises(Unavailable, match="Socket closed"):
+        client.complete("hi")
+    assert 3 <= len(router.requests) - 1 < 12
+
+
+def test_an_error_of_the_request_is_not_tried_again(fake: Fake) -> None:
+    router, address = fake
+    with Client(address) as client, pytest.raises(Unavailable, match="ENGINE_LOST"):
+        client.complete("fail later")
+    assert len(router.requests) == 1
+
+
+def test_no_text_where_none_is_wanted(fake: Fake) -> None:
+    router, address = fake
+    router.breaks = [2]
+    with Client(address) as client:
+        output = client.complete("hi", SamplingParams(max_tokens=3, detokenize=False))
+    assert output.outputs[0].text == "" and output.outputs[0].token_ids == [0, 1, 2]
+    assert router.requests[1].resume.characters == 4
