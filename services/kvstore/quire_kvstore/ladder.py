@@ -100,7 +100,7 @@ class Ladder:
         self._tell_gone(self._ram.take_evicted())
 
     def reserved(self) -> dict[int, int]:
-        """Memory that loads are being copied to."""
+        """Memory that loads are being read to."""
         return self._adopting
 
     def check_integrity(self) -> None:
@@ -111,38 +111,37 @@ class Ladder:
 
     # Upstairs: called by the tiers' threads.
 
-    def wanted(self, job: PageJob) -> bool:
-        """See Upstairs."""
+    def place(self, job: PageJob, size: int) -> memoryview | None:
+        """See Upstairs. Nobody else knows of that memory until the page has arrived."""
         load = cast("Load", job)
         with self._lock:
-            if load.wanted():
-                return True
-            self._fail(load)
-            return False
-
-    def arrived(self, job: PageJob, framed: memoryview) -> None:
-        """See Upstairs. Only the copy into memory is made without the lock: nobody else knows of that memory."""
-        load = cast("Load", job)
-        with self._lock:
-            if (page := self._ram.get(load.key)) is not None:
+            if not load.wanted():
+                self._fail(load)
+                return None
+            if (page := self._ram.get(load.key)) is not None:  # a put has brought it meanwhile
                 self._settle(load, page)
-                return
-            offset = self._ram.reserve(len(framed))
+                return None
+            offset = self._ram.reserve(size)
             self.publish_evictions()
             if offset is None:
                 self._fail(load)
-                return
-            self._adopting[offset] = len(framed)
-        with self._ram.reserved(offset, len(framed)) as view:
-            view[:] = framed
+                return None
+            self._adopting[offset] = size
+            load.offset, load.view = offset, self._ram.reserved(offset, size)
+            return load.view
+
+    def arrived(self, job: PageJob) -> None:
+        """See Upstairs."""
+        load = cast("Load", job)
         with self._lock:
+            offset, size = load.leave()
             del self._adopting[offset]
-            if (page := self._ram.get(load.key)) is not None:  # a put has brought it meanwhile
+            if (page := self._ram.get(load.key)) is not None:
                 self._ram.cancel(offset)
                 self._settle(load, page)
                 return
             known = self._in_local_tier(load.key)
-            page = self._ram.publish(load.key, offset, len(framed), pinned=True)
+            page = self._ram.publish(load.key, offset, size, pinned=True)
             self._settle(load, page)
             self._ram.unpin([page])
             if not known:
@@ -153,8 +152,13 @@ class Ladder:
 
     def missed(self, job: PageJob) -> None:
         """See Upstairs: the next tier may have it."""
+        load = cast("Load", job)
         with self._lock:
-            self._miss(cast("Load", job))
+            if load.view is not None:
+                offset, _ = load.leave()
+                del self._adopting[offset]
+                self._ram.cancel(offset)
+            self._miss(load)
 
     @contextlib.contextmanager
     def borrow(self, key: PageKey) -> Iterator[memoryview | None]:

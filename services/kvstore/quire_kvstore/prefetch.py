@@ -74,12 +74,23 @@ class Prefetch:
 
 @dataclass(eq=False)
 class Load(PageJob):
-    """A page on its way up, and the lookups that wait for it. `parent` is the hash before it."""
+    """A page on its way up, and the lookups that wait for it. `parent` is the hash before it; while a tier reads it,
+    `view` is the memory for it, at `offset`."""
 
     parent: bytes = b""
     tier: int = 0
     waiters: list[tuple[Prefetch, int]] = field(default_factory=list)
+    offset: int = 0
+    view: memoryview | None = None
 
     def wanted(self) -> bool:
         """Whether any lookup still has a use for it."""
         return any(prefetch.wants(index) for prefetch, index in self.waiters)
+
+    def leave(self) -> tuple[int, int]:
+        """Let go of the memory that it was given; returns its place and size."""
+        assert self.view is not None, "it was given a place"
+        size = len(self.view)
+        self.view.release()
+        self.view = None
+        return self.offset, size

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, StillWanted
+    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
 
 
 class ScriptedMedium:
@@ -64,9 +64,11 @@ class ScriptedMedium:
     def tend(self) -> None:
         pass
 
-    def read(self, jobs: Sequence[PageJob], wanted: StillWanted, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
         for job in jobs:
-            if not wanted(job):
+            page = self.held.get(job.key, b"")
+            into = place(job, len(page)) if page else None
+            if page and into is None:
                 continue
             self.reads.append(job.key)
             self.begun.release()
@@ -74,8 +76,9 @@ class ScriptedMedium:
                 assert self._permits.acquire(timeout=60)
             if self.broken:
                 raise RuntimeError("a medium with a bug")
-            page = self.held.get(job.key)
-            deliver(job, None if page is None else memoryview(page))
+            if into is not None:
+                into[:] = page
+            deliver(job, into)
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         for job, framed in pages:

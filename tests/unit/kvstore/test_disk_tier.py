@@ -160,20 +160,20 @@ def test_a_start_removes_what_is_broken_and_leaves_what_is_not_ours(tmp_path: Pa
 
 
 class BrokenWrites:
-    """os.pwrite that refuses on command."""
+    """os.pwritev that refuses on command."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.code = 0
         self.count = 0
-        real = os.pwrite
+        real = os.pwritev
 
-        def pwrite(fd: int, data: memoryview, offset: int) -> int:
+        def pwritev(fd: int, data: list[memoryview], offset: int) -> int:
             self.count += 1
             if self.code:
                 raise OSError(self.code, os.strerror(self.code))
             return real(fd, data, offset)
 
-        monkeypatch.setattr(os, "pwrite", pwrite)
+        monkeypatch.setattr(os, "pwritev", pwritev)
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO])
@@ -263,13 +263,13 @@ def test_what_is_written_depends_on_the_policy(tmp_path: Path, mode: str, stored
 
 def test_a_full_queue_drops_and_nobody_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    real = os.pwrite
+    real = os.pwritev
 
-    def slow(fd: int, data: memoryview, offset: int) -> int:
+    def slow(fd: int, data: list[memoryview], offset: int) -> int:
         assert go.wait(60)
         return real(fd, data, offset)
 
-    monkeypatch.setattr(os, "pwrite", slow)
+    monkeypatch.setattr(os, "pwritev", slow)
     with tiered(pages=32, disk=tmp_path, write_queue=4) as store:
         for number in range(4):
             assert put(store, chain(f"run {number}", 8)) == (8, 0)

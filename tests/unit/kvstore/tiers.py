@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quire_kvstore.arena import HEAD_BYTES
 from quire_kvstore.page_store import PageStore, Pinned
-from quire_kvstore.tiers.disk_files import DiskFiles
+from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.make_tiers import make_tiers
 from tests.unit.kvstore.pages import FRAMED_BYTES, config, read_all
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from quire_common.pages import PageRun
     from quire_kvstore.store_stats import TierPicture
 
-ON_DISK_BYTES = DiskFiles.footprint(FRAMED_BYTES)
+ON_DISK_BYTES = whole_blocks(FRAMED_BYTES)
 LIMIT_S = 30.0
 
 

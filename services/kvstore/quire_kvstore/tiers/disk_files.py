@@ -2,8 +2,10 @@
 
     <root>/3f/3f9c...e1.page    the framed page, padded with zeros to 4 KiB; its name is a hash of its key
 
-A file is written under a temporary name and renamed, so that a page is there whole or not at all. Writes and reads
-bypass the system's cache (O_DIRECT) where the filesystem lets them. What is not named like ours is never touched.
+A file is written under a temporary name and renamed, so that a page is there whole or not at all. Nothing is synced: a
+page that a power cut leaves half written is found out by its checksum, as any other damage. Writes and reads bypass the
+system's cache (O_DIRECT) where the filesystem lets them, and go straight from and to the caller's memory where that
+begins at a block's address; only the last, broken block is copied. What is not named like ours is never touched.
 """
 
 from __future__ import annotations
@@ -13,24 +15,21 @@ import errno
 import fcntl
 import hashlib
 import itertools
-import mmap
 import os
 import re
 import stat
 import struct
-import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.pages import HEADER_BYTES, PageCorrupt, PageHeader
+from quire_kvstore.tiers.aligned import BLOCK_BYTES, ThreadBlocks, after, copy_bytes, is_aligned, whole_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from quire_common.pages import PageKey
 
-BLOCK_BYTES = 4096
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _PAGE = re.compile(r"[0-9a-f]{40}\.page")
 _TEMPORARY = re.compile(r"[0-9a-f]{40}\.page\.\d+\.tmp")
@@ -39,7 +38,7 @@ _GROUP = struct.Struct("<I")
 
 @dataclass(frozen=True)
 class FoundPage:
-    """A page that a scan found. `stamp_ns` orders them by use."""
+    """A page that a scan found; `size` with its header. `stamp_ns` orders them by use."""
 
     key: PageKey
     size: int
@@ -61,7 +60,7 @@ class DiskFiles:
         self._root = root
         self._direct = hasattr(os, "O_DIRECT")
         self._numbers = itertools.count()
-        self._local = threading.local()
+        self._blocks = ThreadBlocks()
         self._lock_fd = -1
 
     @property
@@ -87,11 +86,6 @@ class DiskFiles:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
-    @staticmethod
-    def footprint(framed_bytes: int) -> int:
-        """Bytes that a page takes on the disk."""
-        return -(-framed_bytes // BLOCK_BYTES) * BLOCK_BYTES
-
     def path(self, key: PageKey) -> Path:
         """Where a page is, or would be."""
         packed = key.namespace + key.hash + _GROUP.pack(key.group)
@@ -101,15 +95,16 @@ class DiskFiles:
     def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write a page. What was there under its name is replaced; on failure nothing is left."""
         path = self.path(key)
-        size = self.footprint(len(framed))
         temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
-        with self._buffer(size) as buffer:
-            buffer[: len(framed)] = framed
-            buffer[len(framed) :] = bytes(size - len(framed))
+        straight = self._straight(framed)
+        tail = framed[straight:]
+        with self._blocks.lend(whole_blocks(len(tail))) as rest:
+            copy_bytes(rest[: len(tail)], tail)
+            rest[len(tail) :] = bytes(len(rest) - len(tail))
             try:
                 fd = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 try:
-                    self._write_all(fd, buffer)
+                    self._write_all(fd, [framed[:straight], rest])
                     os.utime(fd, ns=(stamp_ns, stamp_ns))
                 finally:
                     os.close(fd)
@@ -119,22 +114,21 @@ class DiskFiles:
                     temporary.unlink()
                 raise
 
-    @contextlib.contextmanager
-    def read(self, key: PageKey, stamp_ns: int) -> Iterator[memoryview]:
-        """A framed page as far as it is there: the caller checks it. It counts as used at `stamp_ns`."""
+    def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
+        """A framed page of a known length, as far as it is there; returns how much of it came, unchecked. It counts as
+        used at `stamp_ns`. A file of another length is none of it."""
         fd = self._open(self.path(key), os.O_RDONLY)
         try:
-            size = os.fstat(fd).st_size
-            with self._buffer(self.footprint(size)) as buffer:
-                got = 0
-                while got < size:
-                    count = os.preadv(fd, [buffer[got:]], got)
-                    if count == 0:
-                        break
-                    got += count
-                with contextlib.suppress(OSError):  # a read-only disk cannot note it
-                    os.utime(fd, ns=(stamp_ns, stamp_ns))
-                yield buffer[: min(got, _framed_bytes(buffer[:got]))]
+            if os.fstat(fd).st_size != whole_blocks(len(into)):
+                return 0
+            straight = self._straight(into)
+            tail = into[straight:]
+            with self._blocks.lend(whole_blocks(len(tail))) as rest:
+                got = _read_all(fd, [into[:straight], rest])
+                copy_bytes(tail, rest[: len(tail)])
+            with contextlib.suppress(OSError):  # a read-only disk cannot note it
+                os.utime(fd, ns=(stamp_ns, stamp_ns))
+            return min(got, len(into))
         finally:
             os.close(fd)
 
@@ -173,10 +167,10 @@ class DiskFiles:
             header = PageHeader.unpack(head)
         except (OSError, PageCorrupt):
             return None
-        whole = status.st_size == self.footprint(HEADER_BYTES + header.length)
-        if not whole or self.path(header.key).name != entry.name:
+        size = HEADER_BYTES + header.length
+        if status.st_size != whole_blocks(size) or self.path(header.key).name != entry.name:
             return None
-        return FoundPage(header.key, status.st_size, status.st_mtime_ns)
+        return FoundPage(header.key, size, status.st_mtime_ns)
 
     def _open(self, path: Path, flags: int) -> int:
         """A file descriptor, direct where possible; missing sub-folders are made for a file to be written."""
@@ -199,34 +193,32 @@ class DiskFiles:
                 return fd
         raise FileNotFoundError(errno.ENOENT, "the folder does not stay", str(path))
 
-    def _write_all(self, fd: int, buffer: memoryview) -> None:
-        done = 0
-        while done < len(buffer):
+    @staticmethod
+    def _straight(framed: memoryview) -> int:
+        """How much of a page in memory the disk can take from there, or put there, by itself."""
+        return len(framed) // BLOCK_BYTES * BLOCK_BYTES if is_aligned(framed) else 0
+
+    def _write_all(self, fd: int, parts: list[memoryview]) -> None:
+        done, size = 0, sum(map(len, parts))
+        while done < size:
             try:
-                count = os.pwrite(fd, buffer[done:], done)
+                count = os.pwritev(fd, after(parts, done), done)
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
                     raise
                 self._direct = False  # it let us open the file so, but does not mean it
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
                 continue
-            if count % BLOCK_BYTES and done + count < len(buffer):
+            if count % BLOCK_BYTES and done + count < size:
                 raise OSError(errno.ENOSPC, "a write was cut short")
             done += count
 
-    @contextlib.contextmanager
-    def _buffer(self, size: int) -> Iterator[memoryview]:
-        """Aligned memory of the calling thread's own."""
-        block: mmap.mmap | None = getattr(self._local, "block", None)
-        if block is None or len(block) < size:
-            block = self._local.block = mmap.mmap(-1, max(size, BLOCK_BYTES))
-        with memoryview(block) as whole, whole[:size] as view:
-            yield view
 
-
-def _framed_bytes(framed: memoryview) -> int:
-    """How long the framed page says it is; all that there is where it says nothing sensible."""
-    try:
-        return HEADER_BYTES + PageHeader.unpack(framed).length
-    except PageCorrupt:
-        return len(framed)
+def _read_all(fd: int, parts: list[memoryview]) -> int:
+    got, size = 0, sum(map(len, parts))
+    while got < size:
+        count = os.preadv(fd, after(parts, got), got)
+        if count == 0:
+            break
+        got += count
+    return got

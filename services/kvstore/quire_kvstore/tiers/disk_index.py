@@ -1,6 +1,7 @@
 """Which pages are on the disk, how much room they take, and which goes first. Knows nothing of files. Thread-safe.
 
-A page is announced before it is written, so that its room is taken, and settled afterwards.
+Sizes are pages' own; the room that they take is whole blocks. A page is announced before it is written, so that its
+room is taken, and settled afterwards.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ import threading
 from typing import TYPE_CHECKING
 
 from quire_kvstore.eviction import make_policy
+from quire_kvstore.tiers.aligned import whole_blocks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from quire_common.pages import PageKey
 
@@ -39,6 +41,10 @@ class DiskIndex:
         """Of pages that are there and of those being written."""
         return self._used_bytes
 
+    def size(self, key: PageKey) -> int | None:
+        """Of a page that is there."""
+        return self._sizes.get(key)
+
     def held_keys(self) -> list[PageKey]:
         """All pages, those that go first at the beginning."""
         with self._lock:
@@ -55,14 +61,14 @@ class DiskIndex:
         """Take room for a page; returns those that have to make it, which are to be removed and then `left`. None if
         the page is here, on its way or too big."""
         with self._lock:
-            if key in self._sizes or key in self._coming or key in self._leaving or size > self.capacity_bytes:
+            if key in self._sizes or key in self._coming or key in self._leaving:
                 return None
-            being_written = sum(self._coming.values())
-            if being_written + size > self.capacity_bytes:
+            room = whole_blocks(size)
+            if _room(self._coming) + room > self.capacity_bytes:
                 return None
-            victims = self._evict(self._used_bytes + size - self.capacity_bytes)
+            victims = self._evict(self._used_bytes + room - self.capacity_bytes)
             self._coming[key] = size
-            self._used_bytes += size
+            self._used_bytes += room
             return victims
 
     def settle(self, key: PageKey, *, written: bool) -> None:
@@ -71,14 +77,14 @@ class DiskIndex:
             size = self._coming.pop(key)
             if written:
                 self._sizes[key] = size
-                self._policy.add(key, size)
+                self._policy.add(key, whole_blocks(size))
             else:
-                self._used_bytes -= size
+                self._used_bytes -= whole_blocks(size)
 
-    def evict(self, size: int) -> list[PageKey]:
-        """Forget pages of at least this size in all; they are to be removed and then `left`."""
+    def evict(self, room: int) -> list[PageKey]:
+        """Forget pages that take at least this room in all; they are to be removed and then `left`."""
         with self._lock:
-            return self._evict(size)
+            return self._evict(room)
 
     def left(self, keys: Iterable[PageKey]) -> None:
         """Evicted pages have been removed."""
@@ -92,7 +98,7 @@ class DiskIndex:
             if size is None:
                 return False
             self._policy.discard(key)
-            self._used_bytes -= size
+            self._used_bytes -= whole_blocks(size)
             return True
 
     def check_integrity(self) -> None:
@@ -100,18 +106,22 @@ class DiskIndex:
         with self._lock:
             order = list(self._policy)
             assert len(order) == len(self._sizes) and set(order) == set(self._sizes)
-            assert self._used_bytes == sum(self._sizes.values()) + sum(self._coming.values()) <= self.capacity_bytes
+            assert self._used_bytes == _room(self._sizes) + _room(self._coming) <= self.capacity_bytes
             assert not self._sizes.keys() & (self._coming.keys() | self._leaving)
 
-    def _evict(self, size: int) -> list[PageKey]:
+    def _evict(self, room: int) -> list[PageKey]:
         victims: list[PageKey] = []
-        while size > 0:
+        while room > 0:
             key = self._policy.evict()
             if key is None:
                 break
-            freed = self._sizes.pop(key)
+            freed = whole_blocks(self._sizes.pop(key))
             self._used_bytes -= freed
-            size -= freed
+            room -= freed
             victims.append(key)
         self._leaving.update(victims)
         return victims
+
+
+def _room(sizes: Mapping[PageKey, int]) -> int:
+    return sum(map(whole_blocks, sizes.values()))

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire_common.telemetry.logs import get_logger
+from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
 from quire_kvstore.tiers.disk_files import DiskFiles, ScanFigures
 from quire_kvstore.tiers.disk_index import DiskIndex
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, StillWanted
+    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
 
 log = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -118,17 +119,23 @@ class DiskMedium:
         """See Medium."""
         self.open()
 
-    def read(self, jobs: Sequence[PageJob], wanted: StillWanted, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
         """See Medium."""
         for job in jobs:
-            if not wanted(job):
+            size = self._index.size(job.key)
+            if size is None:  # it has gone meanwhile
+                deliver(job, None)
+                continue
+            into = place(job, size)
+            if into is None:
                 continue
             try:
-                with self._files.read(job.key, job.stamp_ns) as framed:
-                    deliver(job, framed)
+                got = self._files.read(job.key, into, job.stamp_ns)
             except OSError as error:
                 self._lost(job.key, error)
                 deliver(job, None)
+            else:
+                deliver(job, into[:got])
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """See Medium."""
@@ -156,8 +163,7 @@ class DiskMedium:
             return True
         if not self._is_open or not self._writing.allow():
             return False
-        size = self._files.footprint(len(framed))
-        victims = self._index.announce(job.key, size)
+        victims = self._index.announce(job.key, len(framed))
         if victims is None:
             self._writing.succeeded()
             return False
@@ -170,7 +176,7 @@ class DiskMedium:
             if self._writing.failed():
                 log.warning("the disk tier cannot be written", path=self._where, reason=str(error))
             if error.errno in _FULL:
-                self._evicted(self._index.evict(_PAGES_TO_GIVE * size))
+                self._evicted(self._index.evict(_PAGES_TO_GIVE * whole_blocks(len(framed))))
             return False
         self._index.settle(job.key, written=True)
         self.counts.add(stored=1, bytes_written=len(framed))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire_kvstore.tiers.disk_medium import DiskMedium
+from quire_kvstore.tiers.redis_medium import RedisMedium
 from quire_kvstore.tiers.tier import WRITE_MODES, Tier, TierSettings
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ def _disk(config: KvstoreConfig) -> Tier | None:
 def _redis(config: KvstoreConfig) -> Tier | None:
     if not config.redis_url:
         return None
-    from quire_kvstore.tiers.redis_medium import RedisMedium  # a store without Redis starts without its client
-
     medium = RedisMedium(
         config.redis_url,
         config.redis_ttl_s,
@@ -38,7 +37,7 @@ def _redis(config: KvstoreConfig) -> Tier | None:
         config.redis_retry_s,
         config.max_page_bytes,
     )
-    return _tier(config, medium, config.redis_write, config.redis_read_threads, 1)
+    return _tier(config, medium, config.redis_write, config.redis_read_threads, config.redis_write_threads)
 
 
 def _tier(config: KvstoreConfig, medium: Medium, write: str, read_threads: int, write_threads: int) -> Tier:

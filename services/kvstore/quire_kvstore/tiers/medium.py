@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quire_common.pages import PageKey
 
     Deliver = Callable[["PageJob", memoryview | None], None]
-    StillWanted = Callable[["PageJob"], bool]
+    Place = Callable[["PageJob", int], memoryview | None]
     Gone = Callable[[Sequence[PageKey]], None]
 
 
@@ -105,9 +105,10 @@ class Medium(Protocol):
     def tend(self) -> None:
         """Called several times a second: time to try again what failed."""
 
-    def read(self, jobs: Sequence[PageJob], wanted: StillWanted, deliver: Deliver) -> None:
-        """Deliver each job's framed page, good for the length of the call, or None. Jobs that are no longer `wanted`
-        when their turn comes are left out. What is delivered has not been checked."""
+    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
+        """Ask for each job's `place` by the framed page's size, which may be refused: nobody wants it any more, or
+        there is no room. Fill it, and deliver what has come of it, or None. What is delivered has not been checked; a
+        job that was not found may be delivered without a place."""
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """Keep these framed pages; returns how many were kept, or were there already."""

@@ -2,41 +2,40 @@
 
     quire:page: | namespace (32) | H (32) | group (u32, little-endian)    ->    the framed page
 
-Commands travel in pipelines. A Redis that is away, or slower than `timeout_s`, is left alone for `retry_s` and then
-greeted by the thread that tends the tier, so that no lookup ever waits for one that is known to be bad.
+Commands travel in pipelines, on a connection of each thread's own. A Redis that is away, or slower than `timeout_s`,
+is left alone for `retry_s` and then greeted by the thread that tends the tier, so that no lookup ever waits for one
+that is known to be bad. A page lives for `ttl_s` since it was last put or read.
 """
 
 from __future__ import annotations
 
+import contextlib
 import struct
-import time
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, TypeVar
 
-from redis import Redis
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
-from redis.retry import Retry
-
-from quire_common.errors import ConfigError
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
 from quire_kvstore.tiers.medium import TierCounts
+from quire_kvstore.tiers.redis_address import RedisAddress
+from quire_kvstore.tiers.redis_wire import RedisLost, RedisWire, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, StillWanted
+    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
+    from quire_kvstore.tiers.redis_wire import Answer, Word
 
+T = TypeVar("T")
 log = get_logger(__name__)
 PREFIX = b"quire:page:"
-# Bodies of one pipeline: what a reader holds in memory at once.
+# Bodies of one pipeline: what Redis keeps for a reader, and what is left unread where one of them is refused.
 PIPELINE_BYTES = 8 << 20
-_SOCKET_READ_BYTES = 1 << 20
 _GROUP = struct.Struct("<I")
-_FAILURES = (RedisError, OSError)
+_COMMANDS_PER_LENGTH = 2
 
 
 def redis_key(key: PageKey) -> bytes:
@@ -58,24 +57,17 @@ class RedisMedium:
     def __init__(self, url: str, ttl_s: int, timeout_s: float, retry_s: float, max_page_bytes: int) -> None:
         self.counts = TierCounts()
         self.gone: Gone = lambda keys: None
-        self._ttl_s = ttl_s
+        self._address = RedisAddress.parse(url)
+        self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
         self._max_value_bytes = HEADER_BYTES + max_page_bytes
         self._breaker = CircuitBreaker(retry_s, is_open=True)
-        try:
-            self._where = urlsplit(url).hostname or "?"
-            self._redis: Any = Redis.from_url(  # untyped in part
-                url,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                socket_read_size=_SOCKET_READ_BYTES,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,
-            )
-        except ValueError as error:
-            raise ConfigError(
-                "BAD_REDIS_URL", f"redis_url is no URL of a Redis: {error}.", "Write redis://host:6379/0."
-            ) from error
+        self._local = threading.local()
+        self._lock = threading.Lock()
+        self._wires: set[RedisWire] = set()
+        self._doomed: deque[PageKey] = deque()
+        # Connections of before the last outage are not tried.
+        self._life = 0
 
     @property
     def available(self) -> bool:
@@ -97,93 +89,152 @@ class RedisMedium:
         """See Medium: the thread that tends it connects."""
 
     def tend(self) -> None:
-        """See Medium: the probe of the half-open breaker."""
+        """See Medium: the probe of the half-open breaker, and what was left to be deleted while it was open."""
+        if self._breaker.closed and self._doomed:
+            self._delete_doomed()
         if self._breaker.closed or not self._breaker.allow():
             return
         try:
-            self._redis.ping()
-        except _FAILURES as error:
+            self._life += 1
+            self._wire()  # a new connection greets
+        except RedisLost as error:
             self._failed(error)
         else:
             self._breaker.succeeded()
-            log.info("redis answers", redis=self._where)
+            log.info("redis answers", redis=str(self._address))
 
-    def read(self, jobs: Sequence[PageJob], wanted: StillWanted, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
         """See Medium. Lengths first: what is not there ends its prefix before the pages after it are fetched."""
-        sizes = self._run([("STRLEN", redis_key(job.key)) for job in jobs])
+        told = self._ask([command for job in jobs for command in self._length_of(job)])
         found: list[tuple[PageJob, int]] = []
-        for job, size in zip(jobs, sizes, strict=True):
+        for job, size in zip(jobs, told[::_COMMANDS_PER_LENGTH], strict=True):
             if isinstance(size, int) and 0 < size <= self._max_value_bytes:
                 found.append((job, size))
                 continue
-            if size:  # too long, or an error: no string at all
+            if size:  # too long, or no string at all
                 self.counts.add(corrupt=1)
                 self.discard(job.key)
             deliver(job, None)
-        while found:
-            batch: list[PageJob] = []
-            batch_bytes = 0
-            while found and (not batch or batch_bytes + found[0][1] <= PIPELINE_BYTES):
-                job, size = found.pop(0)
-                if wanted(job):
-                    batch.append(job)
-                    batch_bytes += size
-            for job, value in zip(batch, self._run([("GET", redis_key(job.key)) for job in batch]), strict=True):
-                deliver(job, memoryview(value) if isinstance(value, bytes) else None)
+        for batch in _batches(found):
+            placed = [(job, view) for job, size in batch if (view := place(job, size)) is not None]
+            if placed:
+                self._fetch(placed, deliver)
+        self._delete_doomed()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """See Medium. What is there already, from whomever, lives on for another time."""
-        there = self._run([("EXPIRE", redis_key(job.key), self._ttl_s) for job, _ in pages])
-        kept = len([answer for answer in there if answer == 1])
-        missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
-        while missing:
-            batch: list[tuple[PageJob, memoryview]] = []
-            batch_bytes = 0
-            while missing and (not batch or batch_bytes + len(missing[0][1]) <= PIPELINE_BYTES):
-                batch.append(missing.pop(0))
-                batch_bytes += len(batch[-1][1])
-            answers = self._run([("SET", redis_key(job.key), framed, "EX", self._ttl_s) for job, framed in batch])
-            stored = [len(framed) for (_, framed), answer in zip(batch, answers, strict=True) if answer is True]
+        there = self._ask([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
+        kept = there.count(1)
+        missing = [(page, len(page[1])) for page, answer in zip(pages, there, strict=True) if answer == 0]
+        for batch in _batches(missing):
+            answers = self._ask([(b"SET", redis_key(job.key), framed, b"EX", self._ttl) for (job, framed), _ in batch])
+            stored = [size for (_, size), answer in zip(batch, answers, strict=True) if answer == b"OK"]
             kept += len(stored)
             self.counts.add(stored=len(stored), bytes_written=sum(stored))
         return kept
 
     def discard(self, key: PageKey) -> None:
-        """See Medium."""
-        self._run([("DEL", redis_key(key))])
+        """See Medium. Not at once: answers to what was asked before may be under way."""
+        self._doomed.append(key)
 
     def close(self) -> None:
         """See Medium."""
-        self._redis.close()
+        with self._lock:
+            for wire in self._wires:
+                wire.close()
+            self._wires.clear()
 
     def check_integrity(self) -> None:
-        """It has no state of its own."""
+        """No thread has more than one connection."""
+        assert len(self._wires) <= threading.active_count()
 
-    def _run(self, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The answers, errors of single commands among them; None for all where Redis is away."""
-        if not commands:
-            return []
-        if not self._breaker.closed:
-            return [None] * len(commands)
-        started = time.monotonic()
+    def _delete_doomed(self) -> None:
+        keys: list[Word] = []
+        with contextlib.suppress(IndexError):  # other threads take some too
+            while True:
+                keys.append(redis_key(self._doomed.popleft()))
+        if keys:
+            self._ask([(b"DEL", *keys)])
+
+    def _length_of(self, job: PageJob) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
+        """_COMMANDS_PER_LENGTH commands: its length, and another life, since it is about to be read."""
+        key = redis_key(job.key)
+        return (b"STRLEN", key), (b"EXPIRE", key, self._ttl)
+
+    def _fetch(self, placed: Sequence[tuple[PageJob, memoryview]], deliver: Deliver) -> None:
+        """Values into their places, each delivered while Redis sends the next."""
+        answered = 0
         try:
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for command in commands:
-                    pipeline.execute_command(*command)
-                answers: list[Any] = pipeline.execute(raise_on_error=False)
-        except _FAILURES as error:
+            wire = self._wire()
+            wire.send([(b"GET", redis_key(job.key)) for job, _ in placed])
+            for job, view in placed:
+                answer = wire.answer(view)
+                answered += 1
+                self._count_refusals([answer])
+                came = view if answer == len(view) else view[:0]
+                deliver(job, came if isinstance(answer, int) else None)
+        except RedisLost as error:
+            self._failed(error)
+            for job, _ in placed[answered:]:
+                deliver(job, None)
+        except BaseException:
+            self._hang_up()  # answers that nobody read would be taken for the next ones
+            raise
+
+    def _ask(self, commands: Sequence[Sequence[Word]]) -> list[Answer]:
+        """The answers, errors of single commands among them; None for all where Redis is away."""
+        if not commands or not self._breaker.closed:
+            return [None] * len(commands)
+        try:
+            answers = self._wire().ask(commands)
+        except RedisLost as error:
             self._failed(error)
             return [None] * len(commands)
-        took_s = time.monotonic() - started
-        if took_s > self._timeout_s:
-            self._failed(TimeoutError(f"it took {took_s:.3f} s to answer"))
-        refusals = [answer for answer in answers if isinstance(answer, ResponseError)]
-        if refusals:
-            self.counts.add(errors=len(refusals))
-            log.warning("redis refuses", redis=self._where, reason=str(refusals[0]), count=len(refusals))
+        self._count_refusals(answers)
         return answers
 
+    def _count_refusals(self, answers: Sequence[Answer]) -> None:
+        refusals = [answer for answer in answers if isinstance(answer, Refusal)]
+        if refusals:
+            self.counts.add(errors=len(refusals))
+            log.warning("redis refuses", redis=str(self._address), reason=str(refusals[0]), count=len(refusals))
+
+    def _wire(self) -> RedisWire:
+        """The calling thread's connection; raises RedisLost."""
+        wire: RedisWire | None = getattr(self._local, "wire", None)
+        if wire is None or self._local.life != self._life:
+            self._hang_up()
+            self._local.life = self._life
+            wire = self._local.wire = RedisWire(self._address, self._timeout_s)
+            with self._lock:
+                self._wires.add(wire)
+        return wire
+
+    def _hang_up(self) -> None:
+        """Close the calling thread's connection, if it has one."""
+        wire: RedisWire | None = getattr(self._local, "wire", None)
+        if wire is not None:
+            self._local.wire = None
+            with self._lock:
+                self._wires.discard(wire)
+            wire.close()
+
     def _failed(self, error: Exception) -> None:
+        self._hang_up()
         self.counts.add(errors=1)
         if self._breaker.failed():
-            log.warning("redis is away, its pages are misses", redis=self._where, reason=str(error))
+            log.warning("redis is away, its pages are misses", redis=str(self._address), reason=str(error))
+
+
+def _batches(pages: Sequence[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
+    """Pages with their sizes, as many at once as a pipeline takes, at least one."""
+    batch: list[tuple[T, int]] = []
+    size = 0
+    for page in pages:
+        if batch and size + page[1] > PIPELINE_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(page)
+        size += page[1]
+    if batch:
+        yield batch

@@ -47,14 +47,15 @@ class TierSettings:
 class Upstairs(Protocol):
     """Whom a tier reads for and writes from. Called by the tier's threads, which hold no lock then."""
 
-    def wanted(self, job: PageJob) -> bool:
-        """Whether anybody still waits for it. If not, the job has ended with this call."""
+    def place(self, job: PageJob, size: int) -> memoryview | None:
+        """Memory for the framed page; None where nobody waits for it any more or there is no room: then the job has
+        ended with this call."""
 
-    def arrived(self, job: PageJob, framed: memoryview) -> None:
-        """It was found; the bytes are right and good for the length of the call."""
+    def arrived(self, job: PageJob) -> None:
+        """The page is in its place, and right."""
 
     def missed(self, job: PageJob) -> None:
-        """It was not found here."""
+        """It was not found here; its place, if it has one, is not used any more."""
 
     def borrow(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
         """The framed page, kept in memory meanwhile; None if it is not there any more."""
@@ -172,11 +173,11 @@ class Tier:
     def _read(self, batch: list[PageJob], upstairs: Upstairs) -> None:
         open_jobs = set(batch)
 
-        def wanted(job: PageJob) -> bool:
-            if upstairs.wanted(job):
-                return True
-            open_jobs.discard(job)
-            return False
+        def place(job: PageJob, size: int) -> memoryview | None:
+            view = upstairs.place(job, size)
+            if view is None:
+                open_jobs.discard(job)
+            return view
 
         def deliver(job: PageJob, framed: memoryview | None) -> None:
             if job not in open_jobs:
@@ -185,7 +186,7 @@ class Tier:
             intact = framed is not None and self._intact(job.key, framed)
             if framed is not None and intact:
                 self.medium.counts.add(bytes_read=len(framed))
-                upstairs.arrived(job, framed)
+                upstairs.arrived(job)
                 return
             if framed is not None:
                 self.medium.counts.add(corrupt=1)
@@ -193,7 +194,7 @@ class Tier:
             upstairs.missed(job)
 
         try:
-            self.medium.read(batch, wanted, deliver)
+            self.medium.read(batch, place, deliver)
         except Exception:
             log.exception("a read failed in an unforeseen way", medium=self.medium.name)
             self.medium.counts.add(errors=1)

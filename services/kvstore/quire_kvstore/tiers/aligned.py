@@ -1,0 +1,61 @@
+"""Memory as direct I/O wants it: whole blocks at block addresses, and copies that let other threads run meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BLOCK_BYTES = 4096
+# Below it, a copy is over before another thread could make use of the interpreter.
+_WORTH_LETTING_GO_BYTES = 32 << 10
+
+
+def whole_blocks(size: int) -> int:
+    """Bytes of the blocks that hold `size` bytes."""
+    return -(-size // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def is_aligned(view: memoryview) -> bool:
+    """Whether it begins at a block's address."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) % BLOCK_BYTES == 0
+
+
+def copy_bytes(target: memoryview, source: memoryview) -> None:
+    """A copy, without the interpreter's lock where it takes a while."""
+    if len(source) < _WORTH_LETTING_GO_BYTES:
+        target[:] = source
+    else:
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+class ThreadBlocks:
+    """Aligned memory of each thread's own, kept between uses."""
+
+    def __init__(self) -> None:
+        self._local = threading.local()
+
+    @contextlib.contextmanager
+    def lend(self, size: int) -> Iterator[memoryview]:
+        """So many bytes, of whatever content. Not to be borrowed twice at once by one thread."""
+        block: mmap.mmap | None = getattr(self._local, "block", None)
+        if block is None or len(block) < size:
+            block = self._local.block = mmap.mmap(-1, max(size, BLOCK_BYTES))
+        with memoryview(block) as whole, whole[:size] as view:
+            yield view
+
+
+def after(parts: list[memoryview], done: int) -> list[memoryview]:
+    """What follows the first `done` bytes of several pieces of memory in a row."""
+    rest: list[memoryview] = []
+    for part in parts:
+        if done < len(part):
+            rest.append(part[done:])
+        done = max(done - len(part), 0)
+    return rest

@@ -1,0 +1,101 @@
+"""Where a Redis is, from its URL, and the socket to it. Knows nothing of what is said there.
+
+redis://[[user]:password@]host[:6379][/db]     plain
+rediss://...[?ssl_ca_certs=FILE]               TLS, by the system's authorities or those of a file
+unix://[[user]:password@]/path[?db=N]          a socket of this machine
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from dataclasses import dataclass
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from quire_common.errors import ConfigError
+
+_PORT = 6379
+
+
+@dataclass(frozen=True)
+class RedisAddress:
+    """`path`: of a socket of this machine, else empty. `tls` with `ca_file` empty takes the system's authorities."""
+
+    host: str = ""
+    port: int = _PORT
+    path: str = ""
+    db: int = 0
+    user: str = ""
+    password: str = ""
+    tls: bool = False
+    ca_file: str = ""
+
+    def __str__(self) -> str:
+        """Without credentials, for logs."""
+        return self.path or f"{self.host}:{self.port}"
+
+    @classmethod
+    def parse(cls, url: str) -> RedisAddress:
+        """Raises ConfigError for what is none."""
+        try:
+            return _parse(url)
+        except ValueError as error:
+            raise ConfigError(
+                "BAD_REDIS_URL", f"redis_url is no URL of a Redis: {error}.", "Write redis://host:6379/0."
+            ) from error
+
+    def connect(self, timeout_s: float) -> socket.socket:
+        """A connected socket with this time limit for each of its operations; raises OSError."""
+        if self.path:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                connection.settimeout(timeout_s)
+                connection.connect(self.path)
+            except BaseException:
+                connection.close()
+                raise
+            return connection
+        connection = socket.create_connection((self.host, self.port), timeout_s)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self.tls:
+                context = ssl.create_default_context(cafile=self.ca_file or None)
+                connection = context.wrap_socket(connection, server_hostname=self.host)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+
+def _parse(url: str) -> RedisAddress:
+    parts = urlsplit(url)
+    options = {name: values[-1] for name, values in parse_qs(parts.query, strict_parsing=bool(parts.query)).items()}
+    user, password = unquote(parts.username or ""), unquote(parts.password or "")
+    if parts.scheme == "unix":
+        if not parts.path:
+            raise ValueError("it names no socket")
+        address = RedisAddress(path=unquote(parts.path), db=_db(options.pop("db", "0")), user=user, password=password)
+    elif parts.scheme in ("redis", "rediss"):
+        if not parts.hostname:
+            raise ValueError("it names no host")
+        tls = parts.scheme == "rediss"
+        address = RedisAddress(
+            parts.hostname,
+            parts.port or _PORT,
+            db=_db(options.pop("db", parts.path.strip("/") or "0")),
+            user=user,
+            password=password,
+            tls=tls,
+            ca_file=options.pop("ssl_ca_certs", "") if tls else "",
+        )
+    else:
+        raise ValueError(f"the scheme is {parts.scheme!r}, not redis, rediss or unix")
+    if options:
+        raise ValueError(f"unknown option {next(iter(options))!r}")
+    return address
+
+
+def _db(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ValueError(f"the database is {text!r}, not a number")
+    return int(text)

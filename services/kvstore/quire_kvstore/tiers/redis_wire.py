@@ -1,0 +1,184 @@
+"""One connection to a Redis, in its protocol (RESP2): commands out in pipelines, answers in, values without a copy.
+
+A value is sent from the memory that it is in and received to the memory that it is for. Knows nothing of pages. Not
+thread-safe. After a RedisLost the connection is of no use any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_kvstore.tiers.redis_address import RedisAddress
+
+# A word of this size or more is sent as it is, instead of being copied to where its command is put together.
+_LONG_BYTES = 16 << 10
+_BUFFER_BYTES = 64 << 10
+_LONGEST_LINE = 4096
+
+
+class RedisLost(Exception):  # one fact; the medium turns it into misses
+    """The Redis is away, too slow, or says what no Redis says."""
+
+
+class Refusal(Exception):  # an answer, not raised: one command's error says nothing of the others'
+    """A command's error."""
+
+
+Word = bytes | memoryview
+Answer = int | bytes | Refusal | None
+
+
+class RedisWire:
+    """See the module. `timeout_s` bounds each answer, from when it is waited for to its end, and each send."""
+
+    def __init__(self, address: RedisAddress, timeout_s: float) -> None:
+        """Connects and says who we are; raises RedisLost."""
+        try:
+            self._socket = address.connect(timeout_s)
+        except OSError as error:
+            raise RedisLost(f"no connection to {address}: {error}") from error
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self._begin = self._end = 0
+        self._timeout_s = timeout_s
+        self._deadline_s = 0.0
+        try:
+            self._greet(address)
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, commands: Sequence[Sequence[Word]]) -> list[Answer]:
+        """Send all, then read every answer. Raises RedisLost; a command's own error is its answer."""
+        self.send(commands)
+        return [self.answer() for _ in commands]
+
+    def send(self, commands: Sequence[Sequence[Word]]) -> None:
+        """Send commands; as many answers are to be read. Raises RedisLost."""
+        waiting = bytearray()
+        try:
+            for words in commands:
+                waiting += b"*%d\r\n" % len(words)
+                for word in words:
+                    waiting += b"$%d\r\n" % len(word)
+                    if len(word) >= _LONG_BYTES:
+                        self._socket.sendall(waiting)
+                        self._socket.sendall(word)
+                        waiting = bytearray()
+                    else:
+                        waiting += word
+                    waiting += b"\r\n"
+            self._socket.sendall(waiting)
+        except OSError as error:
+            raise RedisLost(f"sending failed: {error}") from error
+
+    def answer(self, into: memoryview | None = None) -> Answer:
+        """The next answer. A value goes to `into`, if that is given and exactly of its size, and the answer is its
+        length; a value of another size is read past, and its length is the answer too. Raises RedisLost."""
+        self._deadline_s = time.monotonic() + self._timeout_s
+        line = self._line()
+        kind, rest = line[:1], line[1:]
+        if kind == b"+":
+            return rest
+        if kind == b"-":
+            return Refusal(rest.decode("utf-8", "replace"))
+        number = _number(rest)
+        if kind == b":":
+            return number
+        if kind != b"$":
+            raise RedisLost(f"an answer begins with {kind!r}")
+        if number < 0:
+            return None
+        if into is None:
+            if number > _BUFFER_BYTES:
+                raise RedisLost(f"a value of {number} bytes was not asked for")
+            into = memoryview(bytearray(number))
+            self._fill(into)
+            self._end_of_value()
+            return bytes(into)
+        if len(into) == number:
+            self._fill(into)
+        else:
+            self._skip(number)
+        self._end_of_value()
+        return number
+
+    def close(self) -> None:
+        """From the thread that uses it, or when none does."""
+        with contextlib.suppress(OSError):
+            self._socket.close()
+
+    def _greet(self, address: RedisAddress) -> None:
+        commands: list[Sequence[Word]] = []
+        if address.password:
+            user = [address.user.encode()] if address.user else []
+            commands.append([b"AUTH", *user, address.password.encode()])
+        if address.db:
+            commands.append([b"SELECT", b"%d" % address.db])
+        commands.append([b"PING"])
+        for answer in self.ask(commands):
+            if not isinstance(answer, bytes):
+                raise RedisLost(f"{address} does not let us in: {answer}")
+
+    def _line(self) -> bytes:
+        """Up to the next CRLF, which is taken too."""
+        while True:
+            have = bytes(self._buffer[self._begin : min(self._end, self._begin + _LONGEST_LINE)])
+            end = have.find(b"\r\n")
+            if end >= 0:
+                self._begin += end + 2
+                return have[:end]
+            if len(have) >= _LONGEST_LINE:
+                raise RedisLost("an answer's first line does not end")
+            self._receive()
+
+    def _fill(self, into: memoryview) -> None:
+        got = min(self._end - self._begin, len(into))
+        into[:got] = self._buffer[self._begin : self._begin + got]
+        self._begin += got
+        while got < len(into):
+            got += self._receive_into(into[got:])
+
+    def _skip(self, count: int) -> None:
+        while count:
+            if self._begin == self._end:
+                self._receive()
+            step = min(self._end - self._begin, count)
+            self._begin += step
+            count -= step
+
+    def _end_of_value(self) -> None:
+        tail = memoryview(bytearray(2))
+        self._fill(tail)
+        if bytes(tail) != b"\r\n":
+            raise RedisLost("a value is longer than it said")
+
+    def _receive(self) -> None:
+        """More into the buffer."""
+        left = self._end - self._begin
+        if left and self._begin:
+            self._buffer[:left] = bytes(self._buffer[self._begin : self._end])
+        self._begin, self._end = 0, left
+        self._end += self._receive_into(self._buffer[left:])
+
+    def _receive_into(self, memory: memoryview) -> int:
+        try:
+            count = self._socket.recv_into(memory)
+        except OSError as error:
+            raise RedisLost(f"receiving failed: {error}") from error
+        if not count:
+            raise RedisLost("the connection was closed")
+        if time.monotonic() > self._deadline_s:
+            raise RedisLost(f"an answer took longer than {self._timeout_s} s")
+        return count
+
+
+def _number(text: bytes) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise RedisLost(f"an answer's number is {text[:20]!r}") from None
