@@ -44,15 +44,15 @@ class KvstoreConfig(ServiceConfig):
     disk_bytes: int = option(10 << 30, "room for pages on the disk", at_least=1 << 12)
     disk_policy: str = option("lru", "which pages leave the disk first", choices=_POLICY_NAMES)
     disk_write: str = option("write-through", f"disk: {_WRITE_HELP}", choices=_WRITE_NAMES)
-    disk_read_threads: int = option(2, "reads of the disk at once", at_least=1, at_most=64)
-    disk_write_threads: int = option(1, "writes to the disk at once", at_least=1, at_most=64)
+    disk_read_threads: int = option(4, "reads of the disk at once", at_least=1, at_most=64)
+    disk_write_threads: int = option(4, "writes to the disk at once", at_least=1, at_most=64)
     disk_retry_s: float = option(2.0, "how long a disk that refused a write is left alone", at_least=0.01)
 
     redis_url: str = option("", "redis://host:port/db of the Redis tier; empty: none", secret=True)
     redis_ttl_s: int = option(86_400, "life of a page in Redis since it was last put or read", at_least=1)
     redis_write: str = option("write-through", f"Redis: {_WRITE_HELP}", choices=_WRITE_NAMES)
     redis_read_threads: int = option(2, "pipelines of reads at once", at_least=1, at_most=64)
-    redis_write_threads: int = option(1, "pipelines of writes at once", at_least=1, at_most=64)
+    redis_write_threads: int = option(2, "pipelines of writes at once", at_least=1, at_most=64)
     redis_timeout_ms: int = option(250, "a Redis slower than this, per answer, is left alone", at_least=1)
     redis_retry_s: float = option(1.0, "how long a Redis that failed is left alone", at_least=0.01)
 

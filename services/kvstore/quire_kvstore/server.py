@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _THREADS_FOR_SHORT_CALLS = 8
+# A thread that comes back from the disk or a socket waits no longer for one that computes.
+SWITCH_INTERVAL_S = 0.0005
 
 
 def worker_threads(config: KvstoreConfig) -> int:
@@ -57,6 +60,7 @@ class KvstoreService:
 
     def start(self) -> None:
         """Memory starts empty; the disk's pages are found by their headers."""
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.store.start()
         self._data.start()
         self._sweeper.start()

@@ -13,7 +13,7 @@ import contextlib
 import struct
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
@@ -23,17 +23,16 @@ from quire_kvstore.tiers.redis_address import RedisAddress
 from quire_kvstore.tiers.redis_wire import RedisLost, RedisWire, Refusal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
     from quire_common.pages import PageKey
     from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
     from quire_kvstore.tiers.redis_wire import Answer, Word
 
-T = TypeVar("T")
 log = get_logger(__name__)
 PREFIX = b"quire:page:"
-# Bodies of one pipeline: what Redis keeps for a reader, and what is left unread where one of them is refused.
-PIPELINE_BYTES = 8 << 20
+# Values that are asked for and have not come: what Redis keeps in memory for one reader.
+AHEAD_BYTES = 8 << 20
 _GROUP = struct.Struct("<I")
 _COMMANDS_PER_LENGTH = 2
 
@@ -115,23 +114,19 @@ class RedisMedium:
                 self.counts.add(corrupt=1)
                 self.discard(job.key)
             deliver(job, None)
-        for batch in _batches(found):
-            placed = [(job, view) for job, size in batch if (view := place(job, size)) is not None]
-            if placed:
-                self._fetch(placed, deliver)
+        if found:
+            self._fetch(found, place, deliver)
         self._delete_doomed()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """See Medium. What is there already, from whomever, lives on for another time."""
         there = self._ask([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
-        missing = [(page, len(page[1])) for page, answer in zip(pages, there, strict=True) if answer == 0]
-        for batch in _batches(missing):
-            answers = self._ask([(b"SET", redis_key(job.key), framed, b"EX", self._ttl) for (job, framed), _ in batch])
-            stored = [size for (_, size), answer in zip(batch, answers, strict=True) if answer == b"OK"]
-            kept += len(stored)
-            self.counts.add(stored=len(stored), bytes_written=sum(stored))
-        return kept
+        missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
+        answers = self._ask([(b"SET", redis_key(job.key), framed, b"EX", self._ttl) for job, framed in missing])
+        stored = [len(framed) for (_, framed), answer in zip(missing, answers, strict=True) if answer == b"OK"]
+        self.counts.add(stored=len(stored), bytes_written=sum(stored))
+        return kept + len(stored)
 
     def discard(self, key: PageKey) -> None:
         """See Medium. Not at once: answers to what was asked before may be under way."""
@@ -161,21 +156,34 @@ class RedisMedium:
         key = redis_key(job.key)
         return (b"STRLEN", key), (b"EXPIRE", key, self._ttl)
 
-    def _fetch(self, placed: Sequence[tuple[PageJob, memoryview]], deliver: Deliver) -> None:
-        """Values into their places, each delivered while Redis sends the next."""
-        answered = 0
+    def _fetch(self, found: Iterable[tuple[PageJob, int]], place: Place, deliver: Deliver) -> None:
+        """Values of these sizes into their places. So much is asked for ahead that Redis never waits for us."""
+        to_ask, asked_bytes = deque(found), 0
+        asked: deque[tuple[PageJob, memoryview]] = deque()
         try:
             wire = self._wire()
-            wire.send([(b"GET", redis_key(job.key)) for job, _ in placed])
-            for job, view in placed:
-                answer = wire.answer(view)
-                answered += 1
-                self._count_refusals([answer])
-                came = view if answer == len(view) else view[:0]
-                deliver(job, came if isinstance(answer, int) else None)
+            while to_ask or asked:
+                commands: list[Sequence[Word]] = []
+                while to_ask and (not asked or asked_bytes + to_ask[0][1] <= AHEAD_BYTES):
+                    job, size = to_ask.popleft()
+                    if (view := place(job, size)) is not None:
+                        asked.append((job, view))
+                        asked_bytes += size
+                        commands.append((b"GET", redis_key(job.key)))
+                if commands:
+                    wire.send(commands)
+                if asked:
+                    job, view = asked[0]
+                    size = len(view)
+                    answer = wire.answer(view)
+                    asked.popleft()
+                    asked_bytes -= size
+                    self._count_refusals([answer])
+                    came = view if answer == size else view[:0]
+                    deliver(job, came if isinstance(answer, int) else None)
         except RedisLost as error:
             self._failed(error)
-            for job, _ in placed[answered:]:
+            for job, _ in (*asked, *to_ask):
                 deliver(job, None)
         except BaseException:
             self._hang_up()  # answers that nobody read would be taken for the next ones
@@ -224,17 +232,3 @@ class RedisMedium:
         self.counts.add(errors=1)
         if self._breaker.failed():
             log.warning("redis is away, its pages are misses", redis=str(self._address), reason=str(error))
-
-
-def _batches(pages: Sequence[tuple[T, int]]) -> Iterator[list[tuple[T, int]]]:
-    """Pages with their sizes, as many at once as a pipeline takes, at least one."""
-    batch: list[tuple[T, int]] = []
-    size = 0
-    for page in pages:
-        if batch and size + page[1] > PIPELINE_BYTES:
-            yield batch
-            batch, size = [], 0
-        batch.append(page)
-        size += page[1]
-    if batch:
-        yield batch

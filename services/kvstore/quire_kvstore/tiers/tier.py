@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire_common.pages import PageCorrupt, check_page
 from quire_common.telemetry.logs import get_logger
@@ -42,6 +42,19 @@ class TierSettings:
     write_threads: int
     read_queue: int
     write_queue: int
+
+
+@dataclass(eq=False)
+class _Run:
+    """Pages that were offered together, and how many of them are still to be written."""
+
+    keys: Sequence[PageKey]
+    left: int
+
+
+class _Write(NamedTuple):
+    job: PageJob
+    run: _Run
 
 
 class Upstairs(Protocol):
@@ -74,10 +87,14 @@ class Tier:
         self.medium = medium
         self.write_at = settings.write_at
         self._settings = settings
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._lock = lock
+        self._to_read = threading.Condition(lock)
+        self._to_write = threading.Condition(lock)
+        self._settled = threading.Condition(lock)
+        """Something was written, or the threads are to end."""
         self._reads: deque[PageJob] = deque()
-        # A tuple of keys: touch these when all that came before is written, a chain's head last.
-        self._writes: deque[PageJob | tuple[PageKey, ...]] = deque()
+        self._writes: deque[_Write] = deque()
         self._reading = self._writing = 0
         self._stopping = False
         self._threads: list[threading.Thread] = []
@@ -104,10 +121,10 @@ class Tier:
 
     def request(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
         """Read these, and answer by `Upstairs`; returns those for which there is no room."""
-        with self._changed:
+        with self._lock:
             room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
             self._reads.extend(jobs[:room])
-            self._changed.notify_all()
+            self._to_read.notify(len(jobs[:room]))
         if jobs[room:]:
             self.medium.counts.add(dropped=len(jobs[room:]))
         return jobs[room:]
@@ -116,12 +133,11 @@ class Tier:
         """Write these pages, a run from its head on, if they are still in memory when their turn comes."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
-        with self._changed:
+        with self._lock:
             room = max(self._settings.write_queue - len(self._writes), 0)
-            if jobs[:room]:
-                self._writes.extend(jobs[:room])
-                self._writes.append(tuple(keys[:room]))
-                self._changed.notify_all()
+            run = _Run(keys[:room], len(jobs[:room]))
+            self._writes.extend(_Write(job, run) for job in jobs[:room])
+            self._to_write.notify(len(jobs[:room]))
         if jobs[room:]:
             self.medium.counts.add(dropped=len(jobs[room:]))
 
@@ -131,8 +147,8 @@ class Tier:
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was offered is written; returns whether it is."""
-        with self._changed:
-            return self._changed.wait_for(lambda: not self._writes and not self._writing, timeout_s)
+        with self._lock:
+            return self._settled.wait_for(lambda: not self._writes and not self._writing, timeout_s)
 
     def check_integrity(self) -> None:
         """Not to be asked while a lookup is under way."""
@@ -141,11 +157,12 @@ class Tier:
 
     def close(self, timeout_s: float) -> bool:
         """Stop the threads; False if one hangs in the medium, which is then left alone."""
-        with self._changed:
+        with self._lock:
             self._stopping = True
             self._reads.clear()
             self._writes.clear()
-            self._changed.notify_all()
+            for condition in (self._to_read, self._to_write, self._settled):
+                condition.notify_all()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
@@ -156,8 +173,8 @@ class Tier:
 
     def _read_loop(self, upstairs: Upstairs) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._reads or self._stopping)
+            with self._lock:
+                self._to_read.wait_for(lambda: self._reads or self._stopping)
                 if self._stopping:
                     return
                 count = min(len(self._reads), self.medium.read_batch)
@@ -166,9 +183,10 @@ class Tier:
             try:
                 self._read(batch, upstairs)
             finally:
-                with self._changed:
+                with self._lock:
                     self._reading -= 1
-                    self._changed.notify_all()
+                    if not self._reads and not self._reading:
+                        self._to_write.notify_all()
 
     def _read(self, batch: list[PageJob], upstairs: Upstairs) -> None:
         open_jobs = set(batch)
@@ -204,38 +222,34 @@ class Tier:
 
     def _write_loop(self, upstairs: Upstairs) -> None:
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._writes or self._stopping)
-                self._changed.wait_for(lambda: self._stopping or not (self._reads or self._reading), _WRITE_PATIENCE_S)
+            with self._lock:
+                self._to_write.wait_for(lambda: self._writes or self._stopping)
+                self._to_write.wait_for(lambda: self._stopping or not (self._reads or self._reading), _WRITE_PATIENCE_S)
                 if self._stopping:
                     return
-                batch, used = self._next_writes()
+                count = min(len(self._writes), self.medium.write_batch)
+                batch = [self._writes.popleft() for _ in range(count)]
                 self._writing += 1
             try:
                 if batch:
-                    self._write(batch, upstairs)
-                self.medium.touch(reversed(used))
+                    self._write([write.job for write in batch], upstairs)
+                for run in self._ended(batch):
+                    self.touch(run.keys)
             except Exception:
                 log.exception("a write failed in an unforeseen way", medium=self.medium.name)
                 self.medium.counts.add(errors=1)
             finally:
-                with self._changed:
+                with self._lock:
                     self._writing -= 1
-                    self._changed.notify_all()
+                    if not self._writes and not self._writing:
+                        self._settled.notify_all()
 
-    def _next_writes(self) -> tuple[list[PageJob], tuple[PageKey, ...]]:
-        """Pages for one batch, or else keys to touch. Another thread may have taken all: then there are neither."""
-        batch: list[PageJob] = []
-        while self._writes and len(batch) < self.medium.write_batch:
-            first = self._writes[0]
-            if isinstance(first, tuple):
-                if batch:
-                    break
-                self._writes.popleft()
-                return [], first
-            batch.append(first)
-            self._writes.popleft()
-        return batch, ()
+    def _ended(self, batch: Sequence[_Write]) -> list[_Run]:
+        """Runs that have all their pages written or dropped with this batch."""
+        with self._lock:
+            for write in batch:
+                write.run.left -= 1
+            return [run for run in dict.fromkeys(write.run for write in batch) if not run.left]
 
     def _write(self, batch: list[PageJob], upstairs: Upstairs) -> None:
         pages: list[tuple[PageJob, memoryview]] = []
@@ -263,8 +277,8 @@ class Tier:
 
     def _tend_loop(self, upstairs: Upstairs) -> None:
         while True:
-            with self._changed:
-                if self._changed.wait_for(lambda: self._stopping, TEND_S):
+            with self._lock:
+                if self._settled.wait_for(lambda: self._stopping, TEND_S):
                     return
             try:
                 self.medium.tend()
