@@ -137,7 +137,7 @@ def redis(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace
 
 
 def over_grpc(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace) -> dict[str, Arm]:
-    address = stack.enter_context(kvstore(3 * pages.total_bytes))
+    address = stack.enter_context(kvstore(4 * pages.total_bytes))
     channel = stack.enter_context(grpc.insecure_channel(address))
     return {"kvstore": GrpcArm(channel), "tcp": RawTcp()}
 

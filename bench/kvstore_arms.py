@@ -88,7 +88,7 @@ class StoreArm:
         for index in wanted:
             view = memoryview(pages.framed[part.start + index])
             for start in range(0, len(view), MAX_FRAME_BYTES):
-                self._store.write(lease.id, index, start, view[start : start + MAX_FRAME_BYTES])  # type: ignore[arg-type]  # it is copied, whatever it is
+                self._store.write(lease.id, index, start, view[start : start + MAX_FRAME_BYTES])
         if self._store.commit(lease.id) != (len(run), 0):
             raise SystemExit("pages were refused")
 

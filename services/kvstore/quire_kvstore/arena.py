@@ -1,8 +1,9 @@
 """The memory for pages: one file without a name, which other processes of this host may map, but only to read.
 
-A slab is a head of 64 bytes and a page. The head holds the page's *generation*: a number that no other page has, wiped
-before the slab is anybody else's. Who has copied a page without asking looks whether it is still there, and knows then
-that what was copied was that page from beginning to end.
+A slab is a head of 512 bytes and a page, which so begins where a disk can write from and read to by itself. The last
+64 bytes of the head hold the page's *generation*: a number that no other page has, wiped before the slab is anybody
+else's. Who has copied a page without asking looks whether it is still there, and knows then that what was copied was
+that page from beginning to end.
 
 The file is sealed (see SEALS): this process writes through the map that it made before; nobody can map the file anew
 to write, write to it, or cut it short under a reader, whoever gets hold of its descriptor and however it is opened
@@ -20,12 +21,13 @@ import struct
 
 from quire_kvstore.slabs import Slabs
 
-HEAD_BYTES = 64
+HEAD_BYTES = 512
 # In <linux/fcntl.h>; Python's fcntl does not know it.
 _F_SEAL_FUTURE_WRITE = 0x10
 SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-_ALIGN = 64
 _GENERATION = struct.Struct("<Q")
+# Before the page.
+_GENERATION_AT = 64
 
 
 class Arena:
@@ -55,14 +57,14 @@ class Arena:
     @staticmethod
     def footprint(size: int) -> int:
         """Bytes that a page of `size` takes."""
-        return HEAD_BYTES + -(-size // _ALIGN) * _ALIGN
+        return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES
 
     def allocate(self, size: int) -> int | None:
         """The offset of room for a page, with a generation of its own; None where there is none."""
         slab = self._slabs.take(self.footprint(size))
         if slab is None:
             return None
-        _GENERATION.pack_into(self._view, slab, self._next_generation)
+        _GENERATION.pack_into(self._view, slab + HEAD_BYTES - _GENERATION_AT, self._next_generation)
         self._next_generation += 1
         return slab + HEAD_BYTES
 
@@ -70,11 +72,11 @@ class Arena:
         """Take a page's room back; raises KeyError if there is none."""
         slab = offset - HEAD_BYTES
         self._slabs.give_back(slab)
-        _GENERATION.pack_into(self._view, slab, 0)
+        _GENERATION.pack_into(self._view, offset - _GENERATION_AT, 0)
 
     def generation(self, offset: int) -> int:
         """Of what is at this offset now."""
-        return int(_GENERATION.unpack_from(self._view, offset - HEAD_BYTES)[0])
+        return int(_GENERATION.unpack_from(self._view, offset - _GENERATION_AT)[0])
 
     def view(self, offset: int, size: int) -> memoryview:
         """The bytes themselves. The caller knows that they are its own, and releases the view."""

@@ -46,12 +46,12 @@ def test_random_use_never_overlaps_and_loses_nothing(seed: int) -> None:
 
 
 def test_it_refuses_what_does_not_fit_and_fills_to_the_last_byte() -> None:
-    arena = Arena(512)
-    assert arena.allocate(449) is None
-    assert [arena.allocate(64) for _ in range(5)] == [64, 192, 320, 448, None]
-    arena.free(192)
-    assert arena.allocate(65) is None, "rounded up to 128, and only 64 are free"
-    assert arena.allocate(1) == 192
+    arena = Arena(4096)
+    assert arena.allocate(3585) is None
+    assert [arena.allocate(512) for _ in range(5)] == [512, 1536, 2560, 3584, None]
+    arena.free(1536)
+    assert arena.allocate(513) is None, "rounded up to 1024, and only 512 are free"
+    assert arena.allocate(1) == 1536
     arena.check_integrity()
     arena.close()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import fcntl
+import mmap
 import os
 import threading
 from typing import TYPE_CHECKING
@@ -227,6 +229,35 @@ def test_a_filesystem_that_knows_no_direct_writes_is_written_through_its_cache(
         forget_memory(store)
         assert found(store, A) == (8, "disk")
         assert tier(store, "disk").figures.errors == 0
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_disk_that_wants_other_memory_gets_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, direct: bool
+) -> None:
+    """As one that knows no direct writes at all, but let us open the file so."""
+    calls = {"pwritev": os.pwritev, "preadv": os.preadv}
+
+    def picky(name: str) -> Callable[[int, list[memoryview], int], int]:
+        def call(fd: int, parts: list[memoryview], offset: int) -> int:
+            opened_direct = bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DIRECT)
+            if len(parts) > 1 or (opened_direct and not direct):
+                raise OSError(errno.EINVAL, "not from this memory")
+            return calls[name](fd, parts, offset)
+
+        return call
+
+    big = 5000
+    for name in calls:
+        monkeypatch.setattr(os, name, picky(name))
+    files = DiskFiles(tmp_path)
+    page = memoryview(framed(A, 0, big))
+    aligned = memoryview(mmap.mmap(-1, 8192))[: len(page)]
+    aligned[:] = page
+    files.write(A.key(0), aligned, 1)
+    aligned[:] = bytes(len(aligned))
+    assert files.read(A.key(0), aligned, 2) == len(page) and aligned == page
+    assert files.direct is direct
 
 
 def test_a_folder_that_cannot_be_had_is_done_without_until_it_can(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_a_put_whose_client_died_gives_its_memory_back(make_store: MakeStore, cl
 def test_a_page_larger_than_the_store_is_refused_and_evicts_nobody(make_store: MakeStore) -> None:
     store = make_store(pages=4)
     put(store, part(A, 0, 4))
-    assert store.begin_put(part(B, 0, 1), 5 * FRAMED_BYTES, 0) == ([], None)
+    assert store.begin_put(part(B, 0, 1), 9 * FRAMED_BYTES, 0) == ([], None)
     assert length(store, A) == 4
 
 

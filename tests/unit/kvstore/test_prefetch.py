@@ -14,7 +14,18 @@ from quire_common.errors import NotFound, Overloaded
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.prefetch import WINDOW
 from quire_kvstore.tiers.tier import Tier, TierSettings
-from tests.unit.kvstore.pages import BODY_BYTES, PLACE_BYTES, chain, config, framed, length, part, put, read_all
+from tests.unit.kvstore.pages import (
+    BODY_BYTES,
+    FRAMED_BYTES,
+    PLACE_BYTES,
+    chain,
+    config,
+    framed,
+    length,
+    part,
+    put,
+    read_all,
+)
 from tests.unit.kvstore.scripted_medium import ScriptedMedium
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
 
@@ -115,7 +126,7 @@ def test_a_long_prefix_comes_window_by_window() -> None:
 def test_what_one_tier_has_lost_the_next_may_have() -> None:
     upper, lower = holding(A), holding(A, blind=True)
     upper.held[A.key(2)] = framed(B, 2)
-    upper.held[A.key(4)] = b"?"
+    upper.held[A.key(4)] = bytes(FRAMED_BYTES)
     lower.name = "lower"
     with over(upper, lower) as store:
         assert found(store, A, wait_s=LONG_S) == (8, "lower")

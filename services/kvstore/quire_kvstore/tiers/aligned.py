@@ -1,4 +1,4 @@
-"""Memory as direct I/O wants it: whole blocks at block addresses, and copies that let other threads run meanwhile."""
+"""Memory as direct I/O wants it: whole blocks, aligned, and copies that let other threads run meanwhile."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 BLOCK_BYTES = 4096
+# Of memory: a sector, which disks can address; who wants more says so.
+ALIGN_BYTES = 512
 # Below it, a copy is over before another thread could make use of the interpreter.
 _WORTH_LETTING_GO_BYTES = 32 << 10
 
@@ -23,8 +25,8 @@ def whole_blocks(size: int) -> int:
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether it begins at a block's address."""
-    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) % BLOCK_BYTES == 0
+    """Whether it begins where a disk can write from and read to."""
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0]) % ALIGN_BYTES == 0
 
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:

@@ -4,8 +4,8 @@
 
 A file is written under a temporary name and renamed, so that a page is there whole or not at all. Nothing is synced: a
 page that a power cut leaves half written is found out by its checksum, as any other damage. Writes and reads bypass the
-system's cache (O_DIRECT) where the filesystem lets them, and go straight from and to the caller's memory where that
-begins at a block's address; only the last, broken block is copied. What is not named like ours is never touched.
+system's cache (O_DIRECT) where the filesystem lets them, and go straight from and to the caller's memory where that is
+aligned as the disk wants it; only the last, broken block is copied. What is not named like ours is never touched.
 """
 
 from __future__ import annotations
@@ -20,16 +20,18 @@ import re
 import stat
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quire_common.pages import HEADER_BYTES, PageCorrupt, PageHeader
 from quire_kvstore.tiers.aligned import BLOCK_BYTES, ThreadBlocks, after, copy_bytes, is_aligned, whole_blocks
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from quire_common.pages import PageKey
 
+T = TypeVar("T")
 _FOLDER = re.compile(r"[0-9a-f]{2}")
 _PAGE = re.compile(r"[0-9a-f]{40}\.page")
 _TEMPORARY = re.compile(r"[0-9a-f]{40}\.page\.\d+\.tmp")
@@ -59,6 +61,7 @@ class DiskFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._direct = hasattr(os, "O_DIRECT")
+        self._straight_works = True
         self._numbers = itertools.count()
         self._blocks = ThreadBlocks()
         self._lock_fd = -1
@@ -94,43 +97,12 @@ class DiskFiles:
 
     def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write a page. What was there under its name is replaced; on failure nothing is left."""
-        path = self.path(key)
-        temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
-        straight = self._straight(framed)
-        tail = framed[straight:]
-        with self._blocks.lend(whole_blocks(len(tail))) as rest:
-            copy_bytes(rest[: len(tail)], tail)
-            rest[len(tail) :] = bytes(len(rest) - len(tail))
-            try:
-                fd = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                try:
-                    self._write_all(fd, [framed[:straight], rest])
-                    os.utime(fd, ns=(stamp_ns, stamp_ns))
-                finally:
-                    os.close(fd)
-                temporary.rename(path)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    temporary.unlink()
-                raise
+        self._either_way(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
         """A framed page of a known length, as far as it is there; returns how much of it came, unchecked. It counts as
         used at `stamp_ns`. A file of another length is none of it."""
-        fd = self._open(self.path(key), os.O_RDONLY)
-        try:
-            if os.fstat(fd).st_size != whole_blocks(len(into)):
-                return 0
-            straight = self._straight(into)
-            tail = into[straight:]
-            with self._blocks.lend(whole_blocks(len(tail))) as rest:
-                got = _read_all(fd, [into[:straight], rest])
-                copy_bytes(tail, rest[: len(tail)])
-            with contextlib.suppress(OSError):  # a read-only disk cannot note it
-                os.utime(fd, ns=(stamp_ns, stamp_ns))
-            return min(got, len(into))
-        finally:
-            os.close(fd)
+        return self._either_way(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:
         """Nothing if it is not there."""
@@ -156,6 +128,43 @@ class DiskFiles:
                         os.unlink(entry.path)  # noqa: PTH108  # an entry of scandir is a string already
         found.sort(key=lambda page: page.stamp_ns)
         return found
+
+    def _write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
+        path = self.path(key)
+        temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
+        straight = self._straight(framed)
+        tail = framed[straight:]
+        with self._blocks.lend(whole_blocks(len(tail))) as rest:
+            copy_bytes(rest[: len(tail)], tail)
+            rest[len(tail) :] = bytes(len(rest) - len(tail))
+            try:
+                fd = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                try:
+                    self._write_all(fd, [framed[:straight], rest])
+                    os.utime(fd, ns=(stamp_ns, stamp_ns))
+                finally:
+                    os.close(fd)
+                temporary.rename(path)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    temporary.unlink()
+                raise
+
+    def _read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
+        fd = self._open(self.path(key), os.O_RDONLY)
+        try:
+            if os.fstat(fd).st_size != whole_blocks(len(into)):
+                return 0
+            straight = self._straight(into)
+            tail = into[straight:]
+            with self._blocks.lend(whole_blocks(len(tail))) as rest:
+                got = _read_all(fd, [into[:straight], rest])
+                copy_bytes(tail, rest[: len(tail)])
+            with contextlib.suppress(OSError):  # a read-only disk cannot note it
+                os.utime(fd, ns=(stamp_ns, stamp_ns))
+            return min(got, len(into))
+        finally:
+            os.close(fd)
 
     def _page_of(self, entry: os.DirEntry[str]) -> FoundPage | None:
         try:
@@ -193,10 +202,19 @@ class DiskFiles:
                 return fd
         raise FileNotFoundError(errno.ENOENT, "the folder does not stay", str(path))
 
-    @staticmethod
-    def _straight(framed: memoryview) -> int:
+    def _straight(self, framed: memoryview) -> int:
         """How much of a page in memory the disk can take from there, or put there, by itself."""
-        return len(framed) // BLOCK_BYTES * BLOCK_BYTES if is_aligned(framed) else 0
+        return len(framed) // BLOCK_BYTES * BLOCK_BYTES if self._straight_works and is_aligned(framed) else 0
+
+    def _either_way(self, act: Callable[[], T]) -> T:
+        """Straight, or else through memory of our own, which is aligned for every disk."""
+        try:
+            return act()
+        except OSError as error:
+            if error.errno != errno.EINVAL or not self._straight_works:
+                raise
+            self._straight_works = False
+            return act()
 
     def _write_all(self, fd: int, parts: list[memoryview]) -> None:
         done, size = 0, sum(map(len, parts))
@@ -204,7 +222,7 @@ class DiskFiles:
             try:
                 count = os.pwritev(fd, after(parts, done), done)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct:
+                if error.errno != errno.EINVAL or not self._direct or self._straight_works:
                     raise
                 self._direct = False  # it let us open the file so, but does not mean it
                 fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
