@@ -47,5 +47,9 @@ class RouterConfig(ServiceConfig):
     client_stall_s: float = option(
         120.0, "a client that takes nothing of its answer for so long is dropped; 0: never", at_least=0
     )
+    allowed_origins: tuple[str, ...] = option((), "origins whose web pages may read answers; '*': any (CORS)")
+    allowed_methods: tuple[str, ...] = option(("GET", "POST", "DELETE"), "methods that such pages may use")
+    allowed_headers: tuple[str, ...] = option(("*",), "headers that such pages may send; '*': any")
+    allow_credentials: bool = option(False, "let such pages send cookies and client certificates")
     metrics_on_main: bool = option(False, "serve /metrics on the HTTP port too; always so while no API key is set")
     share_prefix_across_keys: bool = option(False, "let requests of different API keys share cached prefix pages")

@@ -20,6 +20,7 @@ from quire_router.core.pipeline import Pipeline
 from quire_router.engine.fleet import Fleet
 from quire_router.engine.migration import Migration
 from quire_router.engine.waiting_room import WaitingRoom
+from quire_router.http.cors import make_cors
 from quire_router.http.edge import Edge
 from quire_router.http.parse import Limits
 from quire_router.http.routes import make_routes
@@ -75,20 +76,23 @@ class RouterService:
         self.admission = Admission(config.max_concurrent_requests)
         self._catalog = Catalog(config.served_model_name, self.fleet.models)
         tokenizer = TokenizerClient(self.pool)
+        token_bytes = TokenBytes(tokenizer)
         self._pipeline = Pipeline(
             self._catalog,
             Encoder(tokenizer),
             self._migration,
             handles,
             self.admission,
-            TokenBytes(tokenizer),
+            token_bytes,
             self._rates.charge,
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
-        self.routes = make_routes(config, self._pipeline, self._status, with_metrics=with_metrics)
-        edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes)
+        self.routes = make_routes(
+            config, self._pipeline, self._catalog, tokenizer, token_bytes, self._status, with_metrics=with_metrics
+        )
+        edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes, cors=make_cors(config))
         self.http = HttpServer(
             edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile, stall_s=config.client_stall_s
         )

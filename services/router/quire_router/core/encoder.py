@@ -71,7 +71,7 @@ class Encoder:
         return found
 
     async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
-        """A prompt's text, for echo; that of its ids where it was cut."""
+        """A prompt's text, for echo; that of its ids where it may have been cut."""
         if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
         return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,6 +32,15 @@ if TYPE_CHECKING:
     from quire_router.core.job import Caller, GenerateJob
     from quire_router.engine.migration import Migration
     from quire_router.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A job as an engine would be asked: for each prompt its int32 ids and the length of its answer."""
+
+    job: GenerateJob
+    served: ServedModel
+    prompts: tuple[tuple[NDArray[np.int32], int], ...]
 
 
 class Pipeline:
@@ -83,19 +92,11 @@ class Pipeline:
         self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span
     ) -> Generation:
         context = self._context(caller, span)
-        job = await self._resolve_words(job, context)
-        if job.sampling.controls is not None:
-            check_vocabulary(job.sampling.controls, served.model.vocab_size)
-        limit = served.model.max_model_len
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
-            encoded = await self._encoder.encode(job, context, limit - 1)
-            prompts = [truncated(job, ids, limit) for ids in encoded.ids]
-            texts = await self._texts(job, encoded.ids, prompts) if job.wants.echo else []
+            job, prompts, timing = await self._encoded(job, served, context)
+            texts = await self._texts(job, prompts) if job.wants.echo else []
         encoded_ns = time.monotonic_ns()
-        for ids in prompts:
-            check_prompt(ids, served.model.vocab_size, limit)
-        self._charge(caller.tenant, sum(map(len, prompts)))
         outbox = Outbox()
         choices = self._choices(job, caller, served, context, prompts, outbox)
         generation = Generation(
@@ -108,17 +109,39 @@ class Pipeline:
         generation.router_timings += [
             HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
-            encoded.timing,
+            timing,
         ]
         metrics.prompt_tokens.inc(sum(map(len, prompts)))
         return generation
 
-    async def _texts(
-        self, job: GenerateJob, whole: list[NDArray[np.int32]], kept: list[NDArray[np.int32]]
-    ) -> list[str]:
+    async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
+        """All that `generate` does before anything runs. Raises QuireError."""
+        check_sampling(job.sampling)
+        served = self._catalog.resolve(job.model)
+        job, prompts, _timing = await self._encoded(job, served, RequestContext(caller.request_id, 0, caller.tenant))
+        limit = served.model.max_model_len
+        return Rendering(job, served, tuple((ids, answer_length(job, len(ids), limit)) for ids in prompts))
+
+    async def _encoded(
+        self, job: GenerateJob, served: ServedModel, context: RequestContext
+    ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
+        """The job with its words as tokens, and its prompts' ids, cut and checked."""
+        job = await self._resolve_words(job, context)
+        if job.sampling.controls is not None:
+            check_vocabulary(job.sampling.controls, served.model.vocab_size)
+        limit = served.model.max_model_len
+        encoded = await self._encoder.encode(job, context, limit - 1)
+        prompts = [truncated(job, ids, limit) for ids in encoded.ids]
+        for ids in prompts:
+            check_prompt(ids, served.model.vocab_size, limit)
+        return job, prompts, encoded.timing
+
+    async def _texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:
         """Of the prompts, as far as they were kept."""
-        each = zip(job.prompts, whole, kept, strict=True)
-        return [await self._encoder.text_of(prompt, ids, cut=len(ids) < len(all_ids)) for prompt, all_ids, ids in each]
+        cut = job.truncate_to is not None
+        return [
+            await self._encoder.text_of(prompt, ids, cut=cut) for prompt, ids in zip(job.prompts, prompts, strict=True)
+        ]
 
     async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
         """The job with its bad words as tokens."""

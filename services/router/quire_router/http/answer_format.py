@@ -8,7 +8,7 @@ import orjson
 
 from quire_common.columns import i32
 from quire_router.core.delta import FINISH_NAMES
-from quire_router.http.exchange import error_object
+from quire_router.http.error_shape import error_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,6 +35,9 @@ class AnswerFormat(Protocol):
 
     def failed(self, error: QuireError) -> bytes:
         """The end of a stream that had begun and cannot go on."""
+
+    async def settle(self) -> None:
+        """Called when all is known, before the end of the answer is told: the place to keep it."""
 
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """The whole answer as JSON: one delta per choice, in the order of their indices."""

@@ -20,6 +20,19 @@ _DISCARD_FACTOR = 4
 _DISCARD_TIMEOUT_S = 5.0
 
 
+async def read_object(scope: Scope, receive: Receive, limit: int) -> dict[str, Any]:
+    """The body of a request as a JSON object. Raises InvalidArgument, TooLarge."""
+    # A browser page elsewhere can post forms and plain text to a local port, JSON it cannot.
+    content_type = dict(scope["headers"]).get(b"content-type", b"application/json").split(b";")[0].strip().lower()
+    if content_type != b"application/json":
+        raise InvalidArgument(
+            "BAD_CONTENT_TYPE",
+            "The body's Content-Type is not application/json.",
+            "Send the header Content-Type: application/json.",
+        )
+    return parse_object(await read_body(scope, receive, limit))
+
+
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
     """The whole body. Raises TooLarge as soon as it is known to be longer than `limit`; no more than that is kept."""
     for name, value in scope["headers"]:

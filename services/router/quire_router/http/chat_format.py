@@ -66,6 +66,9 @@ class ChatFormat:
         """The error, and `[DONE]`."""
         return self._parts.failed(error)
 
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """All choices."""
         choices = [

@@ -58,6 +58,9 @@ class CompletionFormat:
         """The error, and `[DONE]`."""
         return self._parts.failed(error)
 
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
     def document(self, deltas: Sequence[Delta]) -> bytes:
         """All choices."""
         answer: dict[str, Any] = {**self._parts.fields, "choices": [self._choice(delta) for delta in deltas]}

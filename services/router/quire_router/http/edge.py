@@ -15,15 +15,9 @@ from quire_common.errors import InvalidArgument, NotFound, QuireError, internal_
 from quire_common.telemetry.logs import bind_request_id, get_logger
 from quire_router import metrics
 from quire_router.http.body import BODY_TOO_LARGE, discard_body
-from quire_router.http.exchange import (
-    SCOPE_KEY,
-    Exchange,
-    error_headers,
-    error_object,
-    new_request_id,
-    request_id_from,
-    send_error,
-)
+from quire_router.http.cors import NO_CORS, Cors
+from quire_router.http.error_shape import shaped_error
+from quire_router.http.exchange import SCOPE_KEY, Exchange, error_headers, new_request_id, request_id_from, send_json
 from quire_router.limits.rate_limits import RateLimited, limit_headers
 from quire_router.principal import INFERENCE, METRICS
 
@@ -54,7 +48,13 @@ class Edge:
     """An ASGI application around the routes."""
 
     def __init__(
-        self, app: ASGIApp, keys: ApiKeys, limits: RateLimits, max_body_bytes: int, scope: str = INFERENCE
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        limits: RateLimits,
+        max_body_bytes: int,
+        scope: str = INFERENCE,
+        cors: Cors = NO_CORS,
     ) -> None:
         """`scope` is what a key needs for every path but /metrics, which has a scope of its own."""
         self._app = app
@@ -62,6 +62,7 @@ class Edge:
         self._limits = limits
         self._max_body_bytes = max_body_bytes
         self._scope = scope
+        self._cors = cors
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every outcome is an answer in OpenAI's shape, and is counted."""
@@ -79,6 +80,7 @@ class Edge:
             wants_timings=headers.get(b"x-quire-timings", "") == "1",
             authorization=_authorization(scope),
             arrived_ns=arrived_ns,
+            headers=self._cors.answer(headers.get(b"origin", "")),
         )
         scope["app"] = self._app  # so that Starlette raises a wrong method instead of answering it itself
         bind_request_id(exchange.request_id)
@@ -93,13 +95,16 @@ class Edge:
             await send(message)
 
         try:
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                await self._preflight(headers, counted_send)
+                return
             if scope["path"] not in OPEN_PATHS:
                 await self._admit(scope, exchange)
             await self._app(scope, receive, counted_send)
         except Exception as error:
             typed = _typed(error)
             if status == 0 and typed.http_status != _CLIENT_GONE:
-                await self._refuse(typed, receive, counted_send)
+                await self._refuse(typed, scope["path"], exchange.request_id, receive, counted_send)
             elif status == 0:
                 status = _CLIENT_GONE
         finally:
@@ -113,9 +118,9 @@ class Edge:
             try:
                 levels = await self._limits.admit(principal)
             except RateLimited as error:
-                exchange.headers = limit_headers(principal.limits, error.levels)
+                exchange.headers += limit_headers(principal.limits, error.levels)
                 raise
-            exchange.headers = limit_headers(principal.limits, levels)
+            exchange.headers += limit_headers(principal.limits, levels)
 
     @staticmethod
     def _count(route: str, status: int, arrived_ns: int) -> None:
@@ -123,30 +128,39 @@ class Edge:
         if route.startswith("/v1/"):
             log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
 
-    async def _refuse(self, error: QuireError, receive: Receive, send: Send) -> None:
+    async def _preflight(self, headers: dict[bytes, str], send: Send) -> None:
+        """A browser asks whether a page may ask; it sends no credential. Without our headers it may not."""
+        asked = headers.get(b"access-control-request-headers", "")
+        allowed = self._cors.preflight(headers.get(b"origin", ""), asked)
+        await send({"type": "http.response.start", "status": 204, "headers": allowed})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
+        status, shaped = shaped_error(path, error, request_id)
+        body, headers = orjson.dumps(shaped), error_headers(error)
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", error.allow.encode()))
         if error.code != BODY_TOO_LARGE:
-            await send_error(
-                send, error, [(b"allow", error.allow.encode())] if isinstance(error, MethodNotAllowed) else []
-            )
+            await send_json(send, body, status=status, headers=headers)
             return
         # A client that is still sending would lose the answer to a reset: answer, read on for a while, then close.
-        body = orjson.dumps(error_object(error))
-        headers = [
+        headers += [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
             (b"connection", b"close"),
-            *error_headers(error),
         ]
-        await send({"type": "http.response.start", "status": error.http_status, "headers": headers})
+        await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": body, "more_body": True})
         await discard_body(receive, self._max_body_bytes)
         await send({"type": "http.response.body", "body": b""})
 
 
 def _authorization(scope: Scope) -> str:
-    """The credential; none where there are several, since a proxy before us may have checked another than we would."""
+    """The credential, as a bearer token or as Anthropic's `x-api-key`; none where there are several, since a proxy
+    before us may have checked another than we would."""
     values = [value for name, value in scope["headers"] if name == b"authorization"]
-    return values[0].decode("utf-8", "surrogateescape") if len(values) == 1 else ""
+    values += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
+    return values[0].decode("utf-8", "surrogateescape") if len(set(values)) == 1 else ""
 
 
 def _bounded(header: str) -> str:

@@ -7,13 +7,9 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import orjson
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from starlette.types import Scope, Send
 
     from quire_common.errors import QuireError
@@ -55,12 +51,6 @@ def new_request_id() -> str:
     return uuid.uuid4().hex
 
 
-def error_object(error: QuireError) -> dict[str, Any]:
-    """OpenAI's error shape: the cause and its fix in the message, our stable code as the code."""
-    message = f"{error.message} {error.fix}" if error.fix else error.message
-    return {"error": {"message": message, "type": error.kind, "param": error.param or None, "code": error.code}}
-
-
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:
     """Retry-After in whole seconds on 429 and 503, at least one; WWW-Authenticate on 401."""
     headers = []
@@ -83,9 +73,3 @@ async def send_json(
     fixed = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": fixed + (headers or [])})
     await send({"type": "http.response.body", "body": body})
-
-
-async def send_error(send: Send, error: QuireError, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
-    """An error as a whole answer."""
-    body = orjson.dumps(error_object(error))
-    await send_json(send, body, status=error.http_status, headers=[*error_headers(error), *headers])

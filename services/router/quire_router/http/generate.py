@@ -1,4 +1,4 @@
-"""The endpoints that generate: read, parse, run, write. One class for both, given a parser and a format."""
+"""Endpoints that generate: read, parse, run, write; and the way that all of them share, given a job and a format."""
 
 from __future__ import annotations
 
@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any
 
-from quire_common.errors import InvalidArgument
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.job import Caller
-from quire_router.http.body import client_gone, parse_object, read_body
+from quire_router.http.body import client_gone, read_object
 from quire_router.http.exchange import exchange_of, request_id_from, send_json
 from quire_router.http.parse import Limits
 from quire_router.http.stream_writer import write_stream
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable
 
     from starlette.types import Receive, Scope, Send
 
@@ -27,44 +26,24 @@ if TYPE_CHECKING:
     from quire_router.http.exchange import Exchange
     from quire_router.http.parse import ParsedRequest
 
+    MakeFormat = Callable[[Generation, ParsedRequest], AnswerFormat]
 
-class GenerateEndpoint:
-    """An ASGI application for POST. The edge turns what it raises into an answer."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        parse: Callable[..., ParsedRequest],
-        make_format: Callable[[Generation, ParsedRequest], AnswerFormat],
-        config: RouterConfig,
-    ) -> None:
-        self._pipeline = pipeline
-        self._parse = parse
-        self._make_format = make_format
-        self._limits = Limits(config.max_n, config.max_logprobs)
+class Serving:
+    """Runs parsed requests for endpoints, and holds what the configuration says of all of them."""
+
+    def __init__(self, pipeline: Pipeline, config: RouterConfig) -> None:
+        self.pipeline = pipeline
+        self.limits = Limits(config.max_n, config.max_logprobs)
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.request_timeout_s
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request. A client that goes away ends it at once."""
-        exchange = exchange_of(scope)
-        _check_content_type(scope)
-        body = parse_object(await read_body(scope, receive, self._max_body_bytes))
-        parsed = self._parse(body, self._limits, timings=exchange.wants_timings)
-        caller = self._caller(exchange, parsed)
-        async with _watching(receive) as watch:
-            generation = await watch.unless_gone(self._pipeline.generate(parsed.job, caller, exchange.arrived_ns))
-            try:
-                watch.on_gone(generation)
-                answer = self._make_format(generation, parsed)
-                if parsed.stream:
-                    await write_stream(scope, send, generation, answer)
-                else:
-                    await _write_document(send, generation, answer)
-            finally:
-                generation.close()
+    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """The body. Raises InvalidArgument, TooLarge."""
+        return await read_object(scope, receive, self._max_body_bytes)
 
-    def _caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
+    def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
+        """Who asks. The body's request id counts where the header has none; the answer then carries it."""
         if not exchange.id_from_header and parsed.request_id:
             exchange.request_id = request_id_from(parsed.request_id) or exchange.request_id
             bind_request_id(exchange.request_id)
@@ -77,13 +56,49 @@ class GenerateEndpoint:
             timeout_s=min((limit for limit in (self._timeout_s, parsed.timeout_s) if limit > 0), default=0.0),
         )
 
+    async def run(
+        self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
+    ) -> None:
+        """From a job to the end of its answer. A client that goes away ends it at once."""
+        exchange = exchange_of(scope)
+        caller = self.caller(exchange, parsed)
+        async with _watching(receive) as watch:
+            generation = await watch.unless_gone(self.pipeline.generate(parsed.job, caller, exchange.arrived_ns))
+            try:
+                watch.on_gone(generation)
+                answer = make_format(generation, parsed)
+                if parsed.stream:
+                    await write_stream(scope, send, generation, answer)
+                else:
+                    document = answer.document(await all_deltas(generation))
+                    await answer.settle()
+                    await send_json(send, document)
+            finally:
+                generation.close()
 
-async def _write_document(send: Send, generation: Generation, answer: AnswerFormat) -> None:
+
+class GenerateEndpoint:
+    """An ASGI application for POST. The edge turns what it raises into an answer."""
+
+    def __init__(self, serving: Serving, parse: Callable[..., ParsedRequest], make_format: MakeFormat) -> None:
+        self._serving = serving
+        self._parse = parse
+        self._make_format = make_format
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        body = await self._serving.read(scope, receive)
+        parsed = self._parse(body, self._serving.limits, timings=exchange_of(scope).wants_timings)
+        await self._serving.run(scope, receive, send, parsed, self._make_format)
+
+
+async def all_deltas(generation: Generation) -> list[Delta]:
+    """The last delta of each choice, which has all of it, as long as no news were asked for."""
     deltas: dict[int, Delta] = {}
     while generation.running:
         for delta in await generation.news():
             deltas[delta.index] = delta
-    await send_json(send, answer.document([deltas[index] for index in sorted(deltas)]))
+    return [deltas[index] for index in sorted(deltas)]
 
 
 class _Watch:
@@ -132,15 +147,3 @@ async def _watching(receive: Receive) -> Any:
         yield watch
     finally:
         task.cancel()
-
-
-def _check_content_type(scope: Scope) -> None:
-    """A browser page elsewhere can post forms and plain text to a local port, JSON it cannot."""
-    headers: Mapping[bytes, bytes] = dict(scope["headers"])
-    content_type = headers.get(b"content-type", b"application/json").split(b";")[0].strip().lower()
-    if content_type != b"application/json":
-        raise InvalidArgument(
-            "BAD_CONTENT_TYPE",
-            "The body's Content-Type is not application/json.",
-            "Send the header Content-Type: application/json.",
-        )

@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import orjson
-
-from quire_common.errors import InvalidArgument, Unsupported
+from quire_common.errors import InvalidArgument
 from quire_common.sequence import Sampling
-from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, TextPrompt, TokenPrompt, Wants
+from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, Wants
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.control_fields import controls_of, repetition_of
-from quire_router.http.fields import MAX_INT32, bad_type, check_fields
+from quire_router.http.fields import check_fields
+from quire_router.http.prompts import json_text, messages_of, prompts_of
 from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DEFAULT_COMPLETION_TOKENS = 16
-MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +45,10 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     """/v1/completions. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COMPLETION)
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
-    return _request(
+    return job_request(
         values,
         limits,
-        prompts=_prompts(values["prompt"]),
+        prompts=prompts_of(values["prompt"]),
         logprobs=logprobs,
         logprobs_param="logprobs",
         max_tokens=values["max_tokens"],
@@ -70,25 +67,10 @@ def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Par
         raise InvalidArgument(
             "LOGPROBS_OFF", "top_logprobs is set, logprobs is not.", "Set logprobs to true.", param="top_logprobs"
         )
-    continues = values["continue_final_message"]
-    if continues and body.get("add_generation_prompt") is True:
-        raise InvalidArgument(
-            "CONTRADICTION",
-            "continue_final_message and add_generation_prompt exclude each other.",
-            "Set add_generation_prompt to false.",
-            param="continue_final_message",
-        )
-    kwargs = values["chat_template_kwargs"]
-    prompt = ChatPrompt(
-        messages_json=_json("messages", _messages(values["messages"])),
-        template_kwargs_json=_json("chat_template_kwargs", kwargs) if kwargs else "",
-        add_generation_prompt=values["add_generation_prompt"] and not continues,
-        continue_final_message=continues,
-    )
-    return _request(
+    return job_request(
         values,
         limits,
-        prompts=(prompt,),
+        prompts=(chat_prompt(values, body),),
         logprobs=(top or 0) if values["logprobs"] else -1,
         logprobs_param="top_logprobs",
         max_tokens=values["max_completion_tokens"] or values["max_tokens"],
@@ -97,7 +79,7 @@ def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> Par
     )
 
 
-def _request(
+def job_request(
     values: Mapping[str, Any],
     limits: Limits,
     *,
@@ -109,7 +91,9 @@ def _request(
     timings: bool,
     echo: bool = False,
     add_special_tokens: bool = True,
+    token_ids: bool = False,
 ) -> ParsedRequest:
+    """Of checked values: all of SAMPLING are there. Raises InvalidArgument, Unsupported."""
     check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
     prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
     check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
@@ -169,7 +153,7 @@ def _request(
         wants=Wants(
             news=stream,
             every_token=options["continuous_usage_stats"],
-            token_ids=values["return_token_ids"],
+            token_ids=token_ids or values["return_token_ids"],
             timings=timings,
             echo=echo,
             prompt_logprobs=prompt_logprobs,
@@ -186,91 +170,20 @@ def _request(
     )
 
 
-def _prompts(prompt: Any) -> tuple[Prompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids."""
-    if prompt is None:
-        raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
-    if isinstance(prompt, str):
-        return (TextPrompt(prompt),)
-    if not isinstance(prompt, list):
-        raise bad_type("prompt", prompt, "a string, a list of strings, token ids, or lists of token ids")
-    if not prompt:
-        raise InvalidArgument("EMPTY_PROMPT", "prompt is an empty list.", "Send at least one prompt.", param="prompt")
-    if _is_int(prompt[0]):
-        return (_token_prompt(prompt),)
-    if len(prompt) > MAX_PROMPTS:
+def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPrompt:
+    """A conversation, of the fields that chat and tokenize share."""
+    continues = values["continue_final_message"]
+    if continues and body.get("add_generation_prompt") is True:
         raise InvalidArgument(
-            "TOO_MANY_ITEMS",
-            f"prompt has {len(prompt)} items; the limit is {MAX_PROMPTS}.",
-            "Send fewer prompts per request.",
-            param="prompt",
+            "CONTRADICTION",
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "Set add_generation_prompt to false.",
+            param="continue_final_message",
         )
-    if isinstance(prompt[0], str):
-        for item in prompt:
-            if not isinstance(item, str):
-                raise bad_type("prompt[]", item, "a string, as the first is")
-        return tuple(TextPrompt(item) for item in prompt)
-    return tuple(_token_prompt(item) for item in prompt)
-
-
-def _token_prompt(ids: Any) -> TokenPrompt:
-    """By whole-list operations: a body of the longest size has a million ids, and others are waiting."""
-    if not isinstance(ids, list):
-        raise bad_type("prompt[]", ids, "a list of token ids")
-    if not set(map(type, ids)) <= {int}:
-        raise bad_type("prompt[]", next(item for item in ids if not _is_int(item)), "an integer")
-    if ids and not (min(ids) >= 0 and max(ids) <= MAX_INT32):
-        wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
-        raise InvalidArgument(
-            "TOKEN_OUT_OF_RANGE", f"Token id {wrong} is no int32.", "Send ids of the vocabulary.", param="prompt"
-        )
-    return TokenPrompt(np.array(ids, np.int32))
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _messages(messages: Any) -> list[dict[str, Any]]:
-    if not messages:
-        raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, name: str) -> dict[str, Any]:
-    if not isinstance(message, dict):
-        raise bad_type(name, message, "an object")
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise bad_type(f"{name}.role", role, "a string")
-    if content is None or isinstance(content, str):
-        return message
-    if not isinstance(content, list):
-        raise bad_type(f"{name}.content", content, "a string or a list of parts")
-    for i, part in enumerate(content):
-        _check_part(part, f"{name}.content[{i}]")
-    return message
-
-
-def _check_part(part: Any, name: str) -> None:
-    """Text alone; how a template wants its parts is the tokenizer's business."""
-    if not isinstance(part, dict):
-        raise bad_type(name, part, "an object")
-    if part.get("type") != "text":
-        raise Unsupported(
-            "PARAMETER_UNSUPPORTED",
-            f"{name} is a part of a type other than text, which this version of Quire does not support.",
-            "Send text parts only.",
-            param=name,
-        )
-    text = part.get("text")
-    if not isinstance(text, str):
-        raise bad_type(f"{name}.text", text, "a string")
-
-
-def _json(name: str, value: Any) -> str:
-    """Parsed JSON as text again. It may fail by depth alone, whose bound is lower here than when reading."""
-    try:
-        return orjson.dumps(value).decode()
-    except orjson.JSONEncodeError:
-        raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None
+    kwargs = values["chat_template_kwargs"]
+    return ChatPrompt(
+        messages_json=json_text("messages", messages_of(values["messages"])),
+        template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
+        add_generation_prompt=values["add_generation_prompt"] and not continues,
+        continue_final_message=continues,
+    )

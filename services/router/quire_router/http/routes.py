@@ -9,25 +9,49 @@ from starlette.routing import Route, Router
 
 from quire_router.http.chat_format import ChatFormat
 from quire_router.http.completion_format import CompletionFormat
-from quire_router.http.generate import GenerateEndpoint
+from quire_router.http.generate import GenerateEndpoint, Serving
 from quire_router.http.parse import parse_chat, parse_completion
+from quire_router.http.sampling_params import parse_tokens
+from quire_router.http.text_routes import TextRoutes
+from quire_router.http.token_format import TokenFormat
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from quire_router.config import RouterConfig
+    from quire_router.core.catalog import Catalog
     from quire_router.core.pipeline import Pipeline
     from quire_router.http.status import StatusRoutes
+    from quire_router.text.token_bytes import TokenBytes
+    from quire_router.text.tokenizer_client import TokenizerClient
 
 
-def make_routes(config: RouterConfig, pipeline: Pipeline, status: StatusRoutes, *, with_metrics: bool) -> Router:
+def make_routes(
+    config: RouterConfig,
+    pipeline: Pipeline,
+    catalog: Catalog,
+    tokenizer: TokenizerClient,
+    token_bytes: TokenBytes,
+    status: StatusRoutes,
+    *,
+    with_metrics: bool,
+) -> Router:
     """All routes as an ASGI application; unknown paths and methods raise HTTPException."""
-    completions = GenerateEndpoint(pipeline, parse_completion, CompletionFormat, config)
-    chat = GenerateEndpoint(pipeline, parse_chat, ChatFormat, config)
+    serving = Serving(pipeline, config)
+    completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
+    chat = GenerateEndpoint(serving, parse_chat, ChatFormat)
+    tokens = GenerateEndpoint(serving, parse_tokens, TokenFormat)
+    text = TextRoutes(serving, catalog, tokenizer, token_bytes)
     routes = [
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
         Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),
+        Route("/inference/v1/generate", tokens, methods=["POST"], name="tokens"),
+        Route("/tokenize", text.tokenize, methods=["POST"]),
+        Route("/detokenize", text.detokenize, methods=["POST"]),
+        Route("/v1/completions/render", text.render_completion, methods=["POST"]),
+        Route("/v1/chat/completions/render", text.render_chat, methods=["POST"]),
         Route("/v1/models", status.models),
+        Route("/v1/models/{model:path}", status.model),
         Route("/version", status.version),
         Route("/load", status.load),
         Route("/livez", status.livez),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from quire_router.api_keys import ApiKeys
     from quire_router.core.admission import Admission
-    from quire_router.core.catalog import Catalog
+    from quire_router.core.catalog import Catalog, ServedModel
     from quire_router.engine.fleet import Fleet
     from quire_router.text.tokenizer_pool import TokenizerPool
 
@@ -83,21 +83,24 @@ class StatusRoutes:
 
     async def models(self, _request: Request) -> Response:
         """OpenAI's list."""
-        data: list[dict[str, Any]] = [
-            {
-                "id": served.name,
-                "object": "model",
-                "created": self._created,
-                "owned_by": "quire",
-                "root": served.model.name,
-                "parent": None,
-                "max_model_len": served.model.max_model_len,
-                "vocab_size": served.model.vocab_size,
-                "permission": [],
-            }
-            for served in self._catalog.served()
-        ]
-        return _json({"object": "list", "data": data})
+        return _json({"object": "list", "data": [self._model(served) for served in self._catalog.served()]})
+
+    async def model(self, request: Request) -> Response:
+        """One of the list."""
+        return _json(self._model(self._catalog.resolve(request.path_params["model"])))
+
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "quire",
+            "root": served.model.name,
+            "parent": None,
+            "max_model_len": served.model.max_model_len,
+            "vocab_size": served.model.vocab_size,
+            "permission": [],
+        }
 
     async def version(self, _request: Request) -> Response:
         """Of this service."""

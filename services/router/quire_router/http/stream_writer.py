@@ -46,7 +46,9 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
         except QuireError as error:
             await send({"type": "http.response.body", "body": answer.failed(error)})
             return
-    await send({"type": "http.response.body", "body": frames + answer.closing()})
+    closing = answer.closing()
+    await answer.settle()
+    await send({"type": "http.response.body", "body": frames + closing})
 
 
 async def _relay(send: Send, generation: Generation, answer: AnswerFormat) -> bytes:

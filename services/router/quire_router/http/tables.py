@@ -128,6 +128,59 @@ CHAT: Mapping[str, Field] = {
     "web_search_options": _later(),
 }
 
+# Of /inference/v1/generate: the object `sampling_params`, with vLLM's names, and what is around it.
+SAMPLING_PARAMS: Mapping[str, Field] = {
+    name: field
+    for name, field in SAMPLING.items()
+    if name not in ("model", "stream", "stream_options", "request_id", "priority", "cache_salt", "return_token_ids")
+} | {
+    "logprobs": Field("int", low=0, high=MAX_INT32),
+    "detokenize": _HINT,
+    "extra_args": _later({}),
+    "output_kind": _later(),
+    "best_of": _later(1),
+}
+
+GENERATE: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "token_ids": Field("any"),
+    "sampling_params": Field("object"),
+    "stream": Field("bool", False),
+    "stream_options": Field("object"),
+    "request_id": SAMPLING["request_id"],
+    "priority": SAMPLING["priority"],
+    "cache_salt": SAMPLING["cache_salt"],
+    "features": _later(),
+    "kv_transfer_params": _later(),
+}
+
+TOKENIZE: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "prompt": Field("string"),
+    "add_special_tokens": Field("bool", True),
+    "return_token_strs": Field("bool", False),
+}
+
+TOKENIZE_CHAT: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "return_token_strs": Field("bool", False),
+    **{
+        name: CHAT[name]
+        for name in (
+            "messages",
+            "add_generation_prompt",
+            "continue_final_message",
+            "add_special_tokens",
+            "chat_template",
+            "chat_template_kwargs",
+            "mm_processor_kwargs",
+            "tools",
+        )
+    },
+}
+
+DETOKENIZE: Mapping[str, Field] = {"model": SAMPLING["model"], "tokens": Field("any")}
+
 STREAM_OPTIONS: Mapping[str, Field] = {
     "include_usage": Field("bool", False),
     "continuous_usage_stats": Field("bool", False),

@@ -52,9 +52,9 @@ class TokenizerClient:
         response = await self._pool.call(lambda peer: peer.stub.RenderChat(request, timeout=_TIMEOUT_S))
         return i32(response.token_ids, "token_ids"), response.elapsed_us
 
-    async def decode(self, ids: NDArray[np.int32]) -> str:
+    async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:
         """A whole text."""
-        request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=True)
+        request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=skip_special_tokens)
         response = await self._pool.call(lambda peer: peer.stub.Decode(request, timeout=_TIMEOUT_S))
         return str(response.texts[0])
 

@@ -1,0 +1,68 @@
+"""Which web pages of other origins may read answers. Off by default, unlike in vLLM: a router without keys on the local
+port would else be open to every page that its user visits. Knows nothing of routes; says what headers to send."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_router.config import RouterConfig
+
+_MAX_AGE_S = b"600"
+_EXPOSED = b"x-request-id, retry-after"
+
+
+class Cors:
+    """`*` among the origins, methods or headers means any. With credentials, a page's own origin is named."""
+
+    def __init__(
+        self, origins: Sequence[str], methods: Sequence[str], headers: Sequence[str], *, credentials: bool
+    ) -> None:
+        self._origins = frozenset(origins)
+        self._methods = ", ".join(methods).encode()
+        self._headers = tuple(headers)
+        self._credentials = credentials
+
+    def answer(self, origin: str) -> list[tuple[bytes, bytes]]:
+        """Headers of any answer to a page of this origin; none where it may not read it."""
+        if not self._allows(origin):
+            return []
+        return [(b"access-control-expose-headers", _EXPOSED), *self._common(origin)]
+
+    def preflight(self, origin: str, asked_headers: str) -> list[tuple[bytes, bytes]]:
+        """What is added to those in the answer to a browser's question before the request itself."""
+        if not self._allows(origin):
+            return []
+        headers = asked_headers if "*" in self._headers else ", ".join(self._headers)
+        return [
+            (b"access-control-allow-methods", self._methods),
+            (b"access-control-allow-headers", headers.encode("latin-1")),
+            (b"access-control-max-age", _MAX_AGE_S),
+        ]
+
+    def _allows(self, origin: str) -> bool:
+        return bool(origin) and ("*" in self._origins or origin in self._origins)
+
+    def _common(self, origin: str) -> list[tuple[bytes, bytes]]:
+        any_origin = "*" in self._origins and not self._credentials
+        found = [(b"access-control-allow-origin", b"*" if any_origin else origin.encode("latin-1"))]
+        if not any_origin:
+            found.append((b"vary", b"origin"))
+        if self._credentials:
+            found.append((b"access-control-allow-credentials", b"true"))
+        return found
+
+
+NO_CORS = Cors((), (), (), credentials=False)
+
+
+def make_cors(config: RouterConfig) -> Cors:
+    """As configured."""
+    return Cors(
+        config.allowed_origins,
+        config.allowed_methods,
+        config.allowed_headers,
+        credentials=config.allow_credentials,
+    )

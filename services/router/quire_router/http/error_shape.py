@@ -1,0 +1,49 @@
+"""Typed errors as the client's own API writes them: OpenAI's shape everywhere, Anthropic's on its routes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+
+ANTHROPIC_PREFIX = "/v1/messages"
+_OVERLOADED = 529
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    409: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def error_text(error: QuireError) -> str:
+    """The cause and its fix."""
+    return f"{error.message} {error.fix}" if error.fix else error.message
+
+
+def error_object(error: QuireError) -> dict[str, Any]:
+    """OpenAI's: our stable code as the code."""
+    told = {"message": error_text(error), "type": error.kind, "param": error.param or None, "code": error.code}
+    return {"error": told}
+
+
+def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
+    """Anthropic's: its types by status; our code and parameter beside them."""
+    kind = _ANTHROPIC_TYPES.get(error.http_status, "api_error")
+    told = {"type": kind, "message": error_text(error), "code": error.code, "param": error.param or None}
+    return {"type": "error", "error": told, "request_id": request_id}
+
+
+def shaped_error(path: str, error: QuireError, request_id: str) -> tuple[int, dict[str, Any]]:
+    """Status and body of an answer at this path."""
+    if path == ANTHROPIC_PREFIX or path.startswith(f"{ANTHROPIC_PREFIX}/"):
+        status = _OVERLOADED if error.http_status == 503 else error.http_status
+        return status, anthropic_error(error, request_id)
+    return error.http_status, error_object(error)

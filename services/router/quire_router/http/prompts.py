@@ -1,0 +1,118 @@
+"""What is to be continued, out of a body: prompts in all their forms, and messages. One error per mistake."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from quire_common.errors import InvalidArgument, Unsupported
+from quire_router.core.job import Prompt, TextPrompt, TokenPrompt
+from quire_router.http.fields import MAX_INT32, bad_type
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_PROMPTS = 1024
+
+
+def required(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a field that must be given. Raises InvalidArgument."""
+    if values[name] is None:
+        raise InvalidArgument("MISSING_FIELD", f"{name} is missing.", f"Send {name}.", param=name)
+    return values[name]
+
+
+def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
+    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    if prompt is None:
+        raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
+    if isinstance(prompt, str):
+        return (TextPrompt(prompt),)
+    if not isinstance(prompt, list):
+        raise bad_type("prompt", prompt, "a string, a list of strings, token ids, or lists of token ids")
+    if not prompt:
+        raise InvalidArgument("EMPTY_PROMPT", "prompt is an empty list.", "Send at least one prompt.", param="prompt")
+    if _is_int(prompt[0]):
+        return (token_prompt(prompt),)
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"prompt has {len(prompt)} items; the limit is {MAX_PROMPTS}.",
+            "Send fewer prompts per request.",
+            param="prompt",
+        )
+    if isinstance(prompt[0], str):
+        for item in prompt:
+            if not isinstance(item, str):
+                raise bad_type("prompt[]", item, "a string, as the first is")
+        return tuple(TextPrompt(item) for item in prompt)
+    return tuple(token_prompt(item) for item in prompt)
+
+
+def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
+    """By whole-list operations: a body of the longest size has a million ids, and others are waiting."""
+    if not isinstance(ids, list):
+        raise bad_type(name, ids, "a list of token ids")
+    if not set(map(type, ids)) <= {int}:
+        raise bad_type(name, next(item for item in ids if not _is_int(item)), "an integer")
+    if ids and not (min(ids) >= 0 and max(ids) <= MAX_INT32):
+        wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
+        raise InvalidArgument(
+            "TOKEN_OUT_OF_RANGE",
+            f"Token id {wrong} is no int32.",
+            "Send ids of the vocabulary.",
+            param=name.removesuffix("[]"),
+        )
+    return TokenPrompt(np.array(ids, np.int32))
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def messages_of(messages: Any) -> list[dict[str, Any]]:
+    """Checked, but for what a template makes of them."""
+    if not messages:
+        raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Any, name: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_type(name, message, "an object")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise bad_type(f"{name}.role", role, "a string")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, list):
+        raise bad_type(f"{name}.content", content, "a string or a list of parts")
+    for i, part in enumerate(content):
+        _check_part(part, f"{name}.content[{i}]")
+    return message
+
+
+def _check_part(part: Any, name: str) -> None:
+    """Text alone; how a template wants its parts is the tokenizer's business."""
+    if not isinstance(part, dict):
+        raise bad_type(name, part, "an object")
+    if part.get("type") != "text":
+        raise Unsupported(
+            "PARAMETER_UNSUPPORTED",
+            f"{name} is a part of a type other than text, which this version of Quire does not support.",
+            "Send text parts only.",
+            param=name,
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise bad_type(f"{name}.text", text, "a string")
+
+
+def json_text(name: str, value: Any) -> str:
+    """Parsed JSON as text again. It may fail by depth alone, whose bound is lower here than when reading."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None

@@ -1,0 +1,77 @@
+"""/inference/v1/generate: token ids out, as vLLM writes them; streamed as chunks of the same shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_router.http.answer_format import DONE, FrameParts, finish_name, id_list, usage_object
+from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.errors import QuireError
+    from quire_router.core.delta import Delta
+    from quire_router.core.generation import Generation
+    from quire_router.http.parse import ParsedRequest
+
+
+class TokenFormat:
+    """See AnswerFormat."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
+        self._generation = generation
+        self._parsed = parsed
+        self._logprobs = parsed.job.sampling.logprobs >= 0
+        self._id = generation.caller.request_id
+
+    def opening(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def frame(self, delta: Delta) -> bytes:
+        """Tokens whose text is held back are told all the same."""
+        return (
+            _event({"request_id": self._id, "choices": [self._choice(delta)]}) if delta.tokens or delta.finish else b""
+        )
+
+    def closing(self) -> bytes:
+        """Usage where it was asked for, and `[DONE]`."""
+        if not self._parsed.include_usage:
+            return DONE
+        usage = usage_object(self._generation.usage())
+        return _event({"request_id": self._id, "choices": [], "usage": usage}) + DONE
+
+    def failed(self, error: QuireError) -> bytes:
+        """The error, and `[DONE]`."""
+        return FrameParts.failed(error)
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """All choices."""
+        scored = self._parsed.job.wants.prompt_logprobs
+        entries = self._generation.prompt_entries(0) if scored >= 0 else []
+        answer: dict[str, Any] = {
+            "request_id": self._id,
+            "choices": [self._choice(delta) for delta in deltas],
+            "prompt_logprobs": prompt_logprobs(entries, scored, self._generation.token_bytes) if entries else None,
+            "kv_transfer_params": None,
+            "usage": usage_object(self._generation.usage()),
+        }
+        return orjson.dumps(answer)
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": delta.index,
+            "token_ids": id_list(delta.token_ids),
+            "logprobs": chat_logprobs(delta.entries, self._generation.token_bytes) if self._logprobs else None,
+            "finish_reason": finish_name(delta.finish),
+        }
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"
