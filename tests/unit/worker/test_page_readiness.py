@@ -151,6 +151,32 @@ def test_a_range_of_two_loads_is_judged_when_both_have_ended() -> None:
     assert told.tokens == {0: says(8)} and bench.runner.batches[0].position.tolist() == [0]
 
 
+def test_after_a_failed_load_what_comes_before_it_is_still_awaited() -> None:
+    """Page 1 comes by another slot's load, pages 2 and 3 would have come by this one's."""
+    bench = EngineBench(mover=(mover := FakeMover()))
+    bench.grant(a_start(0, PROMPT[:5], [1, 6, 7], cached=4, max_tokens=1), move=(load(7, 1),))
+    bench.grant(a_start(1, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(8, 2, 3),))
+    bench.run()
+    mover.end(8, pages=0)
+    assert bench.run().tokens == {}
+    fill(bench, 0, 1)
+    mover.end(7)
+    told = bench.run()
+    assert told.tokens[1] == says(8) and told.errors == []
+    assert all(position >= 4 for batch in bench.runner.batches for position in batch.position)
+
+
+def test_after_a_failed_load_what_another_slot_computes_before_it_is_still_awaited() -> None:
+    bench = EngineBench(mover=(mover := FakeMover()))
+    bench.grant(a_start(0, PROMPT, [1, 2, 6, 7]), budget=CHUNKED)
+    bench.grant(a_start(1, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(8, 3),))
+    mover.end(8, pages=0)
+    told = bench.run()
+    bench.grant(budget=ROOMY)
+    told = bench.run()
+    assert told.tokens[1] == says(8) and told.errors == []
+
+
 def test_who_recomputes_a_failed_load_is_the_producer_of_its_pages() -> None:
     bench = EngineBench(mover=(mover := FakeMover()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),), budget=CHUNKED)

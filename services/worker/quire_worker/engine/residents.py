@@ -226,8 +226,8 @@ class Residents:
             if not len(lost):
                 return None
             tail = slice(int(lost[0]), None)
-            if states.pending[pages[tail]].any():
-                return None  # what to do is judged when the last move of the range has ended
+            if short[: tail.start].any() or states.pending[pages[tail]].any():
+                return None  # what to do is judged when what comes before is there, and the range's last move has ended
             if not states.failed[pages[lost]].all() or (states.refs[pages[tail]] > 1).any():
                 return _pages_lost()
             states.claim(pages[tail], slot)
