@@ -16,9 +16,10 @@ from quire_worker.model.parameters import ParameterSpec
 from quire_worker.weights.checkpoint import Checkpoint
 from quire_worker.weights.parameter_store import ParameterStore
 from quire_worker.weights.safetensors_file import SafetensorsFile, TensorEntry
+from quire_worker.weights.tensor_copier import TensorCopy, copy_tensors
 
 Progress = Callable[[int, int], None]
-"""(done_bytes, total_bytes), called from the loading thread after each tensor."""
+"""(done_bytes, total_bytes), called from the loading thread, ever more."""
 
 # Tensors of old checkpoints that hold what the spec already says.
 _IGNORED_SUFFIXES = ("rotary_emb.inv_freq",)
@@ -38,14 +39,11 @@ def load_checkpoint(
     """
     found = _match(checkpoint, specs, names)
     total = sum(entry.num_bytes for _, _, entry in found)
-    done, digests = 0, {}
     progress(0, total)
     # In the order of the files, so that a cold disk is read forwards.
-    for spec, file, entry in sorted(found, key=lambda item: (item[1].path, item[2].begin)):
-        digests[entry.name] = _tensor_digest(file, entry)
-        store.destination(spec).copy_(file.tensor(entry))
-        done += entry.num_bytes
-        progress(done, total)
+    ordered = sorted(found, key=lambda item: (item[1].path, item[2].begin))
+    copies = [TensorCopy(file.path, entry, store.destination(spec)) for spec, file, entry in ordered]
+    digests = copy_tensors(copies, lambda done: progress(done, total))
     combined = xxhash.xxh3_128()
     for name in sorted(digests):
         combined.update(digests[name])
@@ -113,12 +111,6 @@ def _match(
         file.tensor(entry)  # raises for kinds of numbers that are not supported
         found.append((spec, file, entry))
     return found
-
-
-def _tensor_digest(file: SafetensorsFile, entry: TensorEntry) -> bytes:
-    digest = xxhash.xxh3_128(f"{entry.name}/{entry.dtype}/{entry.shape}/".encode())
-    digest.update(file.raw(entry).data)
-    return digest.digest()
 
 
 def _few(names: Sequence[str]) -> str:

@@ -14,9 +14,7 @@ from math import prod
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_common.errors import ConfigError, Unsupported
@@ -77,10 +75,6 @@ class SafetensorsFile:
     def __exit__(self, *_: object) -> None:
         with suppress(BufferError):  # a view lives on: the map goes with it
             self._map.close()
-
-    def raw(self, entry: TensorEntry) -> NDArray[np.uint8]:
-        """The bytes of a tensor, a view."""
-        return np.frombuffer(self._map, np.uint8, entry.num_bytes, entry.begin)
 
     def tensor(self, entry: TensorEntry) -> Tensor:
         """A tensor, a view; Unsupported for kinds of numbers that no model here computes with."""

@@ -1,0 +1,176 @@
+"""Copies tensors from safetensors files to where the decoder keeps them, hashing on the way: several files' worth of
+threads, each with pinned memory of its own, so that reading, hashing and the device's copies overlap.
+
+Bytes are read, never mapped: a cold page cache is filled in large pieces, and a device copies straight from the buffer.
+On the CPU the same code runs with plain memory.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from quire_common.errors import ConfigError
+from quire_worker.weights.safetensors_file import DTYPES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.weights.safetensors_file import TensorEntry
+
+STAGE_BYTES = 16 << 20
+_STAGES = 2
+MOST_THREADS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class TensorCopy:
+    """One tensor: where it lies, and a contiguous tensor of its shape that takes it, in whatever type that has."""
+
+    path: Path
+    entry: TensorEntry
+    target: Tensor
+
+
+def copy_tensors(
+    copies: Sequence[TensorCopy],
+    progress: Callable[[int], None],
+    *,
+    threads: int = 0,
+    stage_bytes: int = STAGE_BYTES,
+) -> dict[str, bytes]:
+    """Copy them all; returns digests by name. `progress` gets the bytes that are done, from the calling thread, and
+    grows. Raises the first error once no thread writes any more."""
+    copies = list(copies)
+    work: queue.SimpleQueue[TensorCopy] = queue.SimpleQueue()
+    for each in copies:
+        work.put(each)
+    moved: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+    digests: dict[str, bytes] = {}
+    threads = min(threads or min(MOST_THREADS, os.cpu_count() or 1), max(1, len(copies)))
+
+    def run() -> None:
+        try:
+            copier = _Copier(copies[0].target.device, stage_bytes)
+            while True:
+                try:
+                    item = work.get_nowait()
+                except queue.Empty:
+                    break
+                digests[item.entry.name] = copier.copy(item, moved.put)
+            copier.finish()
+        except BaseException:
+            # The others have nothing left to take.
+            while not work.empty():
+                work.get()
+            raise
+        finally:
+            moved.put(None)
+
+    if not copies:
+        return digests
+    with ThreadPoolExecutor(threads, thread_name_prefix="weights") as pool:
+        running = [pool.submit(run) for _ in range(threads)]
+        left, done = threads, 0
+        while left:
+            count = moved.get()
+            if count is None:
+                left -= 1
+            else:
+                done += count
+                progress(done)
+        for future in running:
+            future.result()
+    return digests
+
+
+class _Copier:
+    """Belongs to one thread."""
+
+    def __init__(self, device: torch.device, stage_bytes: int) -> None:
+        self._device = device
+        self._stages = [_Stage(device, stage_bytes) for _ in range(_STAGES)]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]  # torch's
+        self._turn = 0
+
+    def copy(self, item: TensorCopy, moved: Callable[[int], None]) -> bytes:
+        """Returns the tensor's digest; a device's copies may still run."""
+        entry, dtype = item.entry, DTYPES[item.entry.dtype]
+        digest = xxhash.xxh3_128(f"{entry.name}/{entry.dtype}/{entry.shape}/".encode())
+        target = item.target.view(-1)
+        with item.path.open("rb", buffering=0) as file:
+            at, element = entry.begin, 0
+            while at < entry.end:
+                stage = self._stages[self._turn]
+                self._turn = (self._turn + 1) % _STAGES
+                stage.wait()
+                size = min(stage.size, entry.end - at)
+                view = stage.bytes[:size]
+                _read(file.fileno(), view, at, item.path)
+                digest.update(view)
+                count = size // dtype.itemsize
+                self._send(stage, size, dtype, target[element : element + count])
+                at, element = at + size, element + count
+                moved(size)
+        return digest.digest()
+
+    def finish(self) -> None:
+        """Wait for the device."""
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def _send(self, stage: _Stage, size: int, dtype: torch.dtype, target: Tensor) -> None:
+        source = stage.memory[:size].view(dtype)
+        if self._stream is None:
+            target.copy_(source)
+            return
+        with torch.cuda.stream(self._stream):
+            # Through memory of the device where the type changes, so that the device changes it.
+            if dtype != target.dtype:
+                source = source.to(self._device, non_blocking=True)
+            target.copy_(source, non_blocking=True)
+            stage.sent.record(self._stream)
+
+
+class _Stage:
+    """A buffer that is read into and copied from."""
+
+    def __init__(self, device: torch.device, size: int) -> None:
+        pinned = device.type == "cuda"
+        self.size = size
+        self.memory = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+        self.bytes: memoryview = self.memory.numpy().data
+        self.sent = torch.cuda.Event() if pinned else _Never()  # type: ignore[no-untyped-call]  # torch's
+
+    def wait(self) -> None:
+        """Until what was copied from it last has left."""
+        self.sent.synchronize()
+
+
+class _Never:
+    """The event of copies that have ended when they return."""
+
+    def synchronize(self) -> None:
+        """Nothing is under way."""
+
+    def record(self, stream: object) -> None:
+        """Nothing will be."""
+
+
+def _read(file: int, into: memoryview, begin: int, path: Path) -> None:
+    done = 0
+    while done < len(into):
+        count = os.preadv(file, [into[done:]], begin + done)
+        if count == 0:
+            raise ConfigError(
+                "TRUNCATED_SAFETENSORS", f"{path} became shorter while it was read.", "Download the file again."
+            )
+        done += count
