@@ -6,7 +6,7 @@ import argparse
 import importlib
 from typing import Protocol, cast
 
-NAMES = ("demo", "up", "down", "restart", "status", "logs", "serve", "complete", "bench", "key")
+NAMES = ("demo", "up", "down", "restart", "status", "logs", "serve", "complete", "bench", "profile", "key")
 
 
 class Command(Protocol):

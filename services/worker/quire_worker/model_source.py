@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import ConfigError
@@ -13,16 +13,28 @@ from quire_worker.replica import ServedModel, on_host
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch import Tensor
+
     from quire_worker import loading
     from quire_worker.config import WorkerConfig
     from quire_worker.cuda.load import LoadedCudaModel
     from quire_worker.engine.ports import Device
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.loading import LoadOptions
+    from quire_worker.model.decoder import Decoder
 
 
-def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:
-    """Load the model that the configuration names; raises ConfigError or Unsupported with the cause."""
+def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
+    """Nobody looks."""
+
+
+def load_configured(
+    config: WorkerConfig,
+    progress: Callable[[str, int, int], None],
+    show: Callable[[Decoder[Any], Tensor], None] = _nobody,
+) -> ServedModel:
+    """Load the model that the configuration names; raises ConfigError or Unsupported with the cause. `show` is called
+    with the decoder and its pages (as in Ops.plan), before any device is made."""
     _check(config)
     progress("imports", 0, 0)
     # Here and not above: torch takes seconds to import, and the port is to be open meanwhile.
@@ -42,12 +54,18 @@ def load_configured(config: WorkerConfig, progress: Callable[[str, int, int], No
         attention_backend=config.attention_backend,
     )
     if on_gpu:
-        return _load_on_gpu(config, options, progress)
+        return _load_on_gpu(config, options, progress, show)
     loaded = load_model(config.model, options, progress)
+    show(loaded.runner.decoder, loaded.runner.pool.tensor)
     return ServedModel(on_host(loaded.runner), loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)
 
 
-def _load_on_gpu(config: WorkerConfig, options: LoadOptions, progress: Callable[[str, int, int], None]) -> ServedModel:
+def _load_on_gpu(
+    config: WorkerConfig,
+    options: LoadOptions,
+    progress: Callable[[str, int, int], None],
+    show: Callable[[Decoder[Any], Tensor], None],
+) -> ServedModel:
     import torch
 
     if not torch.cuda.is_available():
@@ -66,6 +84,7 @@ def _load_on_gpu(config: WorkerConfig, options: LoadOptions, progress: Callable[
         kv_cache_bytes=config.kv_cache_memory_bytes,
     )
     loaded = load_cuda_model(config.model, options, sizes, progress)
+    show(loaded.model.decoder, loaded.model.pages)
 
     def make_device(spec: EngineSpec, lockstep: bool) -> Device:
         progress("graphs", 0, 0)

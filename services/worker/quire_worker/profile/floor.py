@@ -1,0 +1,25 @@
+"""What a device can do at most, as measured, and so the least time of a call."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from quire_worker.profile.traced_ops import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes per second of memory, read and written together; operations per second of a bf16 product."""
+
+    bytes_per_s: float
+    flops_per_s: float
+
+
+# Measured, not a data sheet's: a copy of 1 GiB, and the largest bf16 products.
+PEAKS: Mapping[str, Peak] = {"NVIDIA H200": Peak(4.3e12, 790e12)}
+
+
+def floor_us(cost: Cost, peak: Peak) -> float:
+    """Of all calls: what memory or arithmetic needs, whichever is more."""
+    return 1e6 * max(cost.bytes / peak.bytes_per_s, cost.flops / peak.flops_per_s)

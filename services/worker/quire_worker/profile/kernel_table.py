@@ -1,0 +1,75 @@
+"""KernelTable: the times of a step by name, beside what each name must move and compute; as text and as records."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+from quire_worker.profile.floor import Peak, floor_us
+from quire_worker.profile.trace_times import Times
+from quire_worker.profile.traced_ops import Cost
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Of one step. 0 where nothing is known."""
+
+    name: str
+    calls: float
+    us: float
+    share: float
+    """Of the step."""
+    gb_per_s: float
+    tflop_per_s: float
+    floor_us: float
+    of_floor: float
+    """floor / time: 1 is as fast as the device is."""
+    kernels: tuple[str, ...]
+    """Names, the longest running first."""
+
+
+def make_rows(times: Mapping[str, Times], costs: Mapping[str, Cost], steps: int, peak: Peak | None) -> list[Row]:
+    """The longest first. `times` are of all steps, `costs` of one."""
+    total = sum(each.us for each in times.values()) or 1.0
+    rows = []
+    for name, spent in times.items():
+        cost = costs.get(name, Cost())
+        us = spent.us / steps
+        least = 0.0 if peak is None else floor_us(cost, peak)
+        rows.append(
+            Row(
+                name=name,
+                calls=(cost.calls or spent.count / steps),
+                us=us,
+                share=spent.us / total,
+                gb_per_s=cost.bytes / us / 1e3 if us > 0 else 0.0,
+                tflop_per_s=cost.flops / us / 1e6 if us > 0 else 0.0,
+                floor_us=least,
+                of_floor=least / us if us > 0 else 0.0,
+                kernels=tuple(sorted(spent.kernels, key=lambda kernel: -spent.kernels[kernel].us)),
+            )
+        )
+    return sorted(rows, key=lambda row: -row.us)
+
+
+def as_text(rows: list[Row]) -> str:
+    """A table for people."""
+    lines = [_line("part of a step", "calls", "us", "share", "GB/s", "TFLOP/s", "floor us", "of floor")]
+    for row in rows:
+        rates = f"{row.gb_per_s:.0f}", f"{row.tflop_per_s:.1f}"
+        floor = (f"{row.floor_us:.1f}", f"{row.of_floor:.0%}") if row.floor_us else ("-", "-")
+        lines.append(_line(row.name, f"{row.calls:.0f}", f"{row.us:.1f}", f"{row.share:.1%}", *rates, *floor))
+        lines += [f"    {kernel[:100]}" for kernel in row.kernels[:3]]
+    total, least = sum(row.us for row in rows), sum(row.floor_us for row in rows)
+    floor = (f"{least:.1f}", f"{least / total:.0%}") if least and total else ("-", "-")
+    lines.append(_line("whole step", "", f"{total:.1f}", "", "", "", *floor))
+    return "\n".join(lines)
+
+
+def _line(name: str, *cells: str) -> str:
+    return f"{name:32}" + "".join(f"{cell:>10}" for cell in cells)
+
+
+def as_records(rows: list[Row]) -> list[dict[str, object]]:
+    """For JSON."""
+    return [asdict(row) for row in rows]

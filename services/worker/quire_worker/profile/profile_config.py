@@ -1,0 +1,19 @@
+"""What may be chosen about a profile, beside what a worker takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire_common.config import option
+from quire_worker.config import WorkerConfig
+
+
+@dataclass(frozen=True)
+class ProfileConfig(WorkerConfig):
+    """Where a step's time goes: runs a model's steps under torch's profiler. Takes the worker's options too."""
+
+    batch: int = option(32, "sequences that decode in the step", at_least=0)
+    context: int = option(1024, "tokens of each, the one that is computed included", at_least=1)
+    prompt: int = option(0, "tokens of a fresh prompt that the step prefills beside them", at_least=0)
+    steps: int = option(10, "steps that are traced", at_least=1)
+    out: str = option("profile", "folder for trace.json (Chrome's format) and kernels.json")

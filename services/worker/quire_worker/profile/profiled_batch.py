@@ -1,0 +1,61 @@
+"""A step to profile: sequences that decode after so many tokens, and perhaps a fresh prompt, on pages of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_common.errors import ConfigError
+from quire_worker.step import Int32, StepBatch
+
+
+def profiled_batch(
+    decodes: int, context: int, prompt: int, vocab_size: int, page_size: int, num_pages: int
+) -> StepBatch:
+    """`context` counts the token that is computed. Greedy; token ids and the order of pages are random, but the same
+    each time. Raises ConfigError where there are too few pages, or there is nothing to do."""
+    position: Int32 = np.array([context - 1] * decodes + [0] * bool(prompt), np.int32)
+    count: Int32 = np.array([1] * decodes + [prompt] * bool(prompt), np.int32)
+    if not len(count):
+        raise ConfigError("NOTHING_TO_PROFILE", "Neither --batch nor --prompt asks for a row.", "Give one of them.")
+    need = -(-(position + count) // page_size)
+    if need.sum() > num_pages - 1:
+        raise ConfigError(
+            "KV_CACHE_TOO_SMALL",
+            f"{decodes} sequences of {context} tokens and a prompt of {prompt} need {int(need.sum())} KV pages; there "
+            f"are {num_pages - 1}.",
+            "Raise --kv-cache-memory-bytes, or ask for less.",
+            param="kv_cache_memory_bytes",
+        )
+    rng = np.random.default_rng(0)
+    pages = rng.permutation(np.arange(1, num_pages, dtype=np.int32))
+    table: Int32 = np.zeros((len(count), int(need.max())), np.int32)
+    at = 0
+    for row, pages_needed in enumerate(need.tolist()):
+        table[row, :pages_needed] = pages[at : at + pages_needed]
+        at += pages_needed
+    rows = len(count)
+    return StepBatch(
+        token=rng.integers(0, vocab_size, int(count.sum())),
+        count=count,
+        position=position,
+        page_table=table,
+        sample=np.ones(rows, np.bool_),
+        temperature=np.zeros(rows, np.float32),
+        top_k=np.zeros(rows, np.int32),
+        top_p=np.ones(rows, np.float32),
+        min_p=np.zeros(rows, np.float32),
+        seed=np.zeros(rows, np.uint64),
+        sample_index=np.zeros(rows, np.uint32),
+        logprobs=np.full(rows, -1, np.int32),
+        slot=np.arange(rows, dtype=np.int32),
+        fed=np.arange(rows) < decodes,
+        last=np.zeros(rows, np.bool_),
+        stop_id=np.full((rows, 1), -1, np.int32),
+    )
+
+
+def attended(batch: StepBatch) -> tuple[int, int]:
+    """Positions that the sequences attend to, each once; and pairs of a row and a position that it sees."""
+    end = (batch.position + batch.count).astype(np.int64)
+    first = batch.position.astype(np.int64)
+    return int(end.sum()), int(((end * (end + 1) - first * (first + 1)) // 2).sum())

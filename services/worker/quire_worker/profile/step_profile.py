@@ -1,0 +1,107 @@
+"""Loads a model as a worker does and profiles one step of it, repeated, kernel by kernel.
+
+The step goes through the worker's own device; only `Ops` are wrapped, and graphs left out, so that kernels can be told
+apart: their times are the device's own, gaps between them are not counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from quire_common.errors import Internal
+from quire_worker.model_source import load_configured
+from quire_worker.profile.floor import PEAKS
+from quire_worker.profile.kernel_table import Row, as_records, make_rows
+from quire_worker.profile.profiled_batch import attended, profiled_batch
+from quire_worker.profile.trace_times import times_by_range
+from quire_worker.profile.traced_ops import PREFIX, traced
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.engine.ports import Device
+    from quire_worker.profile.profile_config import ProfileConfig
+    from quire_worker.step import Int32, StepBatch
+
+_WARM_UP = 3
+_STEP_LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class StepProfile:
+    """What came of it, and where it was written."""
+
+    device: str
+    rows: list[Row]
+    trace: Path
+    kernels: Path
+
+
+def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None] = lambda *_: None) -> StepProfile:
+    """Raises ConfigError or Unsupported for what cannot be loaded or does not fit."""
+    prefill = max(config.prompt, 1)
+    # As little as the step needs beside weights and pages.
+    config = dataclasses.replace(
+        config, enforce_eager=True, max_num_seqs=max(1, config.batch), max_num_batched_tokens=prefill
+    )
+    parts: list[tuple[Any, Tensor]] = []
+    served = load_configured(config, progress, lambda decoder, pages: parts.append((decoder, pages)))
+    ((decoder, pages),) = parts
+    info = served.info
+    batch = profiled_batch(
+        config.batch, config.context, config.prompt, info.vocab_size, info.pages.page_size, served.num_pages
+    )
+    _fill(pages, batch.page_table)
+    ops = decoder.ops = traced(decoder.ops, *attended(batch))
+    device = served.make_device(served.engine_spec(config.max_num_seqs + 1), True)
+    on_gpu = pages.device.type == "cuda"
+    folder = Path(config.out)
+    folder.mkdir(parents=True, exist_ok=True)
+    trace, kernels = folder / "trace.json", folder / "kernels.json"
+    try:
+        _run(device, batch, _WARM_UP)
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+        ops.costs.clear()
+        with profile(activities=activities) as profiler:
+            _run(device, batch, 1)
+            costs = dict(ops.costs)
+            _run(device, batch, config.steps - 1)
+    finally:
+        device.close()
+    profiler.export_chrome_trace(str(trace))
+    name = torch.cuda.get_device_name() if on_gpu else "cpu"
+    times = times_by_range(json.loads(trace.read_text()), PREFIX)
+    rows = make_rows(times, costs, config.steps, PEAKS.get(name))
+    figures = {"device": name, "batch": config.batch, "context": config.context, "prompt": config.prompt}
+    kernels.write_text(json.dumps(figures | {"rows": as_records(rows)}, indent=1))
+    return StepProfile(name, rows, trace, kernels)
+
+
+def _fill(pages: Tensor, table: Int32) -> None:
+    """Random numbers, since zeros are computed faster."""
+    generator = torch.Generator().manual_seed(0)
+    for page in sorted(set(table.ravel().tolist()) - {0}):
+        pages[page].copy_(torch.randn(pages.shape[1:], generator=generator))
+
+
+def _run(device: Device, batch: StepBatch, steps: int) -> None:
+    ended = threading.Event()
+    device.wake = ended.set
+    for _ in range(steps):
+        ended.clear()
+        # The device writes into what it is given.
+        device.launch(dataclasses.replace(batch, token=batch.token.copy()))
+        if not ended.wait(_STEP_LIMIT_S):
+            raise Internal("STEP_HUNG", f"A step has not ended after {_STEP_LIMIT_S:g} s.", "See what ran last.")
+        (outcome,) = device.finished()
+        for error in outcome.failed.values():
+            raise error
