@@ -24,10 +24,16 @@ class EngineOption:
     help: str
     metavar: str = "N"
     switch: bool = False
+    # Units of the service's own option in one of the user's.
+    times: int = 1
 
 
 def _to(name: str, service: str, help_text: str, metavar: str = "N", own: str = "") -> EngineOption:
     return EngineOption(name, ((service, own or name),), help_text, metavar)
+
+
+def _kvstore(own: str, help_text: str, metavar: str = "N") -> EngineOption:
+    return EngineOption(f"kvstore-{own}", (("kvstore", own),), help_text, metavar)
 
 
 ENGINE_OPTIONS = (
@@ -73,6 +79,23 @@ ENGINE_OPTIONS = (
         "one Grant, one step, one Report: the plain version of the free-running engine",
         switch=True,
     ),
+    EngineOption(
+        "kv-offloading-size",
+        (("kvstore", "ram-bytes"),),
+        "memory of the kvstore, for KV pages beyond the workers' own (default: 1)",
+        "GIB",
+        times=1 << 30,
+    ),
+    _kvstore("disk-path", "folder for KV pages on disk (default: one in the user's cache, or of the stack)", "FOLDER"),
+    _kvstore("disk-bytes", "room for KV pages on disk (default: 8 GiB); 0: none", "BYTES"),
+    _kvstore("redis-url", "Redis for KV pages that several stacks share (default: none)", "URL"),
+    _kvstore("redis-ttl-s", "life of a page in Redis since it was last put or read", "S"),
+    _kvstore("ram-policy", "which pages leave memory first: lru or arc", "NAME"),
+    _kvstore("disk-policy", "which pages leave the disk first: lru or arc", "NAME"),
+    _kvstore("disk-write", "pages that go to the disk: write-through, selective (found twice) or off", "NAME"),
+    _kvstore("redis-write", "pages that go to Redis: write-through, selective (found twice) or off", "NAME"),
+    _kvstore("prefetch-ms", "longest wait of a lookup for pages on disk or in Redis", "MS"),
+    _to("kvstore-timeout-ms", "scheduler", "longest wait for the kvstore's answer about a prompt", "MS"),
     _to("worker-timeout-s", "scheduler", "longest time of a step before the worker is given up", "S"),
     _to("paced", "worker", "no model: steps of this length and made-up tokens, for tests of time", "STEP_MS"),
     EngineOption(
@@ -89,7 +112,7 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 _NOT_SERVED_YET = """
 api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
 enable-expert-parallel enable-lora generation-config
-kv-cache-dtype kv-events-config kv-offloading-size kv-transfer-config limit-mm-per-prompt
+kv-cache-dtype kv-events-config kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
 pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval
 tensor-parallel-size tool-call-parser tp trust-remote-code
@@ -128,4 +151,12 @@ def _spell(option: EngineOption, value: Any) -> str | bool:
         return value
     if isinstance(value, list | tuple):
         return ",".join(str(item) for item in value)
-    return str(value)
+    return str(value) if option.times == 1 else str(_multiply(option, value))
+
+
+def _multiply(option: EngineOption, value: Any) -> int:
+    try:
+        return int(float(value) * option.times)
+    except (TypeError, ValueError, OverflowError) as error:
+        message = f"{option.name} is {value!r}."
+        raise InvalidArgument("BAD_VALUE", message, "Give a number.", param=option.name) from error

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from quire.errors import QuireError
 from quire.local import events
+from quire.local.page_cache import remove_abandoned, remove_own_pages
 from quire.local.spec import StackSpec
 from quire.local.state import StateDirectory
 from quire.local.stop import stop_stack
@@ -58,7 +59,10 @@ def main() -> int:
     try:
         with directory.hold():
             sweep(directory)
+            remove_abandoned()
             well = asyncio.run(supervise(spec, directory))
+            if not spec.keep_directory:
+                remove_own_pages(directory)
     except QuireError as error:
         emit(events.Failed("", error.code, error.message, error.fix, ""))
         return EXIT_FAILED

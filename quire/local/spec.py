@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from quire.errors import InvalidArgument
+from quire.local.page_cache import kvstore_environment
 
 # Dependencies first: the order in which a failure is blamed, and the reverse of the order in which they are stopped.
 SERVICES = ("worker", "kvstore", "tokenizer", "scheduler", "router")
@@ -23,6 +24,8 @@ LOOPBACK = "127.0.0.1"
 # Of one service on one machine: a slip of the finger must not start thousands of processes.
 _MOST_MEMBERS = 64
 _ANY_HOST = ("0.0.0.0", "::")
+# Options that carry credentials, by service, and the variables that take them: anyone may read command lines.
+_SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}}
 
 
 @dataclass(frozen=True)
@@ -97,10 +100,9 @@ class StackSpec:
         """The member's whole command line. `ports` are gRPC ports by member, and `http`."""
         service = service_of(member)
         prefix = self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
-        options: dict[str, str | bool] = {**self._wiring(member, ports), **self.flags.get(service, {})}
-        if member != service:
-            options |= self.flags.get(member, {})
-        return [*prefix, *(_flag(name, value) for name, value in options.items())]
+        options = {**self._wiring(member, ports), **self._flags_of(member)}
+        secrets = _SECRETS.get(service, {})
+        return [*prefix, *(_flag(name, value) for name, value in options.items() if name not in secrets)]
 
     def environment(self, member: str) -> dict[str, str]:
         """What the member sees. Keys travel here, since anyone may read command lines."""
@@ -108,12 +110,19 @@ class StackSpec:
         extra = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         if member == "router" and self.api_keys:
             extra["QUIRE_ROUTER_API_KEY"] = ",".join(self.api_keys)
-        return {**os.environ, **extra}
+        flags, secrets = self._flags_of(member), _SECRETS.get(service_of(member), {})
+        extra |= {variable: str(flags[name]) for name, variable in secrets.items() if name in flags}
+        unless_said = kvstore_environment(self.name, lasting=self.keep_directory) if member == "kvstore" else {}
+        return {**unless_said, **os.environ, **extra}
 
     @property
     def local_host(self) -> str:
         """Where this machine reaches what listens on `host`."""
         return LOOPBACK if self.host in _ANY_HOST else self.host
+
+    def _flags_of(self, member: str) -> dict[str, str | bool]:
+        """The user's, its service's and its own."""
+        return {**self.flags.get(service_of(member), {}), **self.flags.get(member, {})}
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
         at = {name: f"{LOOPBACK}:{port}" for name, port in ports.items()}

@@ -41,7 +41,8 @@ class KvstoreConfig(ServiceConfig):
     sweep_s: float = option(0.5, "how often expired leases are looked for when nobody calls", at_least=0.01)
 
     disk_path: str = option("", "folder of the disk tier, for this process alone; empty: no disk tier")
-    disk_bytes: int = option(10 << 30, "room for pages on the disk", at_least=1 << 12)
+    disk_bytes: int = option(10 << 30, "room for pages on the disk; 0: no disk tier", at_least=0)
+    disk_keep_free_bytes: int = option(0, "room of the disk that is left to others", at_least=0)
     disk_policy: str = option("lru", "which pages leave the disk first", choices=_POLICY_NAMES)
     disk_write: str = option("write-through", f"disk: {_WRITE_HELP}", choices=_WRITE_NAMES)
     disk_read_threads: int = option(4, "reads of the disk at once", at_least=1, at_most=64)

@@ -309,3 +309,17 @@ def test_a_full_queue_drops_and_nobody_waits(tmp_path: Path, monkeypatch: pytest
         go.set()
         store.flush(30)
         assert tier(store, "disk").figures.dropped + tier(store, "disk").figures.stored == 32
+
+
+def test_room_that_is_to_be_left_to_others_is_left(tmp_path: Path) -> None:
+    free = os.statvfs(tmp_path).f_bavail * os.statvfs(tmp_path).f_frsize
+    with tiered(disk=tmp_path, disk_keep_free_bytes=2 * free) as store:
+        assert put(store, A) == (8, 0) and found(store, A) == (8, "ram")
+        eventually(lambda: tier(store, "disk").figures.dropped == 8)
+        assert not tier(store, "disk").available and not list(tmp_path.rglob("*.page"))
+
+
+def test_no_room_at_all_is_no_disk_tier(tmp_path: Path) -> None:
+    with tiered(disk=tmp_path / "pages", disk_bytes=0) as store:
+        assert [picture.medium for picture in store.stats().tiers] == ["ram"]
+    assert not (tmp_path / "pages").exists()

@@ -89,6 +89,12 @@ class DiskFiles:
             os.close(self._lock_fd)
             self._lock_fd = -1
 
+    def require_free(self, size: int) -> None:
+        """Raises the OSError of a full disk where it has less."""
+        status = os.statvfs(self._root)
+        if status.f_bavail * status.f_frsize < size:
+            raise OSError(errno.ENOSPC, "less is free than is to be left free")
+
     def path(self, key: PageKey) -> Path:
         """Where a page is, or would be."""
         packed = key.namespace + key.hash + _GROUP.pack(key.group)

@@ -2,7 +2,7 @@
 
 A disk that cannot be opened is tried again now and then. One that cannot be written to (full, read-only, broken) is
 left alone for `retry_s`, and still read; where it is full although we are within our capacity, others need the room,
-and our oldest pages make some.
+and our oldest pages make some. It counts as full when less than `keep_free_bytes` would be free.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class DiskMedium:
     read_batch = 1
     write_batch = 1
 
-    def __init__(self, root: Path, capacity_bytes: int, policy: str, retry_s: float) -> None:
+    def __init__(self, root: Path, capacity_bytes: int, policy: str, retry_s: float, keep_free_bytes: int = 0) -> None:
         self.counts = TierCounts()
         self.gone: Gone = lambda keys: None
         self._files = DiskFiles(root)
@@ -47,6 +47,7 @@ class DiskMedium:
         self._index = DiskIndex(capacity_bytes, policy)
         self._opening = CircuitBreaker(retry_s)
         self._writing = CircuitBreaker(retry_s)
+        self._keep_free_bytes = keep_free_bytes
         self._is_open = False
 
     @property
@@ -169,6 +170,7 @@ class DiskMedium:
             return False
         self._evicted(victims)
         try:
+            self._files.require_free(len(framed) + self._keep_free_bytes)
             self._files.write(job.key, framed, job.stamp_ns)
         except OSError as error:
             self._index.settle(job.key, written=False)

@@ -21,9 +21,15 @@ def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
 
 
 def _disk(config: KvstoreConfig) -> Tier | None:
-    if not config.disk_path:
+    if not config.disk_path or not config.disk_bytes:
         return None
-    medium = DiskMedium(Path(config.disk_path), config.disk_bytes, config.disk_policy, config.disk_retry_s)
+    medium = DiskMedium(
+        Path(config.disk_path),
+        config.disk_bytes,
+        config.disk_policy,
+        config.disk_retry_s,
+        config.disk_keep_free_bytes,
+    )
     return _tier(config, medium, config.disk_write, config.disk_read_threads, config.disk_write_threads)
 
 
