@@ -15,7 +15,7 @@ async def test_prompts_are_stored_and_come_back() -> None:
         await router.submit({1: a_sequence(13, 5)})
         await router.done(1)
         await s.until_quiet()
-        assert len(store.pages) == 3
+        assert len(store.pages) == 4
         await router.submit({2: a_sequence(13, 5), 3: a_sequence(13, 5, skip_cache_read=True)})
         await router.submit({4: a_sequence(13, 5, cache_salt="mine")})
         await router.done(2, 3, 4)

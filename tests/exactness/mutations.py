@@ -12,10 +12,10 @@ import numpy as np
 from quire_common.credit import Finish
 from quire_common.pages import chain_hashes
 from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
-from quire_scheduler.kv_traffic import KvTraffic
+from quire_scheduler.kv_traffic import KvTraffic, MoveEnd
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.outputs import OutputBuffer
-from quire_scheduler.page_allocator import NO_FENCE, Fence
+from quire_scheduler.page_allocator import NO_FENCE, Fence, PageAllocator
 from quire_scheduler.slot_table import SlotTable
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.residents import Residents
@@ -29,7 +29,7 @@ from tests.exactness.virtual_kvstore import StoreWeather
 from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from pytest import MonkeyPatch
 
@@ -46,6 +46,13 @@ REPORTS_MERGE = {"coalesce": True, "step_us": (600, 700), "think_us": 0}
 CACHED = {"prefix_cache": True}
 # Prefixes are looked for in the kvstore alone, where every other page rots.
 ROTTEN = {"kvstore": True, "prefix_cache": False, "store": StoreWeather(corrupt=0.5)}
+# Stores that take long, of pages that are wanted; what was stored is loaded.
+SLOW_STORES = {
+    "kvstore": True,
+    "prefix_cache": False,
+    "offload": "write-through",
+    "store": StoreWeather(delay_us=40_000, short_leases=0.0),
+}
 # Loads fail, and what they should have brought is named.
 UNLUCKY = {"kvstore": True, "prefix_cache": True, "store": StoreWeather(fail_moves=0.5)}
 
@@ -222,7 +229,18 @@ def rot_goes_unnoticed(patch: MonkeyPatch) -> None:
 def loads_taken_for_whole(patch: MonkeyPatch) -> None:
     """What a failed load should have brought is taken to be there."""
     moved = KvTraffic.moved
-    patch.setattr(KvTraffic, "moved", lambda self, move, failed, *more: moved(self, move, False, *more))
+
+    def whole(self: KvTraffic, ends: Iterable[MoveEnd], now: float) -> None:
+        moved(self, [end._replace(failed=False) for end in ends], now)
+
+    patch.setattr(KvTraffic, "moved", whole)
+
+
+def pages_reused_while_stored(patch: MonkeyPatch) -> None:
+    """What a store still reads is given to the next."""
+    patch.setattr(PageAllocator, "lend", lambda self, pages: None)
+    patch.setattr(PageAllocator, "take_back", lambda self, pages: None)
+    patch.setattr(PageAllocator, "check_integrity", lambda self, *more: None)
 
 
 def fed_tokens_not_counted(patch: MonkeyPatch) -> None:
@@ -249,6 +267,7 @@ MUTATIONS = (
     Mutation(fed_tokens_not_counted, {}),
     Mutation(rot_goes_unnoticed, ROTTEN),
     Mutation(loads_taken_for_whole, UNLUCKY),
+    Mutation(pages_reused_while_stored, SLOW_STORES),
     Mutation(the_last_page_shared, CACHED),
     Mutation(names_without_a_past, CACHED),
 )

@@ -6,6 +6,7 @@ worker (thousands of scenarios) and a real model (hundreds).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ NEAR_US = ((0, 0), (0, 0), (0, 1_000))
 DELAYS_US = ((0, 0), (0, 1_000), (1_000, 1_000), (4_000, 6_000), (0, 20_000), (15_000, 20_000))
 STEPS_US = ((600, 700), (600, 3_000), (2_000, 2_400), (4_000, 6_000), (600, 12_000), (11_000, 12_000))
 POLICIES = ("fcfs", "fcfs", "priority", "fair")
+OFFLOADS = ("write-through", "write-through", "on-evict", "on-evict", "selective", "off")
 
 
 @dataclass(frozen=True)
@@ -130,6 +132,8 @@ class Scenario:
     prefix_cache: bool
     tiers: Tiers | None = None
     """With `kvstore`; None: one of a single tier that is as `store` says."""
+    offload: str = "write-through"
+    """When pages go to the kvstore."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +151,8 @@ class Mix:
     aborts: float
     near: float
     """Delays so short that a Grant comes back while the step beside the one that it answers still runs."""
+    turns: float = 0.0
+    """Asks that go on from what an earlier one was answered; there is a kvstore then."""
 
 
 # Everything, everywhere.
@@ -156,14 +162,21 @@ CROWD = Mix((0.0, 0.2), (0.5, 1.0), (0.5, 1.2), (0, 5_000), 0.5, 0.8, 0.2, 0.3)
 # Short answers and many aborts on few pages, close by: what one sequence leaves the next one takes at once.
 CHURN = Mix((0.1, 0.5), (0.0, 0.3), (0.8, 1.4), (0, 5_000, 50_000), 0.2, 0.3, 0.4, 0.8)
 
+# Conversations on few pages: what returns must be found in the kvstore, or be computed again.
+TALK = Mix((0.3, 0.9), (0.1, 0.4), (1.0, 1.8), (5_000, 50_000, 300_000), 0.1, 0.3, 0.1, 0.4, turns=0.6)
+
 
 def longest(asks: Sequence[Ask]) -> int:
     """Of prompt and answer together."""
+    return max(_longest_of_each(asks))
+
+
+def _longest_of_each(asks: Sequence[Ask]) -> list[int]:
     most: list[int] = []
     for ask in asks:
         said = 0 if ask.follows is None else most[ask.follows]
         most.append(said + ask.shared + ask.own + ask.max_tokens)
-    return max(most)
+    return most
 
 
 def without(asks: Sequence[Ask], place: int) -> tuple[Ask, ...]:
@@ -180,8 +193,8 @@ def without(asks: Sequence[Ask], place: int) -> tuple[Ask, ...]:
 def make_scenario(seed: int, scale: Scale) -> Scenario:
     """The scenario of that number."""
     rng = np.random.default_rng((seed, 77))
-    mix = (PLAIN, CROWD, CHURN)[int(rng.choice(3, p=[0.45, 0.3, 0.25]))]
-    kvstore = bool(rng.random() < 0.5)
+    mix = (PLAIN, CROWD, CHURN, TALK)[int(rng.choice(4, p=[0.35, 0.25, 0.2, 0.2]))]
+    kvstore = bool(rng.random() < 0.5) or mix is TALK
     rows = int(rng.integers(1, 7))
     growth = int(mix.scarce * rows * scale.most_tokens / scale.page_size)
     near = rng.random() < mix.near
@@ -211,7 +224,8 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
         lost_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.15 else None,
         token_width=int(rng.choice([1, 2, 5, 256])),
         leave_us=int(rng.integers(1_000, 200_000)) if rng.random() < 0.1 else None,
-        prefix_cache=bool(rng.random() < 0.7),
+        prefix_cache=bool(rng.random() < (0.5 if mix is TALK else 0.7)),
+        offload=str(np.random.default_rng((seed, 80)).choice(OFFLOADS)),
     )
 
 
@@ -233,16 +247,21 @@ def _some_weather(rng: np.random.Generator, seed: int, *, kvstore: bool) -> Stor
 
 
 def _some_asks(rng: np.random.Generator, scale: Scale, mix: Mix, *, kvstore: bool) -> tuple[Ask, ...]:
-    """In order of arrival."""
+    """In order of arrival, with those that follow others at the end."""
     asks: list[Ask] = []
     wanted, spread_us = _within(rng, mix.asks, scale.most_asks), int(rng.choice(mix.spread_us))
     while len(asks) < wanted:
         ask = _an_ask(rng, scale, mix, spread_us, len(asks))
         if asks and kvstore and rng.random() < 0.4:
             ask = _echo(rng, ask, asks[int(rng.integers(len(asks)))])
+        elif asks and rng.random() < mix.turns:
+            ask = _next_turn(rng, ask, asks, scale)
         siblings = int(rng.integers(2, 4)) if rng.random() < 0.15 and ask.sampling.temperature else 1
         asks += [replace(ask, sampling=replace(ask.sampling, sample=index)) for index in range(siblings)]
-    return tuple(sorted(asks, key=lambda ask: ask.at_us))
+    order = sorted(range(len(asks)), key=lambda p: asks[p].at_us if asks[p].follows is None else math.inf)
+    places = {place: index for index, place in enumerate(order)}
+    ordered = (asks[place] for place in order)
+    return tuple(ask if ask.follows is None else replace(ask, follows=places[ask.follows]) for ask in ordered)
 
 
 def _controlled(asks: tuple[Ask, ...], scale: Scale, seed: int) -> Iterator[Ask]:
@@ -303,7 +322,16 @@ def _an_ask(rng: np.random.Generator, scale: Scale, mix: Mix, spread_us: int, in
 def _echo(rng: np.random.Generator, ask: Ask, earlier: Ask) -> Ask:
     """The same prompt as before, later: by then the kvstore may have its pages."""
     at_us = earlier.at_us + int(rng.integers(0, 400_000))
-    return replace(ask, at_us=at_us, family=earlier.family, shared=earlier.shared, own=earlier.own, salt=earlier.salt)
+    same = replace(ask, family=earlier.family, shared=earlier.shared, own=earlier.own, salt=earlier.salt)
+    return replace(same, at_us=at_us, follows=earlier.follows)
+
+
+def _next_turn(rng: np.random.Generator, ask: Ask, asks: list[Ask], scale: Scale) -> Ask:
+    """More is said where an earlier answer ended, if the model's context allows."""
+    place = int(rng.integers(len(asks)))
+    own, at_us = int(rng.integers(1, 2 * scale.page_size)), int(rng.integers(0, 200_000))
+    turn = replace(ask, at_us=at_us, shared=0, own=own, follows=place)
+    return turn if _longest_of_each([*asks, turn])[-1] < scale.max_model_len else ask
 
 
 def _a_sampling(rng: np.random.Generator) -> Sampling:

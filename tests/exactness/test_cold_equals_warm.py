@@ -32,13 +32,13 @@ LEAST = {
     "kvstores lost": 20,
     "lookups failed": 30,
     "lost with leases out": 4,
-    "pages from below": 200,
+    "pages from below": 150,
     "pages refused": 30,
     "preemptions": 25,
     "rot below found": 5,
     "schedulers lost": 4,
     "siblings": 80,
-    "spoiled: get": 20,
+    "spoiled: get": 15,
     "spoiled: put": 80,
 }
 

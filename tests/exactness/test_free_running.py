@@ -23,15 +23,16 @@ COMMON = {
     "ended by length": 60,
     "failed moves": 5,
     "hits in the making": 10,
-    "kvstore hits": 6,
+    "kvstore hits": 20,
     "kvstores lost": 4,
     "late rows": 30,
     "local hits": 500,
     "lookups failed": 5,
     "late tokens": 30,
     "pages evicted from the store": 40,
-    "pages loaded": 12,
+    "pages loaded": 40,
     "pages lost": 10,
+    "pages offloaded": 400,
     "pages reused in flight": 60,
     "preemptions": 6,
     "reclaims": 3,
@@ -42,10 +43,14 @@ COMMON = {
     "stalled": 30,
     "starts on loads": 6,
     "stopped in flight": 20,
+    "swaps": 2,
     "resubmitted": 5,
     "two in flight": 1000,
 }
-LEAST = {"paced": COMMON | {"late ends": 4, "deadlines exceeded": 3}, "cpu": COMMON | {"late ends": 1}}
+LEAST = {
+    "paced": COMMON | {"late ends": 4, "deadlines exceeded": 3},
+    "cpu": COMMON | {"late ends": 1, "kvstore hits": 6, "pages loaded": 6},
+}
 
 
 def serve(kind: str, count: int) -> None:

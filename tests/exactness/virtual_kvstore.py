@@ -149,7 +149,7 @@ class VirtualStore:
         if found and not self.down:
             core.on_lookup(lookup.uid, self._find(lookup))
         else:
-            core.on_lookup(lookup.uid, LookupResult(0, (), self.weather.deadline_us, 0.0))
+            core.on_lookup(lookup.uid, LookupResult(0, (), self.weather.deadline_us, 0.0, failed=True))
         self.carry_out(core)
         self._changed()
 

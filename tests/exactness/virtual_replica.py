@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from quire.v1 import worker_pb2
-from quire_common.credit import WorkerHello, decode_report, encode_grant
+from quire_common.credit import StepTiming, WorkerHello, decode_report, encode_grant
 from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import RequestContext, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
@@ -176,6 +176,8 @@ class VirtualReplica:
 
     def _reported(self, frame: bytes) -> None:
         report = decode_report(worker_pb2.Report.FromString(frame))
+        # As long as steps take here, which is not how long it took to pretend.
+        report.timing = [StepTiming(0, 0, self._scenario.step_us[1], 0, 0)] * report.steps
         self._watch(report)
         self._clients.collect(self._core.on_report(report, self.time.now_s))
         self._changed()
@@ -248,6 +250,9 @@ class VirtualReplica:
         self.events["reclaims"] += stats.reclaims
         self.events["pages lost"] += stats.pages_lost
         self.events["late tokens"] += stats.late_tokens
+        self.events["swaps"] += stats.swaps
+        self.events["pages offloaded"] += stats.offload_pages
+        self.events["pages not offloaded"] += stats.offload_dropped + stats.offload_missed
         self.events["grants"] += stats.grants
         self.events["local hits"] += stats.prefix_hits
 
@@ -279,5 +284,6 @@ def _config(scenario: Scenario, *, lockstep: bool) -> SchedulerConfig:
         prefill_tokens_beside_decoders=scenario.beside,
         max_num_seqs=scenario.rows,
         enable_prefix_caching=scenario.prefix_cache,
+        kvstore_offload=scenario.offload,
         lockstep=lockstep,
     )

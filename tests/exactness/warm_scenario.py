@@ -37,6 +37,7 @@ def make_warm_scenario(seed: int, scale: Scale) -> Scenario:
         kvstore=kvstore,
         store=store,
         # The others keep what `store` says.
+        offload=base.offload if rng.random() < 0.3 else "write-through",
         tiers=_some_tiers(rng) if kvstore and rng.random() < 0.9 else None,
         lost_us=base.lost_us if rng.random() < 0.5 else None,
     )

@@ -29,6 +29,7 @@ from quire_common.credit import (
     PageMove,
     Report,
     Start,
+    StepTiming,
     WorkerHello,
 )
 from quire_common.errors import Internal
@@ -76,6 +77,10 @@ class FakeWorker:
         self.store = {} if store is None else store
         self.grants: deque[Grant] = deque()
         self.slots: dict[int, Slot] = {}
+        # Boundaries that a move takes, and what the worker says that steps and moves take.
+        self.move_turns = (0, 4)
+        self.step_us, self.move_us = 0, 100
+        self.refuse_moves = False
         self.max_decoders = 0
         self.max_partial = 0
         self.steps_launched = 0
@@ -218,7 +223,7 @@ class FakeWorker:
         return refs
 
     def _begin_move(self, move: PageMove) -> None:
-        self._moves.append((int(self._rng.integers(0, 4)), move))
+        self._moves.append((int(self._rng.integers(*self.move_turns)), move))
         if move.kind is MoveKind.LOAD:
             self.marks[move.group].expect(move.device_page.tolist())
 
@@ -230,6 +235,7 @@ class FakeWorker:
         for move in due:
             pages, kv = move.device_page.tolist(), self._kv[move.group]
             good = len(pages) if self._rng.random() >= self._fail_moves else int(self._rng.integers(0, len(pages)))
+            good = 0 if self.refuse_moves else good
             for page, digest in zip(pages[:good], move.hashes, strict=False):
                 key = bytes([move.group]) + digest
                 if move.kind is MoveKind.STORE:
@@ -357,7 +363,8 @@ class FakeWorker:
             moved_id=np.array([m[0] for m in moved], np.int64),
             moved_status=np.array([m[1] for m in moved], np.uint8),
             moved_pages=_ids(m[2] for m in moved),
-            moved_us=_ids(100 for _ in moved),
+            moved_us=_ids(self.move_us for _ in moved),
+            timing=[StepTiming(0, 0, self.step_us, 0, 0) for _ in done] if self.step_us else [],
             running=min(len(self.slots), self.hello.max_num_seqs),
             spare=max(len(self.slots) - self.hello.max_num_seqs, 0),
             stalled_slot=_ids(i for i, s in self.slots.items() if not s.waiting and s.computed >= self._reach(s)),

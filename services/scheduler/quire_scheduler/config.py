@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
+from quire_scheduler import offload
 from quire_scheduler.queue_policy import POLICIES
 
 
@@ -30,6 +31,11 @@ class SchedulerConfig(ServiceConfig):
     kvstore_min_tokens: int = option(0, "prompts shorter than this are not looked up or stored", at_least=0)
     kvstore_lease_ms: int = option(30_000, "lease asked for with a lookup", at_least=100)
     kvstore_known_pages: int = option(262_144, "page hashes remembered as stored already", at_least=0)
+    kvstore_offload: str = option(
+        offload.WRITE_THROUGH,
+        "pages are stored when full, when about to leave the device, when used twice, or not at all",
+        choices=offload.POLICIES,
+    )
     kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
     session_queue: int = option(4096, "frames that may wait for a slow router before its session is ended", at_least=1)
     session_queue_bytes: int = option(

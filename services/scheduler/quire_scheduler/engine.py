@@ -255,7 +255,7 @@ class Engine:
             _spawn(self._kvstore.release(effects.releases), self._releases)
 
     async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
-        result = LookupResult(0, (), 0, 0.0)
+        result = LookupResult(0, (), 0, 0.0, failed=True)
         try:
             result = await kvstore.look_up(lookup, core.hello)
         finally:

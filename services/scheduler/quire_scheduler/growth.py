@@ -123,10 +123,12 @@ class Growth:
         active = slots.active_slots()
         by_age = active[np.argsort(slots.order_key[active])].tolist()
         # One page each: a slot starves when the next position is past its pages.
-        needy, coming = set(starving.tolist()), pools.coming
+        # Stores that take long are not waited for.
+        late = self._replica.kv.moves.are_late(now)
+        needy, coming = set(starving.tolist()), pools.coming_by_steps if late else pools.coming
         while len(needy) > coming and len(by_age) > 1:
             victim = by_age.pop()
             request = slots.held(victim)
             coming += pools.freed_by(request)
             needy.discard(victim)
-            self._lifecycle.preempt(request, now)
+            self._lifecycle.preempt(request, now, swaps=True)

@@ -12,9 +12,12 @@ import numpy as np
 
 from quire_common.credit import Finish
 from quire_common.errors import Internal, QuireError
+from quire_scheduler.kv_traffic import MoveEnd
 from quire_scheduler.lifecycle import PAGES_LOST
+from quire_scheduler.offload import BATCH_PAGES
 from quire_scheduler.outputs import FINISH_REASONS, FinishReason, Rows
 from quire_scheduler.page_allocator import Fence
+from quire_scheduler.page_identity import identify
 from quire_scheduler.request import Request, State
 
 if TYPE_CHECKING:
@@ -39,13 +42,17 @@ class Harvest:
         if report.steps:
             self._completed = max(self._completed, report.first_step + report.steps - 1)
         fence = Fence(step=self._completed + report.in_flight)
-        self._moves(report)
+        self._moves(report, now)
         self._prefill(report)
         self._prompt_logprobs(report)
         if len(report.slot):
             self._rows(report, fence, now)
         elif report.error:
             self._errors(report.error, fence, now)
+        if replica.kv.offload.early:
+            self._publish()
+        if replica.kv.enabled:
+            replica.kv.cost.steps(report)
         self._lifecycle.retired(replica.slots.retire(report.retired))
         replica.pools.advance(report.retired, self._completed)
         stats, prefill = replica.stats, int(report.step_prefill_tokens.sum())
@@ -57,14 +64,14 @@ class Harvest:
         if not replica.slots.num_active:
             replica.rates.idle()
 
-    def _moves(self, report: Report) -> None:
+    def _moves(self, report: Report, now: float) -> None:
         count = len(report.moved_id)
         if not count:
             return
         took = report.moved_us.tolist() if len(report.moved_us) == count else [0] * count
-        columns = (report.moved_id.tolist(), report.moved_status.tolist(), report.moved_pages.tolist(), took)
-        for move_id, status, pages, us in zip(*columns, strict=True):
-            self._replica.kv.moved(move_id, bool(status), pages, us)
+        failed = report.moved_status.astype(np.bool_).tolist()
+        columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), took)
+        self._replica.kv.moved(map(MoveEnd._make, zip(*columns, strict=True)), now)
 
     def _prefill(self, report: Report) -> None:
         slots = self._replica.slots
@@ -76,6 +83,21 @@ class Harvest:
                 continue
             slots.computed[slot] = position
             self._replica.cache.computed(request, position)
+            self._replica.kv.offload.filled(request)
+
+    def _publish(self) -> None:
+        """Name the full pages of the answer that has most of them without a name, if they are worth a move: one per
+        Report, so that where many are due each carries more."""
+        slots, cache = self._replica.slots, self._replica.cache
+        slot = slots.longest_unnamed(BATCH_PAGES * self._replica.page_size)
+        if slot is None:
+            return
+        slots.settle(slot)
+        request, computed = slots.held(slot), slots.ready_len(slot)
+        slots.named[slot] = computed
+        identify(request, self._replica.page_size)
+        cache.computed(request, computed)
+        self._replica.kv.offload.filled(request)
 
     def _prompt_logprobs(self, report: Report) -> None:
         """A Report tells of prefills under one Grant alone, so all are of who held the slots then."""
@@ -159,7 +181,7 @@ class Harvest:
             request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
             replica.cache.computed(request, before)
             replica.stats.served_prompt(request)
-            replica.kv.store(request)
+            replica.kv.offload.filled(request, least=1)
 
     def _finishes(
         self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float

@@ -1,26 +1,31 @@
-"""Pages to and from the kvstore: what to look up, load and store, which leases are held, which moves are in flight.
+"""Pages from the kvstore and back: what to look up and load, which leases are held, and what a preempted request does.
 
 Pure: lookups and releases are left in `effects` for the service to carry out, moves go into the next Grant. A lease is
 released exactly once: when its load was reported, when its request leaves before starting, or when the worker is gone.
-Pages of a move stay referenced until the worker reports it, whatever happens to the request. Every failure is a miss.
+Every failure is a miss, and a kvstore that does not answer is left alone. What is stored is `offload`'s affair.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from quire_common.credit import MoveKind, PageMove
+from quire_common.credit import MoveKind
+from quire_scheduler.breaker import Breaker
+from quire_scheduler.invariant import require
+from quire_scheduler.offload import Offload
 from quire_scheduler.page_identity import most_hits
+from quire_scheduler.page_moves import Move, PageMoves
+from quire_scheduler.request import State
+from quire_scheduler.resume_cost import ResumeCost
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
+    from quire_common.credit import PageGeometry
     from quire_common.sequence import RequestContext
     from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.page_names import PageNames
     from quire_scheduler.page_pools import PagePools
     from quire_scheduler.prefix_cache import PrefixCache
     from quire_scheduler.request import Request
@@ -36,12 +41,24 @@ class Lookup(NamedTuple):
 
 
 class LookupResult(NamedTuple):
-    """Pages found in every group, one lease per group (none where nothing was found), and when the leases end."""
+    """Pages found in every group, one lease per group (none where nothing was found), when the leases end, and the
+    slowest medium that the pages are on. `failed`: there was no answer, which says nothing of the pages."""
 
     pages: int
     leases: tuple[bytes, ...]
     us: int
     expires_s: float
+    medium: str = ""
+    failed: bool = False
+
+
+class MoveEnd(NamedTuple):
+    """What the worker says of a move. Of one that failed, `pages` from its first arrived."""
+
+    id: int
+    failed: bool
+    pages: int
+    us: int
 
 
 @dataclass(slots=True)
@@ -59,78 +76,96 @@ class Effects:
 _MOST_LOOKUPS = 8
 
 
-class _Move(NamedTuple):
-    kind: MoveKind
-    request: Request
-    group: int
-    first: int
-    pages: list[int]
-    hashes: tuple[bytes, ...]
-    lease: bytes
-
-
 class KvTraffic:
     """One core's traffic with the kvstore; without one (`enabled` False) it does nothing."""
 
     def __init__(
-        self, config: SchedulerConfig, pools: PagePools, cache: PrefixCache, stats: Stats, *, enabled: bool
+        self,
+        config: SchedulerConfig,
+        geometry: PageGeometry,
+        pools: PagePools,
+        names: PageNames,
+        cache: PrefixCache,
+        stats: Stats,
+        *,
+        enabled: bool,
     ) -> None:
         self.enabled = enabled
+        self.moves = PageMoves(pools)
+        self.offload = Offload(config, pools, names, self.moves, stats, enabled=enabled)
         self._cache = cache
         self._min_tokens = config.kvstore_min_tokens
-        self._max_stores = config.kvstore_moves
-        self._max_known = config.kvstore_known_pages
-        self._pools = pools
+        self._page_size = geometry.page_size
+        self._page_bytes = [group.page_bytes for group in geometry.groups]
+        self._cost = ResumeCost(geometry.page_size, sum(self._page_bytes))
         self._stats = stats
+        self._breaker = Breaker()
+        self._now = 0.0
         self._effects = Effects()
         # Answers to lookups whose requests have not started.
         self._found: dict[int, LookupResult] = {}
-        self._moves: dict[int, _Move] = {}
-        self._next_move = 1
-        self._stores = 0
-        # Hashes that the kvstore has, or is being given; least recently used first.
-        self._known: OrderedDict[bytes, None] = OrderedDict()
-        self._outgoing: list[PageMove] = []
+
+    @property
+    def cost(self) -> ResumeCost:
+        """What bringing pages back takes, as measured."""
+        return self._cost
+
+    def tick(self, now: float) -> None:
+        """Time passes; before pages are handed out."""
+        self._now = now
+        self.offload.look_ahead(now)
 
     def wants_lookup(self, request: Request, local: int) -> bool:
         """Whether to ask before starting for what follows the `local` pages that the device has: not for the page of
-        the last token, and not for ever."""
+        the last token, not for ever, and not who does not answer."""
         return (
             self.enabled
             and request.lookups < _MOST_LOOKUPS
+            and not request.lookup_failed
             and not request.sequence.skip_cache_read
             and request.prompt_len >= self._min_tokens
-            and most_hits(request, self._pools.page_size) > local
+            and most_hits(request, self._page_size) > local
+            and self._breaker.allows(self._now)
         )
 
     def ask(self, request: Request, local: int) -> None:
         """Look up what follows the local pages."""
+        self._breaker.asked(self._now)
         request.lookups += 1
         request.lookup_from = local
+        request.swapped = False
         self._effects.lookups.append(Lookup(request.uid, request.context, self._asked(request)))
 
     def answered(self, request: Request | None, result: LookupResult) -> None:
-        """The kvstore answered; the request may have left meanwhile."""
+        """The kvstore answered, or did not in time; the request may have left meanwhile."""
+        if result.failed:
+            self._breaker.failed(self._now)
+            self._stats.lookups_failed += 1
+        else:
+            self._breaker.worked()
+            self._cost.looked_up(result.us)
         if request is None or not result.pages:
             self._effects.releases += result.leases
         else:
             self._found[request.uid] = result
         if request is not None:
             request.timing.looked_up(result.us)
+            request.lookup_failed |= result.failed
             asked = self._asked(request)
-            self._stats.cache_queries += len(asked) * self._pools.page_size
-            self._stats.cache_hits += result.pages * self._pools.page_size
-            for digest in asked[: result.pages]:
-                self._remember(digest)
-            for digest in asked[result.pages :]:
-                # It was dropped there: it may be stored anew.
-                self._known.pop(digest, None)
+            self._stats.cache_queries += len(asked) * self._page_size
+            self._stats.cache_hits += result.pages * self._page_size
+            if not result.failed:
+                self.offload.remember(asked[: result.pages])
+                self.offload.forget(asked[result.pages :])
 
-    def must_ask_again(self, request: Request, local: int, now: float) -> bool:
-        """Abandon what was found where the lease would end before its pages are read, or where they no longer follow
-        the local ones; whether the kvstore should be asked anew before the request starts."""
+    def must_ask(self, request: Request, local: int) -> bool:
+        """Whether to ask, for the first time since it was swapped or anew, before a request with a seat starts. What
+        was found is abandoned where the lease would end before its pages are read, or where they no longer follow the
+        local ones."""
         found = self._found.get(request.uid)
-        if found is None or (now < found.expires_s and local == request.lookup_from):
+        if found is None:
+            return request.swapped and self.wants_lookup(request, local)
+        if self._now < found.expires_s and local == request.lookup_from:
             return False
         self.abandon(request)
         return local < request.lookup_from + found.pages and self.wants_lookup(request, local)
@@ -143,6 +178,7 @@ class KvTraffic:
     def load(self, request: Request, local: int) -> int:
         """The request takes its slot and pages: fill those that follow the local ones from the kvstore. Returns how
         many pages it need not compute."""
+        request.lookups, request.offered_pages, request.swapped = 0, 0, False
         found = self._found.pop(request.uid, None)
         if found is None:
             return local
@@ -150,108 +186,84 @@ class KvTraffic:
         hashes = tuple(request.hashes[local:end])
         for group, lease in enumerate(found.leases):
             pages = request.tables[group][local:end]
-            self._move(_Move(MoveKind.LOAD, request, group, local, pages, hashes, lease))
+            move = Move(MoveKind.LOAD, group, pages, hashes, request, local, lease, found.medium)
+            self.moves.begin(move, request.context, self._now)
         return end
 
-    def store(self, request: Request) -> None:
-        """The prompt is computed: give the kvstore the full pages that it lacks; what is too much is dropped."""
-        if not self.enabled or request.prompt_len < self._min_tokens:
-            return
-        lacking = [i for i, digest in enumerate(request.hashes) if digest not in self._known]
-        if not lacking or self._stores >= self._max_stores:
-            return
-        # Without gaps, for a page's parent is the one before it; what the kvstore has of it, it does not want.
-        first, end = lacking[0], lacking[-1] + 1
-        hashes = tuple(request.hashes[first:end])
-        for group, table in enumerate(request.tables):
-            self._stores += 1
-            self._move(_Move(MoveKind.STORE, request, group, first, table[first:end], hashes, b""))
-        for digest in hashes:
-            self._remember(digest)
+    def swap(self, request: Request) -> bool:
+        """A request is preempted and still holds its pages: whether they are loaded when it resumes, rather than
+        computed. If so, what the kvstore lacks of them is stored now."""
+        pages = min(request.ready_pages, most_hits(request, self._page_size))
+        if not pages or not self.wants_lookup(request, 0):
+            return False
+        unstored = self.offload.unstored(request)
+        if unstored and not self.offload.may_save(unstored):
+            return False
+        request.swapped = self._cost.swap_pays(pages, unstored)
+        if request.swapped:
+            self.offload.save(request)
+        return request.swapped
 
-    def take_moves(self) -> list[PageMove]:
-        """Moves for the next Grant."""
-        moves, self._outgoing = self._outgoing, []
-        return moves
-
-    @property
-    def has_moves(self) -> bool:
-        """Whether a Grant has moves to carry."""
-        return bool(self._outgoing)
-
-    def moved(self, move_id: int, failed: bool, pages: int, us: int) -> None:
-        """The worker reported a move; an unknown one is of no concern."""
-        move = self._moves.pop(move_id, None)
-        if move is None:
-            return
-        if move.kind is MoveKind.LOAD:
-            self._loaded(move, min(pages, len(move.pages)) if failed else len(move.pages), us)
-        else:
-            self._stores -= 1
-            if failed:
-                for digest in move.hashes:
-                    self._known.pop(digest, None)
-        self._pools.release(move.group, move.pages)
+    def moved(self, ends: Iterable[MoveEnd], now: float) -> None:
+        """The worker reported moves; unknown ones are of no concern."""
+        carried = dict[MoveKind, tuple[int, int]]()
+        for end in ends:
+            move = self.moves.ended(end.id)
+            if move is None:
+                continue
+            arrived = min(end.pages, len(move.pages)) if end.failed else len(move.pages)
+            if move.kind is MoveKind.LOAD:
+                self._loaded(move, arrived, end.us)
+            else:
+                self.offload.ended(move, arrived, now)
+            self.moves.release(move)
+            amount, longest_us = carried.get(move.kind, (0, 0))
+            amount += arrived * self._page_bytes[move.group]
+            carried[move.kind] = (amount, max(longest_us, end.us))
+        for kind, (amount, longest_us) in carried.items():
+            self._cost.moved(kind, amount, longest_us, now)
 
     def lost(self) -> None:
         """The worker is gone: no move will be reported, no request will start."""
         for found in self._found.values():
             self._effects.releases += found.leases
-        self._effects.releases += [move.lease for move in self._moves.values() if move.lease]
-        for move in self._moves.values():
-            self._pools.release(move.group, move.pages)
+        self._effects.releases += [move.lease for move in self.moves.lost() if move.lease]
         self._found.clear()
-        self._moves.clear()
-        self._outgoing.clear()
-        self._stores = 0
 
     def take_effects(self) -> Effects:
         """What to do outside, once."""
         effects, self._effects = self._effects, Effects()
         return effects
 
-    def referenced(self) -> list[tuple[int, Sequence[int]]]:
-        """Pages that moves hold, by group."""
-        return [(move.group, move.pages) for move in self._moves.values()]
-
     @property
     def idle(self) -> bool:
         """No move in flight, no lease held."""
-        return not self._moves and not self._found
+        return not len(self.moves) and not self._found
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Answers are of requests that wait with a seat; every lease is held once; the moves add up."""
+        seated = {request.uid for request in requests if request.state is State.READY}
+        require(self._found.keys() <= seated, "a lease is held for nobody")
+        leases = [lease for found in self._found.values() for lease in found.leases]
+        leases += [move.lease for move in self.moves.all() if move.lease]
+        require(len(leases) == len(set(leases)), "a lease is held twice")
+        require(not set(leases) & set(self._effects.releases), "a lease is held and released")
+        self.moves.check_integrity()
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
         """What was asked for last."""
-        return tuple(request.hashes[request.lookup_from : most_hits(request, self._pools.page_size)])
+        return tuple(request.hashes[request.lookup_from : most_hits(request, self._page_size)])
 
-    def _loaded(self, move: _Move, arrived: int, us: int) -> None:
+    def _loaded(self, move: Move, arrived: int, us: int) -> None:
         request, end = move.request, move.first + len(move.pages)
         self._effects.releases.append(move.lease)
+        self.offload.forget(move.hashes[arrived:])
+        if request is None:
+            return
+        if not move.group:
+            self._stats.loaded(move.medium, arrived * self._page_size)
         self._cache.loaded(request, move.group, move.first, move.pages, arrived)
         # It may have left since, or run again on other pages.
         if request.tables and request.tables[move.group][move.first : end] == move.pages:
-            request.lost_pages((move.first + arrived) * self._pools.page_size)
+            request.lost_pages((move.first + arrived) * self._page_size)
             request.timing.loaded(us, arrived)
-
-    def _move(self, move: _Move) -> None:
-        move_id, self._next_move = self._next_move, self._next_move + 1
-        self._moves[move_id] = move
-        self._pools.retain(move.group, move.pages)
-        self._outgoing.append(
-            PageMove(
-                move_id,
-                move.kind,
-                move.group,
-                np.array(move.pages, np.int32),
-                move.hashes,
-                move.lease,
-                context=move.request.context,
-            )
-        )
-
-    def _remember(self, digest: bytes) -> None:
-        if not self._max_known:
-            return
-        self._known[digest] = None
-        self._known.move_to_end(digest)
-        if len(self._known) > self._max_known:
-            self._known.popitem(last=False)

@@ -51,10 +51,11 @@ class KvstoreClient:
         leases = tuple(answer.lease for answer in found if answer is not None and answer.lease)
         complete = [answer for answer in found if answer is not None and answer.lease]
         if len(complete) < len(found):
-            return LookupResult(0, leases, us, 0.0)
+            return LookupResult(0, leases, us, 0.0, failed=None in found)
         lease_ms = min(answer.lease_ms or self._lease_ms for answer in complete)
         pages = min(len(lookup.hashes), *(answer.pages for answer in complete))
-        return LookupResult(pages, leases, us, now_s() + lease_ms / 1000 * _USABLE)
+        # Pages of several groups lie together, but for what is evicted between.
+        return LookupResult(pages, leases, us, now_s() + lease_ms / 1000 * _USABLE, complete[0].medium)
 
     async def release(self, leases: Sequence[bytes]) -> None:
         """See engine.KvStore. A lease whose release is lost ends by its time."""

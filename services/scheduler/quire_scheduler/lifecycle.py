@@ -53,12 +53,13 @@ class Lifecycle:
         self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
         self._count(request, "error", error.code)
 
-    def preempt(self, request: Request, now: float, *, spare: bool = False) -> None:
+    def preempt(self, request: Request, now: float, *, spare: bool = False, swaps: bool = False) -> None:
         """Take slot and pages away; it is seated again once the stop has retired and no late token can come.
 
-        `spare`: it was started ahead and has hardly begun.
+        `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
+        quicker than to compute them again.
         """
-        self._stop(request)
+        self._stop(request, swaps=swaps)
         request.to(State.PREEMPTED)
         request.timing.stopped(now, len(request.output))
         if spare:
@@ -66,6 +67,7 @@ class Lifecycle:
         else:
             request.preemptions += 1
             self._replica.stats.preemptions += 1
+            self._replica.stats.swaps += request.swapped
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
         """The worker lost the slot's pages and ended it: compute it anew, but not for ever. Where it waited for pages
@@ -106,7 +108,7 @@ class Lifecycle:
                 replica.waiting.discard(request)
             case State.STARTED:
                 if fence is None:
-                    self._stop(request, resumes=False)
+                    self._stop(request)
                 else:
                     self._vacated(request, fence, trusted=trusted)
                 request.timing.stopped(now, len(request.output))
@@ -122,15 +124,14 @@ class Lifecycle:
         if self._ended is not None:
             self._ended(request, reason, code)
 
-    def _stop(self, request: Request, *, resumes: bool = True) -> None:
+    def _stop(self, request: Request, *, swaps: bool = False) -> None:
         replica, slot = self._replica, request.slot
-        # Of who is stopped for good the latest tokens may lie past what its client gets: they are not published.
         computed = replica.slots.ready_len(slot)
-        if not resumes:
-            computed = min(computed, int(replica.slots.start_len[slot]))
         replica.stops.append(slot)
         replica.slots.stop(slot, replica.next_seq)
         replica.cache.leave(request, computed)
+        if not (swaps and replica.kv.swap(request)):
+            replica.kv.offload.leaves(request)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
 
     def _vacated(self, request: Request, fence: Fence, *, trusted: bool) -> None:
@@ -138,7 +139,9 @@ class Lifecycle:
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
         replica.slots.finish(request.slot)
         replica.cache.leave(request, computed if trusted else 0)
-        if not trusted:
+        if trusted:
+            replica.kv.offload.leaves(request)
+        else:
             replica.cache.distrust(request)
         replica.pools.take_back(request, fence)
 

@@ -27,6 +27,15 @@ page_snapshots = counter(
     "Snapshots for new watchers and for those that fell behind the tail.",
     ("reason",),
 )
+_preemptions = counter(
+    _P + "preemptions_total", "Times that a request lost its slot for lack of pages, by how they come back.", ("mode",)
+)
+_offloaded = counter(
+    _P + "offload_pages_total",
+    "Pages for the kvstore: stored, or not for want of room among stores, of the kvstore, or of time before they left.",
+    ("result",),
+)
+_loaded = counter(_P + "kvstore_loaded_tokens_total", "Tokens loaded, by the slowest medium they were on.", ("medium",))
 _counts = {
     "steps": counter(_P + "steps_total", "Steps that the worker reported."),
     "grants": counter(_P + "grants_total", "Grants sent."),
@@ -34,7 +43,8 @@ _counts = {
     "cached_tokens": counter(_P + "prompt_tokens_cached_total", "Prompt tokens loaded instead of computed."),
     "generation_tokens": counter(_P + "generation_tokens_total", "Output tokens."),
     "prefill_tokens": counter(_P + "prefill_tokens_total", "Tokens computed by prefill, recomputation included."),
-    "preemptions": counter(_P + "preemptions_total", "Times that a request lost its slot for lack of pages."),
+    "recomputes": _preemptions.labels("recompute"),
+    "swaps": _preemptions.labels("swap"),
     "reclaims": counter(_P + "spares_reclaimed_total", "Times that a request started ahead was taken back for pages."),
     "pages_lost": counter(_P + "pages_lost_total", "Times that the worker lost a request's pages."),
     "late_tokens": counter(_P + "late_tokens_total", "Tokens of steps launched before their request was stopped."),
@@ -43,8 +53,14 @@ _counts = {
     "prompt_computed": _by_source.labels("computed"),
     "prompt_local": _by_source.labels("local_hit"),
     "prompt_kvstore": _by_source.labels("kvstore_hit"),
+    "prompt_transferred": _by_source.labels("transferred"),
     "cache_queries": counter(_P + "external_prefix_cache_queries_total", "Prompt tokens looked up in the kvstore."),
     "cache_hits": counter(_P + "external_prefix_cache_hits_total", "Prompt tokens found in the kvstore."),
+    "lookups_failed": counter(_P + "kvstore_lookups_failed_total", "Lookups that the kvstore did not answer in time."),
+    "offload_pages": _offloaded.labels("stored"),
+    "offload_dropped": _offloaded.labels("dropped"),
+    "offload_failed": _offloaded.labels("failed"),
+    "offload_missed": _offloaded.labels("missed"),
 }
 _step_s = histogram(_P + "step_seconds", "Time of a step on the worker.", buckets=_STEP_BUCKETS_S)
 _wait_s = histogram(_P + "worker_wait_seconds", "Time that the worker waited before a step.", buckets=_STEP_BUCKETS_S)
@@ -58,6 +74,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._seen = dict.fromkeys(_counts, 0)
+        self._loaded: dict[str, int] = {}
 
     def count(self, stats: Stats) -> None:
         """Now and then, and at the end of the core."""
@@ -66,6 +83,9 @@ class Meter:
             if value != self._seen[name]:
                 metric.inc(value - self._seen[name])
                 self._seen[name] = value
+        for medium, tokens in stats.loaded_tokens.items():
+            _loaded.labels(medium or "unknown").inc(tokens - self._loaded.get(medium, 0))
+            self._loaded[medium] = tokens
 
 
 def steps(report: Report) -> None:

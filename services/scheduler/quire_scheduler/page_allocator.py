@@ -3,13 +3,14 @@
 A released page is fenced: steps that are still in flight may read or write it. Once the fence has passed - the Grant
 that stopped its slot has retired, or the last step that could touch it has completed - it is free, unless it is to be
 kept for what it holds: then it is idle, and taken again (`share`) or, when no free page is left, evicted, the one that
-was released longest ago first. Page 0 is the worker's dummy and never granted. Knows nothing of requests, slots or what
-a page holds.
+was released longest ago first. A page that is lent is read by a move: until it comes back it is not used anew either.
+Page 0 is the worker's dummy and never granted. Knows nothing of requests, slots or what a page holds.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -57,6 +58,11 @@ class PageAllocator:
         self._fenced: list[_Fenced] = []
         self._batches = 0
         self._num_fenced = 0
+        # Moves that read the page; and the lent pages whose fence has passed without a reference, with whether they
+        # were about to be evicted when they were lent.
+        self._lent: dict[int, int] = {}
+        self._awaited: dict[int, bool] = {}
+        self.allocated = 0
         self._retired = 0
         self._completed = -1
 
@@ -72,8 +78,13 @@ class PageAllocator:
 
     @property
     def fenced(self) -> int:
-        """Pages without a reference that wait for their fence."""
-        return self._num_fenced
+        """Pages without a reference that wait for their fence, or for the end of a move."""
+        return self._num_fenced + len(self._awaited)
+
+    @property
+    def awaited(self) -> int:
+        """Of these, those that wait for a move alone."""
+        return len(self._awaited)
 
     @property
     def referenced(self) -> int:
@@ -90,6 +101,7 @@ class PageAllocator:
         del self._free[left:]
         if len(pages) < count:
             pages += self._evict(count - len(pages))
+        self.allocated += count
         self._references[pages] = 1
         self._fence_grant[pages] = 0
         self._fence_step[pages] = -1
@@ -106,6 +118,8 @@ class PageAllocator:
                 if self._batch[page]:
                     self._batch[page] = 0
                     self._num_fenced -= 1
+                elif page in self._awaited:
+                    del self._awaited[page]
                 else:
                     del self._idle[page]
         self._references[pages] += 1
@@ -129,6 +143,35 @@ class PageAllocator:
                 self._batch[gone] = self._batches
                 self._fenced.append(_Fenced(latest, self._batches, gone))
                 self._num_fenced += len(gone)
+
+    def lend(self, pages: Sequence[int]) -> None:
+        """A move reads these, which are referenced or idle, until `take_back`."""
+        for page in pages:
+            self._lent[page] = self._lent.get(page, 0) + 1
+            if page in self._idle:
+                del self._idle[page]
+                self._awaited[page] = True
+
+    def take_back(self, pages: Sequence[int]) -> None:
+        """A move has ended. What was about to be evicted when it was lent is so again, the last of the pages first."""
+        for page in pages:
+            left = self._lent[page] - 1
+            if left:
+                self._lent[page] = left
+                continue
+            del self._lent[page]
+            old = self._awaited.pop(page, None)
+            if old is None:
+                continue
+            if not self._kept[page]:
+                self._free.append(page)
+            else:
+                self._idle[page] = None
+                self._idle.move_to_end(page, last=not old)
+
+    def next_evicted(self, most: int) -> list[int]:
+        """Of the idle pages those that will be evicted within the next `most` pages that are allocated, first first."""
+        return list(islice(self._idle, max(most - len(self._free), 0)))
 
     def keep(self, pages: Sequence[int]) -> None:
         """When nobody references these any more, what they hold is kept while pages last."""
@@ -172,8 +215,8 @@ class PageAllocator:
         """Pages that are kept, referenced ones included."""
         return set(np.flatnonzero(self._kept).tolist())
 
-    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """Compare with all references that the callers know of; AssertionError on any difference."""
+    def check_integrity(self, held: Iterable[Sequence[int]], lent: Iterable[Sequence[int]] = ()) -> None:
+        """Compare with all references and loans that the callers know of; AssertionError on any difference."""
         expected = np.zeros_like(self._references)
         for pages in held:
             np.add.at(expected, list(pages), 1)
@@ -185,7 +228,10 @@ class PageAllocator:
         require(not self._references[:1].any() and not self._kept[:1].any(), "page 0 was granted")
         fenced = [page for _, batch, pages in self._fenced for page in pages if self._batch[page] == batch]
         require(len(fenced) == self._num_fenced == int((self._batch > 0).sum()), "fenced pages were miscounted")
-        loose = [*self._free, *self._idle, *fenced]
+        require(Counter(page for pages in lent for page in pages) == Counter(self._lent), "lent pages were miscounted")
+        require(self._awaited.keys() <= self._lent.keys(), "a page waits for a move that has ended")
+        require(self._lent.keys().isdisjoint([*self._free, *self._idle]), "a lent page is free")
+        loose = [*self._free, *self._idle, *self._awaited, *fenced]
         require(len(loose) == len(set(loose)), "a page is free twice")
         require(0 not in loose, "page 0 is free")
         require(not (self._references[loose] > 0).any(), "a page is free and referenced")
@@ -196,7 +242,9 @@ class PageAllocator:
     def _settle(self, pages: Sequence[int]) -> None:
         """The fence of these has passed."""
         for page in reversed(pages):
-            if self._kept[page]:
+            if page in self._lent:
+                self._awaited[page] = False
+            elif self._kept[page]:
                 self._idle[page] = None
             else:
                 self._free.append(page)

@@ -95,6 +95,11 @@ class PageNames:
             self._tell((), (Removed(group, tuple(removed)),))
         return had
 
+    def of(self, group: int, pages: Iterable[int]) -> list[tuple[bytes, bytes]]:
+        """Names of the pages that have one, each with its parent's."""
+        digests = [self._hash_of[group].get(page) for page in pages]
+        return [(digest, self._named[group][digest].parent) for digest in digests if digest is not None]
+
     def snapshot(self, piece: int = 1024) -> Iterator[list[Stored]]:
         """All that is held, in pieces of so many pages. What changes meanwhile may be in it or not: events after the
         `sequence` at the beginning tell."""

@@ -1,4 +1,5 @@
-"""Device pages of all KV groups together: a sequence takes the same number in each. Names leave with evicted pages."""
+"""Device pages of all KV groups together: a sequence takes the same number in each. `evicted` hears, by group, of kept
+pages that are about to be used anew."""
 
 from __future__ import annotations
 
@@ -8,18 +9,19 @@ from typing import TYPE_CHECKING
 from quire_scheduler.page_allocator import NO_FENCE, Fence, PageAllocator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from quire_scheduler.page_names import PageNames
     from quire_scheduler.request import Request
 
 
 class PagePools:
     """One allocator per group."""
 
-    def __init__(self, page_size: int, num_pages: Sequence[int], names: PageNames) -> None:
+    def __init__(
+        self, page_size: int, num_pages: Sequence[int], evicted: Callable[[int, Sequence[int]], object]
+    ) -> None:
         self.page_size = page_size
-        self.pools = tuple(PageAllocator(count, partial(names.forget, group)) for group, count in enumerate(num_pages))
+        self.pools = tuple(PageAllocator(count, partial(evicted, group)) for group, count in enumerate(num_pages))
 
     @property
     def groups(self) -> int:
@@ -38,8 +40,13 @@ class PagePools:
 
     @property
     def coming(self) -> int:
-        """Pages that are free or will be once their fences pass."""
+        """Pages that are free or will be once their fences pass and moves end."""
         return min(pool.free + pool.fenced for pool in self.pools)
+
+    @property
+    def coming_by_steps(self) -> int:
+        """The same without those that only the end of a move frees."""
+        return min(pool.free + pool.fenced - pool.awaited for pool in self.pools)
 
     def pages_for(self, positions: int) -> int:
         """Pages that cover so many positions."""
@@ -84,6 +91,14 @@ class PagePools:
         """One reference less."""
         self.pools[group].release(pages, fence)
 
+    def lend(self, group: int, pages: Sequence[int]) -> None:
+        """A move reads these, which are named or held."""
+        self.pools[group].lend(pages)
+
+    def returned(self, group: int, pages: Sequence[int]) -> None:
+        """That move has ended."""
+        self.pools[group].take_back(pages)
+
     def freed_by(self, request: Request) -> int:
         """Pages that would be left without a reference if the request gave back its own."""
         return min(sum(pool.references(p) == 1 for p in t) for pool, t in zip(self.pools, request.tables, strict=True))
@@ -93,9 +108,15 @@ class PagePools:
         for pool in self.pools:
             pool.advance(retired, completed)
 
-    def check_integrity(self, requests: Iterable[Request], moves: Iterable[tuple[int, Sequence[int]]]) -> None:
-        """All references are those of the requests' tables and of the moves in flight (group, pages)."""
-        requests, moves = list(requests), list(moves)
+    def check_integrity(
+        self,
+        requests: Iterable[Request],
+        loads: Iterable[tuple[int, Sequence[int]]],
+        stores: Iterable[tuple[int, Sequence[int]]],
+    ) -> None:
+        """All references are those of the requests' tables and of loads, all loans those of stores (group, pages)."""
+        requests, loads, stores = list(requests), list(loads), list(stores)
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]
-            pool.check_integrity([*held, *(pages for g, pages in moves if g == group)])
+            filled, read = ([pages for g, pages in moves if g == group] for moves in (loads, stores))
+            pool.check_integrity([*held, *filled], read)

@@ -40,10 +40,12 @@ class _Promise(NamedTuple):
 
 
 class PrefixCache:
-    """The index of one core's pages by content. Without it (`enabled` False) nothing is found and nothing is named."""
+    """The index of one core's pages by content. Without it (`enabled` False) nothing is found and nothing is named;
+    which of a request's pages are full is known still where somebody asks (`identifies`)."""
 
-    def __init__(self, pools: PagePools, names: PageNames, *, enabled: bool) -> None:
+    def __init__(self, pools: PagePools, names: PageNames, *, enabled: bool, identifies: bool) -> None:
         self.enabled = enabled
+        self._identifies = identifies
         self._pools = pools
         self._names = names
         self._promised: list[dict[bytes, _Promise]] = [{} for _ in range(pools.groups)]
@@ -111,10 +113,12 @@ class PrefixCache:
 
     def leave(self, request: Request, positions: int) -> None:
         """The request gives up its pages, of which so many positions are computed; its unkept promises are void."""
-        if not self.enabled:
+        if not self._identifies:
             return
         identify(request, self._pools.page_size)
         self.computed(request, positions)
+        if not self.enabled:
+            return
         self._awaiting.discard(request)
         broken = self._withdraw(request)
         while broken:

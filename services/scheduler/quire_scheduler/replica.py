@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.credit import MoveKind
 from quire_scheduler.admission import Admission
 from quire_scheduler.deadlines import Deadlines
 from quire_scheduler.invariant import require
@@ -18,6 +19,8 @@ from quire_scheduler.stats import Rates, Stats
 from quire_scheduler.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quire_common.credit import WorkerHello
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.request import Request
@@ -31,13 +34,17 @@ class Replica:
         self.hello = hello
         self.page_size = hello.model.pages.page_size
         self.names = PageNames(len(hello.num_pages), config.page_events_tail)
-        self.pools = PagePools(self.page_size, hello.num_pages, self.names)
-        self.cache = PrefixCache(self.pools, self.names, enabled=config.enable_prefix_caching)
+        self.pools = PagePools(self.page_size, hello.num_pages, self._evicted)
+        # Whether sequences' pages are identified by their content.
+        self.identifies = config.enable_prefix_caching or kvstore
+        self.cache = PrefixCache(
+            self.pools, self.names, enabled=config.enable_prefix_caching, identifies=self.identifies
+        )
         self.slots = SlotTable(hello.num_slots)
         self.waiting = WaitingRoom(POLICIES[config.scheduling_policy]())
         self.stats = Stats()
         self.rates = Rates()
-        self.kv = KvTraffic(config, self.pools, self.cache, self.stats, enabled=kvstore)
+        self.kv = KvTraffic(config, hello.model.pages, self.pools, self.names, self.cache, self.stats, enabled=kvstore)
         self.outputs = OutputBuffer()
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
@@ -51,7 +58,9 @@ class Replica:
         """Every part by itself, and all of them against each other. AssertionError on any difference."""
         self.slots.check_integrity()
         self.waiting.check_integrity()
-        self.pools.check_integrity(self.requests.values(), self.kv.referenced())
+        loads, stores = self.kv.moves.pages(MoveKind.LOAD), self.kv.moves.pages(MoveKind.STORE)
+        self.pools.check_integrity(self.requests.values(), loads, stores)
+        self.kv.check_integrity(self.requests.values())
         self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the waiting room lost count")
@@ -61,3 +70,8 @@ class Replica:
             require((request.slot >= 0) == bool(request.tables), "pages without a slot, or a slot without pages")
             for table in request.tables:
                 require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
+
+    def _evicted(self, group: int, pages: Sequence[int]) -> None:
+        """Kept pages are about to be used anew."""
+        self.kv.offload.evicted(group, [digest for digest, _ in self.names.of(group, pages)])
+        self.names.forget(group, pages)

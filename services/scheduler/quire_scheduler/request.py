@@ -72,9 +72,15 @@ class Request:
     saved_tokens: int = 0
     # Leading pages that are known to hold their content.
     ready_pages: int = 0
-    # Times that the kvstore was asked, and the page from which on it was asked last.
+    # Leading pages that the kvstore was offered in this run.
+    offered_pages: int = 0
+    # Times that the kvstore was asked since the last start, and the page from which on it was asked last.
     lookups: int = 0
     lookup_from: int = 0
+    # It did not answer: this request waits for it no more.
+    lookup_failed: bool = False
+    # It was preempted, and its pages are to be loaded when it resumes.
+    swapped: bool = False
     preemptions: int = 0
     pages_lost: int = 0
     # Errors of which it is not known whether they were this request's.

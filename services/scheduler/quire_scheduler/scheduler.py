@@ -79,7 +79,7 @@ class Scheduler:
         replica.admission.check(context, sequence, now)
         request = Request.new(self._next_uid, session, handle, context, sequence, now)
         self._next_uid += 1
-        if replica.cache.enabled or replica.kv.enabled:
+        if replica.identifies:
             identify(request, replica.page_size)
         replica.requests[session, handle] = request
         replica.waiting.push(request)

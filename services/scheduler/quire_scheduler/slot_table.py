@@ -51,6 +51,8 @@ class SlotTable:
         self.capacity: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # Positions whose KV is computed or loaded, as far as prefill progress was reported.
         self.computed: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions whose pages have been named, as far as they are full.
+        self.named: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         self.session: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         self.handle: NDArray[np.int32] = np.zeros(num_slots, np.int32)
         # No token has come since the start.
@@ -77,6 +79,7 @@ class SlotTable:
         self.ceiling[slot] = ceiling
         self.capacity[slot] = capacity
         self.computed[slot] = request.cached_tokens
+        self.named[slot] = request.known_len
         self.session[slot] = request.session
         self.handle[slot] = request.handle
         self.prefilling[slot] = True
@@ -103,6 +106,12 @@ class SlotTable:
     def ready_len(self, slot: int) -> int:
         """Positions of the slot's sequence that are computed for sure; 0 where no token has come since its start."""
         return 0 if self.prefilling[slot] else int(self.known_len[slot]) - 1
+
+    def longest_unnamed(self, least: int) -> int | None:
+        """Of the slots with so many tokens since their pages were named last, the one with most."""
+        tokens = np.where(self.active & ~self.prefilling, self.known_len - 1 - self.named, 0)
+        slot = int(tokens.argmax())
+        return slot if tokens[slot] >= least else None
 
     def waiting_tokens(self) -> int:
         """Tokens of started sequences whose KV is not computed yet, of those without a token since their start."""

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from quire_scheduler.replica import Replica
     from quire_scheduler.request import Request
 
-# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle.
-_LOOK_AHEAD = 4
+# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle, nor a
+# slow one many; as a share of the slots, and at least.
+_LOOK_AHEAD, _LEAST_LOOK_AHEAD = 4, 4
 
 
 class Starts:
@@ -45,7 +46,8 @@ class Starts:
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
             return
-        ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
+        ahead = max(most - self._replica.slots.num_active, 1)
+        ahead += max(most // _LOOK_AHEAD, _LEAST_LOOK_AHEAD) if kv.enabled else 0
         while request := waiting.next_queued(ahead):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
             if kv.wants_lookup(request, local):
@@ -58,15 +60,14 @@ class Starts:
         replica, starts = self._replica, list[Start]()
         slots, waiting = replica.slots, replica.waiting
         while slots.num_active < most and slots.num_free and (request := waiting.head()):
-            hit = replica.cache.match(request)
-            if replica.kv.must_ask_again(request, hit.pages, now):
-                waiting.look_up(request)
-                replica.kv.ask(request, hit.pages)
-                continue
-            ceiling = self._ceiling(request)
+            hit, ceiling = replica.cache.match(request), self._ceiling(request)
             count = self._pages(request, hit, ceiling)
             if not count:
                 break
+            if replica.kv.must_ask(request, hit.pages):
+                waiting.look_up(request)
+                replica.kv.ask(request, hit.pages)
+                continue
             starts.append(self._begin(waiting.start_head(), hit, count, ceiling, now))
         return starts
 
@@ -91,7 +92,8 @@ class Starts:
             if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
                 return 0
         missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
-        left -= int(missing.sum())
+        # Nor does a start take the pages of one before it that asks the kvstore once more.
+        left -= int(missing.sum()) + sum(pools.pages_for(tokens) for tokens in replica.waiting.stood_up())
         return min(wanted, left) if least <= left else 0
 
     def _begin(self, request: Request, hit: Hit, count: int, ceiling: int, now: float) -> Start:

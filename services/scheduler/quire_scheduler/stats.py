@@ -19,7 +19,9 @@ class Stats:
     cached_tokens: int = 0
     generation_tokens: int = 0
     prefill_tokens: int = 0
+    # By what the request's pages come back: all of them, and of these by stores and loads.
     preemptions: int = 0
+    swaps: int = 0
     reclaims: int = 0
     pages_lost: int = 0
     late_tokens: int = 0
@@ -32,7 +34,28 @@ class Stats:
     prompt_computed: int = 0
     prompt_local: int = 0
     prompt_kvstore: int = 0
+    # Until disaggregated prefill is there, nothing is.
+    prompt_transferred: int = 0
+    # Lookups without an answer in time.
+    lookups_failed: int = 0
+    # Pages that stores brought to the kvstore or found there, that were not stored for want of room in its queue, that
+    # it did not take, and that left the device without having been stored.
+    offload_pages: int = 0
+    offload_dropped: int = 0
+    offload_failed: int = 0
+    offload_missed: int = 0
+    # Tokens whose KV came from the kvstore, by the slowest medium that it was found on.
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def recomputes(self) -> int:
+        """Preemptions after which pages are computed again, but for what is left of them."""
+        return self.preemptions - self.swaps
+
+    def loaded(self, medium: str, tokens: int) -> None:
+        """Pages arrived."""
+        self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + tokens
 
     def served_prompt(self, request: Request) -> None:
         """A run of the request yielded its first token; of the first such run the prompt counts."""

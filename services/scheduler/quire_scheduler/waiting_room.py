@@ -22,6 +22,8 @@ class WaitingRoom:
         # Tokens to prefill before all who wait can decode.
         self.prefill_tokens = 0
         self._looking: dict[int, Request] = {}
+        # Of these, who had a seat before.
+        self._stood_up: set[int] = set()
         self._seated: list[tuple[int, Request]] = []
         self._num_seated = 0
 
@@ -52,12 +54,18 @@ class WaitingRoom:
             require(self._seated[0][1] is request, "only the head goes back to its lookup")
             heapq.heappop(self._seated)
             self._num_seated -= 1
+            self._stood_up.add(request.uid)
         request.to(State.LOOKUP)
         self._looking[request.uid] = request
 
     def answered(self, uid: int) -> Request | None:
         """The answer came; None where the request has left."""
+        self._stood_up.discard(uid)
         return self._looking.pop(uid, None)
+
+    def stood_up(self) -> list[int]:
+        """Known tokens of those who had a seat and wait for another answer now."""
+        return [self._looking[uid].known_len for uid in self._stood_up]
 
     def seat(self, request: Request) -> None:
         """The request may start as soon as there is room; one that was preempted takes its old seat."""
@@ -91,6 +99,7 @@ class WaitingRoom:
             case State.LOOKUP:
                 request.to(State.FINISHED)
                 del self._looking[request.uid]
+                self._stood_up.discard(request.uid)
             case State.READY:
                 request.to(State.FINISHED)
                 self._num_seated -= 1
@@ -101,6 +110,7 @@ class WaitingRoom:
     def check_integrity(self) -> None:
         """Counts agree with what is inside."""
         require(self._num_seated == sum(r.state is State.READY for _, r in self._seated), "seats were miscounted")
+        require(self._stood_up <= self._looking.keys(), "who has a seat is waited for")
         require(all(r.state is State.LOOKUP for r in self._looking.values()), "a lookup of who does not wait for it")
         require(len(self.policy) >= 0, "the queue was miscounted")
 

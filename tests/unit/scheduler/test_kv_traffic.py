@@ -31,7 +31,7 @@ def test_prompts_are_stored_once_and_loaded_by_others() -> None:
     for handle in range(3):
         rig.submit(handle, a_sequence(13, 4))
         rig.run()
-    assert moves(rig, MoveKind.STORE) == [3], "known pages are not stored again"
+    assert moves(rig, MoveKind.STORE) == [3, 2], "the prompt, and the answer's page after its parent; none of it again"
     assert moves(rig, MoveKind.LOAD) == [3, 3]
     assert [rig.notes[0, h].cached_tokens for h in range(3)] == [0, 12, 12]
     assert all(rig.tokens[0, h] == undisturbed(a_sequence(13, 4))[0] for h in range(3))
@@ -95,7 +95,7 @@ def test_what_the_store_dropped_is_stored_again() -> None:
     store.clear()
     rig.submit(2, a_sequence(13, 4))
     rig.run()
-    assert moves(rig, MoveKind.STORE) == [3, 3] and len(store) == 3
+    assert moves(rig, MoveKind.STORE) == [3, 2, 3] and len(store) == 3
 
 
 def test_a_store_names_a_chain_without_gaps() -> None:
@@ -107,8 +107,9 @@ def test_a_store_names_a_chain_without_gaps() -> None:
     rig.submit(2, a_sequence(21, 4, skip_cache_read=True))
     rig.run()
     hashes = [move.hashes for grant in rig.worker.seen for move in grant.move if move.kind is MoveKind.STORE]
-    assert [len(chain) for chain in hashes] == [3, 5], "the first page was forgotten, the next two were not"
-    assert hashes[1][:3] == hashes[0]
+    assert [len(chain) for chain in hashes] == [3, 2, 5, 2], "the first pages were forgotten, the next two were not"
+    assert hashes[2][:3] == hashes[0]
+    assert hashes[1][0] == hashes[0][-1] and hashes[3][0] == hashes[2][-1], "each goes on from its parent"
 
 
 def test_stores_are_bounded() -> None:
@@ -124,6 +125,7 @@ def test_abort_during_a_load_keeps_its_pages_until_it_is_reported() -> None:
     rig = rig_with(store)
     rig.submit(1, a_sequence(21, 4))
     rig.run()
+    rig.worker.move_turns = (2, 4)
     rig.submit(2, a_sequence(21, 4))
     while not moves(rig, MoveKind.LOAD):
         rig.step()

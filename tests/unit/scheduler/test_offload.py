@@ -1,0 +1,196 @@
+"""When pages are given to the kvstore, by policy; that it is bounded; and that what left the device comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire_common.credit import MoveKind
+from quire_common.sequence import Sequence
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.offload import BATCH_PAGES
+from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
+from tests.fakes.scheduler_rig import Rig, a_sequence
+
+Store = dict[bytes, list[int]]
+
+
+def a_rig(store: Store, policy: str = "write-through", **more: Any) -> Rig:
+    config = SchedulerConfig(kvstore_offload=policy, **more.pop("config", {}))
+    worker = FakeWorker(make_hello(page_size=4, **more), store=store)
+    return Rig(config, kvstore=True, worker=worker)
+
+
+def other(tokens: int, seed: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(2, 97, tokens)
+
+
+def served(rig: Rig, handle: int, sequence: Sequence) -> int:
+    """Serve it alone; returns the tokens that were prefilled for it."""
+    before = rig.core.stats.prefill_tokens
+    rig.submit(handle, sequence)
+    rig.run()
+    assert rig.tokens[0, handle] == undisturbed(sequence, max_len=rig.core.max_len)[0][len(sequence.output_ids) :]
+    return rig.core.stats.prefill_tokens - before
+
+
+def moves(rig: Rig, kind: MoveKind) -> list[int]:
+    return [len(move.device_page) for grant in rig.worker.seen for move in grant.move if move.kind is kind]
+
+
+def test_answers_are_stored_while_they_are_written_many_pages_at_once() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=200)
+    rig.submit(1, a_sequence(13, 200))
+    while len(rig.tokens[0, 1]) < 150:
+        rig.step()
+    stored = len(store)
+    assert stored >= (150 - 8) // 4 - BATCH_PAGES
+    assert all(count > BATCH_PAGES for count in moves(rig, MoveKind.STORE)[1:])
+    rig.run()
+    assert len(store) == 212 // 4 and rig.core.stats.offload_failed == rig.core.stats.offload_dropped == 0
+    # What the first leaves is known to be there; another replica finds all of it.
+    elsewhere = a_rig(store, num_pages=200)
+    said = [*a_sequence(13).prompt_ids.tolist(), *rig.tokens[0, 1]]
+    assert served(elsewhere, 1, a_sequence([*said, 5], 4)) == 214 - 212
+
+
+def test_a_long_prompt_is_stored_while_it_is_computed() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=200, config={"max_num_batched_tokens": 32})
+    rig.submit(1, a_sequence(other(250, 1), 1))
+    while not store:
+        rig.step()
+    assert not rig.tokens[0, 1], "the first pages are there before the last are computed"
+    rig.run()
+    assert len(store) == 250 // 4
+
+
+def test_on_evict_pages_are_stored_when_they_are_about_to_leave() -> None:
+    store: Store = {}
+    rig = a_rig(store, "on-evict", num_pages=65, max_num_seqs=1)
+    said = {seed: other(41, seed) for seed in range(12)}
+    for seed in range(4):
+        served(rig, seed, a_sequence(said[seed], 4))
+    assert not store, "there is room"
+    for seed in range(4, 12):
+        served(rig, seed, a_sequence(said[seed], 4))
+    stats = rig.core.stats
+    assert store and len(store) < 12 * 11, "what stays is not stored"
+    assert stats.offload_missed == 0
+    assert served(rig, 20, a_sequence(said[0], 4)) <= 1 + 4 * 2
+    assert stats.loaded_tokens[""] > 20
+
+
+def test_selective_stores_what_a_second_request_uses() -> None:
+    store: Store = {}
+    rig = a_rig(store, "selective", num_pages=200)
+    served(rig, 1, a_sequence(other(41, 1), 30))
+    assert not store
+    served(rig, 2, a_sequence([*other(21, 1).tolist(), *other(20, 2).tolist()], 30))
+    assert len(store) == 5, "how both begin, and nothing of how they go on"
+    for handle in (3, 4):
+        rig.submit(handle, a_sequence(other(33, 9), 4))
+    rig.run()
+    assert len(store) == 5 + 8, "siblings are two at once"
+
+
+def test_off_stores_nothing_and_still_finds() -> None:
+    store: Store = {}
+    served(a_rig(store), 1, a_sequence(41, 4))
+    there = len(store)
+    rig = a_rig(store, "off")
+    assert served(rig, 1, a_sequence(41, 30)) == 1
+    assert len(store) == there and not moves(rig, MoveKind.STORE)
+
+
+def test_what_left_the_device_is_loaded_when_its_conversation_returns() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=30, max_num_seqs=2)
+    said = {user: other(13, user).tolist() for user in range(6)}
+    handle = 0
+    for turn in range(3):
+        for user in said:
+            handle += 1
+            computed = served(rig, handle, a_sequence(said[user], 8))
+            assert not turn or computed <= 4 + 1 + 3, "what was said this time, and the last page's tokens"
+            said[user] += [*rig.tokens[0, handle], 5, 6, 7]
+    stats = rig.core.stats
+    assert stats.loaded_tokens[""] > 100
+    assert stats.prompt_kvstore > 100
+    assert stats.prompt_kvstore + stats.prompt_local + stats.prompt_computed == stats.prompt_tokens
+
+
+@pytest.mark.parametrize("policy", ["write-through", "on-evict"])
+def test_stores_are_bounded_and_what_is_too_much_is_counted(policy: str) -> None:
+    store: Store = {}
+    rig = a_rig(store, policy, num_pages=40, max_num_seqs=4, config={"kvstore_moves": 1})
+    rig.worker.move_turns = (6, 7)
+    most = 0
+    for handle in range(24):
+        rig.submit(handle, a_sequence(other(17, handle), 12))
+    while rig.step() or not rig.core.quiet:
+        most = max(most, rig.core._replica.kv.moves.stores)
+        rig.core.check_integrity()
+    rig.run()
+    assert most == 1
+    assert rig.core.stats.offload_dropped + rig.core.stats.offload_missed > 0
+
+
+def test_a_store_that_fails_is_tried_again_and_then_left_alone() -> None:
+    store: Store = {}
+    rig = a_rig(store)
+    rig.worker.refuse_moves = True
+    for handle in range(8):
+        served(rig, handle, a_sequence(other(17, handle), 4))
+    stats, tried = rig.core.stats, len(moves(rig, MoveKind.STORE))
+    assert stats.offload_failed > 0 and tried < 8, "it is not asked in vain for ever"
+    rig.worker.refuse_moves = False
+    rig.now += 60.0
+    served(rig, 20, a_sequence(other(17, 1), 4))
+    assert stats.offload_dropped > 0
+    assert len(store) >= 5, "it is tried again"
+
+
+def test_pages_that_are_being_stored_are_waited_for_not_preempted_for() -> None:
+    """The pages of who has left are free when their store has ended: that is soon."""
+    rig = a_rig({}, num_pages=24, max_num_seqs=2)
+    rig.worker.move_turns = (5, 6)
+    rig.submit(1, a_sequence(other(40, 1), 1))
+    while not moves(rig, MoveKind.STORE):
+        rig.step()
+    rig.submit(2, a_sequence(other(40, 2), 40))
+    rig.submit(3, a_sequence(other(3, 3), 20))
+    rig.run()
+    assert all((0, handle) in rig.ends for handle in (1, 2, 3))
+    assert rig.core.stats.preemptions == 0
+
+
+def swapping(store: Store, *, step_us: int, move_us: int) -> Rig:
+    """Four that do not fit, on a worker that says how long things take."""
+    rig = a_rig(store, num_pages=21, max_num_seqs=4)
+    rig.worker.step_us, rig.worker.move_us = step_us, move_us
+    sequences = {handle: a_sequence(other(14, handle), 30) for handle in range(4)}
+    for handle, sequence in sequences.items():
+        rig.submit(handle, sequence)
+    rig.run()
+    for handle, sequence in sequences.items():
+        assert rig.tokens[0, handle] == undisturbed(sequence, max_len=rig.core.max_len)[0]
+    return rig
+
+
+def test_where_computing_is_slow_the_preempted_are_swapped() -> None:
+    stats = swapping({}, step_us=500_000, move_us=100).core.stats
+    assert stats.swaps > 0 and stats.swaps + stats.recomputes == stats.preemptions
+    assert stats.loaded_tokens[""] > 0, "what had left the device came back"
+
+
+def test_where_moving_is_slow_they_are_computed_again() -> None:
+    stats = swapping({}, step_us=10, move_us=2_000_000).core.stats
+    assert stats.preemptions > 0 and stats.swaps == 0
+
+
+def test_without_times_they_are_computed_again() -> None:
+    assert swapping({}, step_us=0, move_us=100).core.stats.swaps == 0

@@ -1,0 +1,94 @@
+"""Recompute or swap: by what was measured, on both sides of the break-even."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from quire_common.credit import Epoch, MoveKind, Report, StepTiming
+from quire_scheduler.resume_cost import ResumeCost
+
+PAGE = 16
+PAGE_BYTES = 1_000_000
+
+
+def steps(*each: tuple[int, int, int]) -> Report:
+    """Of (prefill tokens, rows, microseconds)."""
+    return Report(
+        Epoch(1, 1),
+        first_step=1,
+        step_applied=np.ones(len(each), np.int64),
+        step_rows=np.array([rows for _, rows, _ in each], np.int32),
+        step_prefill_tokens=np.array([tokens for tokens, _, _ in each], np.int32),
+        timing=[StepTiming(wait=99_999, prepare=0, forward=us, sample=0, copy=0) for _, _, us in each],
+    )
+
+
+def measured(prefill_us: int, *, store_us: int = 1_000, load_us: int = 1_000, lookup_us: int = 0) -> ResumeCost:
+    """Microseconds of a page: to prefill, to store, to load."""
+    cost = ResumeCost(PAGE, PAGE_BYTES)
+    cost.steps(steps((PAGE, 1, prefill_us)))
+    if store_us:
+        cost.moved(MoveKind.STORE, PAGE_BYTES, store_us, 10.0)
+    if load_us:
+        cost.moved(MoveKind.LOAD, PAGE_BYTES, load_us, 10.0)
+    if lookup_us:
+        cost.looked_up(lookup_us)
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("pages", "unstored", "even_us"), [(10, 0, 1_000), (10, 10, 2_000), (10, 5, 1_500), (1, 1, 2_000)]
+)
+def test_the_quicker_is_taken(pages: int, unstored: int, even_us: int) -> None:
+    assert measured(even_us + 10).swap_pays(pages, unstored)
+    assert not measured(even_us - 10).swap_pays(pages, unstored)
+
+
+def test_a_lookup_counts_once() -> None:
+    assert not measured(1_400, lookup_us=1_000).swap_pays(1, 0)
+    assert measured(1_400, lookup_us=1_000).swap_pays(10, 0)
+
+
+def test_what_was_not_measured_is_not_counted_on() -> None:
+    assert not ResumeCost(PAGE, PAGE_BYTES).swap_pays(10, 0)
+    assert not measured(1_000_000, store_us=0, load_us=0).swap_pays(10, 10)
+    assert not measured(1_000_000, store_us=0).swap_pays(10, 10), "nobody knows what stores take"
+    assert measured(1_000_000, store_us=0).swap_pays(10, 0)
+    assert measured(2_010, load_us=0).swap_pays(10, 10), "loads are taken to be like stores"
+    assert not measured(1_990, load_us=0).swap_pays(10, 10)
+
+
+def test_decoders_beside_a_prefill_are_not_its_cost() -> None:
+    cost = ResumeCost(PAGE, PAGE_BYTES)
+    cost.moved(MoveKind.LOAD, PAGE_BYTES, 1_000, 10.0)
+    cost.steps(steps((0, 64, 5_000), (PAGE, 64, 5_900)))
+    assert not cost.swap_pays(10, 0), "900 us for a page, not 5900"
+    for _ in range(50):
+        cost.steps(steps((0, 64, 5_000), (PAGE, 64, 6_100)))
+    assert cost.swap_pays(10, 0)
+
+
+def test_rates_follow_what_was_measured_last() -> None:
+    cost = measured(500)
+    assert not cost.swap_pays(10, 0)
+    for _ in range(50):
+        cost.steps(steps((PAGE, 1, 5_000)))
+    assert cost.swap_pays(10, 0)
+
+
+def test_moves_in_a_row_are_not_counted_for_each_others_wait() -> None:
+    """Ten moves of 1 ms each that were begun together and reported one by one: the last had waited for nine."""
+    cost = measured(1_500, load_us=0)
+    for index in range(10):
+        cost.moved(MoveKind.LOAD, PAGE_BYTES, 1_000 * (index + 1), 20.0 + (index + 1) / 1_000)
+    assert cost.swap_pays(10, 0)
+
+
+def test_reports_without_times_say_nothing() -> None:
+    cost = ResumeCost(PAGE, PAGE_BYTES)
+    report = steps((PAGE, 1, 1_000_000))
+    report.timing = []
+    cost.steps(report)
+    cost.moved(MoveKind.LOAD, PAGE_BYTES, 1, 10.0)
+    assert not cost.swap_pays(10, 0)
