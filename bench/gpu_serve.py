@@ -89,10 +89,10 @@ async def one(host: str, port: int, ids: list[int], output: int, gate: asyncio.S
 
 
 async def load(
-    host: str, port: int, vocab: int, prompt: int, output: int, streams: int, count: int
+    host: str, port: int, vocab: int, prompt: int, output: int, streams: int, count: int, seed: int = 0
 ) -> dict[str, float]:
     """`count` requests, at most `streams` open at once."""
-    rng = np.random.default_rng(streams)
+    rng = np.random.default_rng([seed, streams])
     gate = asyncio.Semaphore(streams)
     prompts = [rng.integers(0, vocab, prompt).tolist() for _ in range(count)]
     begin = time.perf_counter()
@@ -121,7 +121,7 @@ def main() -> None:
     if args.client:
         port, streams = map(int, args.client)
         count = max(16, 4 * streams)
-        asyncio.run(load("127.0.0.1", port, vocab, args.prompt, args.output, streams, min(2 * streams, 64)))
+        asyncio.run(load("127.0.0.1", port, vocab, args.prompt, args.output, streams, min(2 * streams, 64), seed=1))
         print(json.dumps(asyncio.run(load("127.0.0.1", port, vocab, args.prompt, args.output, streams, count))))
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""A decode step of a real shape as one CUDA graph, GPU time only: batch sizes, splits, with and without PDL.
+"""A decode step of a real shape as one CUDA graph, GPU time only: batch sizes, with and without PDL.
 
 `python -m bench.gpu_step [--table FILE]` on the GPU. Random weights, argmax, context 256; ways of products from the
 checked-in table of the device, or from FILE.
@@ -9,13 +9,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from bench.gpu_shapes import SHAPES
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.attention_plan import TritonPlan
+from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.product_tables import read_table, table_of
 from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
@@ -34,17 +35,17 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(SHAPES))
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128, 256])
-    parser.add_argument("--splits", type=int, nargs="*", default=[1, 2, 4, 8])
     args = parser.parse_args()
     device = torch.device("cuda")
-    table = read_table(args.table) if args.table else table_of(torch.cuda.get_device_name(device))
+    ways = read_table(args.table) if args.table else table_of(torch.cuda.get_device_name(device))
     for name in args.models:
         spec = SHAPES[name]
         with torch.device(device), torch.inference_mode():
             store = ParameterStore(parameter_specs(spec), torch.bfloat16)
             for packed in store._packed.values():
                 packed.normal_(0.0, 0.02)
-            ops = TritonOps(HeadShape.of(spec), device, Products(table))
+            ops_shape = HeadShape.of(spec)
+            ops = TritonOps(ops_shape, device, Products(ways))
             decoder = Decoder(spec, store, ops, args.context + 64)
             for batch in args.batches:
                 per = -(-args.context // PAGE)
@@ -53,36 +54,20 @@ def main() -> None:
                 )
                 pages.normal_()
                 order = torch.randperm(batch * per, dtype=torch.int32) + 1
-                best: dict[bool, tuple[float, int]] = {}
+                position = np.full(batch, args.context - 1, np.int32)
+                table = order.view(batch, per).cpu().numpy()
+                plan = plan_step(device, batch, position, np.ones(batch, np.int32), table, ops_shape)
+                token = torch.randint(0, spec.vocab_size, (batch,), dtype=torch.int64)
+                took: dict[bool, float] = {}
                 for pdl in (False, True):
-                    for splits in args.splits:
-                        plan = TritonPlan(
-                            rows=batch,
-                            decodes=batch,
-                            position=torch.full((batch,), args.context - 1, dtype=torch.int32),
-                            sequence=torch.arange(batch, dtype=torch.int32),
-                            page_table=order,
-                            table_width=torch.tensor([per], dtype=torch.int32),
-                            splits=splits,
-                            tile_tokens=0,
-                            tile_sequence=None,
-                            tile_token=None,
-                            first_row=None,
-                            first_position=None,
-                            count=None,
-                        )
-                        token = torch.randint(0, spec.vocab_size, (batch,), dtype=torch.int64)
-                        ops.pdl = pdl
-                        ms = time_step(decoder, token, pages, plan)
-                        if pdl not in best or ms < best[pdl][0]:
-                            best[pdl] = (ms, splits)
+                    ops.pdl = pdl
+                    took[pdl] = time_step(decoder, token, pages, plan)
                 kv = 2 * spec.layers * spec.kv_size * 2 * args.context * batch
                 weights = store.num_bytes - (0 if spec.tied_embeddings else spec.vocab_size * spec.hidden_size * 2)
                 floor = (kv + weights) / 4.3e9
-                (plain, few), (overlapped, many) = best[False], best[True]
                 print(
-                    f"{name} batch {batch:4} ms: plain {plain:6.3f} (splits {few}), overlapped {overlapped:6.3f} "
-                    f"(splits {many}), floor {floor:5.2f}, vLLM's whole engine {VLLM[name].get(batch, '-')}",
+                    f"{name} batch {batch:4} ms: plain {took[False]:6.3f}, overlapped {took[True]:6.3f}, "
+                    f"floor {floor:5.2f}, vLLM's whole engine {VLLM[name].get(batch, '-')}",
                     flush=True,
                 )
                 del pages

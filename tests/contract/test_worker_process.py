@@ -89,7 +89,7 @@ def in_process(folder: Path) -> dict[int, list[int]]:
         kv_cache_memory_bytes=4 << 20,
     )  # fmt: skip
     loaded = load_configured(config, lambda phase, done, total: None)
-    spec = loaded.engine_spec(config.max_num_seqs)
+    spec = loaded.engine_spec(config.sequences_on("cpu"))
     bench = EngineBench(spec, device=lambda counting: loaded.make_device(spec, True))
     bench.grant(*starts())  # type: ignore[arg-type]  # Starts
     return bench.run().tokens
@@ -178,7 +178,7 @@ def test_watchers_are_told_before_the_process_ends(folder: Path) -> None:
     assert process.lines[-1]["code"] == "MAX_MODEL_LEN_TOO_LARGE"
 
 
-@pytest.mark.parametrize("flags", [("--max-num-seqs", "0"), ("--load-format", "pickle"), ("--dtype", "float16")])
+@pytest.mark.parametrize("flags", [("--max-num-seqs", "-1"), ("--load-format", "pickle"), ("--dtype", "float16")])
 def test_a_bad_flag_is_named(flags: tuple[str, str]) -> None:
     process = Process(*flags)
     assert process.end() == 2

@@ -8,6 +8,8 @@ from functools import cached_property
 from quire_common.config import ServiceConfig, option
 
 DEFAULT_KV_CACHE_BYTES = 256 << 20
+CPU_SEQUENCES = 256
+CUDA_SEQUENCES = 512
 CPU_PAGE_SIZE = 16
 CUDA_PAGE_SIZE = 64
 
@@ -19,7 +21,7 @@ class WorkerConfig(ServiceConfig):
     model: str = option("", "folder of the model (Hugging Face layout: config.json, safetensors)")
     served_model_name: str = option("", "name that clients know the model by; default: --model as it is given")
     max_model_len: int = option(0, "longest sequence in tokens; 0: the model's own context", at_least=0)
-    max_num_seqs: int = option(256, "sequences that decode in one step", at_least=1)
+    max_num_seqs: int = option(0, "sequences that decode in one step; 0: 256, on a GPU 512", at_least=0)
     num_slots: int = option(
         0, "sequences that may be started at once, decoding or ready to; 0: 2.5 times --max-num-seqs", at_least=0
     )
@@ -69,6 +71,10 @@ class WorkerConfig(ServiceConfig):
     def page_size_on(self, device: str) -> int:
         """Tokens per page on cpu or cuda."""
         return self.block_size or (CUDA_PAGE_SIZE if device == "cuda" else CPU_PAGE_SIZE)
+
+    def sequences_on(self, device: str) -> int:
+        """Sequences that decode in one step on cpu or cuda."""
+        return self.max_num_seqs or (CUDA_SEQUENCES if device == "cuda" else CPU_SEQUENCES)
 
     @cached_property
     def kv_cache_bytes(self) -> int:

@@ -78,7 +78,7 @@ def _load_on_gpu(
     from quire_worker.cuda.load import CudaOptions, load_cuda_model
 
     sizes = CudaOptions(
-        max_num_seqs=config.max_num_seqs,
+        max_num_seqs=config.sequences_on("cuda"),
         max_tokens=config.max_num_batched_tokens,
         utilization=config.gpu_memory_utilization,
         kv_cache_bytes=config.kv_cache_memory_bytes,

@@ -70,9 +70,12 @@ class Replica:
         self.info = loaded.info
         self._loaded = loaded
         self._mover = _make_mover(config, loaded)
-        spec, depth = loaded.engine_spec(config.max_num_seqs, config.num_slots), 1 if config.lockstep else DEPTH
+        spec, depth = (
+            loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots),
+            1 if config.lockstep else DEPTH,
+        )
         self._device = loaded.make_device(spec, config.lockstep)
-        self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), depth)
+        self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), 1 if config.lockstep else DEPTH)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake
         if isinstance(self._mover, MoverProcess):

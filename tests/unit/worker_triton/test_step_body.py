@@ -13,13 +13,14 @@ from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.step_body import StepBody
-from quire_worker.cuda.step_layout import StepLayout
+from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, decode_sizes, graph_sizes, least_that_holds
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.attention_plan import PREFILL_ROWS
+from quire_worker.ops.triton import fresh_attention
+from quire_worker.ops.triton.fresh_attention import Fresh, FreshPlans
 from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.sampling.row_controls import RowControls
@@ -95,7 +96,7 @@ class Sequences:
 
 # The interpreter takes seconds for a step.
 @pytest.mark.parametrize("family", ["llama-32", "qwen3"] if ON_GPU else ["qwen3"])
-def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path) -> None:
+def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = load_dummy_model(tmp_path / "model", **FAMILIES[family])
     spec = cpu.spec
     shape = HeadShape.of(spec)
@@ -111,12 +112,13 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path) -> None:
     page = cpu.geometry.page_size
     pages = torch.full_like(cpu.runner.pool.tensor, float("nan")).to(DEVICE)
     reference = StepRunner(cpu.runner)
-    tile_tokens = max(1, PREFILL_ROWS // (spec.heads // spec.kv_heads))
+    monkeypatch.setattr(fresh_attention, "PIECE", 8)
+    suited = FreshPlans.suit(shape, any(spec.windows))
     body = StepBody(decoder, pages, 4096, SLOTS, 2 * SLOTS)
     sequences = Sequences(3, spec.vocab_size, page)
     sheets = ControlSheets(DEVICE, spec.vocab_size)
-    mixed = controlled = 0
-    for _ in range(60 if ON_GPU else 6):
+    mixed = controlled = whole = 0
+    for turn in range(60 if ON_GPU else 6):
         batch = sequences.batch()
         if max(sequences.done) >= WIDTH * page - 1:
             break
@@ -133,7 +135,15 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path) -> None:
             bool(batch.controls),
         )
         controlled += bool(batch.controls)
-        layout = StepLayout.of(size, tile_tokens)
+        first = np.cumsum(batch.count) - batch.count
+        fresh = tuple(
+            Fresh(int(first[each]) + 2, int(batch.count[each]))
+            for each in np.flatnonzero((batch.position == 0) & (batch.count > 3))
+            if suited and turn % 2
+        )
+        whole += len(fresh)
+        rows = max([size.rows, *(chunk.row + chunk.padded - size.decodes for chunk in fresh)])
+        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape), fresh=fresh)
         host = np.full(4096, 12345, np.int32)
         used = layout.pack(batch, host, sheets.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
@@ -147,6 +157,7 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path) -> None:
         assert (token[~drawn] == -1).all()
         assert finish[drawn].tolist() == wanted.finish[drawn].tolist()
     assert mixed >= 1 and controlled >= 2
+    assert bool(whole) == suited
 
 
 def test_sizes() -> None:

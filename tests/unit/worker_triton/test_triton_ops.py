@@ -11,6 +11,8 @@ from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
+from quire_worker.ops.triton import attention_plan, triton_ops
+from quire_worker.ops.triton.fresh_attention import Fresh, padded_length
 from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
@@ -40,8 +42,8 @@ def close(got: Tensor, wanted: Tensor) -> bool:
     return bool((got - wanted).norm() <= bound * wanted.norm())
 
 
-def make(shape: HeadShape, splits: int = 1) -> TritonOps:
-    return TritonOps(shape, DEVICE, Products({}), splits)
+def make(shape: HeadShape) -> TritonOps:
+    return TritonOps(shape, DEVICE, Products({}))
 
 
 PLAIN = HeadShape(4, 2, 32, 0.3)
@@ -116,7 +118,11 @@ SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(8, 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("normed", [True, False])
-def test_rope_and_page_write(shape: HeadShape, normed: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("many", [1, 1000])
+def test_rope_and_page_write(
+    shape: HeadShape, normed: bool, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_ops, "_MANY_ROWS", many)
     case = Case(shape, 16, ints(3, 40, 0), ints(1, 5, 17), dtype)
     ops, reference = make(shape), TorchOps(shape, 16)
     args = (case.position, case.count, case.table)
@@ -139,16 +145,45 @@ def test_rope_and_page_write(shape: HeadShape, normed: bool, dtype: torch.dtype)
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize("splits", [1, 3])
-def test_attention(shape: HeadShape, window: int, splits: int, dtype: torch.dtype) -> None:
-    case = Case(shape, 16, ints(0, 15, 16, 70, 0, 33), ints(1, 1, 1, 1, 40, 21), dtype)
-    ops, reference = make(shape, splits), TorchOps(shape, 16)
+@pytest.mark.parametrize("programs", [1, 12])
+def test_attention(
+    shape: HeadShape, window: int, programs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_plan, "_PROGRAMS", programs * shape.kv_heads)
+    case = Case(shape, 16, ints(0, 15, 16, 270, 0, 33), ints(1, 1, 1, 1, 40, 21), dtype)
+    ops, reference = make(shape), TorchOps(shape, 16)
     query = randn(case.rows, shape.heads * shape.head_dim, seed=9).to(dtype)
     plan = reference.plan(case.clean, case.rows, case.position, case.count, case.table)
     wanted = reference.paged_attention(query.float(), case.clean, 1, plan, shape, window)
     device_plan = ops.plan(case.poisoned, case.rows, case.position, case.count, case.table)
-    got = ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window)
-    assert close(got, wanted)
+    for _ in range(2):  # the counters of those who arrived are as they were
+        got = ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window)
+        assert close(got, wanted)
+    assert device_plan.shares is not None and (int(device_plan.shares[5].max()) > 2) == (programs > 1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", [HeadShape(4, 2, 32, 0.3), HeadShape(8, 8, 64, 0.125)])
+def test_a_fresh_prompt_needs_no_pages(shape: HeadShape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys are read where rope left them, beside another chunk's tiles and a row that decodes."""
+    monkeypatch.setattr(triton_ops, "_MANY_ROWS", 16)
+    case = Case(shape, 16, ints(20, 0, 33), ints(1, 40, 21), dtype)
+    ops, reference = make(shape), TorchOps(shape, 16)
+    fresh = Fresh(1, 40)
+    rows = 1 + padded_length(40)
+    qkv = torch.cat([case.qkv, torch.ones(rows - case.rows, case.qkv.shape[1]).to(dtype)])
+    args = (case.position, case.count, case.table)
+    wanted_pages, got_pages = case.clean.clone(), case.poisoned
+    plan = reference.plan(wanted_pages, rows, *args)
+    query = reference.qk_norm_rope_write(qkv.float().clone(), wanted_pages, 1, plan, shape, case.rope, case.norm)
+    wanted = reference.paged_attention(query, wanted_pages, 1, plan, shape, 0)
+    device_plan = ops.plan(got_pages, rows, *args)
+    assert device_plan.tile_sequence is not None
+    device_plan.tile_sequence[device_plan.tile_sequence == 1] = -1
+    device_plan.fresh = (fresh,)
+    query = ops.qk_norm_rope_write(qkv.to(DEVICE), got_pages, 1, device_plan, shape, case.rope_device, case.norm_device)
+    got = ops.paged_attention(query, got_pages, 1, device_plan, shape, 0)
+    assert close(got[: case.rows], wanted[: case.rows])
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -11,7 +11,7 @@ import queue
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +23,11 @@ from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.repetition_watch import RepetitionWatch
-from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
+from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
 from quire_worker.engine.step_runner import StepOutcome, failed_draws
+from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, Fresh
 from quire_worker.step import StepTiming
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from quire_worker.cuda.device_scores import PendingScores
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_graphs import StepGraph, StepGraphs
+    from quire_worker.ops.triton.fresh_attention import FreshPlans
     from quire_worker.step import Int32, StepBatch
 
 log = get_logger(__name__)
@@ -57,14 +59,23 @@ class _Flight:
 
 
 class CudaDevice:
-    """See Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`)."""
+    """See Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`), as those are that have no
+    graph's size; `fresh` None: all prompts are cut into tiles."""
 
-    def __init__(self, body: StepBody, tile_tokens: int, graphs: StepGraphs | None, stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self,
+        body: StepBody,
+        tiling: Tiling,
+        graphs: StepGraphs | None,
+        stream: torch.cuda.Stream,
+        fresh: FreshPlans | None,
+    ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._body = body
-        self._tile_tokens = tile_tokens
+        self._tiling = tiling
         self._graphs = graphs
         self._stream = stream
+        self._fresh = fresh
         words, results = body.uploaded.shape[0], body.results.shape[0]
         self._pinned = [torch.zeros(words, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._columns: list[Int32] = [buffer.numpy() for buffer in self._pinned]
@@ -105,8 +116,9 @@ class CudaDevice:
         self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, scores, took))
 
     def prepare(self) -> bool:
-        """See Device: capture a size that is missing."""
-        return self._graphs is not None and self._graphs.capture(1)
+        """See Device: capture a size, or plan a length, that is missing."""
+        left = self._graphs is not None and self._graphs.capture(1)
+        return left or (self._fresh is not None and self._fresh.make())
 
     def finished(self) -> list[StepOutcome]:
         """See Device."""
@@ -136,7 +148,16 @@ class CudaDevice:
 
     def _exact_layout(self, batch: StepBatch) -> StepLayout:
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
-        return StepLayout.of(_size_of(batch), self._tile_tokens, max(STOP_IDS, stops))
+        size, fresh = _size_of(batch), self._find_fresh(batch)
+        rows = max([size.rows, *(chunk.row + chunk.padded - size.decodes for chunk in fresh)])
+        return StepLayout.of(replace(size, rows=rows), self._tiling, max(STOP_IDS, stops), fresh)
+
+    def _find_fresh(self, batch: StepBatch) -> tuple[Fresh, ...]:
+        if self._fresh is None:
+            return ()
+        chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
+        first = np.cumsum(batch.count) - batch.count
+        return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
 
     def _logprobs(self, batch: StepBatch, layout: StepLayout, logits: torch.Tensor | None) -> PendingLogprobs | None:
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)

@@ -10,11 +10,12 @@ from torch import Tensor
 from quire_worker.cuda.cuda_device import CudaDevice
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graphs import StepGraphs
-from quire_worker.cuda.step_layout import STOP_IDS, StepLayout
+from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, graph_sizes
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.model.decoder import Decoder
-from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, TritonPlan
+from quire_worker.ops.triton.attention_plan import TritonPlan
+from quire_worker.ops.triton.fresh_attention import FreshPlans, padded_length
 
 # Graphs that are there before the first request: a second's worth where the kernels are compiled.
 _AT_START = 32
@@ -28,19 +29,20 @@ class CudaModel:
     pages: Tensor
 
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool = False) -> CudaDevice:
-        """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step that is captured."""
-        shape = self.decoder.head_shape
-        tile_tokens = max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads))
+        """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step."""
+        shape, windows = self.decoder.head_shape, any(self.decoder.spec.windows)
+        tiling = Tiling.of(shape)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
         chunks = max(MOST_CHUNKS, min(max_tokens, spec.num_slots))
-        largest = StepSize(spec.max_num_seqs, max_tokens, chunks, filtered=True, controlled=True)
-        words = StepLayout.of(largest, tile_tokens, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
+        largest = StepSize(spec.max_num_seqs, padded_length(max_tokens), chunks, filtered=True, controlled=True)
+        words = StepLayout.of(largest, tiling, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         graphs = None
         if not eager:
             sizes = graph_sizes(spec.max_num_seqs, max_tokens)
-            graphs = StepGraphs(body, tile_tokens, sizes, stream)
+            graphs = StepGraphs(body, tiling, sizes, stream)
             graphs.capture(_AT_START)
+        fresh = FreshPlans(shape, self.pages.device, max_tokens) if FreshPlans.suit(shape, windows) else None
         torch.cuda.synchronize()
-        return CudaDevice(body, tile_tokens, graphs, stream)
+        return CudaDevice(body, tiling, graphs, stream, fresh)

@@ -6,6 +6,7 @@ the plain twin of the graph. Results of a size lie at fixed places: tokens, then
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,15 +15,13 @@ from torch import Tensor
 from quire_worker.ops.triton.attention_plan import TritonPlan
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.feed import feed_tokens
+from quire_worker.ops.triton.fresh_attention import best_backend
+from quire_worker.ops.triton.key_shares import COLUMNS
 from quire_worker.ops.triton.sampling import DrawColumns, draw
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_layout import StepLayout
     from quire_worker.model.decoder import Decoder
-
-# Programs of decode attention that keep the device busy: two per multiprocessor of an H200.
-_PROGRAMS = 264
-_MOST_SPLITS = 16
 
 
 class StepBody:
@@ -34,6 +33,7 @@ class StepBody:
         device = pages.device
         self.uploaded = torch.zeros(words, dtype=torch.int32, device=device)
         self.last_token = torch.zeros(slots, dtype=torch.int32, device=device)
+        self._arrived = torch.zeros((slots, decoder.head_shape.kv_heads), dtype=torch.int32, device=device)
         self.results = torch.zeros(2 * sequences, dtype=torch.int32, device=device)
         self.logits: Tensor | None = None
         """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
@@ -45,7 +45,8 @@ class StepBody:
         views = self._views(layout)
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
         plan = self._plan(layout, views)
-        hidden = self.decoder.forward(token, self.pages, plan)
+        with best_backend(self.pages) if layout.fresh else contextlib.nullcontext():
+            hidden = self.decoder.forward(token, self.pages, plan)
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
         self.logits = self.decoder.logits(last)
         changed = self._changed(layout, views, self.logits) if size.controlled else None
@@ -92,9 +93,7 @@ class StepBody:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}
 
     def _plan(self, layout: StepLayout, views: dict[str, Tensor]) -> TritonPlan:
-        size, mixed = layout.size, bool(layout.size.rows)
-        programs = max(1, size.decodes) * self.decoder.head_shape.kv_heads
-        splits = max(1, min(_MOST_SPLITS, _PROGRAMS // programs))
+        size, mixed = layout.size, layout.size.chunks > len(layout.fresh)
         return TritonPlan(
             rows=size.total_rows,
             decodes=size.decodes,
@@ -102,11 +101,13 @@ class StepBody:
             sequence=views["row_sequence"],
             page_table=self.uploaded[layout.table_at :],
             table_width=views["table_width"],
-            splits=splits,
-            tile_tokens=layout.tile_tokens,
+            shares=views["share"].view(COLUMNS, -1) if size.decodes else None,
+            arrived=self._arrived,
+            tile_tokens=layout.tiling.tokens,
             tile_sequence=views["tile_sequence"] if mixed else None,
             tile_token=views["tile_token"] if mixed else None,
             first_row=views["first_row"] if mixed else None,
             first_position=views["position"] if mixed else None,
             count=views["count"] if mixed else None,
+            fresh=layout.fresh,
         )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_worker.cuda.step_layout import StepLayout
+from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, least_that_holds
 
 if TYPE_CHECKING:
@@ -40,9 +40,9 @@ class StepGraphs:
     """Belongs to the model thread. `stream` is the one that steps run on: a capture waits for no step, and no step for
     a capture."""
 
-    def __init__(self, body: StepBody, tile_tokens: int, sizes: Sequence[StepSize], stream: torch.cuda.Stream) -> None:
+    def __init__(self, body: StepBody, tiling: Tiling, sizes: Sequence[StepSize], stream: torch.cuda.Stream) -> None:
         self._body = body
-        self._tile_tokens = tile_tokens
+        self._tiling = tiling
         self._sizes = sizes
         self._missing = deque(size for size in sizes if size.in_advance)
         self._stream = stream
@@ -74,7 +74,7 @@ class StepGraphs:
         return self._graphs[size]
 
     def _capture(self, size: StepSize) -> StepGraph:
-        layout = StepLayout.of(size, self._tile_tokens)
+        layout = StepLayout.of(size, self._tiling)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
             # Columns of a step in which nobody runs: all rows are padding.

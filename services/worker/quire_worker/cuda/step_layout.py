@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs
+from quire_worker.ops.triton.fresh_attention import Fresh
+from quire_worker.ops.triton.key_shares import COLUMNS, most_shares, share_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire_worker.cuda.step_size import StepSize
+    from quire_worker.ops.interface import HeadShape
     from quire_worker.step import Bool, Float32, Int32, StepBatch
 
 _ALIGN = 4
@@ -31,18 +36,32 @@ _BY_SEQUENCE = (
 _BY_ROW = ("token", "fed", "row_position", "row_sequence")
 
 
+class Tiling(NamedTuple):
+    """How attention cuts its work: tokens of a prefill tile, and shares of keys that keep the device busy."""
+
+    tokens: int
+    programs: int
+
+    @classmethod
+    def of(cls, shape: HeadShape) -> Tiling:
+        """The tiling of a model's heads."""
+        return cls(max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads)), decode_programs(shape))
+
+
 @dataclass(frozen=True)
 class StepLayout:
     """Offsets and lengths, in int32, of each column."""
 
     size: StepSize
     stop_ids: int
-    tile_tokens: int
+    tiling: Tiling
     place: dict[str, tuple[int, int]]
     table_at: int
+    fresh: tuple[Fresh, ...] = ()
+    """Chunks without tiles; a captured layout has none."""
 
     @classmethod
-    def of(cls, size: StepSize, tile_tokens: int, stop_ids: int = STOP_IDS) -> StepLayout:
+    def of(cls, size: StepSize, tiling: Tiling, stop_ids: int = STOP_IDS, fresh: tuple[Fresh, ...] = ()) -> StepLayout:
         """The layout of a size."""
         place: dict[str, tuple[int, int]] = {}
         at = 0
@@ -52,12 +71,14 @@ class StepLayout:
             lengths["control"] = 2 * size.sequences
         lengths["stop_id"] = size.sequences * stop_ids
         lengths |= dict.fromkeys(_BY_ROW, size.total_rows)
+        if size.decodes:
+            lengths["share"] = COLUMNS * most_shares(size.decodes, tiling.programs)
         if size.rows:
-            lengths |= dict.fromkeys(("tile_sequence", "tile_token"), size.tiles(tile_tokens))
+            lengths |= dict.fromkeys(("tile_sequence", "tile_token"), size.tiles(tiling.tokens))
         for name, length in lengths.items():
             place[name] = (at, length)
             at += -(-length // _ALIGN) * _ALIGN
-        return cls(size, stop_ids, tile_tokens, place, at)
+        return cls(size, stop_ids, tiling, place, at, fresh)
 
     def words(self, table_width: int) -> int:
         """Length of the whole for tables of so many pages."""
@@ -66,7 +87,7 @@ class StepLayout:
     def pack_nobody(self, buffer: Tensor) -> None:
         """Write, into the device side, a step in which all rows are padding."""
         buffer[: self.words(1)] = 0
-        for name in ("slot", "stop_id", "row_position", "tile_sequence"):
+        for name in ("slot", "stop_id", "row_position", "tile_sequence", "share"):
             if name in self.place:
                 begin, length = self.place[name]
                 buffer[begin : begin + length] = -1
@@ -123,6 +144,9 @@ class StepLayout:
         stops = column("stop_id").reshape(size.sequences, self.stop_ids)
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
+        if size.decodes:
+            shares = column("share").reshape(COLUMNS, -1)
+            shares[:] = share_keys(batch.position[:decodes] + 1, shares.shape[1])
         self._pack_rows(batch, decodes, here, first, into)
         width = batch.page_table.shape[1]
         column("table_width")[0] = width
@@ -157,7 +181,12 @@ class StepLayout:
         if size.rows:
             tile_sequence, tile_token = column("tile_sequence"), column("tile_token")
             tile_sequence.fill(-1)
-            tiles = -(-count[decodes:] // self.tile_tokens)
+            tiled = count[decodes:].copy()
+            tiled[np.isin(first[decodes:] - decodes + size.decodes, [chunk.row for chunk in self.fresh])] = 0
+            tiles = -(-tiled // self.tiling.tokens)
             owner = np.repeat(np.arange(len(tiles)), tiles)
-            tile_sequence[: len(owner)] = size.decodes + owner
-            tile_token[: len(owner)] = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tile_tokens
+            begin = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tiling.tokens
+            # Those with the most keys first, lest they begin when the others end.
+            order = np.argsort(-(batch.position[decodes:][owner] + begin), kind="stable")
+            tile_sequence[: len(owner)] = size.decodes + owner[order]
+            tile_token[: len(owner)] = begin[order]

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 _FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _COARSE_STEP = 64
-_MIXED_DECODES = (0, 16, 64, 128, 256)
-_PREFILL_ROWS = (32, 128, 256, 512, 1024, 2048, 4096, 8192)
+_MIXED_DECODES = (0, 16, 64, 128, 192, 256, 384)
+# Larger steps keep the device busy for longer than their launches take: they need no graph, and no padding.
+_PREFILL_ROWS = (32, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
 MOST_CHUNKS = 64
 
 

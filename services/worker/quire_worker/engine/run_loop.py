@@ -61,6 +61,8 @@ class _Stop:
 _Item = _Attach | _Granted | _Detach | _Wake | _Drain | _Stop
 # How long the end waits for the model thread; a device that hangs must not keep the process.
 CLOSE_LIMIT_S = 5.0
+# Between the requests of a client that asks one after the other there is less.
+QUIET_S = 0.1
 
 
 class RunLoop:
@@ -75,6 +77,8 @@ class RunLoop:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
         self._newest: Session | None = None
+        # How long nothing may come in before the device is asked for what it has put off; None once there is nothing.
+        self._patience_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()
         self._vacant = threading.Event()
@@ -136,7 +140,7 @@ class RunLoop:
 
     def _main(self) -> None:
         try:
-            while self._take_in(wait=self._turn() and not self._engine.prepare()):
+            while self._take_in(wait=self._turn()):
                 pass
         except Exception as error:
             log.exception("the model thread failed")
@@ -173,15 +177,19 @@ class RunLoop:
         return report is None
 
     def _take_in(self, wait: bool) -> bool:
-        """Everything that has come in; False at the end."""
+        """Everything that has come in; False at the end. Where nothing comes for a while, the device may do what it
+        has put off."""
+        block = wait
         try:
             while True:
-                item = self._inbox.get(block=wait)
-                wait = False
+                item = self._inbox.get(block, self._patience_s)
+                block = False
                 if isinstance(item, _Stop):
                     return False
                 self._handle(item)
         except queue.Empty:
+            if block and not self._engine.prepare():
+                self._patience_s = None
             return True
 
     def _handle(self, item: _Item) -> None:

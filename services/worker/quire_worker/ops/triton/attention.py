@@ -1,4 +1,4 @@
-"""Launchers of attention: decoding rows by split keys, prefill chunks by tiles."""
+"""Launchers of attention: decoding rows by shares of keys, prefill chunks by tiles."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_splits_kernel
+from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
 
@@ -18,28 +18,30 @@ if TYPE_CHECKING:
 _DOT_ROWS = 16
 _DECODE_TILE = 32
 _PREFILL_TILE = 64
+_MERGED = 8
 
 
 def decode_attention(
     query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int, out: Tensor, pdl: bool
 ) -> None:
     """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size."""
-    rows = plan.decodes
+    if plan.shares is None:
+        return
     page = pages.shape[4]
-    tile = min(_DECODE_TILE, page)
-    grid = (rows, shape.kv_heads, plan.splits)
-    part_out = part_lse = out
-    if plan.splits > 1:
-        part_out = torch.empty((rows, shape.heads, plan.splits, shape.head_dim), dtype=torch.float32, device=out.device)
-        part_lse = torch.empty((rows, shape.heads, plan.splits), dtype=torch.float32, device=out.device)
-    decode_attention_kernel[grid](
+    shares = plan.shares.shape[1]
+    part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
+    part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
+    decode_attention_kernel[(shares, shape.kv_heads)](
         query,
         pages,
+        plan.shares,
+        plan.arrived,
         plan.position,
         plan.page_table,
         out,
         part_out,
         part_lse,
+        shares,
         shape.score_scale,
         shape.softcap,
         window,
@@ -48,24 +50,14 @@ def decode_attention(
         KV_HEADS=shape.kv_heads,
         DIM=shape.head_dim,
         PAGE=page,
-        TILE=tile,
-        SPLITS=plan.splits,
+        TILE=min(_DECODE_TILE, page),
         ROWS=max(_DOT_ROWS, power_of_two(shape.heads // shape.kv_heads)),
+        MERGED=_MERGED,
         CAPPED=shape.softcap > 0.0,
         WINDOWED=window > 0,
         STAGES=5,
         **options(pdl, num_warps=2),
     )
-    if plan.splits > 1:
-        merge_splits_kernel[(rows * shape.heads,)](
-            part_out,
-            part_lse,
-            out,
-            DIM=shape.head_dim,
-            SPLITS=plan.splits,
-            BLOCK=power_of_two(plan.splits),
-            **options(pdl, num_warps=1),
-        )
 
 
 def prefill_attention(

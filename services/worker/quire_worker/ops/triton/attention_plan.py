@@ -12,10 +12,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.fresh_attention import Fresh
+from quire_worker.ops.triton.key_shares import most_shares, share_keys
 from quire_worker.step import Int32
 
 PREFILL_ROWS = 64
 """Query rows of a prefill tile: tokens times the query heads of one KV head."""
+
+# Programs of decode attention that are resident at once: two per multiprocessor of an H200.
+_PROGRAMS = 264
 
 
 @dataclass(slots=True)
@@ -33,8 +39,10 @@ class TritonPlan:
     """[S * P], row after row."""
     table_width: Tensor
     """[1]: P, which a captured graph reads at each replay."""
-    splits: int
-    """Shares into which a decoding sequence's keys are divided."""
+    shares: Tensor | None
+    """[key_shares.COLUMNS, shares of keys of what decodes]; None where nothing decodes."""
+    arrived: Tensor
+    """[decodes or more, KV heads], zero between kernels."""
     tile_tokens: int
     tile_sequence: Tensor | None
     """[T], -1 for padding; None where nothing prefills."""
@@ -46,6 +54,10 @@ class TritonPlan:
     """[S]."""
     count: Tensor | None
     """[S]."""
+    fresh: tuple[Fresh, ...] = ()
+    """Chunks that are in no tile: torch's attention does them."""
+    turned: Tensor | None = None
+    """Of the layer at hand, where there is something fresh: qkv with its keys turned."""
 
     def addressing(self, pages: Tensor, layer: int) -> tuple[Tensor, int, int, int, int]:
         """What kernels find keys and values by: table_width, and the strides of a page and of a KV head, the offset of
@@ -54,10 +66,16 @@ class TritonPlan:
         return self.table_width, stride[0], stride[1], layer * stride[2], stride[3]
 
 
+def decode_programs(shape: HeadShape) -> int:
+    """Shares of keys that keep a device busy, whose programs also differ by KV head."""
+    return -(-_PROGRAMS // shape.kv_heads)
+
+
 def plan_step(
-    device: torch.device, rows: int, position: Int32, count: Int32, page_table: Int32, group: int, splits: int
+    device: torch.device, rows: int, position: Int32, count: Int32, page_table: Int32, shape: HeadShape
 ) -> TritonPlan:
-    """Eager planning from host columns; see Ops.plan. `group`: query heads per KV head."""
+    """Eager planning from host columns; see Ops.plan."""
+    group = shape.heads // shape.kv_heads
     decodes = int(np.flatnonzero(count > 1)[0]) if (count > 1).any() else len(count)
     sequence = np.zeros(rows, np.int32)
     at = np.full(rows, -1, np.int32)
@@ -73,6 +91,7 @@ def plan_step(
     def send(column: Int32) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)
 
+    shares = share_keys(position[:decodes] + 1, most_shares(decodes, decode_programs(shape)))
     return TritonPlan(
         rows=rows,
         decodes=decodes,
@@ -80,7 +99,8 @@ def plan_step(
         sequence=send(sequence),
         page_table=send(page_table),
         table_width=send(np.array([page_table.shape[1]], np.int32)),
-        splits=splits,
+        shares=send(shares) if decodes else None,
+        arrived=torch.zeros((decodes, shape.kv_heads), dtype=torch.int32, device=device),
         tile_tokens=tokens,
         tile_sequence=send(grid[:, 0]) if tiles else None,
         tile_token=send(grid[:, 1]) if tiles else None,

@@ -15,6 +15,7 @@ from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
 from quire_worker.ops.triton.attention import decode_attention, prefill_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
+from quire_worker.ops.triton.fresh_attention import fresh_attention
 from quire_worker.ops.triton.kernels.activation import activation_kernel
 from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
@@ -28,6 +29,9 @@ from quire_worker.sampling.sampler import sample
 from quire_worker.step import Int32, LogprobColumns
 
 _ELEMENTS = 1024
+# From so many rows on, a program of rope takes several.
+_MANY_ROWS = 1024
+_TOGETHER = 4
 
 
 class TritonOps:
@@ -36,12 +40,11 @@ class TritonOps:
     row_multiple = 1
     batch_invariant = False
 
-    def __init__(self, shape: HeadShape, device: torch.device, products: Products, splits: int = 1) -> None:
+    def __init__(self, shape: HeadShape, device: torch.device, products: Products) -> None:
+        self._shape = shape
         self._group = shape.heads // shape.kv_heads
         self._device = device
         self._products = products
-        self.splits = splits
-        """Of decode attention, for the steps to come; a captured graph keeps its own."""
         self.pdl = False
         """Whether kernels overlap with those before them, from the next call on."""
 
@@ -50,7 +53,7 @@ class TritonOps:
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
         """See `Ops.plan`."""
-        return plan_step(self._device, rows, position, count, page_table, self._group, self.splits)
+        return plan_step(self._device, rows, position, count, page_table, self._shape)
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
         """See `Ops.embedding`."""
@@ -85,7 +88,9 @@ class TritonOps:
         """See `Ops.qk_norm_rope_write`."""
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
         gains = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
-        qk_norm_rope_write_kernel[(qkv.shape[0], shape.kv_heads)](
+        rows = qkv.shape[0]
+        together = 1 if rows < _MANY_ROWS else _TOGETHER
+        qk_norm_rope_write_kernel[(-(-rows // together), shape.kv_heads)](
             qkv,
             *gains,
             rope.cos,
@@ -95,6 +100,7 @@ class TritonOps:
             plan.page_table,
             pages,
             query,
+            rows,
             0.0 if norm is None else norm.eps,
             *plan.addressing(pages, layer),
             HEADS=shape.heads,
@@ -103,8 +109,11 @@ class TritonOps:
             PAGE=pages.shape[4],
             NORM=norm is not None,
             PARTS=power_of_two(self._group + 2),
+            TOGETHER=together,
+            KEPT=bool(plan.fresh),
             **options(self.pdl, num_warps=2),
         )
+        plan.turned = qkv if plan.fresh else None
         return query
 
     def paged_attention(
@@ -112,9 +121,10 @@ class TritonOps:
     ) -> Tensor:
         """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them."""
         out = torch.empty_like(query)
-        if plan.decodes:
-            decode_attention(query, pages, layer, plan, shape, window, out, self.pdl)
+        decode_attention(query, pages, layer, plan, shape, window, out, self.pdl)
         prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl)
+        if plan.turned is not None:
+            fresh_attention(query, plan.turned, plan.fresh, shape, out)
         return out
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:

@@ -4,7 +4,8 @@ Under the interpreter bf16 arithmetic is silently wrong (Triton 3.6), so every l
 fed float32 there; on a device products take bf16.
 
 With PDL a kernel starts while the one before it still runs: `wait` returns once that one has ended and its writes are
-visible, so a kernel may read what no step writes (weights) before it, and nothing else. Each kernel must call it.
+visible, so a kernel may read what no step writes (weights), or was uploaded before the step, before it, and nothing
+else. Each kernel must call it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Attention of one query token per sequence over its pages, split over the keys, and the merge of the splits.
+"""Attention of one query token per sequence over its pages, the keys shared out among programs.
 
-Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its share of keys,
-the merge weighs the shares. All query heads of a KV head are rows of one product, so each key is read once.
+Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its share of keys.
+Whoever is the last of a sequence to end weighs the shares and writes the result, so that no second kernel is needed.
+All query heads of a KV head are rows of one product, so each key is read once.
 """
 
 from __future__ import annotations
@@ -12,15 +13,18 @@ import triton.language as tl
 from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["shares_count"])
 def decode_attention_kernel(
     query,
     pages,
+    shares,
+    arrived,
     position,
     page_table,
     out,
     part_out,
     part_lse,
+    shares_count,
     scale,
     softcap,
     window,
@@ -34,33 +38,41 @@ def decode_attention_kernel(
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
-    SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
+    MERGED: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [sequences, KV heads, SPLITS]. query [S, HEADS, DIM], position [S] of the token (negative: padding, zeros).
+    """Grid [shares_count, KV heads]. query [S, HEADS, DIM], position [S] of the token; shares as in key_shares.
 
-    TILE divides PAGE. ROWS: query heads per KV head, padded to 16. With SPLITS 1 it writes `out`, else part_out
-    [S, HEADS, SPLITS, DIM] float32 (normalised) and part_lse [S, HEADS, SPLITS], -inf where a split holds no key.
+    TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
+    part_out [shares_count, HEADS, DIM] float32 (normalised), and part_lse [shares_count, HEADS], -inf where a share
+    holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time.
     """
-    seq, kv, split = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    share, kv = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, DIM)
     key = tl.arange(0, TILE)
     real = row < GROUP
+    # What was uploaded before the step is there already, whatever the kernel before this one still writes.
+    owner = tl.load(shares + share)
+    first = tl.load(shares + shares_count + share)
+    end = tl.load(shares + 2 * shares_count + share)
+    part = tl.load(shares + 3 * shares_count + share)
+    begin = tl.load(shares + 4 * shares_count + share)
+    parts = tl.load(shares + 5 * shares_count + share)
+    width = tl.load(table_width)
     wait(PDL)
-    length = tl.load(position + seq) + 1
-    begin = tl.zeros_like(length)
+    if owner < 0:
+        return
+    seq = owner.to(tl.int64)
+    length = 0
     if WINDOWED:
-        begin = tl.maximum(length - window, 0) // TILE * TILE
-    tiles = (length - begin + TILE - 1) // TILE
-    share = (tiles + SPLITS - 1) // SPLITS
-    first = begin + split * share * TILE
-    end = tl.minimum(first + share * TILE, length)
+        length = tl.load(position + seq) + 1
+        first = tl.maximum(first, tl.maximum(length - window, 0) // TILE * TILE)
     q = tl.load(
         query + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :], mask=real[:, None], other=0.0
     ).to(tl.float32)
@@ -70,7 +82,7 @@ def decode_attention_kernel(
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DIM], tl.float32)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
-    table = page_table + seq * tl.load(table_width)
+    table = page_table + seq * width
     for start in tl.range(first, end, TILE, num_stages=STAGES):
         page = tl.load(table + start // PAGE).to(tl.int64)
         at = start + key
@@ -96,33 +108,53 @@ def decode_attention_kernel(
         most = larger
     let_next_start(PDL)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    head_of_row = seq * HEADS + kv * GROUP + row
-    if SPLITS == 1:
-        target = out + head_of_row[:, None] * DIM + lane[None, :]
+    target = out + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :]
+    if parts == 1:
         tl.store(target, result.to(out.dtype.element_ty), mask=real[:, None])
     else:
-        place = head_of_row * SPLITS + split
+        place = part * HEADS + kv * GROUP + row
         tl.store(part_out + place[:, None] * DIM + lane[None, :], result, mask=real[:, None])
         lse = tl.where(total > 0.0, most + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
         tl.store(part_lse + place, lse, mask=real)
+        tl.debug_barrier()  # all of the program's writes, before it says that it has arrived
+        if tl.atomic_add(arrived + seq * KV_HEADS + kv, 1, sem="acq_rel", scope="gpu") == parts - 1:
+            _merge(part_out, part_lse, out + seq * HEADS * DIM, begin, parts, kv * GROUP, HEADS, GROUP, DIM, MERGED)
+            tl.store(arrived + seq * KV_HEADS + kv, 0)
 
 
 @triton.jit
-def merge_splits_kernel(
-    part_out, part_lse, out, DIM: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+def _merge(
+    part_out,
+    part_lse,
+    out,
+    begin,
+    parts,
+    head,
+    HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    DIM: tl.constexpr,
+    MERGED: tl.constexpr,
 ):
-    """Grid [sequences * HEADS]: the splits of one head, weighed by their log2 sums. BLOCK: SPLITS to a power of two."""
-    head = tl.program_id(0).to(tl.int64)
-    split = tl.arange(0, BLOCK)
+    """The parts from `begin` on of GROUP heads from `head` on, weighed by their log2 sums. What other programs wrote is
+    read past the first cache, which knows nothing of it."""
     lane = tl.arange(0, DIM)
-    wait(PDL)
-    let_next_start(PDL)
-    lse = tl.load(part_lse + head * SPLITS + split, mask=split < SPLITS, other=float("-inf"))
-    most = tl.max(lse, axis=0)
-    weight = tl.where(lse > float("-inf"), tl.exp2(lse - tl.where(most > float("-inf"), most, 0.0)), 0.0)
-    total = tl.sum(weight, axis=0)
-    part = tl.load(
-        part_out + (head * SPLITS + split)[:, None] * DIM + lane[None, :], mask=(split < SPLITS)[:, None], other=0.0
-    )
-    merged = tl.sum(part * weight[:, None], axis=0) / tl.where(total > 0.0, total, 1.0)
-    tl.store(out + head * DIM + lane, merged.to(out.dtype.element_ty))
+    some = tl.arange(0, MERGED)
+    for h in tl.static_range(GROUP):
+        most = -1e30
+        total = 0.0
+        acc = tl.zeros([DIM], tl.float32)
+        for at in tl.range(0, parts, MERGED):
+            here = at + some < parts
+            place = (begin + at + some) * HEADS + head + h
+            lse = tl.load(part_lse + place, mask=here, other=float("-inf"), cache_modifier=".cg")
+            part = tl.load(
+                part_out + place[:, None] * DIM + lane[None, :], mask=here[:, None], other=0.0, cache_modifier=".cg"
+            )
+            larger = tl.maximum(most, tl.max(lse, axis=0))
+            weight = tl.exp2(lse - larger)
+            shrink = tl.exp2(most - larger)
+            total = total * shrink + tl.sum(weight, axis=0)
+            acc = acc * shrink + tl.sum(part * weight[:, None], axis=0)
+            most = larger
+        merged = acc / tl.where(total > 0.0, total, 1.0)
+        tl.store(out + (head + h) * DIM + lane, merged.to(out.dtype.element_ty))

@@ -8,7 +8,7 @@ import triton.language as tl
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def qk_norm_rope_write_kernel(
     qkv,
     query_gain,
@@ -20,6 +20,7 @@ def qk_norm_rope_write_kernel(
     page_table,
     pages,
     query,
+    rows,
     eps,
     table_width,
     page_stride,
@@ -32,21 +33,26 @@ def qk_norm_rope_write_kernel(
     PAGE: tl.constexpr,
     NORM: tl.constexpr,
     PARTS: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    KEPT: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, KV heads]: a program takes a row's query heads of one KV head, their key and their value.
+    """Grid [rows / TOGETHER, KV heads]: a program takes rows' query heads of one KV head, their key and their value.
 
     qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative: a padding row, which is
     written nowhere; sequence [R] row of page_table; pages as elements. PARTS: power of two above heads per KV head + 1.
+    KEPT: turned keys are also written back to qkv, for an attention that knows no pages.
     """
-    row, kv = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    kv = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     HALF: tl.constexpr = DIM // 2
-    part = tl.arange(0, PARTS)
+    each = tl.arange(0, TOGETHER * PARTS)
+    part = each % PARTS
+    row = tl.program_id(0).to(tl.int64) * TOGETHER + each // PARTS
     lane = tl.arange(0, HALF)
     is_query, is_key, is_value = part < GROUP, part == GROUP, part == GROUP + 1
     head = tl.where(is_query, kv * GROUP + part, tl.where(is_key, HEADS + kv, HEADS + KV_HEADS + kv))
-    real = (part < GROUP + 2)[:, None] & (lane < HALF)[None, :]
+    real = ((part < GROUP + 2) & (row < rows))[:, None] & (lane < HALF)[None, :]
     if NORM:
         q1 = tl.load(query_gain + lane).to(tl.float32)
         q2 = tl.load(query_gain + HALF + lane).to(tl.float32)
@@ -54,9 +60,9 @@ def qk_norm_rope_write_kernel(
         k2 = tl.load(key_gain + HALF + lane).to(tl.float32)
     wait(PDL)
     let_next_start(PDL)
-    at = tl.load(position + row)
+    at = tl.load(position + row, mask=row < rows, other=-1)
     place = tl.maximum(at, 0)
-    source = qkv + row * ((HEADS + 2 * KV_HEADS) * DIM) + head[:, None] * DIM + lane[None, :]
+    source = qkv + (row * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM)[:, None] + lane[None, :]
     first = tl.load(source, mask=real, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=real, other=0.0).to(tl.float32)
     turned = (is_query | is_key)[:, None]
@@ -66,18 +72,23 @@ def qk_norm_rope_write_kernel(
         gain2 = tl.where(is_query[:, None], q2[None, :], k2[None, :])
         first = tl.where(turned, first * inverse * gain1, first)
         second = tl.where(turned, second * inverse * gain2, second)
-    c = tl.load(cos + place.to(tl.int64) * HALF + lane).to(tl.float32)[None, :]
-    s = tl.load(sin + place.to(tl.int64) * HALF + lane).to(tl.float32)[None, :]
+    angle = (place.to(tl.int64) * HALF)[:, None] + lane[None, :]
+    c = tl.load(cos + angle).to(tl.float32)
+    s = tl.load(sin + angle).to(tl.float32)
     low = tl.where(turned, first * c - second * s, first)
     high = tl.where(turned, second * c + first * s, second)
     wanted = is_query[:, None] & real
-    target = query + row * (HEADS * DIM) + head[:, None] * DIM + lane[None, :]
+    target = query + (row * (HEADS * DIM) + head * DIM)[:, None] + lane[None, :]
     tl.store(target, low.to(query.dtype.element_ty), mask=wanted)
     tl.store(target + HALF, high.to(query.dtype.element_ty), mask=wanted)
-    of = tl.load(sequence + row).to(tl.int64)
-    page = tl.load(page_table + of * tl.load(table_width) + place // PAGE).to(tl.int64)
-    written = (is_key | is_value)[:, None] & (at >= 0)
-    cell = pages + page * page_stride + kv.to(tl.int64) * head_stride + layer_offset + (place % PAGE) * DIM
-    cell = cell + tl.where(is_value, value_offset, 0)[:, None] + lane[None, :]
+    if KEPT:
+        kept = is_key[:, None] & real
+        tl.store(source, low.to(qkv.dtype.element_ty), mask=kept)
+        tl.store(source + HALF, high.to(qkv.dtype.element_ty), mask=kept)
+    of = tl.load(sequence + row, mask=row < rows, other=0).to(tl.int64)
+    page = tl.load(page_table + of * tl.load(table_width) + place // PAGE, mask=row < rows, other=0).to(tl.int64)
+    written = ((is_key | is_value) & (at >= 0))[:, None] & real
+    cell = page * page_stride + kv.to(tl.int64) * head_stride + layer_offset + (place % PAGE) * DIM
+    cell = (pages + cell + tl.where(is_value, value_offset, 0))[:, None] + lane[None, :]
     tl.store(cell, low.to(pages.dtype.element_ty), mask=written)
     tl.store(cell + HALF, high.to(pages.dtype.element_ty), mask=written)

@@ -1,0 +1,116 @@
+"""Attention of long prompts that begin in a step: their keys are all here, so torch's own (cuDNN on Hopper) can do it.
+
+It knows no pages: keys and values are read where the product left them. Lengths are padded, since a plan is made for
+each length: what lies behind a prompt is seen by padding alone, for attention is causal. Not for captured graphs, nor
+for windows and soft caps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from quire_worker.ops.interface import HeadShape
+
+LEAST_TOKENS = 2048
+"""Shorter prompts are better off together, as tiles of one kernel."""
+PIECE = 256
+
+
+class Fresh(NamedTuple):
+    """A prompt's first chunk: its first row, and its tokens."""
+
+    row: int
+    tokens: int
+
+    @property
+    def padded(self) -> int:
+        """Rows that are computed."""
+        return padded_length(self.tokens)
+
+
+def padded_length(tokens: int) -> int:
+    """The length whose plan serves so many tokens."""
+    return -(-tokens // PIECE) * PIECE
+
+
+def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, out: Tensor) -> None:
+    """Rows of the chunks of query [R, Q D] into those of out; qkv [R, (Q + 2 K) D] with turned keys. Every chunk's
+    padded rows lie within R, and hold numbers. On a GPU two chunks run at a time: at its end, one leaves half idle."""
+    if len(fresh) < 2 or not query.is_cuda:
+        for chunk in fresh:
+            _attend(query, qkv, chunk, shape, out)
+        return
+    here, beside = torch.cuda.current_stream(), _second_stream()
+    beside.wait_stream(here)
+    for index, chunk in enumerate(fresh):
+        with torch.cuda.stream(beside if index % 2 else here):
+            _attend(query, qkv, chunk, shape, out)
+    here.wait_stream(beside)
+
+
+def _attend(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape, out: Tensor) -> None:
+    heads, dim = shape.heads, shape.head_dim
+    keys = heads * dim
+    values = keys + shape.kv_heads * dim
+    rows = slice(chunk.row, chunk.row + chunk.padded)
+    q, k, v = (
+        each.view(1, chunk.padded, -1, dim).transpose(1, 2)
+        for each in (query[rows], qkv[rows, keys:values], qkv[rows, values:])
+    )
+    done = functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, scale=shape.score_scale, enable_gqa=heads != shape.kv_heads
+    )
+    attended = done.transpose(1, 2).reshape(chunk.padded, keys)
+    out[chunk.row : chunk.row + chunk.tokens].copy_(attended[: chunk.tokens])
+
+
+@functools.cache
+def _second_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+
+
+@contextlib.contextmanager
+def best_backend(like: Tensor) -> Iterator[None]:
+    """What `fresh_attention` is called in: the library's fastest for tensors like this one."""
+    if like.is_cuda and like.dtype == torch.bfloat16:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            yield
+    else:
+        yield
+
+
+class FreshPlans:
+    """The plans of a model's fresh prompts, made one by one while there is time: the first call of a length takes tens
+    of milliseconds."""
+
+    def __init__(self, shape: HeadShape, device: torch.device, most_tokens: int) -> None:
+        self._shape = shape
+        self._device = device
+        self._missing = list(range(padded_length(LEAST_TOKENS), padded_length(most_tokens) + 1, PIECE))
+
+    @staticmethod
+    def suit(shape: HeadShape, windows: bool) -> bool:
+        """Whether a model's attention can be done so."""
+        return not windows and shape.softcap <= 0.0 and shape.head_dim <= 128 and shape.head_dim % 8 == 0
+
+    @torch.inference_mode()
+    def make(self) -> bool:
+        """Make the next plan; whether some are left."""
+        if self._missing:
+            tokens, shape = self._missing.pop(0), self._shape
+            width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+            qkv = torch.zeros((tokens, width), dtype=torch.bfloat16, device=self._device)
+            query = qkv[:, : shape.heads * shape.head_dim].contiguous()
+            with best_backend(query):
+                fresh_attention(query, qkv, (Fresh(0, tokens),), shape, torch.empty_like(query))
+        return bool(self._missing)
