@@ -70,10 +70,7 @@ class Replica:
         self.info = loaded.info
         self._loaded = loaded
         self._mover = _make_mover(config, loaded)
-        spec, depth = (
-            loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots),
-            1 if config.lockstep else DEPTH,
-        )
+        spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots)
         self._device = loaded.make_device(spec, config.lockstep)
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), 1 if config.lockstep else DEPTH)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
