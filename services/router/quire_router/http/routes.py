@@ -10,6 +10,8 @@ from starlette.routing import Route, Router
 from quire_router.http.chat_format import ChatFormat
 from quire_router.http.completion_format import CompletionFormat
 from quire_router.http.generate import GenerateEndpoint, Serving
+from quire_router.http.messages_format import MessagesFormat
+from quire_router.http.messages_parse import parse_messages
 from quire_router.http.parse import parse_chat, parse_completion
 from quire_router.http.sampling_params import parse_tokens
 from quire_router.http.text_routes import TextRoutes
@@ -41,11 +43,14 @@ def make_routes(
     completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
     chat = GenerateEndpoint(serving, parse_chat, ChatFormat)
     tokens = GenerateEndpoint(serving, parse_tokens, TokenFormat)
+    messages = GenerateEndpoint(serving, parse_messages, MessagesFormat)
     text = TextRoutes(serving, catalog, tokenizer, token_bytes)
     routes = [
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
         Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),
         Route("/inference/v1/generate", tokens, methods=["POST"], name="tokens"),
+        Route("/v1/messages", messages, methods=["POST"], name="messages"),
+        Route("/v1/messages/count_tokens", text.count_tokens, methods=["POST"]),
         Route("/tokenize", text.tokenize, methods=["POST"]),
         Route("/detokenize", text.detokenize, methods=["POST"]),
         Route("/v1/completions/render", text.render_completion, methods=["POST"]),

@@ -181,6 +181,34 @@ TOKENIZE_CHAT: Mapping[str, Field] = {
 
 DETOKENIZE: Mapping[str, Field] = {"model": SAMPLING["model"], "tokens": Field("any")}
 
+# Anthropic's. What it shares with the others has their names in a job.
+COUNT_TOKENS: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "messages": CHAT["messages"],
+    "system": Field("any"),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "tools": _later([]),
+    "tool_choice": _later({"type": "auto"}, {"type": "none"}),
+    "thinking": _later({"type": "disabled"}),
+    "output_config": _later({}),
+    "mcp_servers": _later([]),
+    "context_management": _later({}),
+}
+
+MESSAGES: Mapping[str, Field] = {
+    **COUNT_TOKENS,
+    "max_tokens": Field("int", low=1, high=MAX_INT32),
+    "stop_sequences": SAMPLING["stop"],
+    "stream": SAMPLING["stream"],
+    "temperature": SAMPLING["temperature"],
+    "top_p": SAMPLING["top_p"],
+    "top_k": SAMPLING["top_k"],
+    "metadata": _HINT,
+    "service_tier": _HINT,
+    "inference_geo": _HINT,
+    "container": _later(),
+}
+
 STREAM_OPTIONS: Mapping[str, Field] = {
     "include_usage": Field("bool", False),
     "continuous_usage_stats": Field("bool", False),

@@ -13,6 +13,7 @@ from quire_router.core.job import ChatPrompt
 from quire_router.http.exchange import exchange_of
 from quire_router.http.fields import check_fields
 from quire_router.http.logprob_format import token_text
+from quire_router.http.messages_parse import parse_count
 from quire_router.http.parse import chat_prompt, parse_chat, parse_completion
 from quire_router.http.prompts import required, token_prompt
 from quire_router.http.sampling_params import sampling_params_of
@@ -70,6 +71,12 @@ class TextRoutes:
         ids = token_prompt(required(values, "tokens"), "tokens").ids
         text = await self._tokenizer.decode(ids, skip_special_tokens=False) if len(ids) else ""
         return _json({"prompt": text})
+
+    async def count_tokens(self, request: Request) -> Response:
+        """Anthropic's: how many tokens the input of a message has."""
+        model, prompt = parse_count(await self._serving.read(request.scope, request.receive))
+        self._catalog.resolve(model)
+        return _json({"input_tokens": len(await self._render(prompt, _context(request)))})
 
     async def render_chat(self, request: Request) -> Response:
         """What /v1/chat/completions would ask of an engine: a body for /inference/v1/generate."""
