@@ -21,7 +21,9 @@ class RouterConfig(ServiceConfig):
     api_key_file: str = option("", "YAML file of keys with digests, scopes and limits, or one API key per line")
     requests_per_minute: int = option(0, "limit of a key that has none of its own; 0: none", at_least=0)
     tokens_per_minute: int = option(0, "the same of prompt and generated tokens together", at_least=0)
-    redis: str = option("", "redis://host:port/db in which routers share rate limits; empty: each has its own")
+    redis: str = option(
+        "", "redis://host:port/db in which routers share rate limits and responses; empty: each has its own"
+    )
     served_model_name: tuple[str, ...] = option((), "names that clients may ask for; default: the model's own")
     schedulers: tuple[str, ...] = option((), "addresses of schedulers, for static discovery")
     tokenizers: tuple[str, ...] = option((), "addresses of tokenizers, for static discovery")
@@ -47,6 +49,10 @@ class RouterConfig(ServiceConfig):
     client_stall_s: float = option(
         120.0, "a client that takes nothing of its answer for so long is dropped; 0: never", at_least=0
     )
+    responses_max_mib: int = option(
+        64, "memory for kept responses (/v1/responses), in Redis for one of them; 0: none are kept", at_least=0
+    )
+    responses_ttl_s: float = option(86_400.0, "how long a response is kept", at_least=1)
     allowed_origins: tuple[str, ...] = option((), "origins whose web pages may read answers; '*': any (CORS)")
     allowed_methods: tuple[str, ...] = option(("GET", "POST", "DELETE"), "methods that such pages may use")
     allowed_headers: tuple[str, ...] = option(("*",), "headers that such pages may send; '*': any")

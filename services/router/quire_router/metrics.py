@@ -50,6 +50,11 @@ attempts = metrics.histogram(
     "quire_router_sequence_attempts", "Engines that a sequence was given.", buckets=(1, 2, 3, 4, 6, 8, 16)
 )
 
+responses_kept_bytes = metrics.gauge("quire_router_responses_kept_bytes", "Responses kept in this process.")
+responses_dropped = metrics.counter(
+    "quire_router_responses_dropped_total", "Responses that are not kept, or no more before their time.", ("reason",)
+)
+
 
 class PlainHistogram:
     """A histogram of the event loop alone: no locks, no labels, a bisection and two additions per value."""

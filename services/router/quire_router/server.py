@@ -23,6 +23,7 @@ from quire_router.engine.waiting_room import WaitingRoom
 from quire_router.http.cors import make_cors
 from quire_router.http.edge import Edge
 from quire_router.http.parse import Limits
+from quire_router.http.responses.store import make_store
 from quire_router.http.routes import make_routes
 from quire_router.http.server import HttpServer
 from quire_router.http.status import StatusRoutes
@@ -89,8 +90,16 @@ class RouterService:
         )
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
+        self._responses = make_store(config)
         self.routes = make_routes(
-            config, self._pipeline, self._catalog, tokenizer, token_bytes, self._status, with_metrics=with_metrics
+            config,
+            self._pipeline,
+            self._catalog,
+            tokenizer,
+            token_bytes,
+            self._status,
+            self._responses,
+            with_metrics=with_metrics,
         )
         edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes, cors=make_cors(config))
         self.http = HttpServer(
@@ -156,6 +165,8 @@ class RouterService:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.fleet.close()
         await self.pool.close()
+        if self._responses is not None:
+            await self._responses.close()
         await self._rates.close()
 
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:

@@ -13,6 +13,7 @@ from quire_router.http.generate import GenerateEndpoint, Serving
 from quire_router.http.messages_format import MessagesFormat
 from quire_router.http.messages_parse import parse_messages
 from quire_router.http.parse import parse_chat, parse_completion
+from quire_router.http.responses.endpoint import ResponseRoutes
 from quire_router.http.sampling_params import parse_tokens
 from quire_router.http.text_routes import TextRoutes
 from quire_router.http.token_format import TokenFormat
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from quire_router.config import RouterConfig
     from quire_router.core.catalog import Catalog
     from quire_router.core.pipeline import Pipeline
+    from quire_router.http.responses.store import ResponseStore
     from quire_router.http.status import StatusRoutes
     from quire_router.text.token_bytes import TokenBytes
     from quire_router.text.tokenizer_client import TokenizerClient
@@ -35,6 +37,7 @@ def make_routes(
     tokenizer: TokenizerClient,
     token_bytes: TokenBytes,
     status: StatusRoutes,
+    responses_store: ResponseStore | None,
     *,
     with_metrics: bool,
 ) -> Router:
@@ -44,11 +47,16 @@ def make_routes(
     chat = GenerateEndpoint(serving, parse_chat, ChatFormat)
     tokens = GenerateEndpoint(serving, parse_tokens, TokenFormat)
     messages = GenerateEndpoint(serving, parse_messages, MessagesFormat)
+    responses = ResponseRoutes(serving, responses_store)
     text = TextRoutes(serving, catalog, tokenizer, token_bytes)
     routes = [
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
         Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),
         Route("/inference/v1/generate", tokens, methods=["POST"], name="tokens"),
+        Route("/v1/responses", responses, methods=["POST"], name="responses"),
+        Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
+        Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
+        Route("/v1/responses/{response_id}/cancel", responses.cancel, methods=["POST"]),
         Route("/v1/messages", messages, methods=["POST"], name="messages"),
         Route("/v1/messages/count_tokens", text.count_tokens, methods=["POST"]),
         Route("/tokenize", text.tokenize, methods=["POST"]),

@@ -209,6 +209,59 @@ MESSAGES: Mapping[str, Field] = {
     "container": _later(),
 }
 
+# OpenAI's Responses API.
+RESPONSES: Mapping[str, Field] = {
+    **{
+        name: SAMPLING[name]
+        for name in (
+            "model",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "stop",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "priority",
+            "request_id",
+            "cache_salt",
+            "ignore_eos",
+            "min_tokens",
+            "stream",
+            "timeout_s",
+            "user",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        )
+    },
+    "input": Field("any"),
+    "instructions": Field("string"),
+    "max_output_tokens": Field("int", low=1, high=MAX_INT32),
+    "previous_response_id": Field("string", max_items=MAX_ID_CHARS),
+    "store": Field("bool"),
+    "background": Field("bool", False),
+    "include": Field("strings", (), high=MAX_ID_CHARS, max_items=16),
+    "top_logprobs": Field("int", low=0, high=MAX_INT32),
+    "text": Field("object"),
+    "truncation": Field("string", "disabled"),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "stream_options": _later({}, {"include_obfuscation": False}),
+    "tools": _later([]),
+    "tool_choice": _later("none", "auto"),
+    "parallel_tool_calls": _later(True, False),
+    "max_tool_calls": _later(),
+    "reasoning": _later({}, {"effort": None, "summary": None}),
+    "conversation": _later(),
+    "prompt": _later(),
+}
+
+RESPONSE_TEXT: Mapping[str, Field] = {"format": _later({"type": "text"}), "verbosity": _later("medium")}
+
 STREAM_OPTIONS: Mapping[str, Field] = {
     "include_usage": Field("bool", False),
     "continuous_usage_stats": Field("bool", False),

@@ -1,0 +1,163 @@
+"""Where responses are kept: in this process within bounds, or in Redis for all routers. Values are bytes to it.
+
+A response is its tenant's alone. What is kept goes after `ttl_s`, in memory also when room is needed, oldest first.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any, Protocol
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from quire_common.errors import Unavailable
+from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
+
+if TYPE_CHECKING:
+    from quire_router.config import RouterConfig
+
+log = get_logger(__name__)
+
+
+class ResponseStore(Protocol):
+    """`shared`: other routers see what is put here. Nothing blocks the event loop."""
+
+    shared: bool
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """What was put; None where it is not there (any more). Raises Unavailable."""
+
+    async def put(self, tenant: str, response_id: str, value: bytes) -> None:
+        """Keep it. Where that fails it is logged and counted: the response itself is not in danger."""
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """Forget it; whether it was there. Raises Unavailable."""
+
+    async def close(self) -> None:
+        """Release connections."""
+
+
+class MemoryStore:
+    """At most `max_bytes`; a value that is longer alone is not kept."""
+
+    shared = False
+
+    def __init__(self, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_s = ttl_s
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """See ResponseStore."""
+        self._expire()
+        found = self._kept.get((tenant, response_id))
+        return found[1] if found is not None else None
+
+    async def put(self, tenant: str, response_id: str, value: bytes) -> None:
+        """See ResponseStore."""
+        self._drop((tenant, response_id))
+        self._expire()
+        if len(value) > self._max_bytes:
+            metrics.responses_dropped.labels("too_large").inc()
+            return
+        while self._bytes + len(value) > self._max_bytes:
+            self._drop(next(iter(self._kept)))
+            metrics.responses_dropped.labels("no_room").inc()
+        self._kept[tenant, response_id] = (time.monotonic() + self._ttl_s, value)
+        self._bytes += len(value)
+        self._tell()
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """See ResponseStore."""
+        found = self._drop((tenant, response_id))
+        self._tell()
+        return found
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+    def _expire(self) -> None:
+        """They expire in the order in which they came."""
+        now_s = time.monotonic()
+        while self._kept:
+            key, (until_s, _) = next(iter(self._kept.items()))
+            if until_s > now_s:
+                break
+            self._drop(key)
+        self._tell()
+
+    def _drop(self, key: tuple[str, str]) -> bool:
+        found = self._kept.pop(key, None)
+        if found is None:
+            return False
+        self._bytes -= len(found[1])
+        return True
+
+    def _tell(self) -> None:
+        metrics.responses_kept_bytes.set(self._bytes)
+
+
+class RedisStore:
+    """One value per response, with a lifetime."""
+
+    shared = True
+
+    def __init__(self, url: str, max_bytes: int, ttl_s: float) -> None:
+        self._max_bytes = max_bytes
+        self._ttl_ms = max(1, round(ttl_s * 1000))
+        self._redis: Any = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)  # untyped in part
+
+    async def get(self, tenant: str, response_id: str) -> bytes | None:
+        """See ResponseStore."""
+        try:
+            found: bytes | None = await self._redis.get(_key(tenant, response_id))
+        except (RedisError, OSError) as error:
+            raise _gone() from error
+        return found
+
+    async def put(self, tenant: str, response_id: str, value: bytes) -> None:
+        """See ResponseStore."""
+        if len(value) > self._max_bytes:
+            metrics.responses_dropped.labels("too_large").inc()
+            return
+        try:
+            await self._redis.set(_key(tenant, response_id), value, px=self._ttl_ms)
+        except (RedisError, OSError) as error:
+            metrics.responses_dropped.labels("redis").inc()
+            log.warning("a response was not kept", reason=type(error).__name__)
+
+    async def delete(self, tenant: str, response_id: str) -> bool:
+        """See ResponseStore."""
+        try:
+            return bool(await self._redis.delete(_key(tenant, response_id)))
+        except (RedisError, OSError) as error:
+            raise _gone() from error
+
+    async def close(self) -> None:
+        """See ResponseStore."""
+        await self._redis.aclose()
+
+
+def make_store(config: RouterConfig) -> ResponseStore | None:
+    """As configured; None where nothing is to be kept."""
+    most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
+    if not most:
+        return None
+    return RedisStore(config.redis, most, ttl_s) if config.redis else MemoryStore(most, ttl_s)
+
+
+def _key(tenant: str, response_id: str) -> str:
+    return f"quire:response:{tenant}:{response_id}"
+
+
+def _gone() -> Unavailable:
+    return Unavailable(
+        "RESPONSE_STORE_UNAVAILABLE",
+        "The store of responses does not answer.",
+        "Retry; look after the router's Redis.",
+        retry_after_s=1.0,
+    )
