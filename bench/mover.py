@@ -33,6 +33,7 @@ from quire_worker.engine.moves import Mover
 from quire_worker.mover.carrier import KvStoreCarrier
 from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.setup import DEFAULT_SLOTS, MoverSetup
+from quire_worker.mover.transports.transport_choice import CHOICES, TransportChoice
 from quire_worker.server import SWITCH_INTERVAL_S
 
 NAMESPACE = b"n" * 32
@@ -47,6 +48,7 @@ def main() -> int:
     parser.add_argument("--page-kib", type=int, nargs="+", default=[64, 2048])
     parser.add_argument("--pages-per-move", type=int, default=32)
     parser.add_argument("--slots", type=int, default=DEFAULT_SLOTS, help="slots of the ring")
+    parser.add_argument("--kv-transport", choices=CHOICES, default="auto", help="the process's; threads have gRPC")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=float, default=5.0, help="Python work of the model thread per boundary")
     options = parser.parse_args()
@@ -63,7 +65,7 @@ def measure(address: str, page_bytes: int, options: argparse.Namespace) -> dict[
     figures: dict[str, dict[str, list[float]]] = {}
     with grpc.insecure_channel(address) as channel:
         client = KvClient(channel, LIMIT_S)
-        movers = {arm: make(arm, address, client, pool, page_bytes, options.slots) for arm in ARMS}
+        movers = {arm: make(arm, address, client, pool, page_bytes, options) for arm in ARMS}
         try:
             for round_ in range(-1, options.rounds):  # the first one warms up
                 for busy in (False, True):
@@ -173,10 +175,19 @@ class Pool:
         self.bytes[1 : pages + 1] += 1
 
 
-def make(arm: str, address: str, client: KvClient, pool: Pool, page_bytes: int, slots: int) -> Mover:
+def make(arm: str, address: str, client: KvClient, pool: Pool, page_bytes: int, options: argparse.Namespace) -> Mover:
     if arm == "threads":
-        return ThreadMover(KvStoreCarrier(client, NAMESPACE, "uint8", page_bytes), pool)
-    setup = MoverSetup(address, NAMESPACE.hex(), "uint8", page_bytes, slots, log_format="pretty")
+        transports = TransportChoice.of("grpc", address, client)
+        return ThreadMover(KvStoreCarrier(client, transports, NAMESPACE, "uint8", page_bytes), pool)
+    setup = MoverSetup(
+        address,
+        NAMESPACE.hex(),
+        "uint8",
+        page_bytes,
+        options.slots,
+        log_format="pretty",
+        kv_transport=options.kv_transport,
+    )
     return MoverProcess.start(setup, pool)
 
 

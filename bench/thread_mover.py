@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.engine.moves import MoveResult
@@ -55,8 +55,48 @@ class ThreadMover:
     def _carry(self, move: PageMove) -> int:
         places = move.device_page.tolist()
         if move.kind == MoveKind.LOAD:
-            return self._carrier.load(move, lambda index, body: self._pool.write_page(places[index], body))
-        # A copy, as what is stored must not change on its way.
-        return self._carrier.store(
-            move, lambda indices: None, lambda index: memoryview(bytes(self._pool.read_page(places[index])))
-        )
+            return self._carrier.load(move, PoolLanding(self._pool, places))
+        return self._carrier.store(move, PoolShipment(self._pool, places))
+
+
+class PoolLanding:
+    """See Landing: over a buffer into the pool."""
+
+    def __init__(self, pool: PageBytes, places: list[int]) -> None:
+        self._pool = pool
+        self._places = places
+        self._buffer = bytearray(len(memoryview(pool.read_page(places[0])).cast("B")))
+        self.landed = 0
+
+    def room(self) -> memoryview:
+        return memoryview(self._buffer)
+
+    def land(self) -> None:
+        self._pool.write_page(self._places[self.landed], memoryview(self._buffer))
+        self.landed += 1
+
+
+class PoolShipment:
+    """See Shipment, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""
+
+    fd = -1
+
+    def __init__(self, pool: PageBytes, places: list[int]) -> None:
+        self._pool = pool
+        self._places = places
+        self.left: list[int] = []
+
+    def want(self, indices: Sequence[int]) -> None:
+        self.left = list(indices)
+
+    def ready(self, index: int) -> bool:
+        return True
+
+    def body(self, index: int) -> memoryview:
+        return memoryview(bytes(self._pool.read_page(self._places[index])))
+
+    def place(self, index: int) -> int:
+        raise NotImplementedError("it is in nobody's file")
+
+    def gone(self, index: int) -> None:
+        self.left.remove(index)

@@ -34,10 +34,11 @@ class DataClient:
         *,
         page: int = 0,
         offset: int = 0,
+        last: bool = False,
         header: bytes = bytes(128),
         fds: Sequence[int] = (),
     ) -> None:
-        head = Head(kind, self.handle, page, offset, len(payload), page_header=header)
+        head = Head(kind, self.handle, page, offset, len(payload), last, header)
         self.connection.send(head, self.seals, payload, fds)
 
     def arrived(self) -> Arrived | None:

@@ -92,9 +92,8 @@ def test_pages_go_over_the_data_port(running: Running) -> None:
         for index in range(7):
             data = body(A, index)
             client.send(Kind.PUT, data[:500], page=index, header=framed(A, index)[:HEADER_BYTES])
-            client.send(Kind.PUT, data[500:], page=index, offset=500)
-        client.send(Kind.SYNC)
-        assert client.answer()[0].page == 7
+            client.send(Kind.PUT, data[500:], page=index, offset=500, last=True)
+        assert [client.answer()[0].page for _ in range(7)] == list(range(7))
     done = running.stub.CommitPut(kvstore_pb2.CommitPutRequest(lease=told.lease), timeout=60)
     assert (done.stored, done.refused) == (7, 1)
     pages = dict(running.client.get_pages(running.client.lookup(A).lease))
@@ -103,17 +102,23 @@ def test_pages_go_over_the_data_port(running: Running) -> None:
     }
 
 
-def test_a_put_that_has_failed_is_told_so_at_its_end(running: Running) -> None:
+def test_a_page_that_is_refused_is_told_so_at_its_end(running: Running) -> None:
     told = begin(running)
     with over_tcp(told) as client:
-        client.send(Kind.PUT, body(A, 0), page=0, offset=64)
-        client.send(Kind.PUT, body(A, 1), page=1, header=framed(A, 1)[:HEADER_BYTES])
-        client.send(Kind.SYNC)
+        for _ in range(2):
+            client.send(Kind.PUT, body(A, 0)[:64], page=0, header=framed(A, 0)[:HEADER_BYTES])
+            client.send(Kind.PUT, body(A, 0)[65:], page=0, offset=65)
+            client.send(Kind.PUT, body(A, 0)[64:], page=0, offset=64, last=True)
+            assert client.refusal() == "BAD_PUT_FRAME"
+        client.send(Kind.PUT, body(A, 1), page=1, last=True, header=framed(A, 1)[:HEADER_BYTES])
+        assert client.answer()[0].page == 1, "others are not"
+        client.send(Kind.PUT, body(A, 0), page=0, last=True, header=framed(A, 0)[:HEADER_BYTES])
+        assert client.answer()[0].page == 0, "and it may be tried again"
+        client.send(Kind.PUT, body(A, 0), page=9, last=True, header=framed(A, 0)[:HEADER_BYTES])
         assert client.refusal() == "BAD_PUT_FRAME"
-        client.send(Kind.PUT, body(A, 1), page=1, header=framed(A, 1)[:HEADER_BYTES])
-        client.send(Kind.SYNC)
-        assert client.answer()[0].page == 1, "and it may be tried again"
-    running.client.release(told.lease)
+        running.client.release(told.lease)
+        client.send(Kind.PUT, body(A, 0), page=0, last=True, header=framed(A, 0)[:HEADER_BYTES])
+        assert client.refusal() == "LEASE_UNKNOWN"
 
 
 def test_big_pages_travel_in_parts() -> None:
@@ -248,9 +253,8 @@ def test_without_the_key_nothing_is_to_be_had(running: Running, path: str) -> No
     # A forged part of a put touches nothing of what has come.
     put = begin_of(running)
     with over_tcp(put) as writer:
-        writer.send(Kind.PUT, body(B, 0), page=0, header=framed(B, 0)[:HEADER_BYTES])
-        writer.send(Kind.SYNC)
-        assert writer.answer()[0].page == 1
+        writer.send(Kind.PUT, body(B, 0), page=0, last=True, header=framed(B, 0)[:HEADER_BYTES])
+        assert writer.answer()[0].kind is Kind.TAKEN
         with DataClient(("127.0.0.1", put.data_port), KEY, handle_of(put.lease_key)) as forger:
             forger.send(Kind.PUT, bytes(BODY_BYTES), page=0)
             ended(forger.connection.sock)

@@ -191,7 +191,8 @@ def test_a_move_is_a_span_of_its_request() -> None:
         spans = sink.wait_for(lambda spans: any(span.name == "store_pages" for span in spans), timeout_s=60)
     (span,) = [span for span in spans if span.name == "store_pages"]
     assert (span.service, span.trace_id, span.parent_id) == ("quire-worker", trace, parent)
-    assert {span.trace_id for span in spans} == {trace}  # the calls to the kvstore too
+    # The calls to the kvstore too, but for the question how pages will travel, which is nobody's.
+    assert {span.trace_id for span in spans if not span.name.endswith("/Stats")} == {trace}
 
 
 def test_a_put_that_is_abandoned_leaves_nothing() -> None:

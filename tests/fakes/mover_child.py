@@ -6,13 +6,13 @@ Where the folder holds `load.gate` or `store.gate` (see MoverRig.gate), each pag
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quire_common.credit import PageMove
 from quire_common.pages import PageCorrupt, PageKey, check_page, frame_page
 from quire_worker.mover.child import run_child
 from quire_worker.mover.setup import MoverSetup
+from quire_worker.mover.transports.transport import Landing, Shipment
 
 
 class FolderCarrier:
@@ -22,22 +22,25 @@ class FolderCarrier:
         self._dtype = setup.dtype
         self._page_bytes = setup.page_bytes
 
-    def store(self, move: PageMove, want: Callable[[Sequence[int]], None], read: Callable[[int], memoryview]) -> int:
+    transport = ""
+
+    def store(self, move: PageMove, shipment: Shipment) -> int:
         missing = [index for index, digest in enumerate(move.hashes) if not self._file(digest).exists()]
-        want(missing)
+        shipment.want(missing)
         framed = {}
         for index in missing:
-            body = read(index)
+            body = bytes(shipment.body(index))
             self._pass("store")
             key = PageKey(self._namespace, move.hashes[index])
             framed[self._file(move.hashes[index])] = frame_page(key, self._dtype, body) + body
+            shipment.gone(index)
         for path, data in framed.items():
             part = path.with_suffix(".part")  # it may be killed at any moment
             part.write_bytes(data)
             part.rename(path)
         return len(move.hashes)
 
-    def load(self, move: PageMove, write: Callable[[int, memoryview], None]) -> int:
+    def load(self, move: PageMove, landing: Landing) -> int:
         for index, digest in enumerate(move.hashes):
             self._pass("load")
             try:
@@ -45,7 +48,8 @@ class FolderCarrier:
                 body = check_page(framed, PageKey(self._namespace, digest), self._dtype, self._page_bytes)
             except PageCorrupt:
                 return index
-            write(index, body)
+            landing.room()[:] = body
+            landing.land()
         return len(move.hashes)
 
     def _file(self, digest: bytes) -> Path:

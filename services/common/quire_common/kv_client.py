@@ -6,7 +6,8 @@ treat PageCorrupt as a miss. All failures are QuireErrors; to a caller every one
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import contextlib
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
@@ -36,6 +37,29 @@ class Lookup:
     medium: str
     boot_id: int
     elapsed_us: int
+    access: DataAccess | None = None
+    """Of a direct lookup."""
+
+
+@dataclass(frozen=True)
+class DataAccess:
+    """How a lease's pages travel beside gRPC. `arena` and `data_port` are empty and 0 where that is no way. Offsets and
+    generations, of each page, are a lookup's."""
+
+    lease: bytes
+    key: bytes = field(default=b"", repr=False)
+    arena: str = ""
+    data_port: int = 0
+    offsets: tuple[int, ...] = ()
+    generations: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class BegunPut:
+    """Indices of the pages that the store wants, and the lease to put them under; an empty one where none is wanted."""
+
+    wanted: list[int]
+    access: DataAccess
 
 
 @dataclass(frozen=True)
@@ -64,10 +88,23 @@ class KvClient:
         *,
         lease_ms: int = 0,
         pin: bool = True,
+        direct: bool = False,
         context: common_pb2.RequestContext | None = None,
     ) -> Lookup:
-        """The longest stored prefix of the run."""
-        return _lookup(self._call(self._stub.LookupAndPin, _lookup_request(run, lease_ms, pin, context), context))
+        """The longest stored prefix of the run; `direct`: with the access that `attach` gives."""
+        request = _lookup_request(run, lease_ms, pin, context)
+        request.direct = direct
+        return _lookup(self._call(self._stub.LookupAndPin, request, context))
+
+    def attach(self, lease: bytes, context: common_pb2.RequestContext | None = None) -> DataAccess:
+        """How a lookup's pages travel beside gRPC; raises NotFound."""
+        request = kvstore_pb2.AttachRequest(context=context, lease=lease)
+        return _access(lease, self._call(self._stub.Attach, request, context))
+
+    def ways(self) -> DataAccess:
+        """Which ways there are, without a lease."""
+        told = self._call(self._stub.Stats, kvstore_pb2.StatsRequest(), None)
+        return DataAccess(b"", arena=told.arena, data_port=told.data_port)
 
     def get_pages(
         self,
@@ -113,24 +150,56 @@ class KvClient:
 
         On any failure the put is released, so that the store need not wait for its lease to expire.
         """
-        keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
-        begin = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
-        begun = self._call(self._stub.BeginPut, begin, context)
-        wanted = i32(begun.wanted, "wanted").tolist()
-        if not wanted:
+        begun = self.begin_put(run, page_bytes, lease_ms=lease_ms, context=context)
+        if not begun.wanted:
             return PutOutcome(0, 0, 0)
-        abandoned = list[Abandoned]()
+        with self.committing(begun, context) as put:
+            on_wanted(begun.wanted)
+            self.send_pages(begun.access.lease, run, dtype, begun.wanted, body, timeout_s=timeout_s, context=context)
+        return put[0]
+
+    def begin_put(
+        self, run: PageRun, page_bytes: int, *, lease_ms: int = 0, context: common_pb2.RequestContext | None = None
+    ) -> BegunPut:
+        """The first phase of a put. To be followed by `committing`, where anything is wanted."""
+        keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
+        request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
+        begun = self._call(self._stub.BeginPut, request, context)
+        return BegunPut(i32(begun.wanted, "wanted").tolist(), _access(begun.lease, begun))
+
+    @contextlib.contextmanager
+    def committing(
+        self, begun: BegunPut, context: common_pb2.RequestContext | None = None
+    ) -> Iterator[list[PutOutcome]]:
+        """Around the sending of a put's pages: commits them, or releases the put where sending fails. The outcome is in
+        the list afterwards."""
+        outcome: list[PutOutcome] = []
+        lease = begun.access.lease
         try:
-            on_wanted(wanted)
-            frames = _frames(begun.lease, run, dtype, wanted, body, abandoned)
-            self._call(self._stub.Put, frames, context, timeout_s)
-            if abandoned:
-                raise abandoned[0]
-            done = self._call(self._stub.CommitPut, kvstore_pb2.CommitPutRequest(lease=begun.lease), context)
+            yield outcome
+            done = self._call(self._stub.CommitPut, kvstore_pb2.CommitPutRequest(lease=lease), context)
         except BaseException:
-            self._try_release(begun.lease)
+            self._try_release(lease)
             raise
-        return PutOutcome(len(wanted), done.stored, done.refused)
+        outcome.append(PutOutcome(len(begun.wanted), done.stored, done.refused))
+
+    def send_pages(
+        self,
+        lease: bytes,
+        run: PageRun,
+        dtype: str,
+        indices: Sequence[int],
+        body: Callable[[int], PageBytes],
+        *,
+        timeout_s: float | None = None,
+        context: common_pb2.RequestContext | None = None,
+    ) -> None:
+        """Pages of a put, over gRPC; for `body` see `put_pages`."""
+        abandoned = list[Abandoned]()
+        frames = _frames(lease, run, dtype, indices, body, abandoned)
+        self._call(self._stub.Put, frames, context, timeout_s)
+        if abandoned:
+            raise abandoned[0]
 
     def renew(self, lease: bytes, lease_ms: int = 0) -> int:
         """Prolong a lease; returns its life in ms. Raises NotFound if it has ended."""
@@ -209,6 +278,14 @@ def _lookup_request(
     return kvstore_pb2.LookupAndPinRequest(context=context, keys=keys, lease_ms=lease_ms, no_pin=not pin)
 
 
+def _access(
+    lease: bytes,
+    told: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse | kvstore_pb2.BeginPutResponse,
+) -> DataAccess:
+    generations = () if isinstance(told, kvstore_pb2.BeginPutResponse) else tuple(told.generations)
+    return DataAccess(lease, told.lease_key, told.arena, told.data_port, tuple(told.offsets), generations)
+
+
 def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
     return Lookup(
         response.pages,
@@ -217,6 +294,7 @@ def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
         response.medium,
         response.epoch.boot_id,
         response.elapsed_us,
+        _access(response.lease, response) if response.lease_key else None,
     )
 
 

@@ -219,17 +219,23 @@ def check_page(framed: PageBytes, key: PageKey, dtype: str = "", length: int | N
     `dtype` and `length` are compared where given.
     """
     view = _bytes(framed)
-    header = PageHeader.unpack(view)
+    body = view[HEADER_BYTES:]
+    check_parts(view[:HEADER_BYTES], body, key, dtype, length)
+    return body
+
+
+def check_parts(head: PageBytes, body: PageBytes, key: PageKey, dtype: str = "", length: int | None = None) -> None:
+    """The same where header and body lie apart."""
+    head, body = _bytes(head), _bytes(body)
+    header = PageHeader.unpack(head)
     if header.key != key:
         raise PageCorrupt("the page carries another key")
     if dtype and header.dtype != dtype:
         raise PageCorrupt(f"the page holds {header.dtype}, not {dtype}")
-    body = view[HEADER_BYTES:]
     if header.length != len(body) or (length is not None and length != len(body)):
         raise PageCorrupt(f"the page has {len(body)} bytes, its header says {header.length}, expected {length}")
-    if header.checksum != _checksum(view[: _HEADER.size], body):
+    if header.checksum != _checksum(head[: _HEADER.size], body):
         raise PageCorrupt("the checksum does not match")
-    return body
 
 
 def _bytes(data: PageBytes) -> memoryview:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from quire_common.errors import NotFound, Overloaded
@@ -26,7 +26,7 @@ class Lease(Generic[H]):
     """`held` is what ends with it. `key` authenticates frames of data connections (see quire_common.kv_data)."""
 
     id: bytes
-    key: bytes
+    key: bytes = field(repr=False)
     held: H
     granted_ms: int
     deadline_s: float

@@ -46,6 +46,11 @@ class WorkerConfig(ServiceConfig):
     torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
     lockstep: bool = option(False, "form a step only when the one before has ended: the plain twin of free running")
     kvstore: str = option("", "host:port of a kvstore for page moves; empty: every move fails at once")
+    kv_transport: str = option(
+        "auto",
+        "how pages travel: where they lie (same host), data port, or gRPC; auto: the first of these that is open",
+        choices=("auto", "shm", "tcp", "grpc"),
+    )
     mover_ring_bytes: int = option(
         0, "memory that the mover process shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
     )

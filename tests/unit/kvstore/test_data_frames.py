@@ -89,9 +89,9 @@ def broken(call: Callable[[], object]) -> str:
 def test_what_is_sent_arrives(ends: Ends) -> None:
     first = Head(Kind.PUT, HANDLE, 3, 1 << 40, 5, True, bytes(range(128)))
     ends.client.send(first, ends.seals, b"hello")
-    ends.client.send(Head(Kind.SYNC, HANDLE), ends.seals)
+    ends.client.send(Head(Kind.DAMAGED, HANDLE), ends.seals)
     assert ends.take() == (first, b"hello")
-    assert ends.take() == (Head(Kind.SYNC, HANDLE), b"")
+    assert ends.take() == (Head(Kind.DAMAGED, HANDLE), b"")
     ends.store.send(Head(Kind.END, HANDLE, 7), ends.store_seals)
     arrived = ends.client.receive()
     assert arrived is not None and ends.client.admit(arrived, ends.seals).page == 7
@@ -115,21 +115,21 @@ def test_a_changed_payload_is_noticed(ends: Ends) -> None:
 
 
 def test_frames_come_once_and_in_order(ends: Ends, make_ends: Callable[..., Ends]) -> None:
-    one, two = ends.made(Head(Kind.SYNC, HANDLE, 1)), ends.made(Head(Kind.SYNC, HANDLE, 2))
+    one, two = ends.made(Head(Kind.DAMAGED, HANDLE, 1)), ends.made(Head(Kind.DAMAGED, HANDLE, 2))
     ends.raw.sendall(two + one)
     assert broken(ends.take) == "forged"
     again = make_ends()
     again.raw.sendall(one)
     assert broken(again.take) == "forged", "and it is worth nothing on another connection"
     third = make_ends()
-    frame = third.made(Head(Kind.SYNC, HANDLE))
+    frame = third.made(Head(Kind.DAMAGED, HANDLE))
     third.raw.sendall(frame + frame)
     third.take()
     assert broken(third.take) == "forged"
 
 
 def test_a_frame_is_not_sent_back_as_an_answer(ends: Ends) -> None:
-    frame = ends.made(Head(Kind.SYNC, HANDLE))
+    frame = ends.made(Head(Kind.DAMAGED, HANDLE))
     ends.store.sock.sendall(frame)
     arrived = ends.client.receive()
     assert arrived is not None
@@ -137,7 +137,7 @@ def test_a_frame_is_not_sent_back_as_an_answer(ends: Ends) -> None:
 
 
 def test_another_leases_key_is_none(ends: Ends) -> None:
-    ends.client.send(Head(Kind.SYNC, HANDLE), ends.client.client_seals(OTHER))
+    ends.client.send(Head(Kind.DAMAGED, HANDLE), ends.client.client_seals(OTHER))
     assert broken(ends.take) == "forged"
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_frame_is_told_by_its_head(ends: Ends, data: bytes, reason: s
 
 
 def test_half_a_frame_is_none(ends: Ends) -> None:
-    ends.raw.sendall(ends.made(Head(Kind.SYNC, HANDLE))[:100])
+    ends.raw.sendall(ends.made(Head(Kind.DAMAGED, HANDLE))[:100])
     ends.client.close()
     assert broken(ends.store.receive) in ("ended", "slow")
 
@@ -165,7 +165,7 @@ def test_who_drips_or_is_silent_is_not_waited_for(make_ends: Callable[..., Ends]
     ends = make_ends(timeout_s=0.2)
     assert broken(ends.store.receive) == "slow"
     stop = threading.Event()
-    frame = ends.made(Head(Kind.SYNC, HANDLE))
+    frame = ends.made(Head(Kind.DAMAGED, HANDLE))
 
     def drip() -> None:
         for place in range(len(frame)):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import cast
 
 import pytest
 
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound
-from quire_common.kv_client import KvClient, PutOutcome
+from quire_common.kv_client import BegunPut, DataAccess, KvClient, PutOutcome
 from quire_common.pages import PageKey, PageRun, frame_page
 from quire_worker.mover.carrier import KvStoreCarrier
-from quire_worker.mover.lanes import Job, LoadLane, StoreLane
+from quire_worker.mover.lane import Job
+from quire_worker.mover.load_lane import LoadLane
 from quire_worker.mover.ring import Ring
+from quire_worker.mover.store_lane import StoreLane
+from quire_worker.mover.transports.grpc_transport import GrpcTransport
+from quire_worker.mover.transports.transport import Landing, Shipment
+from quire_worker.mover.transports.transport_choice import TransportChoice
 from quire_worker.mover.wire import Frame, Kind
 from tests.fakes.engine_bench import ids
+from tests.fakes.moved_pages import PlainLanding, PlainShipment
 from tests.fakes.mover_rig import NAMESPACE, PAGE_BYTES, WAIT_S, body, digest
 
 Spoil = Callable[[bytes], bytes]
@@ -48,27 +55,36 @@ class Store:
         finally:
             self.closed += 1
 
-    def put_pages(
-        self, run: PageRun, dtype: str, page_bytes: int, read: Callable[[int], bytes], *,
-        on_wanted: Callable[[Sequence[int]], None], context: object,
-    ) -> PutOutcome:  # fmt: skip
-        wanted = [i for i in range(len(run)) if run.hashes[i] not in self.framed]
-        on_wanted(wanted)
-        for index in wanted:
-            self.framed[run.hashes[index]] = frame_page(run.key(index), dtype, data := read(index)) + data
-        return PutOutcome(len(wanted), len(wanted) - 1, 1)
+    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
+        return BegunPut([i for i in range(len(run)) if run.hashes[i] not in self.framed], DataAccess(b"put"))
+
+    @contextlib.contextmanager
+    def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
+        outcome: list[PutOutcome] = []
+        yield outcome
+        outcome.append(PutOutcome(len(begun.wanted), len(begun.wanted) - 1, 1))
+
+    def send_pages(
+        self, lease: bytes, run: PageRun, dtype: str, indices: list[int], read: Callable[[int], memoryview], *,
+        context: object,
+    ) -> None:  # fmt: skip
+        assert lease == b"put"
+        for index in indices:
+            data = bytes(read(index))
+            self.framed[run.hashes[index]] = frame_page(run.key(index), dtype, data) + data
 
 
-class Written:
-    def __init__(self) -> None:
-        self.pages: list[tuple[int, bytes]] = []
-
-    def __call__(self, index: int, data: memoryview) -> None:
-        self.pages.append((index, bytes(data)))
+@pytest.fixture
+def ring() -> Iterator[Ring]:
+    made = Ring.create(PAGE_BYTES, 4)
+    yield made
+    made.close()
 
 
 def carrier(store: Store) -> KvStoreCarrier:
-    return KvStoreCarrier(cast(KvClient, store), NAMESPACE, "int32", PAGE_BYTES)
+    client = cast(KvClient, store)
+    transports = TransportChoice([GrpcTransport(client)], lambda: DataAccess(b""))
+    return KvStoreCarrier(client, transports, NAMESPACE, "int32", PAGE_BYTES)
 
 
 def a_load(*numbers: int, lease: bytes = b"lease", move_id: int = 1) -> PageMove:
@@ -76,10 +92,12 @@ def a_load(*numbers: int, lease: bytes = b"lease", move_id: int = 1) -> PageMove
     return PageMove(move_id, MoveKind.LOAD, 0, ids(*numbers), hashes, lease)
 
 
-def test_a_load_brings_the_leases_first_pages() -> None:
-    store, written = Store(1, 2, 3), Written()
-    assert carrier(store).load(a_load(1, 2), written) == 2
-    assert written.pages == [(0, body(1)), (1, body(2))] and store.closed == 1
+def test_a_load_brings_the_leases_first_pages(ring: Ring) -> None:
+    store, landing = Store(1, 2, 3), PlainLanding(ring)
+    carries = carrier(store)
+    assert carries.load(a_load(1, 2), landing) == 2
+    assert landing.bodies() == [body(1), body(2)] and store.closed == 1
+    assert carries.transport == "grpc"
 
 
 def other_key(framed: bytes) -> bytes:
@@ -106,28 +124,31 @@ def other_length(framed: bytes) -> bytes:
         other_length,
     ],
 )
-def test_a_wrong_page_ends_the_load(spoil: Spoil) -> None:
-    store, written = Store(1, 2, 3), Written()
+def test_a_wrong_page_ends_the_load(ring: Ring, spoil: Spoil) -> None:
+    store, landing = Store(1, 2, 3), PlainLanding(ring)
     store.spoil[1] = spoil
-    assert carrier(store).load(a_load(1, 2, 3), written) == 1
-    assert written.pages == [(0, body(1))] and store.closed == 1
+    assert carrier(store).load(a_load(1, 2, 3), landing) == 1
+    assert landing.bodies() == [body(1)] and store.closed == 1
 
 
-def test_pages_out_of_order_end_the_load() -> None:
-    store, written = Store(1, 2, 3), Written()
+def test_pages_out_of_order_end_the_load(ring: Ring) -> None:
+    store, landing = Store(1, 2, 3), PlainLanding(ring)
     store.order = lambda indices: [0, 2, 1]
-    assert carrier(store).load(a_load(1, 2, 3), written) == 1 and len(written.pages) == 1
+    assert carrier(store).load(a_load(1, 2, 3), landing) == 1 == landing.landed
 
 
-def test_a_lost_lease_is_a_miss() -> None:
-    assert carrier(Store(1)).load(a_load(1, lease=b"gone"), Written()) == 0
+def test_a_lost_lease_is_a_miss(ring: Ring) -> None:
+    assert carrier(Store(1)).load(a_load(1, lease=b"gone"), PlainLanding(ring)) == 0
 
 
-def test_a_store_asks_for_what_is_wanted_and_counts_what_is_kept() -> None:
-    store, wanted = Store(1), list[int]()
+def test_a_store_asks_for_what_is_wanted_and_counts_what_is_kept(ring: Ring) -> None:
+    store, shipment = Store(1), PlainShipment(ring)
+    for number in (1, 2, 3):
+        ring.slot(number - 1)[:] = body(number)
     move = PageMove(1, MoveKind.STORE, 0, ids(1, 2, 3), (digest(1), digest(2), digest(3)))
-    stored = carrier(store).store(move, wanted.extend, lambda index: memoryview(body(index + 1)))
-    assert wanted == [1, 2] and stored == 2  # of the two that were wanted, one was refused
+    stored = carrier(store).store(move, shipment)
+    assert shipment.wanted == [1, 2] and stored == 2  # of the two that were wanted, one was refused
+    assert shipment.sent == [1, 2] and not shipment.left
     assert store.framed[digest(3)].endswith(body(3))
 
 
@@ -137,7 +158,7 @@ def test_a_lane_goes_on_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("tracing is broken")
 
-    monkeypatch.setattr("quire_worker.mover.lanes.record_span", broken)
+    monkeypatch.setattr("quire_worker.mover.lane.record_span", broken)
     store, ring = Store(1), Ring.create(PAGE_BYTES, 2)
     store.leases[b"bad"] = [b"no such page"]
     sent: queue.SimpleQueue[Frame] = queue.SimpleQueue()
@@ -147,7 +168,7 @@ def test_a_lane_goes_on_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None
         lane.put(Job(a_load(1, move_id=2), 0, 0))
         frames = [sent.get(timeout=WAIT_S) for _ in range(3)]
         assert [(frame.kind, frame.move, frame.numbers()) for frame in frames] == [
-            (Kind.ENDED, 1, [0]), (Kind.ARRIVED, 2, [0, 0]), (Kind.ENDED, 2, [1]),
+            (Kind.ENDED, 1, [0, 0]), (Kind.ARRIVED, 2, [0, 0]), (Kind.ENDED, 2, [1, 3]),
         ]  # fmt: skip
         assert bytes(ring.slot(0)) == body(1)
     finally:
@@ -158,12 +179,14 @@ def test_a_lane_goes_on_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None
 class HalfStore:
     """Wants all pages and fails after the first."""
 
-    def store(self, move: PageMove, want: Callable[[Sequence[int]], None], read: Callable[[int], memoryview]) -> int:
-        want(range(len(move.hashes)))
-        assert bytes(read(0)) == body(1)
+    transport = ""
+
+    def store(self, move: PageMove, shipment: Shipment) -> int:
+        shipment.want(range(len(move.hashes)))
+        assert bytes(shipment.body(0)) == body(1)
         raise NotFound("LEASE_UNKNOWN", "m", "f")
 
-    def load(self, move: PageMove, write: Callable[[int, memoryview], None]) -> int:
+    def load(self, move: PageMove, landing: Landing) -> int:
         raise AssertionError("this is the other lane's")
 
 
@@ -177,7 +200,7 @@ def test_a_store_that_fails_gives_back_every_slot_also_of_pages_that_come_later(
         lane.filled(5, 1, [(0, 2), (1, 3)])
         released, ended = sent.get(timeout=WAIT_S), sent.get(timeout=WAIT_S)
         assert (released.kind, sorted(released.numbers())) == (Kind.RELEASED, [2, 3])
-        assert (ended.kind, ended.generation, ended.numbers()) == (Kind.ENDED, 5, [0])
+        assert (ended.kind, ended.generation, ended.numbers()) == (Kind.ENDED, 5, [0, 0])
         lane.filled(5, 1, [(2, 2)])
         late = sent.get(timeout=WAIT_S)
         assert (late.kind, late.numbers()) == (Kind.RELEASED, [2])

@@ -172,9 +172,10 @@ ORPHAN = textwrap.dedent(
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_it_ends_with_its_worker_even_where_it_hangs(tmp_path: Path, stopped: bool) -> None:
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
     worker = subprocess.Popen(
         [sys.executable, "-c", ORPHAN, str(tmp_path)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": path},
     )  # fmt: skip
     try:
         assert worker.stdout is not None

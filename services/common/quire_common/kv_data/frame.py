@@ -8,8 +8,7 @@
 The header of a page travels in the head, so that a payload is nothing but body, and lands where a body belongs.
 
     GET      payload: int32 indices of the lease's pages       -> PAGE ..., END, or REFUSED
-    PUT      part of a page's body from `offset` on; the first part brings the page's header
-    SYNC     have all parts come?                              -> END (`page`: pages complete), or REFUSED
+    PUT      a part of a page's body, from `offset` on         -> for the last part TAKEN, or REFUSED
     DAMAGED  `page` came, and is not what its key says         -> END (`page`: 1 where the store finds it intact)
 
 and on a Unix socket, where descriptors travel:
@@ -56,11 +55,10 @@ class Kind(enum.IntEnum):
 
     GET = 1
     PUT = 2
-    SYNC = 3
-    DAMAGED = 4
-    MAP = 5
-    LEND = 6
-    TAKE = 7
+    DAMAGED = 3
+    MAP = 4
+    LEND = 5
+    TAKE = 6
     PAGE = 16
     END = 17
     TAKEN = 18

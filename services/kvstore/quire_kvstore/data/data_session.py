@@ -50,7 +50,7 @@ class DataSession:
         if connection.local:
             self._handlers |= {Kind.MAP: self._map, Kind.LEND: self._lend, Kind.TAKE: self._take}
         else:
-            self._handlers |= {Kind.GET: self._get, Kind.PUT: self._put, Kind.SYNC: self._sync}
+            self._handlers |= {Kind.GET: self._get, Kind.PUT: self._put}
 
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
@@ -128,26 +128,26 @@ class DataSession:
         self._end(arrived.head, seals, len(indices))
 
     def _put(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        """Answered by the next SYNC: until then parts of a put that has failed are received in vain."""
+        """Where a part of a page is refused, the others are received in vain, and the last one is told."""
         head, first = arrived.head, arrived.head.offset == 0
         prefix = HEADER_BYTES if first else 0
-        offset = 0 if first else HEADER_BYTES + head.offset
+        if first:
+            self._spoiled = None
         try:
             if self._spoiled is None:
+                offset = 0 if first else HEADER_BYTES + head.offset
                 with self._store.writing(lease, head.page, offset, prefix + head.length) as view:
                     view[:prefix] = head.page_header[:prefix]
                     self._connection.receive_payload(arrived, seals, view[prefix:])
                 self._metrics.bytes_in.inc(prefix + head.length)
+                if head.last:
+                    self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
                 return
         except QuireError as error:
             self._spoiled = error
         self._connection.receive_payload(arrived, seals, memoryview(bytearray(head.length)))
-
-    def _sync(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        spoiled, self._spoiled = self._spoiled, None
-        if spoiled is not None:
-            raise spoiled
-        self._end(arrived.head, seals, self._store.complete_pages(lease))
+        if head.last:
+            raise self._spoiled
 
     def _damaged(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
         (index,) = self._store.readable(lease, [arrived.head.page])

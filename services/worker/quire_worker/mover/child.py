@@ -20,9 +20,11 @@ from quire_common.credit import MoveKind
 from quire_common.errors import QuireError
 from quire_common.telemetry.logs import get_logger, setup_logging
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
-from quire_worker.mover.lanes import Job, LoadLane, StoreLane
+from quire_worker.mover.lane import Job
+from quire_worker.mover.load_lane import LoadLane
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
+from quire_worker.mover.store_lane import StoreLane
 from quire_worker.mover.wire import Frame, FrameReader, Kind, WireBroken, unpack_move
 
 if TYPE_CHECKING:

@@ -14,13 +14,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.credit import MoveKind
+from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.moves import MoveResult
 from quire_worker.mover.child_link import DEFAULT_PATIENCE, ChildLink, Lost, Patience
 from quire_worker.mover.copier import Copier, HostCopier
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
-from quire_worker.mover.wire import Frame, Kind, WireBroken, pack_move
+from quire_worker.mover.transports.transport import TRANSPORTS
+from quire_worker.mover.wire import Frame, Kind, WireBroken, pack_move, transport_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,6 +90,9 @@ class MoverProcess:
         self._copying: deque[tuple[int, bool, list[_Copy]]] = deque()
         self._free = deque(setup.store_slots)
         self._awake = False
+        self._pages = metrics.counter("quire_worker_mover_pages_total", "Pages moved", ("kind", "transport"))
+        using = metrics.gauge("quire_worker_kv_transport", "1 for what carried pages last", ("transport",))
+        self._using = {name: using.labels(name) for name in TRANSPORTS}
         self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), ring.fd, self._wake_once, patience)
 
     @classmethod
@@ -178,13 +183,20 @@ class MoverProcess:
                     raise WireBroken("it wants pages that the move has not")
                 opened.wanted.extend(indices)
         elif frame.kind == Kind.ENDED:
-            (pages,) = frame.numbers()
+            pages, code = frame.numbers()
             if opened is not None:
+                self._count(opened.move.kind, pages, transport_name(code))
                 opened.ended = max(0, min(pages, len(opened.move.device_page)))
                 opened.wanted.clear()
                 self._end_if_done(opened)
         else:
             raise WireBroken(f"{frame.kind.name} is none of the mover's")
+
+    def _count(self, kind: MoveKind, pages: int, transport: str) -> None:
+        """Of a store, pages that were there already count too."""
+        self._pages.labels(kind.name.lower(), transport or "none").inc(max(0, pages))
+        for name, gauge in self._using.items():
+            gauge.set(name == transport)
 
     def _copy_loads(self, left: int) -> int:
         """At most `left` copies; returns how many more there may be."""

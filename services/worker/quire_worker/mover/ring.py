@@ -40,6 +40,10 @@ class Ring:
         start = index * self._stride
         return self._bytes[start : start + self.page_bytes]
 
+    def place(self, index: int) -> int:
+        """Where in the file a slot begins."""
+        return index * self._stride
+
     def close(self) -> None:
         """Unmap. Idempotent."""
         if self.fd >= 0:

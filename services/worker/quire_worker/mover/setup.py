@@ -38,6 +38,7 @@ class MoverSetup:
     log_level: str = "info"
     log_format: str = "json"
     otlp_traces_endpoint: str = ""
+    kv_transport: str = "auto"
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -66,6 +67,7 @@ class MoverSetup:
             log_level=config.log_level,
             log_format=config.log_format,
             otlp_traces_endpoint=config.otlp_traces_endpoint,
+            kv_transport=config.kv_transport,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
             tls_ca=config.tls_ca,

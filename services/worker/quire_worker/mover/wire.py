@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
 from quire_common.credit import decode_move, encode_move
+from quire_worker.mover.transports.transport import TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<BIq")
+_TRANSPORTS = ("", *TRANSPORTS)
 _SUBMITTED = struct.Struct("<q")
 
 
@@ -52,7 +54,8 @@ class Kind(enum.IntEnum):
     RELEASED = 19
     """Slots of stores that the mover has emptied."""
     ENDED = 20
-    """The move is over: how many of its pages, from the first on, are whole at their destination."""
+    """The move is over: how many of its pages, from the first on, are whole at their destination, and what has carried
+    them (see `transport_code`)."""
     PONG = 21
 
 
@@ -115,6 +118,18 @@ class FrameReader:
             start = end
         del self._data[:start]
         return frames
+
+
+def transport_code(name: str) -> int:
+    """A transport as a number; 0 is none."""
+    return _TRANSPORTS.index(name)
+
+
+def transport_name(code: int) -> str:
+    """The inverse; raises WireBroken."""
+    if not 0 <= code < len(_TRANSPORTS):
+        raise WireBroken(f"transport {code}")
+    return _TRANSPORTS[code]
 
 
 def pack_move(move: PageMove, generation: int, submitted_ns: int) -> Frame:

@@ -1,4 +1,4 @@
-"""Lanes: in the mover process, the loads and the stores, one after another of each, on a thread each.
+"""Lane: in the mover process, the loads and the stores, one after another of each, on a thread each.
 
 A lane hands pages over through the ring: it tells the engine which slot holds what, and the engine tells it back. After
 `cancel` nothing of an earlier generation is begun, and what runs is abandoned at its next page. The engine bounds how
@@ -20,10 +20,10 @@ from quire_common.kv_client import Abandoned
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_common.telemetry.tracing import extract, record_span
-from quire_worker.mover.wire import Frame, Kind
+from quire_worker.mover.wire import Frame, Kind, transport_code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
     from quire_common.credit import PageMove
     from quire_worker.mover.carrier import Carrier
@@ -115,7 +115,7 @@ class Lane(ABC):
             self._left_over(job)
             self._changed.notify_all()
         _trace(job, pages)  # before the engine knows: it may close then
-        self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages]))
+        self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages, transport_code(self._carrier.transport)]))
 
     @abstractmethod
     def _carry(self, job: Job) -> int:
@@ -124,98 +124,6 @@ class Lane(ABC):
     @abstractmethod
     def _left_over(self, job: Job) -> None:
         """The job is over; called with the lock held."""
-
-
-class LoadLane(Lane):
-    """Fills slots of its own and hands them over; they come back by `returned`."""
-
-    def __init__(self, carrier: Carrier, ring: Ring, send: Send, slots: Iterable[int]) -> None:
-        self._free = deque(slots)
-        self._landed: list[int] = []
-        super().__init__("load", carrier, ring, send)
-
-    def returned(self, slots: Sequence[int]) -> None:
-        """The engine has taken the pages."""
-        with self._changed:
-            self._free.extend(slots)
-            self._changed.notify_all()
-
-    def _carry(self, job: Job) -> int:
-        return self._carrier.load(job.move, lambda index, body: self._write(job, index, body))
-
-    def _write(self, job: Job, index: int, body: memoryview) -> None:
-        with self._changed:
-            if not self._free:
-                self._tell(job)
-            self._wait(job, lambda: bool(self._free))
-            slot = self._free.popleft()
-        try:
-            with self._ring.slot(slot) as view:
-                view[:] = body
-        except BaseException:
-            self.returned([slot])
-            raise
-        self._landed += (index, slot)
-        if len(self._landed) >= 2 * self._batch:
-            self._tell(job)
-
-    def _left_over(self, job: Job) -> None:
-        self._tell(job)
-
-    def _tell(self, job: Job) -> None:
-        """The engine drops what is of an earlier generation and returns its slots: no need to look once more."""
-        if self._landed:
-            self._send(Frame.of(Kind.ARRIVED, job.generation, job.move.id, self._landed))
-            self._landed = []
-
-
-class StoreLane(Lane):
-    """Asks for pages, gets slots that hold them by `filled`, and gives each back when its page was sent."""
-
-    def __init__(self, carrier: Carrier, ring: Ring, send: Send) -> None:
-        self._filled: dict[int, int] = {}
-        self._held: list[int] = []
-        super().__init__("store", carrier, ring, send)
-
-    def filled(self, generation: int, move: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """Pages lie in the ring, as index and slot."""
-        with self._changed:
-            job = self._current
-            if job is not None and (job.generation, job.move.id) == (generation, move) and not self._is_void(job):
-                self._filled.update(pairs)
-                self._changed.notify_all()
-                return
-        self._release([slot for _, slot in pairs])
-
-    def _carry(self, job: Job) -> int:
-        return self._carrier.store(
-            job.move,
-            lambda indices: self._send(Frame.of(Kind.WANTED, job.generation, job.move.id, indices)),
-            lambda index: self._read(job, index),
-        )
-
-    def _read(self, job: Job, index: int) -> memoryview:
-        with self._changed:
-            self._wait(job, lambda: True)
-            if index not in self._filled or len(self._held) >= self._batch:
-                self._release_held()
-            self._wait(job, lambda: index in self._filled)
-            slot = self._filled.pop(index)
-            self._held.append(slot)
-            return self._ring.slot(slot)
-
-    def _left_over(self, job: Job) -> None:
-        self._held.extend(self._filled.values())
-        self._filled.clear()
-        self._release_held()
-
-    def _release_held(self) -> None:
-        held, self._held = self._held, []
-        self._release(held)
-
-    def _release(self, slots: Sequence[int]) -> None:
-        if slots:
-            self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
 
 
 def _trace(job: Job, pages: int) -> None:

@@ -1,0 +1,46 @@
+"""Pages to the store over a data connection: a few at a time are under way, and a page is gone when the store has it.
+
+So the next page's checksum is computed while the store takes in the last ones, and when the connection breaks, all that
+it did not answer for is left for another transport.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.pages import frame_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.mover.transports.data_link import Exchange
+    from quire_worker.mover.transports.transport import Cargo, Shipment
+
+_WINDOW_BYTES = 8 << 20
+_MAX_WINDOW = 32
+
+
+def send_pages(
+    exchange: Exchange, cargo: Cargo, shipment: Shipment, put: Callable[[int, bytes, memoryview], None]
+) -> None:
+    """All that is left. `put(index, header, body)` sends one page, which the store answers with TAKEN."""
+    window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // cargo.page_bytes))
+    waiting: deque[int] = deque()
+    for index in list(shipment.left):
+        while waiting and (len(waiting) >= window or not shipment.ready(index) or exchange.connection.wait(0)):
+            _settle(exchange, waiting, shipment)
+        body = shipment.body(index)
+        put(index, frame_page(cargo.run.key(index), cargo.dtype, body), body)
+        waiting.append(index)
+    while waiting:
+        _settle(exchange, waiting, shipment)
+
+
+def _settle(exchange: Exchange, waiting: deque[int], shipment: Shipment) -> None:
+    """The store has the page that it was sent first."""
+    arrived = exchange.arrived(Kind.TAKEN)
+    if arrived.head.page != waiting[0]:
+        raise DataBroken("garbage", f"page {arrived.head.page} was taken before {waiting[0]}")
+    shipment.gone(waiting.popleft())

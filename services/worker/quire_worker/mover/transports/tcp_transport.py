@@ -1,0 +1,102 @@
+"""The data port: pages over TCP, straight from the ring and into it, on the host of the kvstore's own address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.columns import pack_i32
+from quire_common.config import split_address
+from quire_common.errors import ConfigError, NotFound
+from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Kind
+from quire_common.pages import PageCorrupt, check_parts
+from quire_worker.mover.transports.data_link import DataLink, connect
+from quire_worker.mover.transports.outbound import send_pages
+from quire_worker.mover.transports.transport import TransportDown
+
+if TYPE_CHECKING:
+    from quire_common.kv_client import DataAccess
+    from quire_worker.mover.transports.data_link import Exchange
+    from quire_worker.mover.transports.transport import Cargo, Landing, Shipment
+
+
+class TcpTransport:
+    """See Transport. A link for each direction."""
+
+    name = "tcp"
+
+    def __init__(self, kvstore: str) -> None:
+        self._host = _host(kvstore)
+        self._fetching, self._sending = DataLink(), DataLink()
+
+    def offered(self, access: DataAccess) -> bool:
+        """See Transport."""
+        return bool(access.data_port and self._host)
+
+    def probe(self, access: DataAccess) -> None:
+        """See Transport."""
+        try:
+            connect((self._host, access.data_port)).close()
+        except (DataBroken, OSError) as error:
+            raise TransportDown(str(error)) from error
+
+    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+        """See Transport."""
+        address = (self._host, cargo.access.data_port)
+        try:
+            with self._fetching.exchange(address, cargo.access) as exchange:
+                exchange.send(Kind.GET, pack_i32(range(landing.landed, len(cargo.run))))
+                while landing.landed < len(cargo.run):
+                    self._receive_page(exchange, cargo, landing)
+                exchange.arrived(Kind.END)
+        except PageCorrupt:
+            self._fetching.close()  # with all that was still to come
+            with self._fetching.exchange(address, cargo.access) as exchange:
+                exchange.send(Kind.DAMAGED, page=landing.landed)
+                exchange.arrived(Kind.END)
+            raise
+
+    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+        """See Transport."""
+        try:
+            with self._sending.exchange((self._host, cargo.access.data_port), cargo.access) as exchange:
+
+                def put(index: int, header: bytes, body: memoryview) -> None:
+                    for start in range(0, len(body), BODY_BYTES):
+                        part = body[start : start + BODY_BYTES]
+                        last = start + len(part) == len(body)
+                        exchange.send(Kind.PUT, part, page=index, offset=start, last=last, page_header=header)
+
+                send_pages(exchange, cargo, shipment, put)
+        except NotFound:
+            self._sending.close()  # with the answers that were still to come
+            raise
+
+    def close(self) -> None:
+        """See Transport."""
+        self._fetching.close()
+        self._sending.close()
+
+    def _receive_page(self, exchange: Exchange, cargo: Cargo, landing: Landing) -> None:
+        """All parts of the next page, each to where it belongs."""
+        index, came, last = landing.landed, 0, False
+        while not last:
+            arrived = exchange.arrived(Kind.PAGE)
+            head = arrived.head
+            if head.page != index or head.offset != came:
+                raise DataBroken("garbage", f"page {head.page} from {head.offset} on is not what comes next")
+            if came + head.length > cargo.page_bytes:
+                raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
+            room = landing.room()
+            exchange.connection.receive_payload(arrived, exchange.seals, room[came : came + head.length])
+            came += head.length
+            last = head.last
+        check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)
+        landing.land()
+
+
+def _host(kvstore: str) -> str:
+    """Of the address that was configured or discovered, never of one from the wire; empty where it names none."""
+    try:
+        return split_address(kvstore.removeprefix("dns:///"), "kvstore")[0]
+    except ConfigError:
+        return ""

@@ -1,0 +1,127 @@
+"""TransportChoice: which transport carries the pages of a move. The fastest that is open; on failure the next, in the
+middle of the move. One that failed is left alone for a while, the longer the more often it fails.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import QuireError, Unavailable
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.transports.grpc_transport import GrpcTransport
+from quire_worker.mover.transports.shm_transport import ShmTransport
+from quire_worker.mover.transports.tcp_transport import TcpTransport
+from quire_worker.mover.transports.transport import TRANSPORTS, TransportDown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_common.kv_client import DataAccess, KvClient
+    from quire_worker.mover.transports.transport import Cargo, Landing, Shipment, Transport
+
+log = get_logger(__name__)
+AUTO = "auto"
+CHOICES = (AUTO, *TRANSPORTS)
+FIRST_PAUSE_S = 1.0
+MAX_PAUSE_S = 30.0
+
+
+@dataclass
+class _Pause:
+    """Of a transport that has failed; `length_s` is the next one's."""
+
+    until_s: float = 0.0
+    length_s: float = FIRST_PAUSE_S
+
+
+class TransportChoice:
+    """`transports` in order of preference; `ways` asks the store which there are. Used by the load's and the store's
+    thread at once."""
+
+    def __init__(
+        self,
+        transports: Sequence[Transport],
+        ways: Callable[[], DataAccess],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._transports = transports
+        self._ways = ways
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pauses = {transport.name: _Pause() for transport in transports}
+        self.used = ""
+        """What carried pages last, or would."""
+
+    @classmethod
+    def of(cls, choice: str, kvstore: str, client: KvClient) -> TransportChoice:
+        """`choice`: one of CHOICES; all but AUTO leave no other."""
+        known: Sequence[Transport] = (ShmTransport(), TcpTransport(kvstore), GrpcTransport(client))
+        return cls([transport for transport in known if choice in (AUTO, transport.name)], client.ways)
+
+    @property
+    def direct(self) -> bool:
+        """Whether any of them needs more than a lease's name."""
+        return any(transport.name != GrpcTransport.name for transport in self._transports)
+
+    def probe_soon(self) -> None:
+        """Find out and log what will be used, on a thread of its own: the store may not be there yet."""
+        threading.Thread(target=self.probe, name="transport-probe", daemon=True).start()
+
+    def probe(self) -> None:
+        """The same, here."""
+        try:
+            access = self._ways()
+            self._carry(access, lambda transport: transport.probe(access))
+        except QuireError as error:
+            log.info("how pages will travel is found out by the first of them", cause=error.message)
+
+    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+        """See Transport; raises Unavailable where no transport is left."""
+        self._carry(cargo.access, lambda transport: transport.fetch(cargo, landing))
+
+    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+        """See Transport; raises Unavailable where no transport is left."""
+        self._carry(cargo.access, lambda transport: transport.send(cargo, shipment))
+
+    def close(self) -> None:
+        """See Transport."""
+        for transport in self._transports:
+            transport.close()
+
+    def _carry(self, access: DataAccess, carry: Callable[[Transport], None]) -> None:
+        for transport in self._transports:
+            if not transport.offered(access) or self._paused(transport):
+                continue
+            try:
+                carry(transport)
+            except TransportDown as error:
+                self._failed(transport, error)
+                continue
+            self._worked(transport)
+            return
+        raise Unavailable(
+            "NO_TRANSPORT",
+            "No way for pages to the kvstore is open.",
+            "Look at the mover's log, and at --kv-transport.",
+        )
+
+    def _paused(self, transport: Transport) -> bool:
+        with self._lock:
+            return self._clock() < self._pauses[transport.name].until_s
+
+    def _failed(self, transport: Transport, error: TransportDown) -> None:
+        with self._lock:
+            pause = self._pauses[transport.name]
+            pause_s, pause.length_s = pause.length_s, min(2 * pause.length_s, MAX_PAUSE_S)
+            pause.until_s = self._clock() + pause_s
+        log.warning("a transport is down", transport=transport.name, cause=str(error), again_in_s=pause_s)
+
+    def _worked(self, transport: Transport) -> None:
+        with self._lock:
+            self._pauses[transport.name] = _Pause()
+            changed, self.used = self.used != transport.name, transport.name
+        if changed:
+            log.info("pages of the kvstore travel", transport=transport.name)
