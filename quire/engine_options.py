@@ -40,6 +40,12 @@ ENGINE_OPTIONS = (
     _to("served-model-name", "router", "names that clients may ask for, comma separated", "NAME"),
     _to("ssl-keyfile", "router", "PEM key of the HTTP server", "FILE"),
     _to("ssl-certfile", "router", "PEM certificate of the HTTP server", "FILE"),
+    EngineOption(
+        "vllm-grpc",
+        (("router", "vllm-grpc"),),
+        "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica",
+        switch=True,
+    ),
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),

@@ -28,6 +28,9 @@ class RouterConfig(ServiceConfig):
     schedulers: tuple[str, ...] = option((), "addresses of schedulers, for static discovery")
     tokenizers: tuple[str, ...] = option((), "addresses of tokenizers, for static discovery")
     placement: str = option("least_loaded", "how a replica is chosen", choices=tuple(PLACEMENTS))
+    vllm_grpc: bool = option(
+        False, "serve vllm.grpc.engine.VllmEngine too, for SMG and llm-d; needs exactly one scheduler in --schedulers"
+    )
     max_concurrent_requests: int = option(1024, "sequences in flight; more are refused with 429", at_least=1)
     max_body_bytes: int = option(4 * 1024 * 1024, "longest HTTP body", at_least=1024)
     max_n: int = option(128, "greatest n", at_least=1)

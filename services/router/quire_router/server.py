@@ -32,6 +32,7 @@ from quire_router.limits.shared_buckets import SharedBuckets
 from quire_router.placement.registry import PLACEMENTS
 from quire_router.principal import KeyLimits
 from quire_router.servicer import InferenceServicer
+from quire_router.smg.parts import SmgParts
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.token_bytes import TokenBytes
 from quire_router.text.tokenizer_client import TokenizerClient
@@ -117,7 +118,17 @@ class RouterService:
             self._pipeline, self._catalog, self._keys, limits, self._config, self._watchdog, self._rates
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
-        return [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]
+        names = [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]
+        if self._config.vllm_grpc:
+            from quire_router.smg.servicer import add_vllm_engine  # its contracts take time to load
+
+            names.append(add_vllm_engine(server, self._smg_parts(limits)))
+        return names
+
+    def _smg_parts(self, limits: Limits) -> SmgParts:
+        return SmgParts(
+            self._pipeline, self._catalog, self.fleet, self.admission, self._keys, self._rates, limits, self._config
+        )
 
     async def start(self) -> None:
         """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
@@ -136,6 +147,13 @@ class RouterService:
             self._changed.clear()
 
     def _check_peers(self) -> None:
+        if self._config.vllm_grpc and (self._config.discovery != "static" or len(self._config.schedulers) > 1):
+            raise ConfigError(
+                "NOT_ONE_SCHEDULER",
+                "--vllm-grpc speaks for one engine, and this router may have several.",
+                "Give one address in --schedulers, with static discovery; run a router per engine.",
+                param="vllm_grpc",
+            )
         for service in ("schedulers", "tokenizers"):
             if self._config.discovery in ("static", "dns") and not getattr(self._config, service):
                 raise ConfigError(

@@ -15,3 +15,8 @@ class Load:
     running: int = 0
     waiting: int = 0
     max_num_seqs: int = 1
+    pages: int = 0
+    free_pages: int = 0
+    referenced_pages: int = 0
+    waiting_prefill_tokens: int = 0
+    decode_tokens_per_s: float = 0.0

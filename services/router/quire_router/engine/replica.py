@@ -49,9 +49,9 @@ class Replica:
         self.load = Load()
         self.model: ModelInfo | None = None
         self.submitted_since_load = 0
-        self._client = SchedulerClient(address, config)
+        self.client = SchedulerClient(address, config)
         self.session = Session(
-            instance, self._client.stub, make_detokenizer, router_id, watchdog, config.replica_timeout_s, lost
+            instance, self.client.stub, make_detokenizer, router_id, watchdog, config.replica_timeout_s, lost
         )
         self._changed = changed
         self._serving = asyncio.Event()
@@ -91,13 +91,13 @@ class Replica:
                 tasks.create_task(self._keep_session())
                 tasks.create_task(self.session.detokenizer.run())
         finally:
-            await self._client.close()
+            await self.client.close()
 
     async def _watch_load(self) -> None:
         backoff = Backoff()
         while True:
             try:
-                async for load in self._client.watch_load():
+                async for load in self.client.watch_load():
                     backoff.reset()
                     self._set_load(load)
                 reason = "the scheduler ended WatchLoad"
@@ -111,7 +111,7 @@ class Replica:
         while True:
             await self._serving.wait()
             try:
-                self.model = await self._client.model()
+                self.model = await self.client.model()
                 await self.session.run(self._opened)
                 reason = "the scheduler ended the session"
             except QuireError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire.v1 import common_pb2 as pb
 from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import scheduler_pb2_grpc
 from quire_common.channel import aio_channel
@@ -11,7 +12,7 @@ from quire_common.credit.hello import ModelInfo, model_from_pb
 from quire_router.engine.load import Load
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator, AsyncIterator
 
     from quire_router.config import RouterConfig
 
@@ -36,6 +37,16 @@ class SchedulerClient:
         response = await self.stub.GetModelInfo(sb.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
         return model_from_pb(response.model)
 
+    async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
+        """Its pages with their tokens: from a change of an epoch on, or from a snapshot."""
+        request = pb.WatchPagesRequest(epoch=epoch, after_sequence=after_sequence, with_token_ids=True)
+        call = self.stub.WatchPages(request)
+        try:
+            async for frame in call:
+                yield frame
+        finally:
+            call.cancel()
+
     async def close(self) -> None:
         """End all calls."""
         await self._channel.close()
@@ -50,4 +61,9 @@ def load_from_pb(message: sb.Load) -> Load:
         message.running,
         message.waiting,
         max(1, message.max_num_seqs),
+        message.pages,
+        message.free_pages,
+        message.referenced_pages,
+        message.waiting_prefill_tokens,
+        message.decode_tokens_per_s,
     )

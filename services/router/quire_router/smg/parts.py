@@ -1,0 +1,30 @@
+"""What the facade is made of: the router's own parts, handed over as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire_router.api_keys import ApiKeys
+    from quire_router.config import RouterConfig
+    from quire_router.core.admission import Admission
+    from quire_router.core.catalog import Catalog
+    from quire_router.core.pipeline import Pipeline
+    from quire_router.engine.fleet import Fleet
+    from quire_router.http.parse import Limits
+    from quire_router.limits.rate_limits import RateLimits
+
+
+@dataclass(frozen=True)
+class SmgParts:
+    """See the classes."""
+
+    pipeline: Pipeline
+    catalog: Catalog
+    fleet: Fleet
+    admission: Admission
+    keys: ApiKeys
+    rates: RateLimits
+    limits: Limits
+    config: RouterConfig
