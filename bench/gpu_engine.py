@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", default=list(SHAPES))
     parser.add_argument("--eager", action="store_true")
-    parser.add_argument("--max-num-seqs", type=int, default=256)
+    parser.add_argument("--max-num-seqs", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rows", nargs="*", default=["itl", "sampling", "prefill", "single", "throughput", "uniform"])
     parser.add_argument("--out", type=Path)
@@ -136,7 +136,10 @@ def main() -> None:
             text = " ".join(f"{key} {value:.2f}" for key, value in figures.items())
             print(f"{name} {row}: {text} {note}", flush=True)
 
+        while local.device.prepare():
+            pass
         local.serve([128] * 4, [16] * 4, greedy)
+        local.serve([512] * 32, [16] * 32, greedy)
         if "itl" in args.rows:
             for batch, (theirs, wanted) in ITL[name].items():
                 if batch <= args.max_num_seqs:

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from quire_worker.ops.triton.key_shares import (
     BEGIN,
     END,
+    FIRST_OF_SEQUENCE,
     FIRST_PART,
     PART,
     PARTS,
+    PARTS_OF_SEQUENCE,
     SEQUENCE,
     most_shares,
     share_keys,
@@ -31,6 +33,8 @@ def test_every_key_is_in_one_share(lengths: list[int], programs: int) -> None:
         mine = shares[:, :used][:, shares[SEQUENCE, :used] == sequence]
         mine = mine[:, np.argsort(mine[PART])]
         assert (mine[PARTS] == mine.shape[1]).all()
+        assert shares[PARTS_OF_SEQUENCE, sequence] == mine.shape[1]
+        assert shares[FIRST_OF_SEQUENCE, sequence] == mine[FIRST_PART, 0]
         assert mine[PART].tolist() == [int(mine[FIRST_PART, 0]) + each for each in range(mine.shape[1])]
         keys = [key for begin, end in zip(mine[BEGIN], mine[END], strict=True) for key in range(begin, end)]
         assert keys == list(range(length))

@@ -11,7 +11,7 @@ from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.triton import attention_plan, triton_ops
+from quire_worker.ops.triton import attention, attention_plan, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, padded_length
 from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
 from quire_worker.ops.triton.triton_ops import TritonOps
@@ -112,7 +112,7 @@ class Case:
         self.norm_device = QkGains(gains[0].to(DEVICE), gains[1].to(DEVICE), EPS)
 
 
-SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(8, 8, 64, 0.125)]
+SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(4, 4, 64, 0.125)]
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -145,10 +145,11 @@ def test_rope_and_page_write(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize("programs", [1, 12])
+@pytest.mark.parametrize(("programs", "many"), [(1, 1), (12, 1), (12, 100)])
 def test_attention(
-    shape: HeadShape, window: int, programs: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    shape: HeadShape, window: int, programs: int, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "_MANY", many)
     monkeypatch.setattr(attention_plan, "_PROGRAMS", programs * shape.kv_heads)
     case = Case(shape, 16, ints(0, 15, 16, 270, 0, 33), ints(1, 1, 1, 1, 40, 21), dtype)
     ops, reference = make(shape), TorchOps(shape, 16)

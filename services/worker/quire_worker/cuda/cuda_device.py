@@ -117,8 +117,20 @@ class CudaDevice:
 
     def prepare(self) -> bool:
         """See Device: capture a size, or plan a length, that is missing."""
-        left = self._graphs is not None and self._graphs.capture(1)
-        return left or (self._fresh is not None and self._fresh.make())
+        if self._graphs is not None and self._graphs.capture(1):
+            return True
+        if self._fresh is None:
+            return False
+        if not self._fresh.begun:
+            self._launch_nobody((Fresh(0, LEAST_TOKENS),))
+        return self._fresh.make()
+
+    def _launch_nobody(self, fresh: tuple[Fresh, ...]) -> None:
+        """Run a step of padding, so that the kernels of such steps are compiled."""
+        layout = StepLayout.of(StepSize(0, sum(chunk.padded for chunk in fresh), len(fresh)), self._tiling, fresh=fresh)
+        with torch.cuda.stream(self._stream):
+            layout.pack_nobody(self._body.uploaded)
+            self._body.launch(layout)
 
     def finished(self) -> list[StepOutcome]:
         """See Device."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel
+from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 _DOT_ROWS = 16
 _DECODE_TILE = 32
 _PREFILL_TILE = 64
-_MERGED = 8
+# Heads times shares that are merged at a time.
+_MERGED = 16
+# From so many sequences on most are not cut.
+_MANY = 32
 
 
 def decode_attention(
@@ -29,8 +32,11 @@ def decode_attention(
         return
     page = pages.shape[4]
     shares = plan.shares.shape[1]
+    width = power_of_two(shape.heads // shape.kv_heads)
     part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
     part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
+    merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}
+    last_merges = plan.decodes >= _MANY
     decode_attention_kernel[(shares, shape.kv_heads)](
         query,
         pages,
@@ -51,13 +57,27 @@ def decode_attention(
         DIM=shape.head_dim,
         PAGE=page,
         TILE=min(_DECODE_TILE, page),
-        ROWS=max(_DOT_ROWS, power_of_two(shape.heads // shape.kv_heads)),
-        MERGED=_MERGED,
+        ROWS=max(_DOT_ROWS, width),
+        **merge,
+        LAST_MERGES=last_merges,
         CAPPED=shape.softcap > 0.0,
         WINDOWED=window > 0,
         STAGES=5,
         **options(pdl, num_warps=2),
     )
+    if not last_merges:
+        merge_shares_kernel[(plan.decodes, shape.kv_heads)](
+            plan.shares,
+            out,
+            part_out,
+            part_lse,
+            shares,
+            HEADS=shape.heads,
+            KV_HEADS=shape.kv_heads,
+            DIM=shape.head_dim,
+            **merge,
+            **options(pdl, num_warps=2),
+        )
 
 
 def prefill_attention(

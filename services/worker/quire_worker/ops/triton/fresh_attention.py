@@ -97,6 +97,8 @@ class FreshPlans:
         self._shape = shape
         self._device = device
         self._missing = list(range(padded_length(LEAST_TOKENS), padded_length(most_tokens) + 1, PIECE))
+        self.begun = not self._missing
+        """Whether a plan was made, or none is wanted."""
 
     @staticmethod
     def suit(shape: HeadShape, windows: bool) -> bool:
@@ -106,6 +108,7 @@ class FreshPlans:
     @torch.inference_mode()
     def make(self) -> bool:
         """Make the next plan; whether some are left."""
+        self.begun = True
         if self._missing:
             tokens, shape = self._missing.pop(0), self._shape
             width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim

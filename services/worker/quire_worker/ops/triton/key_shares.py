@@ -10,10 +10,10 @@ import numpy as np
 
 from quire_worker.step import Int32
 
-SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS = range(6)
-"""Rows of the columns: whose keys, [begin, end) of them, this share's place among all, that of its sequence's first
-share, and how many its sequence has."""
-COLUMNS = 6
+SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS, FIRST_OF_SEQUENCE, PARTS_OF_SEQUENCE = range(8)
+"""The columns. By share: whose keys, [begin, end) of them, this share's place among all, that of its sequence's first
+share, and how many its sequence has. By sequence: the last two again."""
+COLUMNS = 8
 _TILE = 32
 _MOST_PARTS = 32
 _GROWTH = 1.25
@@ -41,10 +41,11 @@ def share_keys(length: Int32, room: int) -> Int32:
     begin = index * each[owner]
     end = np.minimum(begin + each[owner], length[owner])
     order = np.argsort(begin - end, kind="stable")
-    for column, values in zip(
-        shares, (owner, begin, end, first[owner] + index, first[owner], parts[owner]), strict=True
-    ):
+    by_share = (owner, begin, end, first[owner] + index, first[owner], parts[owner])
+    for column, values in zip(shares, by_share, strict=False):
         column[:used] = values[order]
+    shares[FIRST_OF_SEQUENCE, :count] = first
+    shares[PARTS_OF_SEQUENCE, :count] = parts
     return shares
 
 

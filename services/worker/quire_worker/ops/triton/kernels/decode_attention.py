@@ -1,8 +1,9 @@
 """Attention of one query token per sequence over its pages, the keys shared out among programs.
 
 Split-KV as in Flash-Decoding (Dao et al., 2023): each program keeps a running maximum and sum over its share of keys.
-Whoever is the last of a sequence to end weighs the shares and writes the result, so that no second kernel is needed.
-All query heads of a KV head are rows of one product, so each key is read once.
+Then the shares are weighed: by a second kernel where most sequences are cut, or, where few are, by whoever is the last
+of a sequence to end, since a second kernel would have nothing to do for most. All query heads of a KV head are rows of
+one product, so each key is read once.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def decode_attention_kernel(
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
+    LAST_MERGES: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     STAGES: tl.constexpr,
@@ -49,7 +52,8 @@ def decode_attention_kernel(
 
     TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
     part_out [shares_count, HEADS, DIM] float32 (normalised), and part_lse [shares_count, HEADS], -inf where a share
-    holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time.
+    holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time,
+    of WIDTH heads, a power of two.
     """
     share, kv = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -116,10 +120,38 @@ def decode_attention_kernel(
         tl.store(part_out + place[:, None] * DIM + lane[None, :], result, mask=real[:, None])
         lse = tl.where(total > 0.0, most + tl.log2(tl.where(total > 0.0, total, 1.0)), float("-inf"))
         tl.store(part_lse + place, lse, mask=real)
-        tl.debug_barrier()  # all of the program's writes, before it says that it has arrived
-        if tl.atomic_add(arrived + seq * KV_HEADS + kv, 1, sem="acq_rel", scope="gpu") == parts - 1:
-            _merge(part_out, part_lse, out + seq * HEADS * DIM, begin, parts, kv * GROUP, HEADS, GROUP, DIM, MERGED)
-            tl.store(arrived + seq * KV_HEADS + kv, 0)
+        if LAST_MERGES:
+            tl.debug_barrier()  # all of the program's writes, before it says that it has arrived
+            if tl.atomic_add(arrived + seq * KV_HEADS + kv, 1, sem="acq_rel", scope="gpu") == parts - 1:
+                result_at = out + seq * HEADS * DIM
+                _merge(part_out, part_lse, result_at, begin, parts, kv * GROUP, HEADS, GROUP, DIM, WIDTH, MERGED)
+                tl.store(arrived + seq * KV_HEADS + kv, 0)
+
+
+@triton.jit(do_not_specialize=["shares_count"])
+def merge_shares_kernel(
+    shares,
+    out,
+    part_out,
+    part_lse,
+    shares_count,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    MERGED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [S, KV heads]: weighs what decode_attention_kernel left. A sequence that was not cut is written already."""
+    seq, kv = tl.program_id(0), tl.program_id(1)
+    begin = tl.load(shares + 6 * shares_count + seq)
+    parts = tl.load(shares + 7 * shares_count + seq)
+    GROUP: tl.constexpr = HEADS // KV_HEADS
+    wait(PDL)
+    let_next_start(PDL)
+    if parts > 1:
+        result_at = out + seq.to(tl.int64) * HEADS * DIM
+        _merge(part_out, part_lse, result_at, begin, parts, kv * GROUP, HEADS, GROUP, DIM, WIDTH, MERGED)
 
 
 @triton.jit
@@ -133,28 +165,33 @@ def _merge(
     HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
     MERGED: tl.constexpr,
 ):
     """The parts from `begin` on of GROUP heads from `head` on, weighed by their log2 sums. What other programs wrote is
     read past the first cache, which knows nothing of it."""
     lane = tl.arange(0, DIM)
     some = tl.arange(0, MERGED)
-    for h in tl.static_range(GROUP):
-        most = -1e30
-        total = 0.0
-        acc = tl.zeros([DIM], tl.float32)
-        for at in tl.range(0, parts, MERGED):
-            here = at + some < parts
-            place = (begin + at + some) * HEADS + head + h
-            lse = tl.load(part_lse + place, mask=here, other=float("-inf"), cache_modifier=".cg")
-            part = tl.load(
-                part_out + place[:, None] * DIM + lane[None, :], mask=here[:, None], other=0.0, cache_modifier=".cg"
-            )
-            larger = tl.maximum(most, tl.max(lse, axis=0))
-            weight = tl.exp2(lse - larger)
-            shrink = tl.exp2(most - larger)
-            total = total * shrink + tl.sum(weight, axis=0)
-            acc = acc * shrink + tl.sum(part * weight[:, None], axis=0)
-            most = larger
-        merged = acc / tl.where(total > 0.0, total, 1.0)
-        tl.store(out + (head + h) * DIM + lane, merged.to(out.dtype.element_ty))
+    row = tl.arange(0, WIDTH)
+    most = tl.full([WIDTH], -1e30, tl.float32)
+    total = tl.zeros([WIDTH], tl.float32)
+    acc = tl.zeros([WIDTH, DIM], tl.float32)
+    for at in tl.range(0, parts, MERGED):
+        here = (at + some < parts)[:, None] & (row < GROUP)[None, :]
+        place = (begin + at + some)[:, None] * HEADS + head + row[None, :]
+        lse = tl.load(part_lse + place, mask=here, other=float("-inf"), cache_modifier=".cg")
+        part = tl.load(
+            part_out + place[:, :, None] * DIM + lane[None, None, :],
+            mask=here[:, :, None],
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        larger = tl.maximum(most, tl.max(lse, axis=0))
+        weight = tl.exp2(lse - larger[None, :])
+        shrink = tl.exp2(most - larger)
+        total = total * shrink + tl.sum(weight, axis=0)
+        acc = acc * shrink[:, None] + tl.sum(part * weight[:, :, None], axis=0)
+        most = larger
+    merged = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    target = out + (head + row)[:, None] * DIM + lane[None, :]
+    tl.store(target, merged.to(out.dtype.element_ty), mask=(row < GROUP)[:, None])
