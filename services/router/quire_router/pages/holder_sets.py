@@ -1,0 +1,64 @@
+"""Sets of holders, each distinct one once: most pages have one of few sets, so a page needs a number only.
+
+A set is a bit mask in an integer, holder by holder. Sets that no page has are forgotten, and their numbers used again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Numbers = NDArray[np.uint32]
+
+
+class HolderSets:
+    """Number 0 is the empty set. `masks` has the sets by number."""
+
+    def __init__(self) -> None:
+        self.masks: list[int] = [0]
+        self._numbers: dict[int, int] = {0: 0}
+        self._pages: NDArray[np.int64] = np.zeros(64, np.int64)
+        self._free: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._numbers) - 1
+
+    def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
+        """Of each page the set's number, with and without the holders of two masks; and of how many it has changed."""
+        old, inverse, pages = np.unique(numbers, return_inverse=True, return_counts=True)
+        masks = [(self.masks[number] | add) & ~remove for number in old.tolist()]
+        new: Numbers = np.fromiter(map(self._number, masks), np.uint32, len(masks))
+        np.subtract.at(self._pages, old, pages)
+        np.add.at(self._pages, new, pages)
+        self._pages[0] = 0
+        for number in {*old.tolist(), *new.tolist()}:
+            if number and not self._pages[number]:
+                del self._numbers[self.masks[number]]
+                self._free.append(number)
+        return new[inverse], int(pages[old != new].sum())
+
+    def check_integrity(self, values: Numbers) -> None:
+        """`values` are the numbers of all pages; AssertionError where the counts are others."""
+        counted = np.bincount(values, minlength=len(self._pages))
+        counted[0] = 0
+        assert (counted == self._pages).all(), "pages of a set were miscounted"
+        assert all(self.masks[number] == mask for mask, number in self._numbers.items()), "a number has two sets"
+        assert all(self._pages[number] > 0 for number in self._numbers.values() if number), "a set is nobody's"
+
+    def _number(self, mask: int) -> int:
+        number = self._numbers.get(mask)
+        if number is None:
+            if self._free:
+                number = self._free.pop()
+                self.masks[number] = mask
+            else:
+                number = len(self.masks)
+                self.masks.append(mask)
+                if number == len(self._pages):
+                    self._pages = np.concatenate([self._pages, np.zeros_like(self._pages)])
+            self._numbers[mask] = number
+        return number

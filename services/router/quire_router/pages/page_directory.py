@@ -1,0 +1,176 @@
+"""What the router believes of pages: those that holders told of, and those that requests just placed will fill.
+
+Expected pages live in two generations: new ones are written to the younger, and when a generation's time is over the
+older is forgotten. So they last between one and two times `expected_s`, unless the holder's own word comes first and
+stays. A holder that leaves is found no more at once, and swept out later. One thread's; knows nothing of streams.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_router.pages.holder_numbers import HolderNumbers
+from quire_router.pages.page_index import PageIndex
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from quire_router.pages.page_table import Keys
+
+# Chains are looked up in steps: most of them are held by nobody beyond their first pages.
+_STEPS = (64, 448, 1 << 30)
+# Room for expected pages, as a part of that for told ones.
+_EXPECTED_PART = 8
+
+
+class PageDirectory:
+    """`told` is the index of what holders say."""
+
+    def __init__(self, max_pages: int, expected_s: float) -> None:
+        self.told = PageIndex(max_pages)
+        self._expected = [PageIndex(max(max_pages // _EXPECTED_PART, 1)) for _ in range(2)]
+        self._expected_s = expected_s
+        self._turned_s = 0.0
+        self._numbers = HolderNumbers()
+        self._pages: dict[int, int] = {}
+
+    @property
+    def indexes(self) -> Sequence[PageIndex]:
+        """All of them."""
+        return (self.told, *self._expected)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of all tables."""
+        return sum(index.nbytes for index in self.indexes)
+
+    @property
+    def dropped(self) -> int:
+        """Pages that found no room."""
+        return sum(index.dropped for index in self.indexes)
+
+    @property
+    def expected(self) -> int:
+        """Pages that are expected of somebody."""
+        return sum(map(len, self._expected))
+
+    @property
+    def holders(self) -> int:
+        """Numbers of holders are below this."""
+        return self._numbers.count
+
+    @property
+    def present(self) -> int:
+        """Holders that are there."""
+        return len(self._pages)
+
+    @property
+    def dirty(self) -> bool:
+        """Whether holders that have left are to be swept."""
+        return bool(self._numbers.dead)
+
+    def open(self) -> int:
+        """A new holder, of nothing."""
+        holder = self._numbers.open()
+        self._pages[holder] = 0
+        return holder
+
+    def close(self, holder: int) -> None:
+        """The holder has left."""
+        self._numbers.close(holder)
+        del self._pages[holder]
+
+    def pages_of(self, holder: int) -> int:
+        """How many it told of, as far as they found room."""
+        return self._pages[holder]
+
+    def add(self, holder: int, keys: Keys) -> None:
+        """The holder says that it has these."""
+        self._pages[holder] += self.told.add(holder, keys)
+
+    def remove(self, holder: int, keys: Keys) -> None:
+        """The holder says that it has these no more."""
+        self._pages[holder] -= self.told.remove(holder, keys)
+        for index in self._expected:
+            if len(index):
+                index.remove(holder, keys)
+
+    def expect(self, holder: int, keys: Keys, now_s: float) -> None:
+        """The holder will have these: a request that needs them was sent there."""
+        self._turn(now_s)
+        self._expected[0].add(holder, keys)
+
+    def sweep(self) -> Iterator[None]:
+        """Forget who has left, in steps: others may use the directory between two of them."""
+        dead = self._numbers.dead
+        if dead:
+            for index in self.indexes:
+                yield from index.sweep(dead)
+            self._numbers.swept(dead)
+
+    def prefixes(self, chains: Sequence[Keys], now_s: float) -> NDArray[np.int32]:
+        """By holder, how many pages of a chain it has, from the first on and in every group.
+
+        `chains` are the keys of the chain, an array of equal length for each group.
+        """
+        self._turn(now_s)
+        depths: NDArray[np.int32] = np.zeros(self._numbers.count, np.int32)
+        indexes = [index for index in self.indexes if len(index)]
+        alive, done, count = self._numbers.alive, 0, len(chains[0])
+        for step in _STEPS:
+            end = min(count, done + step)
+            if done == end or not indexes:
+                break
+            found = [(index, index.find(keys[done:end])) for keys in chains for index in indexes]
+            for at in _changes([numbers for _, numbers in found]):
+                held = alive
+                for first in range(0, len(found), len(indexes)):
+                    anywhere = 0
+                    for index, numbers in found[first : first + len(indexes)]:
+                        anywhere |= index.holders(int(numbers[at]))
+                    held &= anywhere
+                if held != alive:
+                    depths[_bits(alive & ~held, len(depths))] = done + at
+                    alive = held
+                    if not alive:
+                        return depths
+            done = end
+        if indexes:
+            depths[_bits(alive, len(depths))] = done
+        return depths
+
+    def check_integrity(self) -> None:
+        """Every index by itself, and pages of holders against the index. AssertionError on any difference."""
+        for index in self.indexes:
+            index.check_integrity()
+        counted = dict.fromkeys(self._pages, 0)
+        for mask in self.told.masks():
+            assert not mask & ~(self._numbers.alive | self._numbers.dead), "pages of nobody who was ever here"
+            for holder in counted:
+                counted[holder] += mask >> holder & 1
+        assert counted == self._pages, "pages of holders were miscounted"
+
+    def _turn(self, now_s: float) -> None:
+        """The next generation of expected pages, when it is time; two at once after a long silence."""
+        passed = (now_s - self._turned_s) / self._expected_s
+        if passed >= 1:
+            for _ in range(min(int(passed), 2)):
+                self._expected.reverse()
+                if len(self._expected[0]):
+                    self._expected[0].clear()
+            self._turned_s = now_s
+
+
+def _changes(columns: Sequence[NDArray[np.uint32]]) -> list[int]:
+    """Where any of the columns of equal length begins, or changes."""
+    rows = np.stack(columns)
+    return [0, *(np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(axis=0)) + 1).tolist()]
+
+
+def _bits(mask: int, length: int) -> NDArray[np.bool_]:
+    data = np.frombuffer(mask.to_bytes(-(-length // 8), "little"), np.uint8)
+    return np.unpackbits(data, count=length, bitorder="little").view(np.bool_)

@@ -1,0 +1,111 @@
+"""One holder's pages as its stream tells them: snapshots, the tail, epochs, gaps. Writes to the directory.
+
+A new snapshot is gathered beside what is known and takes its place when it is whole, so that a resync leaves no hole.
+Another epoch is another life: what the former held is forgotten at once. Knows nothing of connections.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.credit.hello import Epoch
+from quire_router.pages.page_keys import page_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_router.pages.page_directory import PageDirectory
+
+
+class PageGap(Exception):  # reads as the fact it is; the stream answers it with a new one
+    """Changes were missed: a snapshot is needed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Pages of one namespace and group. `namespace` is empty where the sender has but one pool and names none."""
+
+    namespace: bytes
+    group: int
+    hashes: Sequence[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class PageNews:
+    """A frame of a stream: changes `first` to `last`, or a part of a snapshot as of `last`."""
+
+    epoch: Epoch
+    first: int
+    last: int
+    stored: Sequence[Pool] = ()
+    removed: Sequence[Pool] = ()
+    snapshot: bool = False
+    complete: bool = False
+    cleared: bool = False
+
+
+class PageHolder:
+    """`moved` is told the number under which the directory knows the holder's pages now, at first and when it changes;
+    -1: it holds nothing. `epoch` and `sequence` are where its stream may go on; None: nowhere."""
+
+    def __init__(self, directory: PageDirectory, moved: Callable[[int], None]) -> None:
+        self.epoch: Epoch | None = None
+        self.sequence = 0
+        self.number = -1
+        self._directory = directory
+        self._moved = moved
+        self._coming: tuple[Epoch, int, int] | None = None
+        self._pool = (b"", 0)
+
+    def apply(self, news: PageNews) -> None:
+        """Take a frame in; raises PageGap."""
+        if news.snapshot:
+            self._apply_snapshot(news)
+            return
+        if news.epoch != self.epoch or news.first != self.sequence + 1 or self._coming is not None:
+            raise PageGap(f"change {news.first} of {news.epoch} after {self.sequence} of {self.epoch}")
+        if news.cleared:
+            self._become(self._directory.open())
+        for pool in news.removed:
+            self._directory.remove(self.number, page_keys(*self._name(pool), pool.hashes))
+        self._store(self.number, news)
+        self.sequence = news.last
+
+    def restart(self) -> None:
+        """The stream begins anew: a snapshot that was not whole will not become so."""
+        if self._coming is not None:
+            self._directory.close(self._coming[2])
+            self._coming = None
+
+    def forget(self) -> None:
+        """The holder is gone, and its pages with it."""
+        self.restart()
+        self.epoch, self.sequence = None, 0
+        self._become(-1)
+
+    def _apply_snapshot(self, news: PageNews) -> None:
+        if self._coming is None or self._coming[:2] != (news.epoch, news.last):
+            self.restart()
+            if news.epoch != self.epoch:
+                self.forget()
+            self._coming = (news.epoch, news.last, self._directory.open())
+        self._store(self._coming[2], news)
+        if news.complete:
+            self.epoch, self.sequence, number = self._coming
+            self._coming = None
+            self._become(number)
+
+    def _store(self, number: int, news: PageNews) -> None:
+        for pool in news.stored:
+            self._pool = (pool.namespace, pool.group)
+            self._directory.add(number, page_keys(pool.namespace, pool.group, pool.hashes))
+
+    def _name(self, pool: Pool) -> tuple[bytes, int]:
+        return (pool.namespace, pool.group) if pool.namespace else self._pool
+
+    def _become(self, number: int) -> None:
+        former, self.number = self.number, number
+        self._moved(number)
+        if former >= 0:
+            self._directory.close(former)

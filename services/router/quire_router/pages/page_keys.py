@@ -1,0 +1,30 @@
+"""A page's key in the index: 64 bits of its hash, its namespace and its group.
+
+Two of a million pages share a key once in 37 million indexes; then a placement may be worse than it could be.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.pages import HASH_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+# Odd, so that groups differ in all bits.
+_GROUP = 0x9E3779B97F4A7C15
+_ALL = (1 << 64) - 1
+
+
+def page_keys(namespace: bytes, group: int, hashes: Sequence[bytes]) -> NDArray[np.uint64]:
+    """One key per hash of 32 bytes; never 0."""
+    words = np.frombuffer(b"".join(hashes), "<u8")[:: HASH_BYTES // 8]
+    pool = (int.from_bytes(namespace[:8], "little") ^ (group * _GROUP)) & _ALL
+    keys: NDArray[np.uint64] = words ^ np.uint64(pool)
+    keys[keys == 0] = 1
+    return keys

@@ -1,0 +1,128 @@
+"""The page event stream of one scheduler or kvstore: opened, resumed, and opened again when it breaks.
+
+A stream that broke goes on behind what it told last. Until it does, what the holder had is believed for a grace: most
+breaks are short, and nobody who does not accept requests is given any. After the grace it is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire.v1 import common_pb2, kvstore_pb2_grpc, scheduler_pb2_grpc
+from quire_common.channel import aio_channel
+from quire_common.credit.hello import epoch_from_pb, epoch_to_pb
+from quire_common.errors import QuireError, from_rpc_error
+from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
+from quire_router.backoff import Backoff
+from quire_router.pages.page_holder import PageGap, PageHolder, PageNews, Pool
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire_router.config import RouterConfig
+
+log = get_logger(__name__)
+# A busy holder changes with every step: more often than this nobody needs to know, since what was just placed is
+# expected anyway.
+_INTERVAL_MS = 100
+_MOST_BACKOFF_S = 10.0
+
+
+class PageStream:
+    """`service` is scheduler or kvstore."""
+
+    def __init__(self, service: str, instance: str, address: str, config: RouterConfig, holder: PageHolder) -> None:
+        self.address = address
+        self.holder = holder
+        self._service = service
+        self._instance = instance
+        self._config = config
+        self._grace: asyncio.TimerHandle | None = None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        channel = aio_channel(self.address, self._config)
+        backoff = Backoff(most_s=_MOST_BACKOFF_S)
+        try:
+            while True:
+                try:
+                    await self._follow(channel, backoff)
+                    reason = "the holder ended the stream"
+                except PageGap as gap:
+                    metrics.page_resyncs.labels("gap").inc()
+                    log.warning("page events missed", instance=self._instance, reason=str(gap))
+                    self.holder.epoch = None
+                    continue
+                except grpc.aio.AioRpcError as error:
+                    reason = from_rpc_error(error).message
+                except QuireError as error:
+                    reason = error.message
+                log.debug("page events unknown", instance=self._instance, reason=reason)
+                await backoff.wait()
+        finally:
+            self._end_grace()
+            self.holder.forget()
+            await channel.close()
+
+    async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
+        holder, resumed = self.holder, self.holder.epoch
+        request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
+        if resumed is not None:
+            request.epoch.CopyFrom(epoch_to_pb(resumed))
+            request.after_sequence = holder.sequence
+        holder.restart()
+        followed = False
+        try:
+            async for frame in self._frames(channel, request):
+                if not followed:
+                    followed = True
+                    backoff.reset()
+                    self._end_grace()
+                    metrics.page_streams.labels(self._service).inc()
+                if frame.snapshot and frame.snapshot_complete:
+                    metrics.page_resyncs.labels("new" if resumed is None else "lost").inc()
+                    resumed = holder.epoch
+                elif not frame.snapshot:
+                    metrics.page_lag.observe(frame.age_us / 1e6)
+                holder.apply(news_from_pb(frame))
+        finally:
+            if followed:
+                metrics.page_streams.labels(self._service).dec()
+            if self._grace is None:
+                grace_s = self._config.page_grace_s
+                self._grace = asyncio.get_running_loop().call_later(grace_s, self.holder.forget)
+
+    def _frames(
+        self, channel: grpc.aio.Channel, request: common_pb2.WatchPagesRequest
+    ) -> AsyncIterator[common_pb2.PageEvents]:
+        if self._service == "kvstore":
+            store: AsyncIterator[common_pb2.PageEvents] = kvstore_pb2_grpc.KvStoreStub(channel).Watch(request)
+            return store
+        scheduler: AsyncIterator[common_pb2.PageEvents] = scheduler_pb2_grpc.SchedulerStub(channel).WatchPages(request)
+        return scheduler
+
+    def _end_grace(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+
+
+def news_from_pb(frame: common_pb2.PageEvents) -> PageNews:
+    """Wire to domain."""
+    removed = [Pool(gone.namespace, gone.group, gone.hashes) for gone in frame.removed_pages]
+    if frame.removed:
+        removed.append(Pool(b"", 0, frame.removed))
+    return PageNews(
+        epoch=epoch_from_pb(frame.epoch),
+        first=frame.first_sequence or frame.sequence,
+        last=frame.sequence,
+        stored=[Pool(chain.namespace, chain.group, chain.hashes) for chain in frame.stored],
+        removed=removed,
+        snapshot=frame.snapshot,
+        complete=frame.snapshot_complete,
+        cleared=frame.cleared,
+    )

@@ -1,0 +1,141 @@
+"""A hash table from 64-bit page keys to small numbers, in two numpy arrays: 12 bytes a slot, whole batches at a time.
+
+A key lives in one of two buckets of eight slots, a cache line each: in the first while that has room to spare, else in
+the emptier one; where both are full, somebody moves to its other bucket. So a batch is found in two gathers, whatever
+is stored, and deleting leaves no graves. The size is fixed: the table never moves, and never stalls its caller to grow.
+Knows nothing of what the numbers mean; 0 is none.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Keys = NDArray[np.uint64]
+    Slots = NDArray[np.intp]
+
+_BUCKET = 8
+# One move makes room up to nine tenths; before that it is hardly ever needed.
+_MOST_FULL = 0.75
+# Free slots in its first bucket with which a key does not look at the second.
+_SPARE = 2
+_EMPTY = np.uint64(0)
+
+
+class PageTable:
+    """Room for `max_pages` at least. Keys are uniform, such as parts of sha256; 0 is no key."""
+
+    def __init__(self, max_pages: int) -> None:
+        buckets = 1 << max(0, int(np.ceil(np.log2(max_pages / (_BUCKET * _MOST_FULL)))))
+        self.capacity = max_pages
+        self.count = 0
+        self._mask = np.uint64(buckets - 1)
+        self._keys: Keys = np.zeros(buckets * _BUCKET, np.uint64)
+        self._rows = self._keys.reshape(buckets, _BUCKET)
+        self.values: NDArray[np.uint32] = np.zeros(buckets * _BUCKET, np.uint32)
+        """By slot. Callers change those of slots that they have found."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the arrays; the system gives it as it is touched."""
+        return self._keys.nbytes + self.values.nbytes
+
+    @property
+    def slots(self) -> int:
+        """How many there are."""
+        return len(self._keys)
+
+    def find(self, keys: Keys) -> Slots:
+        """The slot of each key, -1 where there is none."""
+        slots: Slots = np.full(len(keys), -1, np.intp)
+        first = self._first(keys)
+        missing = self._match(keys, first, slots, None)
+        if len(missing):
+            self._match(keys[missing], self._second(keys[missing]), slots, missing)
+        return slots
+
+    def get(self, keys: Keys) -> NDArray[np.uint32]:
+        """The value of each key, 0 where there is none."""
+        slots = self.find(keys)
+        return np.where(slots >= 0, self.values[slots], np.uint32(0))
+
+    def put(self, keys: Keys) -> Slots:
+        """The slot of each of these distinct keys, new ones with the value 0; -1 where there is no room."""
+        slots = self.find(keys)
+        pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
+        while len(pending):
+            wanted = keys[pending]
+            buckets = np.stack([self._first(wanted), self._second(wanted)], axis=1)
+            free = self._rows[buckets] == _EMPTY
+            room = free.sum(axis=2)
+            room[room[:, 0] >= _SPARE, 0] = _BUCKET
+            side, each = room.argmax(axis=1), np.arange(len(pending))
+            at = buckets[each, side] * _BUCKET + free[each, side].argmax(axis=1)
+            fits = room[each, side] > 0
+            stuck += pending[~fits].tolist()
+            pending, wanted, at = pending[fits], wanted[fits], at[fits]
+            # Of several that want one slot the last gets it; the others look again.
+            self._keys[at] = wanted
+            won = self._keys[at] == wanted
+            slots[pending[won]] = at[won]
+            self.count += int(won.sum())
+            pending = pending[~won]
+        if stuck:
+            for index in stuck:
+                self._squeeze(keys[index : index + 1])
+            slots = self.find(keys)
+        return slots
+
+    def drop(self, slots: Slots) -> None:
+        """Forget what is in these distinct slots."""
+        self._keys[slots] = _EMPTY
+        self.values[slots] = 0
+        self.count -= len(slots)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._keys[:] = _EMPTY
+        self.values[:] = 0
+        self.count = 0
+
+    def check_integrity(self) -> None:
+        """Every key is where it is looked for; AssertionError otherwise."""
+        taken = np.flatnonzero(self._keys)
+        assert len(taken) == self.count, "the table lost count"
+        assert not self.values[self._keys == _EMPTY].any(), "an empty slot has a value"
+        assert (self.find(self._keys[taken]) == taken).all(), "a key is not found, or is there twice"
+
+    def _squeeze(self, key: Keys) -> None:
+        """Put one key where somebody else can make room; nothing happens where nobody can."""
+        for bucket in (self._first(key), self._second(key)):
+            others = self._rows[bucket[0]]
+            first, second = self._first(others), self._second(others)
+            elsewhere = np.where(first == bucket, second, first)
+            free = self._rows[elsewhere] == _EMPTY
+            movable = np.flatnonzero(free.any(axis=1))
+            if len(movable):
+                column = movable[0]
+                source = bucket[0] * _BUCKET + column
+                target = elsewhere[column] * _BUCKET + free[column].argmax()
+                self._keys[target], self.values[target] = self._keys[source], self.values[source]
+                self._keys[source], self.values[source] = key[0], 0
+                self.count += 1
+                return
+
+    def _match(self, keys: Keys, buckets: Slots, slots: Slots, among: Slots | None) -> Slots:
+        """Fill in the slots of keys that are in these buckets; returns the others, as indices of `slots`."""
+        hits = np.flatnonzero(self._rows.take(buckets, axis=0) == keys[:, None])
+        hit = hits // _BUCKET
+        found = hit if among is None else among[hit]
+        slots[found] = buckets[hit] * _BUCKET + hits % _BUCKET
+        return np.flatnonzero(slots < 0)
+
+    def _first(self, keys: Keys) -> Slots:
+        return (keys & self._mask).astype(np.intp)
+
+    def _second(self, keys: Keys) -> Slots:
+        return ((keys >> np.uint64(32)) & self._mask).astype(np.intp)

@@ -1,0 +1,72 @@
+"""The streams of all schedulers and kvstores that discovery names, and the sweeping up after those who have left."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quire_router import metrics
+from quire_router.pages.page_holder import PageHolder
+from quire_router.pages.page_stream import PageStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_common.discovery import Endpoint
+    from quire_router.config import RouterConfig
+    from quire_router.pages.page_directory import PageDirectory
+
+_TICK_S = 0.5
+
+
+class PageWatchers:
+    """All methods run in the event loop. `moved` is told of each holder's service, instance and number."""
+
+    def __init__(
+        self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int], None]
+    ) -> None:
+        self._config = config
+        self._directory = directory
+        self._moved = moved
+        self._streams: dict[tuple[str, str], tuple[PageStream, asyncio.Task[None]]] = {}
+        self._dropped = 0
+
+    def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
+        """Discovery's newest list: new ones are watched, what the others held is forgotten."""
+        wanted = {(service, endpoint.instance): endpoint.address for endpoint in endpoints}
+        for key, (stream, task) in list(self._streams.items()):
+            if key[0] == service and wanted.get(key) != stream.address:
+                del self._streams[key]
+                task.cancel()
+        for key, address in wanted.items():
+            if key not in self._streams:
+                holder = PageHolder(self._directory, partial(self._moved, *key))
+                stream = PageStream(*key, address, self._config, holder)
+                task = asyncio.create_task(stream.run(), name=f"pages of {key[1]}")
+                self._streams[key] = (stream, task)
+
+    async def run(self) -> None:
+        """Until cancelled: sweep, and bring the metrics up to date."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for _ in self._directory.sweep():
+                await asyncio.sleep(0)
+            self._show()
+
+    async def close(self) -> None:
+        """End all streams."""
+        tasks = [task for _, task in self._streams.values()]
+        self._streams.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _show(self) -> None:
+        directory = self._directory
+        metrics.page_index_pages.labels("told").set(len(directory.told))
+        metrics.page_index_pages.labels("expected").set(directory.expected)
+        metrics.page_index_bytes.set(directory.nbytes)
+        metrics.page_index_holders.set(directory.present)
+        metrics.page_index_dropped.inc(directory.dropped - self._dropped)
+        self._dropped = directory.dropped

@@ -1,0 +1,195 @@
+"""Table, sets and directory against plain dictionaries."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from quire_router.pages.holder_sets import HolderSets
+from quire_router.pages.page_directory import PageDirectory
+from quire_router.pages.page_index import PageIndex
+from quire_router.pages.page_keys import page_keys
+from quire_router.pages.page_table import PageTable
+
+
+def keys(*numbers: int) -> NDArray[np.uint64]:
+    """Keys as uniform as those of hashes."""
+    words = [random.Random(number).getrandbits(64) or 1 for number in numbers]
+    return np.array(words, np.uint64)
+
+
+def test_keys_differ_by_hash_namespace_and_group() -> None:
+    hashes = [hashlib.sha256(bytes([i])).digest() for i in range(3)]
+    pools = [(b"a" * 32, 0), (b"b" * 32, 0), (b"a" * 32, 1), (b"a" * 32, 2)]
+    every = np.concatenate([page_keys(*pool, hashes) for pool in pools])
+    assert len(set(every.tolist())) == 12 and every.dtype == np.uint64
+    assert page_keys(b"a" * 32, 0, hashes[:2]).tolist() == every[:2].tolist()
+    assert page_keys(bytes(32), 0, [bytes(32)]).tolist() == [1], "0 is no key"
+    assert not len(page_keys(bytes(32), 0, []))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_table_is_a_dictionary(seed: int) -> None:
+    rng = random.Random(seed)
+    table, twin = PageTable(600), dict[int, int]()
+    for number in range(1, 400):
+        some = np.unique(keys(*(rng.randrange(900) for _ in range(rng.randrange(1, 40)))))
+        if rng.random() < 0.6:
+            slots = table.put(some)
+            fits = slots >= 0
+            assert fits.all() or len(twin) + len(some) > 600
+            table.values[slots[fits]] = number
+            twin |= dict.fromkeys(some[fits].tolist(), number)
+        else:
+            slots = table.find(some)
+            assert ((slots >= 0) == [key in twin for key in some.tolist()]).all()
+            table.drop(slots[slots >= 0])
+            for key in some.tolist():
+                twin.pop(key, None)
+        assert table.get(some).tolist() == [twin.get(key, 0) for key in some.tolist()]
+        table.check_integrity()
+    assert table.count == len(twin) <= 600
+    table.clear()
+    table.check_integrity()
+    assert not table.count
+
+
+def test_a_table_takes_what_it_promises_at_once() -> None:
+    table = PageTable(6 << 12)
+    many = np.unique(np.random.default_rng(1).integers(1, 1 << 63, 2 * table.capacity).astype(np.uint64))
+    assert int((table.put(many) >= 0).sum()) == table.count == table.capacity
+    table.check_integrity()
+
+
+def test_sets_are_kept_once_and_forgotten() -> None:
+    sets = HolderSets()
+    numbers, changed = sets.change(np.zeros(5, np.uint32), add=0b01)
+    assert changed == 5 and len(set(numbers.tolist())) == 1 and len(sets) == 1
+    both, changed = sets.change(numbers[:2], add=0b10)
+    assert changed == 2 and sets.masks[both[0]] == 0b11 and len(sets) == 2
+    same, changed = sets.change(both, add=0b10)
+    assert changed == 0 and same.tolist() == both.tolist()
+    left, changed = sets.change(both, remove=0b11)
+    assert changed == 2 and not left.any() and len(sets) == 1
+    sets.check_integrity(numbers[2:])
+    for mask in range(2, 300):
+        one, _ = sets.change(np.zeros(1, np.uint32), add=mask)
+        assert sets.masks[one[0]] == mask
+    assert len(sets) == 299
+
+
+def test_what_finds_no_room_is_counted() -> None:
+    index = PageIndex(4)
+    assert (index.add(0, keys(1, 2, 3, 3)), index.dropped) == (3, 0)
+    assert (index.add(1, keys(2, 3, 4, 5, 6)), index.dropped) == (3, 2)
+    assert len(index) == 4
+    assert index.remove(0, keys(1, 2, 9)) == 2 and len(index) == 3
+    index.check_integrity()
+
+
+class Naive:
+    """A directory as sets in dictionaries."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, set[int]] = {}
+        self.expected: dict[int, dict[int, float]] = {}
+
+    def depth(self, holder: int, chain: list[int], now: float, life: float) -> int:
+        for depth, page in enumerate(chain):
+            if page not in self.told[holder] and self.expected[holder].get(page, -1e9) + life <= now:
+                return depth
+        return len(chain)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_prefixes_are_those_of_dictionaries(seed: int) -> None:
+    """Lives of expected pages are between one and two times `expected_s`: they are looked at where both agree."""
+    rng = random.Random(seed)
+    directory, naive, now = PageDirectory(1 << 16, 1.0), Naive(), 100.0
+    for _ in range(300):
+        act = rng.random()
+        if act < 0.1 or not naive.told:
+            holder = directory.open()
+            assert holder not in naive.told
+            naive.told[holder], naive.expected[holder] = set(), {}
+        elif act < 0.14:
+            holder = rng.choice(list(naive.told))
+            directory.close(holder)
+            del naive.told[holder], naive.expected[holder]
+        elif act < 0.18:
+            for _ in directory.sweep():
+                pass
+            assert not directory.dirty
+        else:
+            holder = rng.choice(list(naive.told))
+            start = rng.randrange(4) * 1000
+            pages = list(range(start, start + rng.randrange(1, 700)))
+            if act < 0.5:
+                directory.add(holder, keys(*pages))
+                naive.told[holder].update(pages)
+            elif act < 0.65:
+                gone = pages[rng.randrange(len(pages)) :]
+                directory.remove(holder, keys(*gone))
+                naive.told[holder].difference_update(gone)
+                for page in gone:
+                    naive.expected[holder].pop(page, None)
+            elif act < 0.8:
+                directory.expect(holder, keys(*pages), now)
+                naive.expected[holder].update(dict.fromkeys(pages, now))
+            else:
+                now += rng.choice([0.0, 0.01, 5.0])
+                depths = directory.prefixes([keys(*pages)], now)
+                for one in naive.told:
+                    least, most = (naive.depth(one, pages, now, life) for life in (1.0, 2.0))
+                    assert least <= depths[one] <= most, (one, least, most, depths[one])
+    directory.check_integrity()
+    sizes = {holder: len(pages) for holder, pages in naive.told.items()}
+    assert {holder: directory.pages_of(holder) for holder in naive.told} == sizes
+
+
+def test_a_prefix_counts_in_every_group_and_from_its_first_page() -> None:
+    directory = PageDirectory(1000, 10.0)
+    holder, other = directory.open(), directory.open()
+    chain, second = keys(*range(10)), keys(*range(100, 110))
+    directory.add(holder, chain)
+    directory.add(holder, second[:4])
+    directory.add(other, chain[1:])
+    assert directory.prefixes([chain], 0.0).tolist() == [10, 0]
+    assert directory.prefixes([chain, second], 0.0).tolist() == [4, 0]
+    directory.expect(holder, second[4:6], 0.0)
+    assert directory.prefixes([chain, second], 0.0).tolist() == [6, 0]
+    assert directory.prefixes([chain[:0]], 0.0).tolist() == [0, 0]
+
+
+def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> None:
+    directory = PageDirectory(1 << 18, 10.0)
+    gone, stays = directory.open(), directory.open()
+    chain = keys(*range(50))
+    directory.add(gone, chain)
+    directory.add(stays, chain[:20])
+    directory.expect(gone, keys(*range(50, 60)), 0.0)
+    directory.close(gone)
+    assert directory.prefixes([chain], 0.0).tolist() == [0, 20]
+    assert directory.open() == 2 and len(directory.told) == 50
+    steps = 0
+    for _ in directory.sweep():
+        steps += 1
+        directory.add(stays, chain[:30])
+    assert steps > 3 and len(directory.told) == 30 and directory.expected == 0
+    assert directory.open() == gone, "now it is free"
+    assert directory.prefixes([chain], 0.0).tolist() == [0, 30, 0]
+    directory.check_integrity()
+
+
+def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
+    directory = PageDirectory(1 << 12, 10.0)
+    holders = [directory.open() for _ in range(1000)]
+    chain = keys(*range(40))
+    for holder in holders:
+        directory.add(holder, chain[: 8 + holder % 3])
+    assert directory.prefixes([chain], 0.0).tolist() == [8 + holder % 3 for holder in holders]
+    assert directory.told.distinct_sets == 3
