@@ -147,6 +147,7 @@ class StackSpec:
                 own = {
                     "schedulers": self._peers("scheduler", at),
                     "tokenizers": self._peers("tokenizer", at),
+                    "kvstores": at["kvstore"],
                     "host": self.host,
                     "port": str(ports["http"]),
                 }

@@ -18,8 +18,10 @@ from quire.v1 import common_pb2, scheduler_pb2_grpc
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.columns import i32, pack_f32, pack_i32
 from quire_common.errors import Unavailable
+from tests.fakes.fake_pages import NAMESPACE, FakePages
 
 EOS = 256
+PAGE_SIZE = 16
 STOP, LENGTH = 1, 2
 
 
@@ -67,6 +69,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
         self.digest, self.heartbeat_ms = digest, heartbeat_ms
+        self.pages = FakePages()
         self.gate = asyncio.Event()
         self.gate.set()
         self.awake = asyncio.Event()
@@ -109,10 +112,19 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 vocab_size=300,
                 eos_token_ids=pack_i32([EOS]),
                 digest=self.digest,
+                pages=common_pb2.PageGeometry(
+                    page_size=PAGE_SIZE, groups=[common_pb2.KvGroup(page_bytes=1)], namespace=NAMESPACE
+                ),
             ),
             instance="fake",
             role="both",
         )
+
+    async def WatchPages(
+        self, request: common_pb2.WatchPagesRequest, context: Any
+    ) -> AsyncIterator[common_pb2.PageEvents]:
+        async for frame in self.pages.watch(request):
+            yield frame
 
     async def WatchLoad(self, request: pb.WatchLoadRequest, context: Any) -> AsyncIterator[pb.Load]:
         while True:

@@ -14,6 +14,7 @@ from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, TooLarge, Unsupported
 from quire_common.logit_controls import LogitControls, check_controls, controls_from_pb, controls_into_pb
+from quire_common.pages import PageExtras
 from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
 
 if TYPE_CHECKING:
@@ -80,6 +81,11 @@ class Sequence:
     def known_len(self) -> int:
         """Prompt and emitted tokens."""
         return len(self.prompt_ids) + len(self.output_ids)
+
+
+def page_extras(sequence: Sequence) -> PageExtras:
+    """What distinguishes the sequence's pages beside its tokens: routers and schedulers must name pages alike."""
+    return PageExtras(salt=sequence.cache_salt)
 
 
 def context_to_pb(context: RequestContext) -> pb.RequestContext:

@@ -27,9 +27,23 @@ class RouterConfig(ServiceConfig):
     served_model_name: tuple[str, ...] = option((), "names that clients may ask for; default: the model's own")
     schedulers: tuple[str, ...] = option((), "addresses of schedulers, for static discovery")
     tokenizers: tuple[str, ...] = option((), "addresses of tokenizers, for static discovery")
-    placement: str = option("least_loaded", "how a replica is chosen", choices=tuple(PLACEMENTS))
     vllm_grpc: bool = option(
         False, "serve vllm.grpc.engine.VllmEngine too, for SMG and llm-d; needs exactly one scheduler in --schedulers"
+    )
+    kvstores: tuple[str, ...] = option((), "addresses of kvstores, for static discovery; placement knows their pages")
+    placement: str = option("kv_aware", "how a replica is chosen", choices=tuple(PLACEMENTS))
+    placement_cache_weight: float = option(
+        2.0, "kv_aware: what a prompt token to be computed counts against one that waits in a queue", at_least=0
+    )
+    placement_load_cost: float = option(
+        0.5, "kv_aware: loading a token from a kvstore, against computing it", at_least=0, at_most=1
+    )
+    page_index_pages: int = option(1_500_000, "pages that the index has room for; more are not known", at_least=1)
+    page_grace_s: float = option(
+        5.0, "how long the pages of a peer whose event stream broke are believed to be there", at_least=0
+    )
+    expected_pages_s: float = option(
+        10.0, "how long, at least, pages of a request just placed are expected to appear", at_least=0.1
     )
     max_concurrent_requests: int = option(1024, "sequences in flight; more are refused with 429", at_least=1)
     max_body_bytes: int = option(4 * 1024 * 1024, "longest HTTP body", at_least=1024)

@@ -49,6 +49,30 @@ limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has t
 attempts = metrics.histogram(
     "quire_router_sequence_attempts", "Engines that a sequence was given.", buckets=(1, 2, 3, 4, 6, 8, 16)
 )
+_FINE_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05, 0.1)
+placement = metrics.histogram(
+    "quire_router_placement_seconds", "Decision which engine runs a request.", buckets=_FINE_S
+)
+placement_expected = metrics.gauge(
+    "quire_router_placement_expected_cached_tokens", "Prompt tokens so far that caches should have had where they went."
+)
+page_index_pages = metrics.gauge(
+    "quire_router_page_index_pages", "Pages in the index: told of by their holders, or expected.", ("source",)
+)
+page_index_bytes = metrics.gauge("quire_router_page_index_bytes", "Memory of the page index.")
+page_index_holders = metrics.gauge("quire_router_page_index_holders", "Schedulers and kvstores in the page index.")
+page_index_dropped = metrics.counter(
+    "quire_router_page_index_dropped_pages_total", "Pages for which the index had no room."
+)
+page_streams = metrics.gauge("quire_router_page_streams", "Page event streams that are followed.", ("service",))
+page_resyncs = metrics.counter(
+    "quire_router_page_resyncs_total",
+    "Snapshots: of new holders, after a lost stream, because the router was behind, or after a gap.",
+    ("reason",),
+)
+page_lag = metrics.histogram(
+    "quire_router_page_event_age_seconds", "Age of the oldest change in a frame of page events, when it was sent."
+)
 
 responses_kept_bytes = metrics.gauge("quire_router_responses_kept_bytes", "Responses kept in this process.")
 responses_dropped = metrics.counter(

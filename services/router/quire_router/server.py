@@ -17,6 +17,7 @@ from quire_router.core.catalog import Catalog
 from quire_router.core.encoder import Encoder
 from quire_router.core.handles import HandleCounter
 from quire_router.core.pipeline import Pipeline
+from quire_router.engine.chooser import Chooser
 from quire_router.engine.fleet import Fleet
 from quire_router.engine.migration import Migration
 from quire_router.engine.waiting_room import WaitingRoom
@@ -29,7 +30,7 @@ from quire_router.http.server import HttpServer
 from quire_router.http.status import StatusRoutes
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.limits.shared_buckets import SharedBuckets
-from quire_router.placement.registry import PLACEMENTS
+from quire_router.placing import Placing
 from quire_router.principal import KeyLimits
 from quire_router.servicer import InferenceServicer
 from quire_router.smg.parts import SmgParts
@@ -73,7 +74,8 @@ class RouterService:
         self.fleet = Fleet(config, self._detokenizer, bound.instance, self._watchdog, self._lost, self._on_fleet)
         self._room = WaitingRoom(self._detokenizer)
         handles = HandleCounter()
-        self._migration = Migration(config, self.fleet.accepting, PLACEMENTS[config.placement](), handles, self._room)
+        self._placing = Placing(config, self.fleet)
+        self._migration = Migration(config, Chooser(self.fleet, self._placing.placer), handles, self._room)
         metrics.detokenize_backlog.set_function(lambda: self.fleet.backlog)
         self.admission = Admission(config.max_concurrent_requests)
         self._catalog = Catalog(config.served_model_name, self.fleet.models)
@@ -107,7 +109,7 @@ class RouterService:
             edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile, stall_s=config.client_stall_s
         )
         self.admin = AdminPort(config, self._keys, self._rates, self.admission, self._status, self._on_change)
-        static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers}
+        static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers, "kvstore": config.kvstores}
         self._discovery = make_discovery(config.discovery, static)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -139,6 +141,8 @@ class RouterService:
         self._tasks = [
             asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
             asyncio.create_task(self._watch_tokenizers(), name="discovery of tokenizers"),
+            asyncio.create_task(self._watch_kvstores(), name="discovery of kvstores"),
+            asyncio.create_task(self._placing.run(), name="page index"),
             asyncio.create_task(self._watchdog.run(), name="watchdog"),
             asyncio.create_task(self._room.run(), name="waiting room"),
         ]
@@ -181,6 +185,7 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._placing.close()
         await self.fleet.close()
         await self.pool.close()
         if self._responses is not None:
@@ -211,7 +216,12 @@ class RouterService:
     async def _watch_schedulers(self) -> None:
         async for endpoints in self._discovery.watch("scheduler"):
             self.fleet.update(endpoints)
+            self._placing.update("scheduler", endpoints)
 
     async def _watch_tokenizers(self) -> None:
         async for endpoints in self._discovery.watch("tokenizer"):
             self.pool.update(endpoints)
+
+    async def _watch_kvstores(self) -> None:
+        async for endpoints in self._discovery.watch("kvstore"):
+            self._placing.update("kvstore", endpoints)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.pages import PageExtras, chain_hashes
+from quire_common.pages import chain_hashes
+from quire_common.sequence import page_extras
 
 if TYPE_CHECKING:
     from quire_scheduler.request import Request
@@ -15,7 +16,7 @@ def identify(request: Request, page_size: int) -> None:
     hashes = request.hashes
     first, end = len(hashes) * page_size, request.known_len // page_size * page_size
     if first < end:
-        extras = PageExtras(salt=request.sequence.cache_salt)
+        extras = page_extras(request.sequence)
         parent = hashes[-1] if hashes else b""
         hashes += chain_hashes(request.ids(first, end), page_size, extras, parent, first)
 

@@ -1,9 +1,8 @@
-"""The router's small parts: placement, handles, admission, lengths, keys, names, waiting."""
+"""The router's small parts: handles, admission, lengths, keys, names, waiting."""
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -21,35 +20,8 @@ from quire_router.core.catalog import Catalog
 from quire_router.core.handles import HandleCounter
 from quire_router.core.lengths import answer_length, check_prompt
 from quire_router.core.outbox import Outbox
-from quire_router.engine.load import Load
 from quire_router.engine.session_codec import apply_events, apply_rows
-from quire_router.placement.registry import PLACEMENTS
 from tests.unit.router.makers import MODEL, make_choice, make_job
-
-
-@dataclass
-class Candidate:
-    instance: str
-    load: Load = field(default_factory=Load)
-    submitted_since_load: int = 0
-    in_flight: int = 0
-
-
-def loaded(running: int, rows: int = 10, sent: int = 0) -> Candidate:
-    return Candidate("x", Load("ready", running=running, max_num_seqs=rows), sent)
-
-
-def test_least_loaded_counts_what_was_sent_since() -> None:
-    place = PLACEMENTS["least_loaded"]()
-    assert place.choose([loaded(5), loaded(3), loaded(4)], 1) == 1
-    assert place.choose([loaded(5), loaded(3, sent=4), loaded(4)], 1) == 2
-    assert place.choose([loaded(5, rows=10), loaded(8, rows=100)], 1) == 1
-
-
-def test_ties_go_in_turn() -> None:
-    for name in PLACEMENTS:
-        place, candidates = PLACEMENTS[name](), [loaded(0), loaded(0), loaded(0)]
-        assert sorted(place.choose(candidates, 1) for _ in range(3)) == [0, 1, 2]
 
 
 def test_handles_are_unique_and_carry_their_bit() -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire_router.core.job import GenerateJob, Resume
     from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
+    from quire_router.placement.replica_table import Placed
 
 
 # vLLM's stop_reason of such an answer.
@@ -64,6 +65,7 @@ class Choice:
         "offsets",
         "outbox",
         "output_ids",
+        "placed",
         "prompt_entries",
         "resumed",
         "rows_back",
@@ -97,6 +99,8 @@ class Choice:
         self.holder: Holder | None = None
         self.digest: bytes | None = None
         self.moves: Moves | None = None
+        # Until its engine has begun, or has let go of it; siblings are placed by the first of them.
+        self.placed: Placed | None = None
         self.admitted_attempt = -1
         # Whether this attempt began with tokens of an earlier one.
         self.resumed = False
@@ -200,10 +204,18 @@ class Choice:
             self.finish = finish
             if finish == REPETITION:
                 self.stop_reason = _REPEATED
+        if self.placed is not None:
+            self.unplace()
         if token_ids:
             if not self.first_token_ns:
                 self.first_token_ns = now_ns
             self.last_token_ns = now_ns
+
+    def unplace(self) -> None:
+        """Its prompt is no work ahead of an engine any more. Idempotent."""
+        placed, self.placed = self.placed, None
+        if placed is not None:
+            placed.began()
 
     def delivered(self, text: str, stop_index: int, used: int) -> bool:
         """The tokenizer's answer to a row. True: the choice has ended by it."""

@@ -119,6 +119,8 @@ class GenerateJob:
     first_sample: int = 0
     """Sample index of the first choice; part of the random key."""
     resume: Resume | None = None
+    session: str = ""
+    """Requests of equal sessions may be placed together."""
     wants: Wants = field(default_factory=Wants)
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quire_common.errors import Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_router.engine.replica import Replica
+from quire_router.placement.replica_table import ReplicaTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ class Fleet:
         changed: Callable[[], None],
     ) -> None:
         self.replicas: dict[str, Replica] = {}
+        self.table = ReplicaTable()
         self._config = config
         self._make_detokenizer = make_detokenizer
         self._router_id = router_id
@@ -45,6 +47,7 @@ class Fleet:
         self._changed = changed
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._models: dict[str, ModelInfo] = {}
+        self._by_row: dict[int, Replica] = {}
 
     def update(self, endpoints: Sequence[Endpoint]) -> None:
         """Discovery's newest list: new ones are connected, the sequences of those that are gone move."""
@@ -52,7 +55,8 @@ class Fleet:
         for instance, replica in list(self.replicas.items()):
             if instance not in wanted or wanted[instance].address != replica.address:
                 log.info("scheduler left", instance=instance)
-                del self.replicas[instance]
+                del self.replicas[instance], self._by_row[replica.row.row]
+                replica.row.drop()
                 self._tasks.pop(instance).cancel()
         for instance, endpoint in wanted.items():
             if instance not in self.replicas:
@@ -65,10 +69,11 @@ class Fleet:
                     self._watchdog,
                     self._lost,
                     self._on_change,
+                    self.table.add(instance),
                 )
-                self.replicas[instance] = replica
+                self.replicas[instance] = self._by_row[replica.row.row] = replica
                 self._tasks[instance] = asyncio.create_task(replica.run(), name=f"replica {instance}")
-        self._on_change()
+        self._changed()
 
     def models(self) -> list[ModelInfo]:
         """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
@@ -77,6 +82,10 @@ class Fleet:
     def accepting(self, choice: Choice) -> list[Replica]:
         """Replicas that could run the choice now."""
         return [replica for replica in self.replicas.values() if replica.can_take(choice)]
+
+    def at(self, row: int) -> Replica:
+        """The replica of a row of the table."""
+        return self._by_row[row]
 
     @property
     def backlog(self) -> int:
@@ -95,10 +104,9 @@ class Fleet:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _on_change(self) -> None:
-        for replica in self.replicas.values():
-            if replica.model is not None:
-                self._models[replica.model.name] = replica.model
+    def _on_change(self, replica: Replica) -> None:
+        if replica.model is not None and replica.instance in self.replicas:
+            self._models[replica.model.name] = replica.model
         self._changed()
 
 

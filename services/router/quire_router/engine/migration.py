@@ -21,15 +21,15 @@ from quire_router.engine.fleet import no_replica
 from quire_router.engine.loss import session_lost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
     from quire_router.core.handles import HandleCounter
+    from quire_router.engine.chooser import Chooser
     from quire_router.engine.loss import Loss
     from quire_router.engine.replica import Replica
     from quire_router.engine.waiting_room import WaitingRoom
-    from quire_router.placement.policy import Placement
 
 _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
 # What only waited is hardly the cause, but a submit alone may break a scheduler too.
@@ -38,20 +38,18 @@ log = get_logger(__name__)
 
 
 class Migration:
-    """One per process; all methods run in the event loop. `accepting` lists the replicas that could take a choice."""
+    """One per process; all methods run in the event loop."""
 
     def __init__(
         self,
         config: RouterConfig,
-        accepting: Callable[[Choice], list[Replica]],
-        placement: Placement,
+        chooser: Chooser,
         handles: HandleCounter,
         room: WaitingRoom,
     ) -> None:
         self._wait_s = config.migration_wait_s
         self._limit = config.migration_limit
-        self._accepting = accepting
-        self._placement = placement
+        self._chooser = chooser
         self._handles = handles
         self._room = room
         self._timer: asyncio.TimerHandle | None = None
@@ -60,9 +58,8 @@ class Migration:
 
     def start(self, choices: Sequence[Choice]) -> None:
         """Siblings, for the first time: they go together, since they share their prompt's pages."""
-        accepting = self._accepting(choices[0])
-        if accepting:
-            replica = accepting[self._placement.choose(accepting, len(choices))]
+        replica = self._chooser.choose(choices[0], len(choices))
+        if replica is not None:
             for choice in choices:
                 self._submit(choice, replica)
             return
@@ -129,19 +126,18 @@ class Migration:
         if loss.busy and not choice.admitted_once:
             # Overload is told early; only what has begun is worth waiting for.
             moves.busy.add(loss.instance)
-            if all(replica.instance in moves.busy for replica in self._accepting(choice)):
+            if all(replica.instance in moves.busy for replica in self._chooser.accepting(choice)):
                 choice.fail(loss.error)
                 return True
         return False
 
     def _place(self, choice: Choice, moves: Moves, now_s: float) -> bool:
         """Submit it somewhere, if anybody can take it now."""
-        able = [r for r in self._accepting(choice) if moves.shunned.get(r.instance, 0.0) <= now_s]
-        others = [r for r in able if r.instance != moves.avoid]
-        candidates = others or able
-        if not candidates:
+        shunned = [instance for instance, until_s in moves.shunned.items() if until_s > now_s]
+        replica = self._chooser.choose(choice, shunned=shunned, avoid=moves.avoid)
+        if replica is None:
             return False
-        self._submit(choice, candidates[self._placement.choose(candidates, 1)])
+        self._submit(choice, replica)
         return True
 
     def _submit(self, choice: Choice, replica: Replica) -> None:

@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.engine.loss import Loss
     from quire_router.engine.session import MakeDetokenizer
+    from quire_router.placement.replica_table import ReplicaRow
     from quire_router.watchdog import Watchdog
 
 log = get_logger(__name__)
 
 
 class Replica:
-    """`changed` is called when it becomes able to accept, or no longer is."""
+    """`changed` is called when it becomes able to accept, or no longer is; `row` is what placement knows of it."""
 
     def __init__(
         self,
@@ -42,18 +43,19 @@ class Replica:
         router_id: str,
         watchdog: Watchdog,
         lost: Callable[[Choice, Loss], None],
-        changed: Callable[[], None],
+        changed: Callable[[Replica], None],
+        row: ReplicaRow,
     ) -> None:
         self.instance = instance
         self.address = address
         self.load = Load()
         self.model: ModelInfo | None = None
-        self.submitted_since_load = 0
+        self.row = row
         self.client = SchedulerClient(address, config)
         self.session = Session(
             instance, self.client.stub, make_detokenizer, router_id, watchdog, config.replica_timeout_s, lost
         )
-        self._changed = changed
+        self._on_change = changed
         self._serving = asyncio.Event()
         self._session_backoff = Backoff()
 
@@ -81,7 +83,6 @@ class Replica:
         if self.model is not None:
             choice.digest = self.model.digest
         self.session.submit(choice)
-        self.submitted_since_load += 1
 
     async def run(self) -> None:
         """Until cancelled."""
@@ -134,9 +135,17 @@ class Replica:
         if load.phase != self.load.phase:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load
-        self.submitted_since_load = 0
+        self.row.loaded(load)
         if load.phase in ("ready", "draining"):
             self._serving.set()
         else:
             self._serving.clear()
         self._changed()
+
+    def show(self) -> None:
+        """Bring its row up to date."""
+        self.row.show(accepts=self.accepts, model=self.model)
+
+    def _changed(self) -> None:
+        self.show()
+        self._on_change(self)

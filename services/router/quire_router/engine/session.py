@@ -78,6 +78,7 @@ class Session:
     def abort(self, choice: Choice) -> None:
         """Stop a choice here and at the tokenizer; nothing more is heard of it. Idempotent."""
         if self.choices.pop(choice.handle, None) is not None:
+            choice.unplace()
             self.detokenizer.close(choice.handle)
             self._abort(choice.handle)
 
@@ -136,6 +137,7 @@ class Session:
                 self._fail(choice, errors.from_message(failed.error))
 
     def _fail(self, choice: Choice, error: QuireError) -> None:
+        choice.unplace()
         loss = failure_loss(self.instance, error, admitted=choice.admitted)
         if loss is None:
             choice.fail(error)
@@ -158,6 +160,7 @@ class Session:
         lost = list(self.choices.values())
         self.choices.clear()
         for choice in lost:
+            choice.unplace()
             self.detokenizer.close(choice.handle)
             self._lost(choice, ran if choice.admitted else waited)
 

@@ -12,7 +12,7 @@ from quire_router.core.pipeline import check_logprobs
 from quire_router.http.control_fields import controls_of, repetition_of
 from quire_router.http.fields import check_fields
 from quire_router.http.prompts import json_text, messages_of, prompts_of
-from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
+from quire_router.http.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -150,6 +150,7 @@ def job_request(
         ),
         add_special_tokens=add_special_tokens,
         cache_salt=values["cache_salt"],
+        session=_session(values),
         wants=Wants(
             news=stream,
             every_token=options["continuous_usage_stats"],
@@ -187,3 +188,9 @@ def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPromp
         add_generation_prompt=values["add_generation_prompt"] and not continues,
         continue_final_message=continues,
     )
+
+
+def _session(values: Mapping[str, Any]) -> str:
+    """What the client says of which requests belong together; hints may be of any type."""
+    hints = (values.get("prompt_cache_key"), values.get("user"))
+    return next((hint[:MAX_ID_CHARS] for hint in hints if isinstance(hint, str) and hint), "")

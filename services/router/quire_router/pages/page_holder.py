@@ -106,6 +106,7 @@ class PageHolder:
 
     def _become(self, number: int) -> None:
         former, self.number = self.number, number
-        self._moved(number)
+        if former != number:
+            self._moved(number)
         if former >= 0:
             self._directory.close(former)

@@ -70,6 +70,7 @@ class PageStream:
 
     async def _follow(self, channel: grpc.aio.Channel, backoff: Backoff) -> None:
         holder, resumed = self.holder, self.holder.epoch
+        why = "new" if resumed is None else "lost"
         request = common_pb2.WatchPagesRequest(interval_ms=_INTERVAL_MS)
         if resumed is not None:
             request.epoch.CopyFrom(epoch_to_pb(resumed))
@@ -84,8 +85,8 @@ class PageStream:
                     self._end_grace()
                     metrics.page_streams.labels(self._service).inc()
                 if frame.snapshot and frame.snapshot_complete:
-                    metrics.page_resyncs.labels("new" if resumed is None else "lost").inc()
-                    resumed = holder.epoch
+                    metrics.page_resyncs.labels(why).inc()
+                    why = "behind"
                 elif not frame.snapshot:
                     metrics.page_lag.observe(frame.age_us / 1e6)
                 holder.apply(news_from_pb(frame))

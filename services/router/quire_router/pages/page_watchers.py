@@ -23,9 +23,7 @@ _TICK_S = 0.5
 class PageWatchers:
     """All methods run in the event loop. `moved` is told of each holder's service, instance and number."""
 
-    def __init__(
-        self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int], None]
-    ) -> None:
+    def __init__(self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int], None]) -> None:
         self._config = config
         self._directory = directory
         self._moved = moved
@@ -38,6 +36,7 @@ class PageWatchers:
         for key, (stream, task) in list(self._streams.items()):
             if key[0] == service and wanted.get(key) != stream.address:
                 del self._streams[key]
+                stream.holder.forget()
                 task.cancel()
         for key, address in wanted.items():
             if key not in self._streams:

@@ -1,1 +1,1 @@
-"""Which replica runs a request. A policy per file, and a registry of them."""
+"""Which replica runs a request: filter, score, pick. A policy per file, and a registry of them."""

@@ -1,37 +1,66 @@
-"""What a placement policy is."""
+"""What a placement policy is: filters leave out, scores weigh, a pick decides.
+
+All of them read the columns of a ReplicaTable for the given rows and change nothing; they are called in the event loop
+and must not block.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_router.engine.load import Load
+    from numpy.typing import NDArray
+
+    from quire_router.placement.replica_table import Rows
+    from quire_router.placement.wish import Wish
+
+    Costs = NDArray[np.float64]
 
 
-class Candidate(Protocol):
-    """A replica that accepts requests now, as a policy may see it."""
+class Filter(Protocol):
+    """Leaves out replicas."""
 
-    @property
-    def instance(self) -> str:
-        """Its name in discovery."""
-
-    @property
-    def load(self) -> Load:
-        """What it said last of its load, all routers' requests included."""
-
-    @property
-    def submitted_since_load(self) -> int:
-        """Sequences that this router sent it since then."""
-
-    @property
-    def in_flight(self) -> int:
-        """This router's sequences there."""
+    def keep(self, wish: Wish, rows: Rows) -> Rows:
+        """Some of the rows, in their order. None at all: then the filter is not heeded."""
+        ...
 
 
-class Placement(Protocol):
-    """Chooses a replica for a prompt and all of its siblings. Called in the event loop; must not block."""
+class Score(Protocol):
+    """Weighs replicas."""
 
-    def choose(self, candidates: Sequence[Candidate], weight: int) -> int:
-        """The index of the choice. `candidates` is never empty; `weight` sequences are about to be sent there."""
+    def costs(self, wish: Wish, rows: Rows) -> Costs:
+        """What each of the rows would cost, in prompt tokens computed: less is better."""
+        ...
+
+
+class Pick(Protocol):
+    """Decides."""
+
+    def pick(self, rows: Rows, costs: Costs) -> int:
+        """One of the rows, of which there is at least one."""
+        ...
+
+
+class Placement:
+    """A policy: the filters one after the other, the sum of the scores, the pick."""
+
+    def __init__(self, pick: Pick, scores: Sequence[Score] = (), filters: Sequence[Filter] = ()) -> None:
+        self._pick = pick
+        self._scores = scores
+        self._filters = filters
+
+    def choose(self, wish: Wish, rows: Rows) -> int:
+        """One of the rows; there is at least one."""
+        for one in self._filters:
+            kept = one.keep(wish, rows)
+            rows = kept if len(kept) else rows
+        if len(rows) == 1:
+            return int(rows[0])
+        costs: Costs = np.zeros(len(rows), np.float64)
+        for score in self._scores:
+            costs += score.costs(wish, rows)
+        return self._pick.pick(rows, costs)

@@ -2,14 +2,56 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_router.placement.least_loaded import LeastLoaded
-from quire_router.placement.round_robin import RoundRobin
+from quire_router.placement.batch_load import BatchLoad
+from quire_router.placement.picks import InTurn, Least
+from quire_router.placement.policy import Placement
+from quire_router.placement.prefill_work import PrefillWork
+from quire_router.placement.same_session import SameSession, WithoutCrowds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from quire_router.placement.policy import Placement
+    from quire_router.placement.prefix_view import PrefixView
+    from quire_router.placement.replica_table import ReplicaTable
 
-PLACEMENTS: Mapping[str, Callable[[], Placement]] = {"least_loaded": LeastLoaded, "round_robin": RoundRobin}
+# A row of a full batch costs its request about as much as so many prompt tokens, and a row that is not free far more.
+_FULL_BATCH_TOKENS = 512.0
+_NO_ROW_TOKENS = 16384.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """See PrefillWork."""
+
+    cache: float = 2.0
+    load: float = 0.5
+
+
+def _round_robin(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
+    return Placement(InTurn())
+
+
+def _least_loaded(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
+    return Placement(Least(), [BatchLoad(table)])
+
+
+def _session(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
+    return Placement(Least(), [SameSession(table)], [WithoutCrowds(table)])
+
+
+def _kv_aware(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
+    work = PrefillWork(table, view, weights.cache, weights.load)
+    return Placement(Least(), [work, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
+
+
+PLACEMENTS: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement]] = {
+    "kv_aware": _kv_aware,
+    "least_loaded": _least_loaded,
+    "round_robin": _round_robin,
+    "session": _session,
+}
+# Policies that look at pages: only these need the streams of page events.
+PAGE_AWARE = ("kv_aware",)

@@ -1,0 +1,63 @@
+"""Finds a replica for a choice: who could run it, by the table; the best of them, by the placement; who really can, by
+its own word. Where the table is behind, the row is brought up to date and the rest are asked again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_router import metrics
+from quire_router.placement.wish import Wish
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from quire_router.core.choice import Choice
+    from quire_router.engine.fleet import Fleet
+    from quire_router.engine.replica import Replica
+    from quire_router.placement.placer import Placer
+
+
+class Chooser:
+    """One per process; all methods run in the event loop."""
+
+    def __init__(self, fleet: Fleet, placer: Placer) -> None:
+        self._fleet = fleet
+        self._placer = placer
+
+    def choose(self, choice: Choice, weight: int = 1, shunned: Container[str] = (), avoid: str = "") -> Replica | None:
+        """A replica that can take the choice and its siblings now, and that will be told of it; None: nobody can.
+
+        `shunned` are not asked; `avoid` only where there is nobody else. The choice is marked as placed.
+        """
+        started_ns = time.perf_counter_ns()
+        fleet, bound = self._fleet, bool(choice.output_ids and choice.digest)
+        rows = fleet.table.able(choice.model, choice.digest if bound else None, choice.max_len)
+        if shunned:
+            rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
+        if avoid and len(rows) > 1:
+            rows = np.array([row for row in rows.tolist() if fleet.at(row).instance != avoid], np.intp)
+        wish = Wish(choice.to_submit(), weight, _session(choice))
+        while len(rows):
+            placed = self._placer.place(wish, rows)
+            replica = fleet.at(placed.row)
+            if replica.can_take(choice):
+                choice.placed = placed
+                metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
+                return replica
+            placed.began()
+            replica.show()
+            rows = rows[rows != placed.row]
+        return None
+
+    def accepting(self, choice: Choice) -> list[Replica]:
+        """Everybody who could run it now."""
+        return self._fleet.accepting(choice)
+
+
+def _session(choice: Choice) -> str:
+    """Of one tenant only: sessions are clients' words."""
+    return f"{choice.context.tenant}:{choice.job.session}" if choice.job.session else ""

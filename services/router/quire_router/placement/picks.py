@@ -1,0 +1,35 @@
+"""Who is taken once all are weighed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quire_router.placement.policy import Costs
+    from quire_router.placement.replica_table import Rows
+
+
+class InTurn:
+    """Every replica in its turn, whatever it costs."""
+
+    def __init__(self) -> None:
+        self._last = -1
+
+    def pick(self, rows: Rows, costs: Costs) -> int:
+        """See Pick: the next row after the last one."""
+        self._last = int(rows[np.searchsorted(rows, self._last, side="right") % len(rows)])
+        return self._last
+
+
+class Least:
+    """Whoever costs least; ties go in turn."""
+
+    def __init__(self) -> None:
+        self._turn = InTurn()
+
+    def pick(self, rows: Rows, costs: Costs) -> int:
+        """See Pick."""
+        best = rows[costs == costs.min()]
+        return self._turn.pick(best, costs)

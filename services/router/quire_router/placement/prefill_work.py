@@ -1,0 +1,33 @@
+"""Cost of the first token: prompt tokens that a replica has to compute before it, those of others included."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from quire_router.placement.policy import Costs
+    from quire_router.placement.prefix_view import PrefixView
+    from quire_router.placement.replica_table import ReplicaTable, Rows
+    from quire_router.placement.wish import Wish
+
+
+class PrefillWork:
+    """`cache_weight`: what a token that is computed anew counts, against one that waits in the queue. Computing what
+    another has is work for all who come later too, so it is more than 1. `load_cost`: what loading a token from a
+    kvstore costs, against computing it."""
+
+    def __init__(self, table: ReplicaTable, view: PrefixView, cache_weight: float, load_cost: float) -> None:
+        self._table = table
+        self._view = view
+        self._cache_weight = cache_weight
+        self._load_cost = load_cost
+
+    def costs(self, wish: Wish, rows: Rows) -> Costs:
+        """See Score."""
+        device, stored = self._view.cached(wish, rows)
+        loaded = np.maximum(stored - device, 0)
+        own = wish.tokens - device - (1.0 - self._load_cost) * loaded
+        costs: Costs = self._table.queue(rows) + self._cache_weight * own
+        return costs

@@ -1,0 +1,194 @@
+"""What placement may know of replicas: a column per fact, a row per replica, so that a thousand are weighed at once.
+
+Rows are numbers that are used again. Whoever owns a replica writes its row through a `ReplicaRow`; policies read the
+columns. Knows nothing of sessions or streams.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import xxhash
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_common.credit.hello import ModelInfo
+    from quire_router.engine.load import Load
+
+    Rows = NDArray[np.intp]
+
+
+class PagePool(NamedTuple):
+    """Replicas of one pool name their pages alike."""
+
+    namespace: bytes
+    page_size: int
+    groups: int
+
+
+class ReplicaTable:
+    """Columns have the length of `size`; rows that nobody owns accept nothing."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self.pools: list[PagePool] = []
+        """By number; see `pool`."""
+        self._models: dict[str, int] = {}
+        self._digests: dict[bytes, int] = {}
+        self._free: list[int] = []
+        self._allocate(16)
+
+    def _allocate(self, capacity: int) -> None:
+        # Of its name: the same in all routers.
+        self.name_hash: NDArray[np.uint64] = np.zeros(capacity, np.uint64)
+        # What it runs, and whether it takes requests now.
+        self.accepts: NDArray[np.bool_] = np.zeros(capacity, np.bool_)
+        self.model: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.digest: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.max_model_len: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.pool: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        # What it said last of its load, all routers' requests included.
+        self.running: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.waiting: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.batch: NDArray[np.int64] = np.ones(capacity, np.int64)
+        self.queued_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # What this router sent since then: sequences, and prompt tokens that no cache was expected to have.
+        self.sent: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.sent_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # Such tokens of this router's requests that have no token of their own yet.
+        self.pending_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # Its number in the page directory; -1: none.
+        self.holder: NDArray[np.int64] = np.full(capacity, -1, np.int64)
+        # Which life of the row it is.
+        self.life: NDArray[np.int64] = np.zeros(capacity, np.int64)
+
+    @property
+    def several(self) -> bool:
+        """Whether there is more than one replica."""
+        return self.size - len(self._free) > 1
+
+    def add(self, instance: str) -> ReplicaRow:
+        """A row for a new replica."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            row, self.size = self.size, self.size + 1
+            if row == len(self.accepts):
+                self._grow()
+        self.name_hash[row] = xxhash.xxh3_64_intdigest(instance.encode())
+        return ReplicaRow(self, row)
+
+    def drop(self, row: int) -> None:
+        """The replica has left."""
+        life = int(self.life[row])
+        for name, column in _columns(self):
+            column[row] = 1 if name == "batch" else -1 if name == "holder" else 0
+        self.life[row] = life + 1
+        self._free.append(row)
+
+    def able(self, model: str, digest: bytes | None, max_len: int) -> Rows:
+        """Rows that accept a request for the model; with a digest, for that very model and so many tokens."""
+        if digest is None:
+            same = self.model == self._models.get(model, -1)
+        else:
+            same = (self.digest == self._digests.get(digest, -1)) & (self.max_model_len >= max_len)
+        return np.flatnonzero(self.accepts & same)
+
+    def knows_pages(self, pool: int) -> bool:
+        """Whether its replicas said how they name pages."""
+        return self.pools[pool].page_size > 0 and self.pools[pool].groups > 0
+
+    def load(self, rows: Rows) -> NDArray[np.float64]:
+        """Sequences there, as a part of what it decodes at once."""
+        sequences: NDArray[np.float64] = (self.running[rows] + self.waiting[rows] + self.sent[rows]) / self.batch[rows]
+        return sequences
+
+    def queue(self, rows: Rows) -> NDArray[np.int64]:
+        """Prompt tokens to be computed there: what it said and what was sent since, or what this router knows of."""
+        queue: NDArray[np.int64] = np.maximum(
+            self.queued_tokens[rows] + self.sent_tokens[rows], self.pending_tokens[rows]
+        )
+        return queue
+
+    def number_of(self, model: ModelInfo) -> tuple[int, int, int]:
+        """Numbers of the model's name, digest and pool."""
+        pool = PagePool(model.pages.namespace, model.pages.page_size, len(model.pages.groups))
+        if pool not in self.pools:
+            self.pools.append(pool)
+        name = self._models.setdefault(model.name, len(self._models))
+        return name, self._digests.setdefault(model.digest, len(self._digests)), self.pools.index(pool)
+
+    def _grow(self) -> None:
+        old = dict(_columns(self))
+        self._allocate(2 * self.size)
+        for name, column in _columns(self):
+            column[: len(old[name])] = old[name]
+
+
+class ReplicaRow:
+    """One replica's row; void once it is dropped."""
+
+    def __init__(self, table: ReplicaTable, row: int) -> None:
+        self.row = row
+        self._table = table
+        self._life = int(table.life[row])
+
+    @property
+    def _void(self) -> bool:
+        return bool(self._table.life[self.row] != self._life)
+
+    def show(self, *, accepts: bool, model: ModelInfo | None) -> None:
+        """Whether it accepts requests now, and what it runs."""
+        table, row = self._table, self.row
+        if self._void:
+            return
+        table.accepts[row] = accepts and model is not None
+        if model is not None:
+            table.model[row], table.digest[row], table.pool[row] = table.number_of(model)
+            table.max_model_len[row] = model.max_model_len
+
+    def loaded(self, load: Load) -> None:
+        """It said how busy it is."""
+        table, row = self._table, self.row
+        if self._void:
+            return
+        table.running[row], table.waiting[row], table.batch[row] = load.running, load.waiting, load.max_num_seqs
+        table.queued_tokens[row] = load.waiting_prefill_tokens
+        table.sent[row] = table.sent_tokens[row] = 0
+
+    def held_as(self, holder: int) -> None:
+        """Its number in the page directory."""
+        if not self._void:
+            self._table.holder[self.row] = holder
+
+    def drop(self) -> None:
+        """It has left. Idempotent."""
+        if not self._void:
+            self._table.drop(self.row)
+
+
+class Placed:
+    """A request on its way: its prompt counts as pending until it `began`, once."""
+
+    __slots__ = ("_life", "_table", "_tokens", "row")
+
+    def __init__(self, table: ReplicaTable, row: int, sequences: int, tokens: int) -> None:
+        self.row = row
+        self._table = table
+        self._life = int(table.life[row])
+        self._tokens = tokens
+        table.sent[row] += sequences
+        table.sent_tokens[row] += tokens
+        table.pending_tokens[row] += tokens
+
+    def began(self) -> None:
+        """It has its first token, or will never have one there. Idempotent."""
+        if self._tokens and self._table.life[self.row] == self._life:
+            self._table.pending_tokens[self.row] -= self._tokens
+        self._tokens = 0
+
+
+def _columns(table: ReplicaTable) -> list[tuple[str, NDArray[np.generic]]]:
+    return [(name, column) for name, column in vars(table).items() if isinstance(column, np.ndarray)]

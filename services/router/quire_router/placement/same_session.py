@@ -1,0 +1,49 @@
+"""One replica per session: rendezvous hashing, so that a replica that comes or goes moves its own sessions alone."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import xxhash
+
+if TYPE_CHECKING:
+    from quire_router.placement.policy import Costs
+    from quire_router.placement.replica_table import ReplicaTable, Rows
+    from quire_router.placement.wish import Wish
+
+# A replica with so much more than the mean load is left out: one popular session must not drown its replica.
+_MOST_LOAD = 1.25
+_SPARE_LOAD = 0.25
+
+
+class WithoutCrowds:
+    """A filter: leaves out who has much more to do than the others."""
+
+    def __init__(self, table: ReplicaTable) -> None:
+        self._table = table
+
+    def keep(self, wish: Wish, rows: Rows) -> Rows:
+        """See Filter."""
+        load = self._table.load(rows)
+        kept: Rows = rows[load <= _MOST_LOAD * load.mean() + _SPARE_LOAD]
+        return kept
+
+
+class SameSession:
+    """A score: the session's replica costs nothing, the others more. Without a session, the batch's load decides."""
+
+    def __init__(self, table: ReplicaTable) -> None:
+        self._table = table
+
+    def costs(self, wish: Wish, rows: Rows) -> Costs:
+        """See Score."""
+        if not wish.session:
+            return self._table.load(rows)
+        seed = xxhash.xxh3_64_intdigest(wish.session.encode())
+        # Rows are this router's own, so all routers must go by what a replica is called.
+        mixed = (self._table.name_hash[rows] ^ np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed ^= mixed >> np.uint64(29)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        costs: Costs = (mixed >> np.uint64(11)).astype(np.float64)
+        return costs

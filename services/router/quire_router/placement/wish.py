@@ -1,0 +1,56 @@
+"""What is to be placed: a prompt and all of its siblings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.pages import chain_hashes
+from quire_common.sequence import page_extras
+from quire_router.pages.page_keys import page_keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequence_
+
+    from numpy.typing import NDArray
+
+    from quire_common.sequence import Sequence
+    from quire_router.pages.page_table import Keys
+    from quire_router.placement.replica_table import PagePool
+
+
+@dataclass(slots=True)
+class Wish:
+    """`weight` sequences of one prompt. `session`: requests of equal sessions belong together; '' is none."""
+
+    sequence: Sequence
+    weight: int = 1
+    session: str = ""
+    depths: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    """By pool, what the page directory said: looked up once per decision."""
+    _hashes: dict[int, list[bytes]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Prompt, and output of earlier attempts."""
+        return self.sequence.known_len
+
+    def most_hits(self, page_size: int) -> int:
+        """Tokens that need no computing at most: the last one always does."""
+        return (self.tokens - 1) // page_size * page_size
+
+    def chains(self, pool: PagePool) -> Sequence_[Keys]:
+        """Keys of all full pages, by group: the names that a scheduler will give them."""
+        hashes = self._hashes.get(pool.page_size)
+        if hashes is None:
+            sequence = self.sequence
+            extras = page_extras(sequence)
+            hashes = chain_hashes(sequence.prompt_ids, pool.page_size, extras)
+            if len(sequence.output_ids):
+                at = len(hashes) * pool.page_size
+                rest = np.concatenate([sequence.prompt_ids[at:], sequence.output_ids])
+                hashes += chain_hashes(rest, pool.page_size, extras, hashes[-1] if hashes else b"", at)
+            self._hashes[pool.page_size] = hashes
+        return [page_keys(pool.namespace, group, hashes) for group in range(pool.groups)]

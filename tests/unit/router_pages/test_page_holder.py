@@ -1,0 +1,119 @@
+"""Frames of a stream, as the directory comes to know them."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import pytest
+
+from quire_common.credit.hello import Epoch
+from quire_router.pages.page_directory import PageDirectory
+from quire_router.pages.page_holder import PageGap, PageHolder, PageNews, Pool
+from quire_router.pages.page_keys import page_keys
+
+NS = b"n" * 32
+CHAIN = [hashlib.sha256(bytes([i])).digest() for i in range(20)]
+LIFE = Epoch(1, 1)
+
+
+def news(last: int, *, first: int = 0, epoch: Epoch = LIFE, **fields: Any) -> PageNews:
+    return PageNews(epoch, first or last, last, **fields)
+
+
+def pages(first: int, end: int, namespace: bytes = NS) -> tuple[Pool, ...]:
+    return (Pool(namespace, 0, CHAIN[first:end]),)
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.directory = PageDirectory(1000, 10.0)
+        self.numbers: list[int] = []
+        self.holder = PageHolder(self.directory, self.numbers.append)
+
+    @property
+    def depth(self) -> int:
+        """What lookups find now."""
+        depths = self.directory.prefixes([page_keys(NS, 0, CHAIN)], 0.0)
+        return int(depths[self.holder.number]) if self.holder.number >= 0 else 0
+
+    def start(self, end: int = 10) -> None:
+        self.holder.apply(news(7, snapshot=True, complete=True, stored=pages(0, end)))
+
+
+@pytest.fixture
+def rig() -> Any:
+    made = Rig()
+    yield made
+    made.directory.check_integrity()
+
+
+def test_a_snapshot_counts_when_it_is_whole(rig: Rig) -> None:
+    rig.holder.apply(news(7, snapshot=True, stored=pages(0, 5)))
+    assert rig.holder.number == -1 and rig.holder.epoch is None
+    rig.holder.apply(news(7, snapshot=True, complete=True, stored=pages(5, 9)))
+    assert (rig.depth, rig.holder.sequence) == (9, 7)
+    assert rig.numbers == [rig.holder.number] and rig.directory.present == 1
+
+
+def test_the_tail_is_followed_and_a_gap_is_not(rig: Rig) -> None:
+    rig.start()
+    rig.holder.apply(news(10, first=8, removed=pages(9, 10, b""), stored=pages(12, 13)))
+    assert rig.depth == 9 and rig.holder.sequence == 10
+    rig.holder.apply(news(11, removed=pages(3, 4)))
+    assert rig.depth == 3
+    for wrong in (news(13), news(11), news(12, epoch=Epoch(1, 2))):
+        with pytest.raises(PageGap):
+            rig.holder.apply(wrong)
+    assert rig.depth == 3 and rig.holder.sequence == 11, "what is known stays until there is better"
+    with pytest.raises(PageGap):
+        Rig().holder.apply(news(1))
+
+
+def test_a_new_snapshot_takes_the_place_of_what_is_known_without_a_hole(rig: Rig) -> None:
+    rig.start()
+    former = rig.holder.number
+    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 3)))
+    assert rig.depth == 10
+    rig.holder.apply(news(20, snapshot=True, complete=True, stored=pages(3, 6)))
+    assert rig.depth == 6 and rig.holder.number != former and rig.directory.present == 1
+    rig.holder.apply(news(21, stored=pages(6, 7)))
+    assert rig.depth == 7
+
+
+def test_a_snapshot_that_breaks_off_is_dropped(rig: Rig) -> None:
+    rig.start()
+    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 12)))
+    rig.holder.restart()
+    assert rig.depth == 10 and rig.directory.present == 1
+    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 2)))
+    rig.holder.apply(news(22, snapshot=True, complete=True, stored=pages(0, 4)))
+    assert rig.depth == 4, "the parts are of one snapshot"
+
+
+def test_another_life_forgets_the_former_at_once(rig: Rig) -> None:
+    rig.start()
+    rig.holder.apply(news(3, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 2)))
+    assert rig.holder.number == -1 and rig.numbers[-1] == -1
+    rig.holder.apply(news(3, epoch=Epoch(2, 1), snapshot=True, complete=True))
+    assert rig.depth == 2 and rig.holder.epoch == Epoch(2, 1)
+
+
+def test_cleared_is_nothing_but_goes_on(rig: Rig) -> None:
+    rig.start()
+    rig.holder.apply(news(8, cleared=True))
+    assert rig.depth == 0 and rig.holder.number >= 0
+    rig.holder.apply(news(9, stored=pages(0, 1)))
+    assert rig.depth == 1
+
+
+def test_who_is_forgotten_starts_anew(rig: Rig) -> None:
+    rig.start()
+    rig.holder.forget()
+    rig.holder.forget()
+    assert rig.numbers[-1] == -1 and len(rig.numbers) == 2 and rig.directory.present == 0
+    for _ in rig.directory.sweep():
+        pass
+    assert len(rig.directory.told) == 0
+    rig.start(4)
+    assert rig.depth == 4

@@ -1,0 +1,70 @@
+"""Rows come and go, and what they say of replicas."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from quire_router.engine.load import Load
+from quire_router.placement.replica_table import Placed, ReplicaTable
+from tests.unit.router_placement.fleet import model
+
+
+def test_able_are_those_that_accept_the_model() -> None:
+    table = ReplicaTable()
+    rows = [table.add(name) for name in "abcd"]
+    rows[0].show(accepts=True, model=model())
+    rows[1].show(accepts=False, model=model())
+    rows[2].show(accepts=True, model=model("other"))
+    rows[3].show(accepts=True, model=model(digest=b"e"))
+    assert table.able("m", None, 10**9).tolist() == [0, 3], "the length is the request's own affair"
+    assert table.able("m", b"e", 4096).tolist() == [3]
+    assert not len(table.able("m", b"e", 4097)) and not len(table.able("unheard", None, 0))
+    assert not len(table.able("m", b"unheard", 0))
+
+
+def test_a_row_is_used_again_and_its_former_owner_has_no_say() -> None:
+    table = ReplicaTable()
+    first = table.add("a")
+    first.show(accepts=True, model=model())
+    first.loaded(Load("ready", running=3, max_num_seqs=8, waiting_prefill_tokens=70))
+    late = Placed(table, first.row, 1, 100)
+    first.drop()
+    assert not len(table.able("m", None, 0)) and not table.several
+    second = table.add("b")
+    assert second.row == first.row and table.queue(np.array([0])).tolist() == [0]
+    second.show(accepts=True, model=model())
+    first.show(accepts=False, model=model())
+    first.loaded(Load("ready", running=9))
+    first.held_as(7)
+    first.drop()
+    late.began()
+    assert table.able("m", None, 0).tolist() == [0] and table.holder[0] == -1
+    assert table.load(np.array([0])).tolist() == [0.0] and table.pending_tokens[0] == 0
+
+
+def test_the_table_grows_and_keeps_what_it_knew() -> None:
+    table = ReplicaTable()
+    for index in range(100):
+        row = table.add(f"r{index}")
+        row.show(accepts=True, model=model())
+        row.held_as(index)
+        row.loaded(Load("ready", running=index, max_num_seqs=100))
+    rows = table.able("m", None, 0)
+    assert rows.tolist() == table.holder[rows].tolist() == table.running[rows].tolist() == list(range(100))
+    assert table.several and len(table.pools) == 1
+
+
+def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
+    table = ReplicaTable()
+    row = table.add("a")
+    rows = np.array([0])
+    placed = [Placed(table, 0, 2, 100), Placed(table, 0, 1, 50)]
+    assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [3.0]
+    row.loaded(Load("ready", running=1, waiting=2, max_num_seqs=10, waiting_prefill_tokens=90))
+    assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [0.3]
+    placed[0].began()
+    placed[0].began()
+    assert table.queue(rows).tolist() == [90], "others' requests, as the replica says"
+    placed[1].began()
+    row.loaded(Load("ready"))
+    assert table.queue(rows).tolist() == [0]
