@@ -130,7 +130,7 @@ def text_of_bytes(count: int) -> str:
 
 
 async def test_a_whole_answer_and_a_grpc_stream_go_on_elsewhere() -> None:
-    async with router_rig(pair(step_s=0.002)) as rig:
+    async with router_rig(pair(step_s=0.002), placement="least_loaded") as rig:
         call = rig.inference.Generate(ib.GenerateRequest(text=PROMPT, max_tokens=150, return_timings=True))
         whole = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=150, logprobs=0, stream_options=None))
         await until(lambda: all(fake.running and next(iter(fake.running.values())).sent > 9 for fake in rig.schedulers))

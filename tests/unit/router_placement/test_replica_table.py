@@ -66,5 +66,9 @@ def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
     placed[0].began()
     assert table.queue(rows).tolist() == [90], "others' requests, as the replica says"
     placed[1].began()
+    quick = Placed(table, 0, 1, 40)
+    assert table.queue(rows).tolist() == [130]
+    quick.began()
+    assert table.queue(rows).tolist() == [90], "begun before the replica spoke again"
     row.loaded(Load("ready"))
     assert table.queue(rows).tolist() == [0]

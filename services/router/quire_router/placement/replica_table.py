@@ -54,6 +54,8 @@ class ReplicaTable:
         self.waiting: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.batch: NDArray[np.int64] = np.ones(capacity, np.int64)
         self.queued_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # How often it said so.
+        self.reports: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # What this router sent since then: sequences, and prompt tokens that no cache was expected to have.
         self.sent: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.sent_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
@@ -157,6 +159,7 @@ class ReplicaRow:
         table.running[row], table.waiting[row], table.batch[row] = load.running, load.waiting, load.max_num_seqs
         table.queued_tokens[row] = load.waiting_prefill_tokens
         table.sent[row] = table.sent_tokens[row] = 0
+        table.reports[row] += 1
 
     def held_as(self, holder: int) -> None:
         """Its number in the page directory."""
@@ -172,12 +175,13 @@ class ReplicaRow:
 class Placed:
     """A request on its way: its prompt counts as pending until it `began`, once."""
 
-    __slots__ = ("_life", "_table", "_tokens", "row")
+    __slots__ = ("_life", "_report", "_table", "_tokens", "row")
 
     def __init__(self, table: ReplicaTable, row: int, sequences: int, tokens: int) -> None:
         self.row = row
         self._table = table
         self._life = int(table.life[row])
+        self._report = int(table.reports[row])
         self._tokens = tokens
         table.sent[row] += sequences
         table.sent_tokens[row] += tokens
@@ -185,8 +189,11 @@ class Placed:
 
     def began(self) -> None:
         """It has its first token, or will never have one there. Idempotent."""
-        if self._tokens and self._table.life[self.row] == self._life:
-            self._table.pending_tokens[self.row] -= self._tokens
+        table, row = self._table, self.row
+        if self._tokens and table.life[row] == self._life:
+            table.pending_tokens[row] -= self._tokens
+            if table.reports[row] == self._report:
+                table.sent_tokens[row] -= self._tokens
         self._tokens = 0
 
 
