@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
+from typing import Self
 
 import grpc
 import httpx
@@ -43,14 +44,17 @@ class Rig:
         replicas: int = 2,
         tokenizers: int = 2,
         drain_timeout_s: float = 20.0,
-        flags: Mapping[str, Mapping[str, str]] | None = None,
+        flags: Mapping[str, Mapping[str, str | bool]] | None = None,
+        model: str = "",
+        api_keys: Sequence[str] = (),
     ) -> None:
-        merged = flags_of(engine)
+        merged: dict[str, dict[str, str | bool]] = {name: {**own} for name, own in flags_of(engine).items()}
         for service, extra in (flags or {}).items():
             merged.setdefault(service, {}).update(extra)
         spec = StackSpec(
             f"chaos-{os.getpid()}",
-            str(find_model(None)),
+            model or str(find_model(None)),
+            api_keys=tuple(api_keys),
             replicas=replicas,
             tokenizers=tokenizers,
             flags=merged,
@@ -61,7 +65,7 @@ class Rig:
         self.stack = LocalStack(spec)
         self.http = httpx.AsyncClient(base_url=self.stack.ready.http, timeout=LIMIT_S)
 
-    async def __aenter__(self) -> Rig:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(

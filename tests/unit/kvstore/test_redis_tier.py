@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ from redis import Redis
 
 from quire_common.errors import ConfigError
 from quire_kvstore.tiers.redis_medium import PREFIX, RedisMedium, redis_key
+from tests.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.kvstore.pages import FRAMED_BYTES, chain, framed, length, part, put
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
@@ -137,64 +137,25 @@ def test_redis_that_was_never_there() -> None:
         assert not tier(store, "redis").available
 
 
-class SilentRedis:
-    """Accepts, and never says a word; then it is a relay to a real one."""
-
-    def __init__(self, target: int) -> None:
-        self._target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}/0"
-        self.silent = threading.Event()
-        self._sockets: list[socket.socket] = []
-        self._threads = [threading.Thread(target=self._accept, daemon=True)]
-        self._threads[0].start()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                near = self._listener.accept()[0]
-            except OSError:
-                return
-            far = socket.create_connection(("127.0.0.1", self._target))
-            self._sockets += [near, far]
-            for source, sink in ((near, far), (far, near)):
-                self._threads.append(threading.Thread(target=self._relay, args=(source, sink), daemon=True))
-                self._threads[-1].start()
-
-    def _relay(self, source: socket.socket, sink: socket.socket) -> None:
-        try:
-            while data := source.recv(65536):
-                if not self.silent.is_set():
-                    sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
-        except OSError:
-            return
-
-    def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for each in self._sockets:
-            each.close()
-
-
-def test_a_redis_that_hangs_holds_nobody_up(redis_server: RedisServer) -> None:
-    relay = SilentRedis(redis_server.port)
-    try:
-        with tiered(pages=32, redis_url=relay.url, redis_timeout_ms=200, redis_retry_s=0.2) as store:
-            share(store)
-            relay.silent.set()
-            assert put(store, B) == (8, 0)
-            started = time.monotonic()
-            assert found(store, A, wait_s=0.1) == (0, ""), "the deadline is the lookup's own"
-            assert found(store, B) == (8, "ram")
-            eventually(lambda: not tier(store, "redis").available)
-            assert found(store, A, wait_s=20) == (0, ""), "an open breaker is not waited for"
-            assert time.monotonic() - started < 10
-            relay.silent.clear()
-            ready(store)
-            assert found(store, A) == (8, "redis")
-    finally:
-        relay.close()
+@pytest.mark.parametrize("mode", ["silent", "slow", "garbage"])
+def test_a_redis_that_hangs_or_raves_holds_nobody_up(redis_server: RedisServer, mode: str) -> None:
+    with (
+        RedisProxy(redis_server.port) as proxy,
+        tiered(pages=32, redis_url=proxy.url, redis_timeout_ms=200, redis_retry_s=0.2) as store,
+    ):
+        share(store)
+        proxy.mode = mode
+        assert put(store, B) == (8, 0)
+        started = time.monotonic()
+        assert found(store, A, wait_s=0.1) == (0, ""), "the deadline is the lookup's own"
+        assert found(store, B) == (8, "ram")
+        eventually(lambda: not tier(store, "redis").available)
+        assert found(store, A, wait_s=20) == (0, ""), "an open breaker is not waited for"
+        assert time.monotonic() - started < 10
+        assert tier(store, "redis").figures.errors >= 1
+        proxy.mode = "pass"
+        ready(store)
+        assert found(store, A) == (8, "redis")
 
 
 def test_a_redis_that_refuses_writes_is_still_read(redis_server: RedisServer, redis: Any) -> None:
