@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from quire_common.sequence import RequestContext
+from quire_scheduler.kv_traffic import Lookup
+from quire_scheduler.kvstore_client import KvstoreClient
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, kvstore, stack
@@ -44,6 +49,20 @@ async def test_a_kvstore_that_hangs_or_is_gone_is_a_miss() -> None:
         await router.submit({1: a_sequence(13, 5)})
         await router.done(1)
         assert router.tokens[1] == undisturbed(a_sequence(13, 5))[0]
+
+
+async def test_a_lookup_is_waited_for_as_long_as_it_may_save() -> None:
+    """Half of what computing would take, within bounds; a fixed time where one was given."""
+    async with kvstore() as (store, address), stack(kvstore=address, page_size=4) as s:
+        client, hello = KvstoreClient(s.engine.config), s.core.hello
+        for compute_s, least_s, most_s in ((None, 0.0, 0.05), (1e-6, 0.0, 0.03), (1.2, 0.3, 0.6), (1e3, 0.7, 1.0)):
+            await client.look_up(Lookup(1, RequestContext("r"), (bytes(32),), compute_s), hello)
+            assert least_s < store.patience_s[-1] <= 1.05 * most_s, "gRPC rounds it up"
+        await client.close()
+        fixed = KvstoreClient(replace(s.engine.config, kvstore_timeout_ms=5000))
+        await fixed.look_up(Lookup(1, RequestContext("r"), (bytes(32),), 1.2), hello)
+        assert 4.0 < store.patience_s[-1] <= 5.1
+        await fixed.close()
 
 
 async def test_leases_are_released_when_the_scheduler_stops_while_it_releases_some() -> None:

@@ -184,6 +184,7 @@ class FakeKvStore(kvstore_pb2_grpc.KvStoreServicer):
         self.granted: list[bytes] = []
         self.released: list[bytes] = []
         self.requests: list[kvstore_pb2.LookupAndPinRequest] = []
+        self.patience_s: list[float] = []
         self.hang = False
         self.release_s = 0.0
 
@@ -191,6 +192,7 @@ class FakeKvStore(kvstore_pb2_grpc.KvStoreServicer):
         self, request: kvstore_pb2.LookupAndPinRequest, context: Any
     ) -> kvstore_pb2.LookupAndPinResponse:
         self.requests.append(request)
+        self.patience_s.append(context.time_remaining())
         if self.hang:
             await asyncio.Event().wait()
         found = 0

@@ -58,7 +58,7 @@ class KvstoreConfig(ServiceConfig):
     redis_retry_s: float = option(1.0, "how long a Redis that failed is left alone", at_least=0.01)
 
     prefetch_ms: int = option(
-        200, "longest wait of a lookup for pages below memory, within its own time limit; 0: none", at_least=0
+        1000, "longest wait of a lookup for pages below memory, within its own time limit; 0: none", at_least=0
     )
     max_prefetches: int = option(16, "lookups that wait at once; more are answered from memory", at_least=1)
     read_queue: int = option(2048, "pages that wait to be read, per tier; more are misses", at_least=1)

@@ -27,7 +27,9 @@ class SchedulerConfig(ServiceConfig):
     enable_prefix_caching: bool = option(True, "keep the KV pages of what was served, for others that begin alike")
     lockstep: bool = option(False, "one Grant, one step, one Report: the plain version of free-running")
     kvstore: str = option("", "host:port of the kvstore; empty: none")
-    kvstore_timeout_ms: int = option(50, "longest wait for a lookup; later is a miss", at_least=1)
+    kvstore_timeout_ms: int = option(
+        0, "longest wait for a lookup, later is a miss; 0: half of the time that computing would take", at_least=0
+    )
     kvstore_min_tokens: int = option(0, "prompts shorter than this are not looked up or stored", at_least=0)
     kvstore_lease_ms: int = option(30_000, "lease asked for with a lookup", at_least=100)
     kvstore_known_pages: int = option(262_144, "page hashes remembered as stored already", at_least=0)

@@ -33,11 +33,15 @@ if TYPE_CHECKING:
 
 
 class Lookup(NamedTuple):
-    """Ask the kvstore how many of these pages it has in a row, in every group; answer with `Scheduler.on_lookup`."""
+    """Ask the kvstore how many of these pages it has in a row, in every group; answer with `Scheduler.on_lookup`.
+
+    `compute_s`: how long it would take to compute them all; None where nobody knows yet.
+    """
 
     uid: int
     context: RequestContext
     hashes: tuple[bytes, ...]
+    compute_s: float | None = None
 
 
 class LookupResult(NamedTuple):
@@ -134,7 +138,9 @@ class KvTraffic:
         request.lookups += 1
         request.lookup_from = local
         request.swapped = False
-        self._effects.lookups.append(Lookup(request.uid, request.context, self._asked(request)))
+        hashes = self._asked(request)
+        compute_s = self._cost.compute_s(len(hashes))
+        self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
 
     def answered(self, request: Request | None, result: LookupResult) -> None:
         """The kvstore answered, or did not in time; the request may have left meanwhile."""

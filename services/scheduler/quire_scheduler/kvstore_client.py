@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _RELEASE_TIMEOUT_S = 5.0
+# Of the time that computing all the pages would take, the part that their lookup may: what has come by then is kept, so
+# that a store that is slower than the model costs a prompt at most half of its time, and a quick one is waited for.
+_PATIENCE = 0.5
+# Within these bounds; until something was computed, in between.
+_LEAST_S, _UNMEASURED_S, _MOST_S = 0.03, 0.05, 1.0
 # Of a lease's time, the part within which a load may still begin.
 _USABLE = 0.8
 
@@ -36,7 +41,7 @@ class KvstoreClient:
     def __init__(self, config: SchedulerConfig) -> None:
         self._channel = aio_channel(config.kvstore, config)
         self._stub = kvstore_pb2_grpc.KvStoreStub(self._channel)
-        self._timeout_s = config.kvstore_timeout_ms / 1000
+        self._fixed_s = config.kvstore_timeout_ms / 1000
         self._lease_ms = config.kvstore_lease_ms
 
     async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
@@ -45,7 +50,8 @@ class KvstoreClient:
         context = context_to_pb(lookup.context)
         with tracing.span("scheduler.kv_lookup", parent=tracing.extract(context)):
             tracing.inject(context)
-            asked = [self._look_up_group(lookup, context, hello, group) for group in range(len(hello.num_pages))]
+            groups, patience_s = range(len(hello.num_pages)), self._patience_s(lookup)
+            asked = [self._look_up_group(lookup, context, hello, group, patience_s) for group in groups]
             found = await asyncio.gather(*asked)
         us = int((time.perf_counter() - started) * 1e6)
         leases = tuple(answer.lease for answer in found if answer is not None and answer.lease)
@@ -68,8 +74,14 @@ class KvstoreClient:
         """End all calls."""
         await self._channel.close()
 
+    def _patience_s(self, lookup: Lookup) -> float:
+        """How long the answer is worth waiting for."""
+        if self._fixed_s or lookup.compute_s is None:
+            return self._fixed_s or _UNMEASURED_S
+        return min(max(_PATIENCE * lookup.compute_s, _LEAST_S), _MOST_S)
+
     async def _look_up_group(
-        self, lookup: Lookup, context: common_pb2.RequestContext, hello: WorkerHello, group: int
+        self, lookup: Lookup, context: common_pb2.RequestContext, hello: WorkerHello, group: int, patience_s: float
     ) -> kvstore_pb2.LookupAndPinResponse | None:
         request = kvstore_pb2.LookupAndPinRequest(
             context=context,
@@ -77,7 +89,7 @@ class KvstoreClient:
             lease_ms=self._lease_ms,
         )
         try:
-            answer: kvstore_pb2.LookupAndPinResponse = await self._stub.LookupAndPin(request, timeout=self._timeout_s)
+            answer: kvstore_pb2.LookupAndPinResponse = await self._stub.LookupAndPin(request, timeout=patience_s)
         except grpc.RpcError as error:
             log.debug("lookup failed", code=as_quire_error(error).code, request_id=lookup.context.request_id)
             return None

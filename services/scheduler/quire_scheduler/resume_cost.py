@@ -85,9 +85,13 @@ class ResumeCost:
         """The kvstore answered."""
         self._lookup.add(1, us / 1e6)
 
+    def compute_s(self, pages: int) -> float | None:
+        """How long it takes to compute so many pages of a prompt; None before anything was computed."""
+        return self._prefill.seconds(pages * self._page_size)
+
     def swap_pays(self, pages: int, unstored: int) -> bool:
         """Whether it is quicker to store so many of the pages and load them all than to compute them."""
-        computing = self._prefill.seconds(pages * self._page_size)
+        computing = self.compute_s(pages)
         storing = self._lanes[MoveKind.STORE].rate.seconds(unstored * self._page_bytes)
         loading = self._lanes[MoveKind.LOAD].rate.seconds(pages * self._page_bytes)
         if loading is None:

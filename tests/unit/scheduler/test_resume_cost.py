@@ -92,3 +92,8 @@ def test_reports_without_times_say_nothing() -> None:
     cost.steps(report)
     cost.moved(MoveKind.LOAD, PAGE_BYTES, 1, 10.0)
     assert not cost.swap_pays(10, 0)
+
+
+def test_what_computing_would_take() -> None:
+    assert ResumeCost(PAGE, PAGE_BYTES).compute_s(10) is None
+    assert measured(2_000).compute_s(10) == pytest.approx(0.02)

@@ -1,4 +1,4 @@
-"""KvRig: a stack whose prompts' pages soon leave the device and memory, so that faults of the tiers below are met.
+"""TierRig: a stack whose prompts' pages soon leave the device and memory, so that faults of the tiers below are met.
 
 Pages of the paced worker hold what tokens depend on: one wrong byte, and the answer is another.
 """
@@ -40,7 +40,7 @@ def prompts(name: str, count: int = 8) -> list[str]:
     ]
 
 
-class KvRig(Rig):
+class TierRig(Rig):
     """Nothing is kept on the device; `kvstore` are the kvstore's flags."""
 
     def __init__(self, kvstore: Mapping[str, str], *, model: str = "", keys: Sequence[str] = ()) -> None:
@@ -72,6 +72,19 @@ class KvRig(Rig):
             )
         await asyncio.to_thread(self.wait_pages_back)
         await self.until(lambda stats: not stats.leases and not stats.pending_puts)
+
+    async def ask_until(
+        self, asked: Sequence[str], medium: str, condition: Callable[[Any], bool], key: str = ""
+    ) -> Any:
+        """Ask over and over until a tier's statistics are so: who calls the kvstore may be waiting before it tries one
+        again that did not answer."""
+        deadline = time.monotonic() + LIMIT_S
+        while True:
+            await self.ask(asked, key)
+            found = await self.until_tier(medium, lambda _: True)
+            if condition(found):
+                return found
+            assert time.monotonic() < deadline, f"not so after {LIMIT_S} s: {found}"
 
     async def until(self, condition: Callable[[Any], bool], limit_s: float = LIMIT_S) -> Any:
         """The kvstore's statistics, once they are so."""

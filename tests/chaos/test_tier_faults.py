@@ -20,7 +20,7 @@ from redis import Redis
 from quire.models import find_model
 from quire_common.pages import HEADER_BYTES, PageExtras, PageHeader, PageKey, PageRun, chain_hashes, frame_page
 from quire_kvstore.tiers.redis_medium import PREFIX
-from tests.chaos.kv_rig import KvRig, prompts, tier
+from tests.chaos.tier_rig import TierRig, prompts, tier
 from tests.contract.kvstore_process import Connection, KvstoreProcess
 from tests.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer, redis_server
@@ -55,7 +55,7 @@ def disk_flags(folder: Path) -> dict[str, str]:
 
 async def test_disk_full(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk") as folder:
-        async with KvRig(disk_flags(folder)) as rig:
+        async with TierRig(disk_flags(folder)) as rig:
             await rig.ask(FIRST)
             disk = await rig.until_tier("disk", lambda disk: disk.dropped and disk.errors)
             assert disk.bytes <= 240 << 10
@@ -66,18 +66,16 @@ async def test_disk_full(tmp_path: Path) -> None:
 
 async def test_disk_read_only(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "100m") as folder:
-        async with KvRig(disk_flags(folder)) as rig:
+        async with TierRig(disk_flags(folder)) as rig:
             await rig.ask(FIRST)
-            await rig.until_tier("disk", lambda disk: disk.stored >= 100)
+            await rig.until_tier("disk", lambda disk: disk.stored >= 60)
             remount(folder, "ro")
-            await rig.ask(FIRST)
-            await rig.until_tier("disk", lambda disk: disk.hits)
+            await rig.ask_until(FIRST, "disk", lambda disk: disk.hits)
             await rig.ask(SECOND)
             await rig.until_tier("disk", lambda disk: disk.dropped and not disk.available)
             await rig.ask(FIRST + SECOND)
             remount(folder, "rw")
-            await rig.ask(prompts("THIRD"))
-            await rig.until_tier("disk", lambda disk: disk.available)
+            await rig.ask_until(prompts("THIRD"), "disk", lambda disk: disk.available)
 
 
 def files_of(folder: Path) -> list[Path]:
@@ -110,27 +108,25 @@ def other_namespace(data: bytes) -> bytes:
 @pytest.mark.parametrize("lives", ["one life", "two lives"])
 async def test_files_go_bad(tmp_path: Path, name: str, damage: Callable[[Path], object], lives: str) -> None:
     """Under a kvstore that knows them, and under one that finds them."""
-    async with KvRig(disk_flags(tmp_path)) as rig:
+    async with TierRig(disk_flags(tmp_path)) as rig:
         await rig.ask(FIRST)
-        await rig.until_tier("disk", lambda disk: disk.pages >= 100)
+        await rig.until_tier("disk", lambda disk: disk.pages >= 60)
         for file in files_of(tmp_path):
             damage(file)
         (tmp_path / "README").write_text("not a page")
         if lives == "two lives":
             await rig.lose_memory()
-        await rig.ask(FIRST)
-        await rig.until_tier("disk", lambda disk: disk.corrupt)
+        await rig.ask_until(FIRST, "disk", lambda disk: disk.corrupt)
         await rig.ask(FIRST)
         assert (tmp_path / "README").read_text() == "not a page"
 
 
 async def test_memory_goes_bad() -> None:
-    async with KvRig({"ram-bytes": str(1 << 22)}) as rig:
+    async with TierRig({"ram-bytes": str(1 << 22)}) as rig:
         await rig.ask(FIRST)
-        await rig.until_tier("ram", lambda ram: ram.pages >= 100)
-        assert rig.damage_memory() >= 100
-        await rig.ask(FIRST)
-        await rig.until_tier("ram", lambda ram: ram.corrupt)
+        await rig.until_tier("ram", lambda ram: ram.pages >= 60)
+        assert rig.damage_memory() >= 60
+        await rig.ask_until(FIRST, "ram", lambda ram: ram.corrupt)
         await rig.ask(FIRST)
 
 
@@ -140,10 +136,10 @@ def redis_flags(url: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", ["a corrupted byte", "truncated", "another namespace", "foreign"])
 async def test_redis_values_go_bad(redis_server: RedisServer, name: str) -> None:
-    async with KvRig(redis_flags(redis_server.url)) as rig:
+    async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
-        await rig.until_tier("redis", lambda redis: redis.stored >= 100)
+        await rig.until_tier("redis", lambda redis: redis.stored >= 60)
         with Redis.from_url(redis_server.url) as redis:
             for key in redis.scan_iter(match=PREFIX + b"*", count=1000):
                 page = redis.get(key)
@@ -151,30 +147,27 @@ async def test_redis_values_go_bad(redis_server: RedisServer, name: str) -> None
                 flipped = page[:-1] + bytes([page[-1] ^ 1])
                 wrong = {"a corrupted byte": flipped, "truncated": page[:99], "foreign": os.urandom(50)}
                 redis.set(key, wrong.get(name) or other_namespace(page))
-        await rig.ask(FIRST)
-        await rig.until_tier("redis", lambda redis: redis.corrupt)
+        await rig.ask_until(FIRST, "redis", lambda redis: redis.corrupt)
         await rig.ask(FIRST)
 
 
 async def test_redis_is_not_there_at_the_start(redis_server: RedisServer) -> None:
     redis_server.stop()
-    async with KvRig(redis_flags(redis_server.url)) as rig:
+    async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.ask(FIRST)
         assert not tier(await rig.until(lambda _: True), "redis").available
         redis_server.start()
         await rig.until_tier("redis", lambda redis: redis.available)
-        await rig.ask(FIRST)
-        await rig.until_tier("redis", lambda redis: redis.stored)
+        await rig.ask_until(SECOND, "redis", lambda redis: redis.stored)
 
 
 async def test_redis_dies_and_comes_back(redis_server: RedisServer) -> None:
-    async with KvRig(redis_flags(redis_server.url)) as rig:
+    async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
-        await rig.until_tier("redis", lambda redis: redis.stored >= 100)
+        await rig.until_tier("redis", lambda redis: redis.stored >= 60)
         redis_server.stop()
-        await rig.ask(FIRST)
-        await rig.until_tier("redis", lambda redis: not redis.available and redis.errors)
+        await rig.ask_until(FIRST, "redis", lambda redis: redis.errors)
         redis_server.start()
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST + SECOND)
@@ -183,18 +176,16 @@ async def test_redis_dies_and_comes_back(redis_server: RedisServer) -> None:
 @pytest.mark.parametrize("mode", ["silent", "slow", "garbage"])
 async def test_redis_is_slow_or_talks_nonsense(redis_server: RedisServer, mode: str) -> None:
     with RedisProxy(redis_server.port) as proxy:
-        async with KvRig(redis_flags(proxy.url)) as rig:
+        async with TierRig(redis_flags(proxy.url)) as rig:
             await rig.until_tier("redis", lambda redis: redis.available)
             await rig.ask(FIRST)
-            await rig.until_tier("redis", lambda redis: redis.stored >= 100)
+            await rig.until_tier("redis", lambda redis: redis.stored >= 60)
             proxy.mode = mode
-            await rig.ask(FIRST)
-            await rig.until_tier("redis", lambda redis: redis.errors)
+            await rig.ask_until(FIRST, "redis", lambda redis: redis.errors)
             await rig.ask(FIRST + SECOND)
             proxy.mode = "pass"
             await rig.until_tier("redis", lambda redis: redis.available)
-            await rig.ask(FIRST)
-            await rig.until_tier("redis", lambda redis: redis.hits)
+            await rig.ask_until(FIRST, "redis", lambda redis: redis.hits)
 
 
 async def test_two_models_of_one_name_share_nothing(tmp_path: Path, redis_server: RedisServer) -> None:
@@ -203,30 +194,29 @@ async def test_two_models_of_one_name_share_nothing(tmp_path: Path, redis_server
     shutil.copytree(find_model(None), twin, ignore=shutil.ignore_patterns("*.safetensors"))
     config = json.loads((twin / "config.json").read_text())
     (twin / "config.json").write_text(json.dumps({**config, "vocab_size": config["vocab_size"] - 1}))
-    async with KvRig(redis_flags(redis_server.url)) as rig:
+    async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
-        await rig.until_tier("redis", lambda redis: redis.stored >= 100)
-    async with KvRig(redis_flags(redis_server.url), model=str(twin)) as rig:
+        await rig.until_tier("redis", lambda redis: redis.stored >= 60)
+    async with TierRig(redis_flags(redis_server.url), model=str(twin)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
-        stats = await rig.until_tier("redis", lambda redis: redis.stored >= 100)
+        stats = await rig.until_tier("redis", lambda redis: redis.stored >= 60)
         assert (stats.hits, stats.corrupt) == (0, 0)
-    async with KvRig(redis_flags(redis_server.url)) as rig:
+    async with TierRig(redis_flags(redis_server.url)) as rig:
         await rig.until_tier("redis", lambda redis: redis.available)
         await rig.ask(FIRST)
-        assert tier(await rig.until(lambda _: True), "redis").hits >= 100
+        assert tier(await rig.until(lambda _: True), "redis").hits >= 60
 
 
 async def test_tenants_share_nothing() -> None:
-    async with KvRig({"ram-bytes": str(1 << 22)}, keys=("key-one", "key-two")) as rig:
+    async with TierRig({"ram-bytes": str(1 << 22)}, keys=("key-one", "key-two")) as rig:
         await rig.ask(FIRST, "key-one")
-        stored = (await rig.until_tier("ram", lambda ram: ram.pages >= 100)).pages
+        stored = (await rig.until_tier("ram", lambda ram: ram.pages >= 60)).pages
         await rig.ask(FIRST, "key-two")
         ram = await rig.until_tier("ram", lambda ram: ram.pages >= 2 * stored)
         assert ram.hits == 0
-        await rig.ask(FIRST, "key-one")
-        await rig.until_tier("ram", lambda ram: ram.hits >= stored)
+        await rig.ask_until(FIRST, "ram", lambda ram: ram.hits >= stored, "key-one")
 
 
 def test_an_adapter_and_a_salt_of_equal_text_are_not_the_same() -> None:
