@@ -193,3 +193,50 @@ async def test_echo_with_logprobs_scores_the_prompt_too() -> None:
         assert "prompt_logprobs" not in choice
         (choice,) = (await rig.complete("ab", max_tokens=1, echo=True, logprobs=2, prompt_logprobs=0)).json()["choices"]
         assert len(choice["prompt_logprobs"][1]) == 1 and len(choice["logprobs"]["top_logprobs"][1]) == 3
+
+
+async def test_the_likeliest_of_several_are_told() -> None:
+    async with router_rig([FakeScheduler(tokens_per_step=2)]) as rig:
+        rig.scheduler.bias = lambda submit: -float([3, 0, 2, 1][submit.sequence.sampling.sample])
+        body = (await rig.complete(["ab", "cd"], max_tokens=4, n=2, best_of=4, logprobs=0)).json()
+        choices = body["choices"]
+        assert [c["index"] for c in choices] == [0, 1, 2, 3]
+        assert [c["text"] for c in choices] == ["abab", "abab", "cdcd", "cdcd"]
+        assert [c["logprobs"]["token_logprobs"][0] for c in choices] == [-1, -2, -1, -2]
+        assert body["usage"]["completion_tokens"] == 2 * 4 * 4 and body["usage"]["prompt_tokens"] == 4
+        assert [submit.sequence.sampling.sample for submit in rig.scheduler.submits] == [0, 1, 2, 3] * 2
+        quiet = (await rig.complete("ab", max_tokens=4, best_of=3, echo=True, return_token_ids=True)).json()["choices"]
+        assert len(quiet) == 1 and quiet[0]["logprobs"] is None and quiet[0]["text"] == "ababab"
+        assert quiet[0]["prompt_token_ids"] == [97, 98]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"best_of": 2, "n": 3}, "OUT_OF_RANGE"),
+        ({"best_of": 999}, "OUT_OF_RANGE"),
+        ({"best_of": 2, "stream": True}, "STREAM_ON"),
+    ],
+    ids=["fewer than n", "too many", "streamed"],
+)
+async def test_a_best_that_cannot_be_found(fields: dict[str, Any], code: str) -> None:
+    async with router_rig() as rig:
+        error = (await rig.complete("a", **fields)).json()["error"]
+        assert (error["code"], error["param"]) == (code, "best_of")
+        assert (await rig.complete("a", max_tokens=1, n=2, best_of=2, stream=True)).status_code == 200
+
+
+async def test_no_tokens_are_asked_for() -> None:
+    async with router_rig() as rig:
+        body = (await rig.complete("wxy", max_tokens=0, echo=True, logprobs=1)).json()
+        (choice,) = body["choices"]
+        assert (choice["text"], choice["finish_reason"]) == ("wxy", "length")
+        assert choice["logprobs"]["tokens"] == ["w", "x", "y"]
+        assert choice["logprobs"]["token_logprobs"] == [None, -1, -2]
+        assert body["usage"]["completion_tokens"] == 0 and body["usage"]["prompt_tokens"] == 3
+        bare = (await rig.complete("wxy", max_tokens=0, prompt_logprobs=0, return_token_ids=True)).json()["choices"][0]
+        assert bare["text"] == "" and bare["token_ids"] == [] and len(bare["prompt_logprobs"]) == 3
+        streamed = (await rig.complete("wxy", max_tokens=0, stream=True, echo=True)).text
+        assert streamed.count('"text":"wxy"') == 1 and streamed.count("data: ") == 2
+        assert {submit.sequence.stop.max_tokens for submit in rig.scheduler.submits} == {1}
+        assert (await rig.chat("a", max_tokens=0)).status_code == 400

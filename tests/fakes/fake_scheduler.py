@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +70,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
         self.digest, self.heartbeat_ms = digest, heartbeat_ms
         self.pages = FakePages()
+        # Added to every logprob of a request.
+        self.bias: Callable[[pb.Submit], float] = lambda submit: 0.0
         self.gate = asyncio.Event()
         self.gate.set()
         self.awake = asyncio.Event()
@@ -271,7 +273,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             while taken < self.tokens_per_step and not finish:
                 token = run.prompt[run.sent % len(run.prompt)]
                 if spec.sampling.HasField("logprobs"):
-                    self._add_logprobs(columns, len(tokens), token, run.sent, spec.sampling.logprobs)
+                    bias = self.bias(run.submit)
+                    self._add_logprobs(columns, len(tokens), token, run.sent, spec.sampling.logprobs, bias)
                 tokens.append(token)
                 run.sent, taken = run.sent + 1, taken + 1
                 if token in stops:
@@ -302,13 +305,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         return message
 
     @staticmethod
-    def _add_logprobs(columns: dict[str, list[Any]], index: int, token: int, sent: int, alternatives: int) -> None:
+    def _add_logprobs(
+        columns: dict[str, list[Any]], index: int, token: int, sent: int, alternatives: int, bias: float
+    ) -> None:
         """The chosen token is its own best alternative, then come the next ids."""
         columns["index"].append(index)
-        columns["logprob"].append(-1.0 - sent)
+        columns["logprob"].append(bias - 1.0 - sent)
         columns["count"].append(alternatives)
         columns["id"] += [(token + i) % 256 for i in range(alternatives)]
-        columns["top"] += [-1.0 - sent - i for i in range(alternatives)]
+        columns["top"] += [bias - 1.0 - sent - i for i in range(alternatives)]
 
 
 def _prompt_logprobs(handle: int, length: int, alternatives: int) -> common_pb2.PromptLogprobColumns:

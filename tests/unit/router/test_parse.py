@@ -104,7 +104,7 @@ def test_messages_reach_the_template_as_they_were() -> None:
 
 def test_unsupported_fields_are_named() -> None:
     for name, value in (
-        ("best_of", 2),
+        ("suffix", "x"),
         ("use_beam_search", True),
     ):
         with pytest.raises(Unsupported) as caught:

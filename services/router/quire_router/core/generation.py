@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING
 from quire_common.errors import DeadlineExceeded, QuireError
 from quire_common.telemetry import tracing
 from quire_router import metrics
-from quire_router.core.delta import FINISH_NAMES, HopTiming, Usage
+from quire_router.core.delta import FINISH_NAMES, LENGTH, Delta, HopTiming, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    import numpy as np
+    from numpy.typing import NDArray
+
     from quire_router.core.catalog import ServedModel
     from quire_router.core.choice import Choice
-    from quire_router.core.delta import Delta, LogprobEntry
+    from quire_router.core.delta import LogprobEntry
     from quire_router.core.job import Caller, GenerateJob
     from quire_router.core.outbox import Outbox
     from quire_router.text.token_bytes import TokenBytes
@@ -98,11 +101,15 @@ class Generation:
         for delta in deltas:
             if delta.finish:
                 self.running -= 1
-        return deltas
+        return [_emptied(delta) for delta in deltas] if self.job.prompt_only else deltas
+
+    def prompt_ids(self, index: int) -> NDArray[np.int32]:
+        """The prompt that a told choice goes on from."""
+        return self.choices[index // self.job.n * self.job.siblings].sequence.prompt_ids
 
     def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
         """Of each token of a choice's prompt; the first has nothing before it. Call when the choice has ended."""
-        choice = self.choices[index - index % self.job.n]
+        choice = self.choices[index // self.job.n * self.job.siblings]
         return [choice.prompt_entries.get(position) for position in range(len(choice.sequence.prompt_ids))]
 
     def cancel(self, error: QuireError) -> None:
@@ -112,10 +119,10 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far."""
-        prompts = self.choices[:: self.job.n]
+        prompts = self.choices[:: self.job.siblings]
         return Usage(
             prompt_tokens=sum(len(choice.sequence.prompt_ids) for choice in prompts),
-            completion_tokens=sum(choice.confirmed for choice in self.choices),
+            completion_tokens=0 if self.job.prompt_only else sum(choice.confirmed for choice in self.choices),
             cached_tokens=sum(choice.cached_tokens for choice in prompts),
         )
 
@@ -177,3 +184,8 @@ class Generation:
             self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
             self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
             self._span.end()
+
+
+def _emptied(delta: Delta) -> Delta:
+    """Without the token that only the engine wanted."""
+    return Delta(delta.index, "", 0, b"", [], [], LENGTH if delta.finish else 0, None)

@@ -73,6 +73,8 @@ class Wants:
     token_ids: bool = False
     timings: bool = False
     echo: bool = False
+    logprobs: bool = True
+    """Whether logprobs are shown where `sampling` asks for them; it may do so to find the best of several."""
     prompt_logprobs: int = -1
     """Alternatives of each prompt token; -1: none are shown, though `sampling` may ask for them, for echo's sake."""
 
@@ -93,6 +95,9 @@ class Resume:
 @dataclass(frozen=True, slots=True)
 class GenerateJob:
     """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
+
+    With `best_of`, more siblings than n run, and the n likeliest are told. `prompt_only`: nothing is generated that
+    anybody is told of; one token is drawn, since that is what an engine does.
 
     `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
     None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` when
@@ -122,8 +127,15 @@ class GenerateJob:
     session: str = ""
     """Requests of equal sessions may be placed together."""
     wants: Wants = field(default_factory=Wants)
+    best_of: int = 1
+    prompt_only: bool = False
+
+    @property
+    def siblings(self) -> int:
+        """Sequences that each prompt needs."""
+        return max(self.n, self.best_of)
 
     @property
     def weight(self) -> int:
         """Sequences that it needs."""
-        return len(self.prompts) * self.n
+        return len(self.prompts) * self.siblings

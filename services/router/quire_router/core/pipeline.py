@@ -104,8 +104,8 @@ class Pipeline:
         )
         generation.prompt_texts = texts
         with tracing.span("router.place", parent=tracing.context_of(span)):
-            for first in range(0, len(choices), job.n):
-                self._migration.start(choices[first : first + job.n])
+            for first in range(0, len(choices), job.siblings):
+                self._migration.start(choices[first : first + job.siblings])
         generation.router_timings += [
             HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
@@ -169,7 +169,7 @@ class Pipeline:
         for prompt_ids in prompts:
             max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
             stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
-            for sample in range(job.first_sample, job.first_sample + job.n):
+            for sample in range(job.first_sample, job.first_sample + job.siblings):
                 # What is said of a prompt is the same for all its choices, and needs its whole computation.
                 scores = asked if sample == job.first_sample else -1
                 sequence = Sequence(

@@ -110,7 +110,7 @@ class FrameParts:
 
     def prompt_ids(self, index: int) -> list[int]:
         """The prompt of a choice, for return_token_ids."""
-        ids: list[int] = self.generation.choices[index].sequence.prompt_ids.tolist()
+        ids: list[int] = self.generation.prompt_ids(index).tolist()
         return ids
 
 

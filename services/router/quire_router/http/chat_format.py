@@ -26,7 +26,7 @@ class ChatFormat:
         self._parts = FrameParts(generation, parsed, f"chatcmpl-{generation.caller.request_id}", name)
         self._generation = generation
         self._wants = parsed.job.wants
-        self._logprobs = parsed.job.sampling.logprobs >= 0
+        self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.token_ids or parsed.continuous_usage)
         self._heads = [
             self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i

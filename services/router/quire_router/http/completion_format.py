@@ -25,7 +25,7 @@ class CompletionFormat:
         self._parts = FrameParts(generation, parsed, f"cmpl-{generation.caller.request_id}", "text_completion")
         self._generation = generation
         self._wants = parsed.job.wants
-        self._logprobs = parsed.job.sampling.logprobs >= 0
+        self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.token_ids or self._wants.echo or parsed.continuous_usage)
         self._heads = [
             self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(len(generation.choices))

@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any
 
 from quire_common.telemetry.logs import bind_request_id
+from quire_router.core.best_of import best_of
 from quire_router.core.job import Caller
 from quire_router.http.body import client_gone, read_object
 from quire_router.http.exchange import exchange_of, request_id_from, send_json
@@ -93,12 +94,12 @@ class GenerateEndpoint:
 
 
 async def all_deltas(generation: Generation) -> list[Delta]:
-    """The last delta of each choice, which has all of it, as long as no news were asked for."""
+    """The last delta of each choice that is told, which has all of it, as long as no news were asked for."""
     deltas: dict[int, Delta] = {}
     while generation.running:
         for delta in await generation.news():
             deltas[delta.index] = delta
-    return [deltas[index] for index in sorted(deltas)]
+    return best_of(generation.job, [deltas[index] for index in sorted(deltas)])
 
 
 class _Watch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
@@ -45,18 +45,45 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     """/v1/completions. Raises InvalidArgument, Unsupported."""
     values = check_fields(body, COMPLETION)
     logprobs = -1 if values["logprobs"] is None else values["logprobs"]
-    return job_request(
+    parsed = job_request(
         values,
         limits,
         prompts=prompts_of(values["prompt"]),
         logprobs=logprobs,
         logprobs_param="logprobs",
-        max_tokens=values["max_tokens"],
+        max_tokens=1 if values["max_tokens"] == 0 else values["max_tokens"],
         default_max_tokens=DEFAULT_COMPLETION_TOKENS,
         timings=timings,
         echo=values["echo"],
         add_special_tokens=values["add_special_tokens"],
     )
+    job = parsed.job
+    if values["max_tokens"] == 0:
+        job = replace(job, prompt_only=True)
+    return replace(parsed, job=_of_many(job, values["best_of"], limits, stream=parsed.stream))
+
+
+def _of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
+    """The job that finds the best of several, for which it needs their logprobs."""
+    if best_of is None or best_of == job.n:
+        return job
+    if not job.n < best_of <= limits.max_n:
+        raise InvalidArgument(
+            "OUT_OF_RANGE",
+            f"best_of is {best_of}, n is {job.n}.",
+            f"Choose a best_of from n to {limits.max_n}.",
+            param="best_of",
+        )
+    if stream:
+        raise InvalidArgument(
+            "STREAM_ON",
+            "Which are the best of several is known when all have ended, and stream is set.",
+            "Set stream to false.",
+            param="best_of",
+        )
+    sampling = replace(job.sampling, logprobs=max(job.sampling.logprobs, 0))
+    wants = replace(job.wants, logprobs=job.sampling.logprobs >= 0)
+    return replace(job, best_of=best_of, sampling=sampling, wants=wants)
 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:

@@ -91,10 +91,12 @@ SAMPLING: Mapping[str, Field] = {
 COMPLETION: Mapping[str, Field] = {
     **SAMPLING,
     "prompt": Field("any"),
+    # 0: the prompt alone, for echo and its logprobs.
+    "max_tokens": Field("int", low=0, high=MAX_INT32),
     "echo": Field("bool", False),
     "logprobs": Field("int", low=0, high=MAX_INT32),
     "add_special_tokens": Field("bool", True),
-    "best_of": _later(1),
+    "best_of": Field("int", low=1, high=MAX_INT32),
     "suffix": _later(""),
     "prompt_embeds": _later(),
 }

@@ -24,7 +24,7 @@ class TokenFormat:
     def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
         self._generation = generation
         self._parsed = parsed
-        self._logprobs = parsed.job.sampling.logprobs >= 0
+        self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._id = generation.caller.request_id
 
     def opening(self) -> bytes:
