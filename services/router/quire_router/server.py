@@ -13,6 +13,7 @@ from quire_router import metrics
 from quire_router.admin import AdminPort
 from quire_router.api_keys import load_api_keys
 from quire_router.core.admission import Admission
+from quire_router.core.beam_search import BeamSearch
 from quire_router.core.catalog import Catalog
 from quire_router.core.encoder import Encoder
 from quire_router.core.handles import HandleCounter
@@ -81,9 +82,10 @@ class RouterService:
         self._catalog = Catalog(config.served_model_name, self.fleet.models)
         tokenizer = TokenizerClient(self.pool)
         token_bytes = TokenBytes(tokenizer)
+        encoder = Encoder(tokenizer)
         self._pipeline = Pipeline(
             self._catalog,
-            Encoder(tokenizer),
+            encoder,
             self._migration,
             handles,
             self.admission,
@@ -97,6 +99,7 @@ class RouterService:
         self.routes = make_routes(
             config,
             self._pipeline,
+            BeamSearch(self._pipeline, encoder, token_bytes),
             self._catalog,
             tokenizer,
             token_bytes,

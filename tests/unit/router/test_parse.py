@@ -105,13 +105,13 @@ def test_messages_reach_the_template_as_they_were() -> None:
 def test_unsupported_fields_are_named() -> None:
     for name, value in (
         ("suffix", "x"),
-        ("use_beam_search", True),
+        ("logits_processors", ["x"]),
     ):
         with pytest.raises(Unsupported) as caught:
             completion(**{name: value})
         assert caught.value.param == name
     with pytest.raises(Unsupported):
-        completion(use_beam_search=0)  # a number is not the boolean that would change nothing
+        completion(return_tokens_as_token_ids=0)  # a number is not the boolean that would change nothing
 
 
 def test_an_unknown_field_is_answered_with_the_nearest() -> None:

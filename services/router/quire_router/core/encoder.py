@@ -75,3 +75,7 @@ class Encoder:
         if isinstance(prompt, TextPrompt) and not cut:
             return prompt.text
         return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)
+
+    async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool) -> str:
+        """A whole text."""
+        return await self._client.decode(ids, skip_special_tokens=skip_special_tokens)

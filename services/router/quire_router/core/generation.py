@@ -103,6 +103,11 @@ class Generation:
                 self.running -= 1
         return [_emptied(delta) for delta in deltas] if self.job.prompt_only else deltas
 
+    @property
+    def told(self) -> int:
+        """Choices that the client is told of."""
+        return len(self.job.prompts) * self.job.n
+
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
         """The prompt that a told choice goes on from."""
         return self.choices[index // self.job.n * self.job.siblings].sequence.prompt_ids

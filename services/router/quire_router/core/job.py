@@ -127,6 +127,9 @@ class GenerateJob:
     session: str = ""
     """Requests of equal sessions may be placed together."""
     wants: Wants = field(default_factory=Wants)
+    beams: bool = False
+    """Whether to search for the n likeliest answers instead of drawing n."""
+    length_penalty: float = 1.0
     best_of: int = 1
     prompt_only: bool = False
 

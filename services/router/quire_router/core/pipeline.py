@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from dataclasses import dataclass, replace
@@ -21,7 +22,7 @@ from quire_router.core.lengths import answer_length, check_prompt, check_resume,
 from quire_router.core.outbox import Outbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -67,29 +68,40 @@ class Pipeline:
         self._charge = charge
         self._share = share_prefix_across_keys
 
-    async def generate(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> Generation:
+    async def generate(
+        self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
+    ) -> Generation:
         """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's news.
 
-        `arrived_ns` is `time.monotonic_ns()` of the request's arrival.
+        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: it has its places already.
         """
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
         served = self._catalog.resolve(job.model)
-        self._admission.enter(job.weight)
-        metrics.in_flight.inc(job.weight)
+        weight = 0 if admitted else job.weight
+        self._enter(weight)
         span = _start_span(job, caller, served)
         try:
-            generation = await self._start(job, caller, served, arrived_ns, span)
+            generation = await self._start(job, caller, served, arrived_ns, span, weight)
         except BaseException as error:
-            self._leave(job.weight)
+            self._leave(weight)
             tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
             span.end()
             raise
         generation.router_timings.insert(0, HopTiming("router", "parse", (parsed_ns - arrived_ns) // 1000))
         return generation
 
+    @contextlib.contextmanager
+    def admitted(self, weight: int) -> Iterator[None]:
+        """Places for several jobs, one after the other. Raises Overloaded, Unavailable."""
+        self._enter(weight)
+        try:
+            yield
+        finally:
+            self._leave(weight)
+
     async def _start(
-        self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span
+        self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span, weight: int
     ) -> Generation:
         context = self._context(caller, span)
         started_ns = time.monotonic_ns()
@@ -100,7 +112,15 @@ class Pipeline:
         outbox = Outbox()
         choices = self._choices(job, caller, served, context, prompts, outbox)
         generation = Generation(
-            job, caller, served, choices, outbox, self._token_bytes, arrived_ns, lambda: self._end(generation), span
+            job,
+            caller,
+            served,
+            choices,
+            outbox,
+            self._token_bytes,
+            arrived_ns,
+            lambda: self._end(generation, weight),
+            span,
         )
         generation.prompt_texts = texts
         with tracing.span("router.place", parent=tracing.context_of(span)):
@@ -201,11 +221,15 @@ class Pipeline:
             tracestate=headers.get("tracestate", caller.tracestate),
         )
 
-    def _end(self, generation: Generation) -> None:
-        self._leave(generation.job.weight)
+    def _end(self, generation: Generation, weight: int) -> None:
+        self._leave(weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
         self._charge(generation.caller.tenant, generation.usage().completion_tokens - had)
+
+    def _enter(self, weight: int) -> None:
+        self._admission.enter(weight)
+        metrics.in_flight.inc(weight)
 
     def _leave(self, weight: int) -> None:
         self._admission.leave(weight)

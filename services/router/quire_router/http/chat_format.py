@@ -29,8 +29,7 @@ class ChatFormat:
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.token_ids or parsed.continuous_usage)
         self._heads = [
-            self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i
-            for i in range(len(generation.choices))
+            self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i for i in range(generation.told)
         ]
         self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._parts.usage_part(0) + b"}\n\n"
 

@@ -27,14 +27,12 @@ class CompletionFormat:
         self._wants = parsed.job.wants
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.token_ids or self._wants.echo or parsed.continuous_usage)
-        self._heads = [
-            self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(len(generation.choices))
-        ]
+        self._heads = [self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(generation.told)]
         self._tail = (
             b',"logprobs":null,"finish_reason":null,"stop_reason":null}]' + self._parts.usage_part(0) + b"}\n\n"
         )
-        self._characters = [0] * len(generation.choices)
-        self._opened = [False] * len(generation.choices)
+        self._characters = [0] * generation.told
+        self._opened = [False] * generation.told
 
     def opening(self) -> bytes:
         """Nothing: a completion's first chunk is its first text."""

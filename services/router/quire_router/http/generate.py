@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.best_of import best_of
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from quire_router.config import RouterConfig
+    from quire_router.core.beam_search import BeamSearch
     from quire_router.core.delta import Delta
     from quire_router.core.generation import Generation
     from quire_router.core.pipeline import Pipeline
@@ -29,12 +30,15 @@ if TYPE_CHECKING:
 
     MakeFormat = Callable[[Generation, ParsedRequest], AnswerFormat]
 
+T = TypeVar("T")
+
 
 class Serving:
     """Runs parsed requests for endpoints, and holds what the configuration says of all of them."""
 
-    def __init__(self, pipeline: Pipeline, config: RouterConfig) -> None:
+    def __init__(self, pipeline: Pipeline, beams: BeamSearch, config: RouterConfig) -> None:
         self.pipeline = pipeline
+        self._beams = beams
         self.limits = Limits(config.max_n, config.max_logprobs)
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.request_timeout_s
@@ -64,6 +68,11 @@ class Serving:
         exchange = exchange_of(scope)
         caller = self.caller(exchange, parsed)
         async with _watching(receive) as watch:
+            if parsed.job.beams:
+                search = self._beams.run(parsed.job, caller, exchange.arrived_ns)
+                generation, deltas = await watch.unless_gone(search)
+                await send_json(send, make_format(generation, parsed).document(deltas))
+                return
             generation = await watch.unless_gone(self.pipeline.generate(parsed.job, caller, exchange.arrived_ns))
             try:
                 watch.on_gone(generation)
@@ -110,7 +119,7 @@ class _Watch:
         self._starting: asyncio.Task[Any] | None = None
         self._generation: Generation | None = None
 
-    async def unless_gone(self, work: Awaitable[Generation]) -> Generation:
+    async def unless_gone(self, work: Awaitable[T]) -> T:
         """Await the work; a client that goes meanwhile ends it with CLIENT_GONE."""
         self._starting = asyncio.current_task()
         try:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import Sampling
+from quire_router.core.beam_search import check_beams
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, Wants
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.control_fields import controls_of, repetition_of
@@ -178,6 +179,8 @@ def job_request(
         add_special_tokens=add_special_tokens,
         cache_salt=values["cache_salt"],
         session=_session(values),
+        beams=values["use_beam_search"],
+        length_penalty=values["length_penalty"],
         wants=Wants(
             news=stream,
             every_token=options["continuous_usage_stats"],
@@ -187,6 +190,8 @@ def job_request(
             prompt_logprobs=prompt_logprobs,
         ),
     )
+    if job.beams:
+        check_beams(job)
     return ParsedRequest(
         job=job,
         stream=stream,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
     from quire_router.config import RouterConfig
+    from quire_router.core.beam_search import BeamSearch
     from quire_router.core.catalog import Catalog
     from quire_router.core.pipeline import Pipeline
     from quire_router.http.responses.store import ResponseStore
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 def make_routes(
     config: RouterConfig,
     pipeline: Pipeline,
+    beams: BeamSearch,
     catalog: Catalog,
     tokenizer: TokenizerClient,
     token_bytes: TokenBytes,
@@ -42,7 +44,7 @@ def make_routes(
     with_metrics: bool,
 ) -> Router:
     """All routes as an ASGI application; unknown paths and methods raise HTTPException."""
-    serving = Serving(pipeline, config)
+    serving = Serving(pipeline, beams, config)
     completions = GenerateEndpoint(serving, parse_completion, CompletionFormat)
     chat = GenerateEndpoint(serving, parse_chat, ChatFormat)
     tokens = GenerateEndpoint(serving, parse_tokens, TokenFormat)

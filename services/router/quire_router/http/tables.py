@@ -54,6 +54,8 @@ SAMPLING: Mapping[str, Field] = {
     "ignore_eos": Field("bool", False),
     "repetition_detection": Field("object"),
     "truncate_prompt_tokens": Field("int", low=-1, high=MAX_INT32),
+    "use_beam_search": Field("bool", False),
+    "length_penalty": Field("number", 1.0, low=-10, high=10),
     # Ours: seconds from arrival.
     "timeout_s": Field("number", low=0),
     "skip_special_tokens": Field("bool", True),
@@ -73,8 +75,6 @@ SAMPLING: Mapping[str, Field] = {
     "prompt_cache_key": _HINT,
     "prompt_cache_retention": _HINT,
     # Known, not yet supported.
-    "length_penalty": _later(1, 1.0),
-    "use_beam_search": _later(False),
     "structured_outputs": _later(),
     "response_format": _later({"type": "text"}),
     "return_tokens_as_token_ids": _later(False),

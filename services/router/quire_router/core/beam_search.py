@@ -1,0 +1,262 @@
+"""Beam search, as vLLM has it: in the router, over logprobs. Each step is a job of one token for every beam.
+
+The engine sees ordinary short requests whose prompts begin alike, so that its prefix cache has all but the last page of
+them, and they move to another replica like any others. Knows nothing of formats; what comes out is a Generation that
+has ended, and one delta for each beam that is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.columns import pack_i32
+from quire_common.errors import DeadlineExceeded
+from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
+from quire_common.telemetry import tracing
+from quire_router.core.delta import LENGTH, STOP, Delta, LogprobEntry, Usage
+from quire_router.core.generation import Generation
+from quire_router.core.job import GenerateJob, TextOptions, TokenPrompt, Wants
+from quire_router.core.outbox import Outbox
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from quire_router.core.encoder import Encoder
+    from quire_router.core.job import Caller
+    from quire_router.core.pipeline import Pipeline, Rendering
+    from quire_router.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """What was found so far. `entries` has one per token."""
+
+    ids: tuple[int, ...] = ()
+    logprob: float = 0.0
+    entries: tuple[LogprobEntry, ...] = ()
+    stopped: bool = False
+
+    def score(self, prompt_tokens: int, length_penalty: float) -> float:
+        """vLLM's: the sum of logprobs by the length, prompt included, end of sequence not, to the penalty's power."""
+        length = prompt_tokens + len(self.ids) - self.stopped
+        return float(self.logprob / max(length, 1) ** length_penalty)
+
+
+@dataclass(slots=True)
+class _Costs:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Search:
+    """Of one prompt."""
+
+    prompt_ids: NDArray[np.int32]
+    left: int
+    live: list[Beam] = field(default_factory=lambda: [Beam()])
+    ended: list[Beam] = field(default_factory=list)
+
+
+class SearchedGeneration(Generation):
+    """A job that has ended: what formats ask of a generation."""
+
+    searches: Sequence[tuple[NDArray[np.int32], Sequence[Beam]]] = ()
+    costs: _Costs
+
+    def usage(self) -> Usage:
+        """Prompts count once, and of answers the tokens that are told."""
+        return Usage(self.costs.prompt_tokens, self.costs.completion_tokens, self.costs.cached_tokens)
+
+    def prompt_ids(self, index: int) -> NDArray[np.int32]:
+        """See Generation."""
+        return self.searches[index // self.job.n][0]
+
+
+class BeamSearch:
+    """`run` is all."""
+
+    def __init__(self, pipeline: Pipeline, encoder: Encoder, token_bytes: TokenBytes) -> None:
+        self._pipeline = pipeline
+        self._encoder = encoder
+        self._token_bytes = token_bytes
+
+    async def run(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
+        """The n best beams of each prompt, best first. Raises QuireError."""
+        check_beams(job)
+        left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s else None
+        try:
+            async with asyncio.timeout(left_s):
+                rendering = await self._pipeline.render(job, caller)
+                with self._pipeline.admitted(job.weight):
+                    return await self._run(rendering, caller, arrived_ns)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "REQUEST_TIMEOUT",
+                f"The request did not end within {caller.timeout_s:g} s.",
+                "Ask for fewer tokens, or raise --request-timeout-s.",
+            ) from None
+
+    async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
+        job, costs = rendering.job, _Costs()
+        eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
+        ends = frozenset((*job.stop_token_ids, *eos))
+        searches = [_Search(ids, most) for ids, most in rendering.prompts]
+        while any(search.live for search in searches):
+            await self._step(job, caller, [search for search in searches if search.live], ends, costs)
+        told = [self._best(job, search) for search in searches]
+        costs.prompt_tokens = sum(len(search.prompt_ids) for search in searches)
+        costs.completion_tokens = sum(len(beam.ids) for beams in told for beam in beams)
+        generation = SearchedGeneration(
+            job,
+            replace(caller, timeout_s=0.0),
+            rendering.served,
+            (),
+            Outbox(),
+            self._token_bytes,
+            arrived_ns,
+            _nothing,
+            tracing.start_span("router.beams"),
+        )
+        generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, told, strict=True)]
+        generation.costs = costs
+        if job.wants.echo:
+            prompts = zip(job.prompts, searches, strict=True)
+            cut = job.truncate_to is not None
+            generation.prompt_texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
+        deltas = [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in told for beam in beams)]
+        return generation, deltas
+
+    async def _step(
+        self, job: GenerateJob, caller: Caller, searches: list[_Search], ends: frozenset[int], costs: _Costs
+    ) -> None:
+        """One token for every live beam; the likeliest `n` of all that could follow live on."""
+        beams = [(search, beam) for search in searches for beam in search.live]
+        step = GenerateJob(
+            model=job.model,
+            prompts=tuple(TokenPrompt(np.append(s.prompt_ids, np.array(beam.ids, np.int32))) for s, beam in beams),
+            sampling=Sampling(logprobs=2 * job.n),
+            seed=0,
+            max_tokens=1,
+            ignore_eos=True,
+            text=TextOptions(),
+            cache_salt=job.cache_salt,
+            wants=Wants(),
+        )
+        generation = await self._pipeline.generate(step, caller, time.monotonic_ns(), admitted=True)
+        try:
+            entries: dict[int, LogprobEntry] = {}
+            while generation.running:
+                for delta in await generation.news():
+                    entries[delta.index] = delta.entries[0]
+            if not costs.cached_tokens and not beams[0][1].ids:
+                costs.cached_tokens = generation.usage().cached_tokens
+        finally:
+            generation.close()
+        for search in searches:
+            search.left -= 1
+        grown: dict[int, list[Beam]] = {}
+        for i, (search, beam) in enumerate(beams):
+            for token_id, logprob, rank in _alternatives(entries[i]):
+                entry = replace(entries[i], token_id=token_id, logprob=logprob, rank=rank)
+                new = Beam((*beam.ids, token_id), beam.logprob + logprob, (*beam.entries, entry), token_id in ends)
+                if new.stopped:
+                    search.ended.append(new)
+                else:
+                    grown.setdefault(id(search), []).append(new)
+        for search in searches:
+            prompt_tokens = len(search.prompt_ids)
+            found = sorted(
+                grown.get(id(search), ()), key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True
+            )
+            search.live = found[: job.n]
+            if not search.left:
+                search.ended += search.live
+                search.live = []
+            elif _settled(search, job):
+                search.live = []
+
+    @staticmethod
+    def _best(job: GenerateJob, search: _Search) -> list[Beam]:
+        prompt_tokens = len(search.prompt_ids)
+        ranked = sorted(search.ended, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)
+        return ranked[: job.n]
+
+    async def _delta(self, job: GenerateJob, index: int, beam: Beam) -> Delta:
+        shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
+        column = np.array(shown, np.int32)
+        text = ""
+        if shown:
+            text = await self._encoder.decode(column, skip_special_tokens=job.text.skip_special_tokens)
+        entries: list[LogprobEntry] = []
+        offsets: list[int] = []
+        if job.sampling.logprobs >= 0:
+            entries = [_cut(entry, job.sampling.logprobs) for entry in beam.entries]
+            await self._token_bytes.ensure(i for entry in entries for i in (entry.token_id, *entry.top_ids))
+            offsets = self._offsets(beam.ids, len(text))
+        reason = beam.ids[-1] if beam.stopped and beam.ids[-1] in job.stop_token_ids else None
+        finish = STOP if beam.stopped else LENGTH
+        return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, finish, reason)
+
+    def _offsets(self, ids: Sequence[int], most: int) -> list[int]:
+        """Characters of the answer after each token."""
+        found, known = [], b""
+        for token_id in ids:
+            known += self._token_bytes.get(token_id)
+            found.append(min(len(known.decode("utf-8", "ignore")), most))
+        return found
+
+
+def check_beams(job: GenerateJob) -> None:
+    """Raise Unsupported for what a search over raw logprobs does not honour."""
+    asked = {
+        "stop": job.text.stop,
+        "best_of": job.best_of > 1,
+        "min_tokens": job.min_tokens,
+        "bad_words": job.bad_words,
+        "penalties, biases and allowed tokens": job.sampling.controls,
+        "repetition_detection": job.repetition,
+        "prompt_logprobs": job.sampling.prompt_logprobs >= 0,
+        "stream": job.wants.news,
+        f"n above {MAX_LOGPROBS // 2}": 2 * job.n > MAX_LOGPROBS,
+    }
+    for name, value in asked.items():
+        if value:
+            raise unsupported(f"{name} with use_beam_search")
+
+
+def _nothing() -> None:
+    """All places were given back."""
+
+
+def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:
+    """(id, logprob, rank) of what could follow, by rank."""
+    return [
+        (token_id, logprob, rank)
+        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+    ]
+
+
+def _cut(entry: LogprobEntry, most: int) -> LogprobEntry:
+    return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
+
+
+def _settled(search: _Search, job: GenerateJob) -> bool:
+    """Whether no live beam can come to be told any more: logprobs only sink, and the longest answer divides best."""
+    if len(search.ended) < job.n:
+        return False
+    prompt_tokens, penalty = len(search.prompt_ids), job.length_penalty
+    worst = sorted((beam.score(prompt_tokens, penalty) for beam in search.ended), reverse=True)[job.n - 1]
+    for beam in search.live:
+        length = prompt_tokens + len(beam.ids) + (search.left if penalty > 0 else 0)
+        if beam.logprob / max(length, 1) ** penalty > worst:
+            return False
+    return True
