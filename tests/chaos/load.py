@@ -64,6 +64,10 @@ class Load:
                 self._expected |= await ask(self._scripts, transport)
         assert any("stop" in self._expected[script, _GRPC].finishes.values() for script in cut)
 
+    def learned(self, other: Load) -> None:
+        """What another one has learned of another stack, whose answers this one's must be."""
+        self._scripts, self._expected = other._scripts, other._expected
+
     def start(self) -> None:
         self._began = time.monotonic()
         self._tasks = [asyncio.create_task(self._stream(number)) for number in range(len(self.ticks))]

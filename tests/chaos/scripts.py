@@ -79,6 +79,22 @@ def make_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
     return scripts
 
 
+def make_conversations(users: int, turns: int, seed: int, least: int, most: int) -> list[Script]:
+    """Turns of users who all begin with the same long text, each with all that its user said before; n of some."""
+    rng = random.Random(seed)
+    system = "THE RULES OF THE HOUSE.\n" + "".join(rng.choice(LINES) for _ in range(24))
+    scripts = list[Script]()
+    for user in range(users):
+        said = system
+        for turn in range(turns):
+            said += f"USER {user}, {turn}:\n" + "".join(rng.sample(LINES, rng.randint(1, 3)))
+            temperature = rng.choice((0.0, 0.0, 0.7))
+            n, logprobs = (2 if turn == 1 and temperature else 1), (2 if turn == 0 else -1)
+            length, number = rng.randint(least, most), len(scripts)
+            scripts.append(Script(number, said, length, temperature, rng.getrandbits(31), n, logprobs))
+    return scripts
+
+
 def with_stop(script: Script, text: str) -> Script:
     """The same, stopped by a few characters from the middle of its answer."""
     middle = len(text) // 2
