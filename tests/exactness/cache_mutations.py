@@ -11,7 +11,7 @@ from quire_scheduler import kv_traffic, page_identity, prefix_cache
 from quire_scheduler.page_allocator import PageAllocator
 from quire_scheduler.prefix_cache import PrefixCache
 from quire_scheduler.replica import Replica
-from quire_worker.mover import carrier
+from quire_worker.mover.transports import grpc_transport
 from tests.exactness.hit_rights import HitRights
 from tests.exactness.mutations import UNLUCKY, Mutation
 from tests.exactness.virtual_replica import VirtualReplica
@@ -91,7 +91,7 @@ def loads_not_checked(patch: MonkeyPatch) -> None:
     def believed(framed: bytes, key: PageKey, dtype: str, body_bytes: int) -> memoryview:
         return memoryview(bytes(framed[HEADER_BYTES:]).ljust(body_bytes, b"?"))
 
-    patch.setattr(carrier, "check_page", believed)
+    patch.setattr(grpc_transport, "check_page", believed)
 
 
 def keys_without_namespace(patch: MonkeyPatch) -> None:

@@ -83,4 +83,4 @@ def test_a_broken_rule_of_loads_is_found(mutation: Mutation, monkeypatch: pytest
 
 def test_the_worker_sees_rot_that_the_kvstore_missed(monkeypatch: pytest.MonkeyPatch) -> None:
     rot_not_seen_by_the_store(monkeypatch)
-    assert first_wrong(PacedSubject(), range(12), make_warm_scenario, judge_warm, prefix_cache=False) is None
+    assert first_wrong(PacedSubject(), range(6), make_warm_scenario, judge_warm, prefix_cache=False) is None

@@ -1,42 +1,39 @@
-"""A kvstore in virtual time that is mostly real: PageStore with memory for few pages, a medium below it, and the
-worker's own carrier on the other side. Pages travel framed; below and on the wire they are late, spoiled or cut short,
-and now and then the whole kvstore is killed. None of that may be heard.
+"""A kvstore in virtual time that is mostly real: PageStore with memory for few pages, and a medium below it. Pages
+travel framed; below and on the wire they are late, spoiled or cut short, and now and then the whole kvstore is killed.
+None of that may be heard.
 
 Its pages outlive replicas: what one has computed the next one finds.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import OrderedDict
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire_common.errors import QuireError, Unavailable
-from quire_common.kv_client import Abandoned, PutOutcome
+from quire_common.errors import Unavailable
+from quire_common.kv_client import BegunPut, DataAccess, PutOutcome
 from quire_common.pages import HEADER_BYTES, PageKey, PageRun, frame_page
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.page_store import PageStore
 from quire_scheduler.kv_traffic import LookupResult
-from quire_worker.mover.carrier import KvStoreCarrier
 from tests.exactness.virtual_kvstore import VirtualStore
-from tests.exactness.virtual_mover import VirtualMover
 from tests.exactness.virtual_time import VirtualTime
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
 
     import numpy as np
 
-    from quire_common.credit import ModelInfo, PageMove
+    from quire_common.credit import ModelInfo
     from quire_scheduler.kv_traffic import Lookup
     from quire_scheduler.scheduler import Scheduler
-    from quire_worker.engine.ports import PageBytes
     from tests.exactness.scenario import Tiers
     from tests.exactness.virtual_kvstore import StoreWeather
 
 # Pages are spoiled on purpose, which would fill the log.
-for _name in ("quire_worker.mover.carrier", "quire_kvstore.page_store"):
+for _name in ("quire_worker.mover.carrier", "quire_kvstore.page_store", "quire_kvstore.put_desk"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 _FRAME_BYTES = 1 << 16
 _LEASE_MS = 30_000
@@ -81,6 +78,7 @@ class TieredStore(VirtualStore):
         kept.time = time
         self._kept = kept
         self._tiers, self._below = kept.tiers, kept.below
+        self._sent: list[PageKey] = []
 
     def carry_out(self, core: Scheduler) -> None:
         """See VirtualStore."""
@@ -105,37 +103,45 @@ class TieredStore(VirtualStore):
 
     # What a carrier needs of a KvClient.
 
-    def put_pages(
-        self,
-        run: PageRun,
-        dtype: str,
-        page_bytes: int,
-        body: Callable[[int], memoryview],
-        *,
-        on_wanted: Callable[[Sequence[int]], None],
-        context: object,
-    ) -> PutOutcome:
+    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
         """See KvClient."""
         self._reach()
+        for digest in run.hashes if self._tiers.strangers else ():
+            self._strange(digest)
         wanted, lease = self._store.begin_put(run, page_bytes, 0)
-        if lease is None:
-            return PutOutcome(0, 0, 0)
+        return BegunPut(wanted, DataAccess(lease.id if lease is not None else b""))
+
+    def send_pages(
+        self,
+        lease: bytes,
+        run: PageRun,
+        dtype: str,
+        indices: Sequence[int],
+        body: Callable[[int], memoryview],
+        *,
+        context: object,
+    ) -> None:
+        """See KvClient."""
+        self._sent = [run.key(index) for index in indices]
+        for index in indices:
+            data = bytes(body(index))
+            self._write(lease, index, self._spoiled(frame_page(run.key(index), dtype, data) + data, "put"))
+
+    @contextlib.contextmanager
+    def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
+        """See KvClient."""
+        outcome, self._sent = list[PutOutcome](), []
         try:
-            on_wanted(wanted)
-            for index in wanted:
-                data = bytes(body(index))
-                self._write(lease.id, index, self._spoiled(frame_page(run.key(index), dtype, data) + data, "put"))
-        except Abandoned:
-            self._store.release([lease.id])
+            yield outcome
+        except BaseException:
+            self._store.release([begun.access.lease])
             raise
-        stored, refused = self._store.commit(lease.id)
+        stored, refused = self._store.commit(begun.access.lease)
         self.events["pages stored"] += stored
         self.events["pages refused"] += refused
-        for index in wanted:
-            self._sink(run.key(index))
-        if self._tiers.strangers:
-            self._strange(run)
-        return PutOutcome(len(wanted), stored, refused)
+        for key in self._sent:
+            self._sink(key)
+        outcome.append(PutOutcome(len(begun.wanted), stored, refused))
 
     def get_pages(
         self, lease: bytes, indices: Sequence[int], *, context: object
@@ -213,12 +219,11 @@ class TieredStore(VirtualStore):
         for at in range(0, len(framed), _FRAME_BYTES):
             self._store.write(lease, index, at, framed[at : at + _FRAME_BYTES])
 
-    def _strange(self, run: PageRun) -> None:
-        """Another model, and another group of this one, have pages of the same tokens, whole and of the same size."""
-        for other in (replace(run, namespace=_STRANGE), replace(run, group=1)):
-            for index in range(len(run)):
-                body = self._rng.bytes(self._kept.page_bytes)
-                self._put(other.key(index), frame_page(other.key(index), self._kept.dtype, body) + body)
+    def _strange(self, digest: bytes) -> None:
+        """Another model, and another group of this one, have a page of the same tokens, whole and of the same size."""
+        for other in (PageRun(_STRANGE, 0, (digest,)), PageRun(self._kept.namespace, 1, (digest,))):
+            body = self._rng.bytes(self._kept.page_bytes)
+            self._put(other.key(0), frame_page(other.key(0), self._kept.dtype, body) + body)
 
     def _spoiled(self, framed: bytes, where: str) -> bytes:
         """Now and then some bit is not what it was, or the end is missing."""
@@ -239,43 +244,3 @@ class TieredStore(VirtualStore):
     @property
     def _store(self) -> PageStore:
         return self._kept.store
-
-
-class CarrierMover(VirtualMover):
-    """A mover whose pages go by the worker's own carrier: what that takes for good is written, the rest is rubbish."""
-
-    def __init__(
-        self, time: VirtualTime, rng: np.random.Generator, pages: PageBytes, store: TieredStore, info: ModelInfo
-    ) -> None:
-        super().__init__(time, rng, pages, store)
-        group = info.pages.groups[0]
-        self._carrier = KvStoreCarrier(store, info.pages.namespace, group.dtype, pages.page_bytes)  # type: ignore[arg-type]  # the two calls that it makes are there
-
-    def _load(self, move: PageMove, most: int) -> int:
-        pages, good = move.device_page.tolist(), 0
-
-        def write(index: int, body: memoryview) -> None:
-            nonlocal good
-            if index >= most:
-                raise Abandoned
-            self._pages.write_page(pages[index], body)
-            good = index + 1
-
-        try:
-            self._carrier.load(move, write)
-        except (Abandoned, QuireError):
-            assert good < len(pages), "a load was whole and failed"
-        for page in pages[good:]:
-            self._rubbish(page)
-        return good
-
-    def _put(self, move: PageMove, most: int) -> int:
-        def read(index: int) -> memoryview:
-            if index >= most:
-                raise Abandoned
-            return memoryview(self._pages.read_page(int(move.device_page[index]))).cast("B")
-
-        try:
-            return self._carrier.store(move, lambda wanted: None, read)
-        except (Abandoned, QuireError):
-            return 0

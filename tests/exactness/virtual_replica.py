@@ -15,12 +15,13 @@ from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
 from quire_scheduler.token_matrix import TokenMatrix
 from quire_worker.engine.engine import Engine
+from tests.exactness.carrier_mover import CarrierMover
 from tests.exactness.clients import LOST, Clients
 from tests.exactness.events import Events
 from tests.exactness.flaky_runner import FlakyRunner
 from tests.exactness.scenario import longest
 from tests.exactness.subject import engine_spec
-from tests.exactness.tiered_store import CarrierMover, TieredStore
+from tests.exactness.tiered_store import TieredStore
 from tests.exactness.virtual_device import VirtualDevice
 from tests.exactness.virtual_kvstore import VirtualStore
 from tests.exactness.virtual_mover import VirtualMover
