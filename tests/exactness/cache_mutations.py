@@ -43,7 +43,7 @@ def named_by_the_wrong_parent(patch: MonkeyPatch) -> None:
 
 def salt_ignored(patch: MonkeyPatch) -> None:
     """Tenants share their pages. No token tells."""
-    patch.setattr(page_identity, "PageExtras", lambda salt: PageExtras())
+    patch.setattr(page_identity, "page_extras", lambda sequence: PageExtras())
 
 
 def the_last_token_cached_too(patch: MonkeyPatch) -> None:
