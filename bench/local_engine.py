@@ -24,7 +24,7 @@ from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.model_source import model_info
-from quire_worker.replica import ServedModel, on_host
+from quire_worker.replica import ServedModel, from_host, on_host
 
 _SESSION = 1
 
@@ -53,7 +53,7 @@ class LocalEngine:
         **scheduler: object,
     ) -> None:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
-        served = ServedModel(on_host(model.runner), model.runner.pool, model_info(name, model), pages)
+        served = ServedModel(on_host(model.runner), from_host(model.runner.pool), model_info(name, model), pages)
         spec = served.engine_spec(max_num_seqs)
         device = InlineDevice(model.runner) if lockstep else ThreadDevice(model.runner)
         weakref.finalize(self, device.close)

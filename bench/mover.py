@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import grpc
@@ -31,6 +32,7 @@ from quire_common.kv_client import KvClient
 from quire_common.pages import PageRun
 from quire_worker.engine.moves import Mover
 from quire_worker.mover.carrier import KvStoreCarrier
+from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.setup import DEFAULT_SLOTS, MoverSetup
 from quire_worker.mover.transports.transport_choice import CHOICES, TransportChoice
@@ -188,7 +190,7 @@ def make(arm: str, address: str, client: KvClient, pool: Pool, page_bytes: int, 
         log_format="pretty",
         kv_transport=options.kv_transport,
     )
-    return MoverProcess.start(setup, pool)
+    return MoverProcess.start(setup, partial(HostCopier, pool))
 
 
 def work(count: int) -> int:

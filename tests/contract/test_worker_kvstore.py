@@ -9,6 +9,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from concurrent import futures
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -25,6 +26,7 @@ from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import KvstoreService, worker_threads
 from quire_worker.config import WorkerConfig
 from quire_worker.engine.moves import MoveResult
+from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.setup import MoverSetup
 from tests.fakes.counting_runner import CountingRunner, continuation
@@ -178,7 +180,7 @@ def test_a_move_is_a_span_of_its_request() -> None:
         setup = MoverSetup(
             address, RUN.namespace.hex(), group.dtype, 16, 2, instance="worker-7", otlp_traces_endpoint=sink.endpoint
         )
-        mover, woken = MoverProcess.start(setup, Pages()), threading.Event()
+        mover, woken = MoverProcess.start(setup, partial(HostCopier, Pages())), threading.Event()
         mover.wake = woken.set
         assert mover.submit(PageMove(1, MoveKind.STORE, 0, ids(1), HASHES[:1], context=context))
         ended: list[MoveResult] = []

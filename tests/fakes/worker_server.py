@@ -26,7 +26,7 @@ from quire_common.server import BoundServer
 from quire_common.telemetry.interceptors import sync_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_worker.config import WorkerConfig
-from quire_worker.replica import ServedModel, on_host
+from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.server import WorkerService
 from tests.fakes.counting_runner import CountingRunner
 
@@ -44,7 +44,7 @@ def counting_info(page_size: int = 4, max_model_len: int = 64) -> ModelInfo:
 
 def counting_model(runner: CountingRunner | None = None, num_pages: int = 64) -> ServedModel:
     runner = runner or CountingRunner(num_pages, 4, VOCAB)
-    return ServedModel(on_host(runner), runner, counting_info(), num_pages)
+    return ServedModel(on_host(runner), from_host(runner), counting_info(), num_pages)
 
 
 class WorkerServer:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import ConfigError
-from quire_worker.replica import ServedModel, on_host
+from quire_worker.replica import ServedModel, from_host, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.loading import LoadOptions
     from quire_worker.model.decoder import Decoder
+    from quire_worker.mover.copier import Copier
+    from quire_worker.mover.ring import Ring
 
 
 def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
@@ -57,7 +59,9 @@ def load_configured(
         return _load_on_gpu(config, options, progress, show)
     loaded = load_model(config.model, options, progress)
     show(loaded.runner.decoder, loaded.runner.pool.tensor)
-    return ServedModel(on_host(loaded.runner), loaded.runner.pool, model_info(config.name, loaded), loaded.num_pages)
+    return ServedModel(
+        on_host(loaded.runner), from_host(loaded.runner.pool), model_info(config.name, loaded), loaded.num_pages
+    )
 
 
 def _load_on_gpu(
@@ -75,6 +79,7 @@ def _load_on_gpu(
             "Install a CUDA build of torch and check the driver with nvidia-smi, or give --device cpu.",
             param="device",
         )
+    from quire_worker.cuda.cuda_copier import CudaCopier
     from quire_worker.cuda.load import CudaOptions, load_cuda_model
 
     sizes = CudaOptions(
@@ -91,7 +96,11 @@ def _load_on_gpu(
         return loaded.model.make_device(spec, config.max_num_batched_tokens, eager=config.enforce_eager)
 
     info = model_info(config.name, loaded)
-    return ServedModel(make_device, loaded.pages, info, loaded.pages.num_pages, device="cuda")
+
+    def make_copier(ring: Ring) -> Copier:
+        return CudaCopier(loaded.pages, ring)
+
+    return ServedModel(make_device, make_copier, info, loaded.pages.num_pages, device="cuda")
 
 
 def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel) -> ModelInfo:

@@ -14,7 +14,8 @@ from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.engine.moves import Mover, NoMover
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.spec import EngineSpec
-from quire_worker.mover.mover_process import MoverProcess
+from quire_worker.mover.copier import HostCopier
+from quire_worker.mover.mover_process import COPY_BYTES, CUDA_COPY_BYTES, MoverProcess
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.observer import WorkerObserver
 
@@ -22,10 +23,16 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_worker.config import WorkerConfig
     from quire_worker.engine.ports import Device, PageBytes, Runner
+    from quire_worker.mover.copier import Copier
+    from quire_worker.mover.ring import Ring
 
 
 MakeDevice = Callable[[EngineSpec, bool], "Device"]
 """A device for an engine of these sizes; True: the plain one of lockstep."""
+
+
+MakeCopier = Callable[["Ring"], "Copier"]
+"""What copies pages between the model's pool and the mover's ring."""
 
 
 def on_host(runner: Runner) -> MakeDevice:
@@ -38,7 +45,7 @@ class ServedModel:
     """A model as the engine needs it. `num_pages` counts page 0; `device` is cpu or cuda."""
 
     make_device: MakeDevice
-    pages: PageBytes
+    make_copier: MakeCopier
     info: ModelInfo
     num_pages: int
     device: str = "cpu"
@@ -61,6 +68,11 @@ class ServedModel:
             eos_token_ids=self.info.eos_token_ids,
             slots=num_slots,
         )
+
+
+def from_host(pages: PageBytes) -> MakeCopier:
+    """For pages in main memory."""
+    return lambda ring: HostCopier(pages, ring)
 
 
 class Replica:
@@ -102,4 +114,8 @@ def _make_mover(config: WorkerConfig, loaded: ServedModel) -> Mover:
     if not config.kvstore:
         return NoMover()
     channel_credentials(config)  # what is wrong with them is to end the start, not every move
-    return MoverProcess.start(MoverSetup.of(config, loaded.info.pages), loaded.pages)
+    return MoverProcess.start(
+        MoverSetup.of(config, loaded.info.pages),
+        loaded.make_copier,
+        copy_bytes=CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES,
+    )

@@ -1,12 +1,9 @@
-"""CudaPages: the KV pages of one group on the device, and their bytes for those who move them.
-
-A page is one contiguous piece, so a move is one copy. Copies run on a stream of their own and have ended when a call
-returns: a page is moved only when no step in flight touches it, so they wait for no step.
-"""
+"""CudaPages: the KV pages of one group on the device, as a tensor for kernels and as bytes for those who move them."""
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from quire_common.errors import ConfigError, InvalidArgument
 from quire_worker.kv.page_geometry import KvGroup
@@ -27,35 +24,17 @@ class CudaPages:
             )
         self.tensor = torch.zeros((self.num_pages, *group.page_shape), dtype=torch.bfloat16, device=device)
         self._rows = self.tensor.view(self.num_pages, -1).view(torch.uint8)
-        self._host = torch.empty(self.page_bytes, dtype=torch.uint8, pin_memory=True)
-        self._bytes: memoryview = self._host.numpy().data
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch's
 
-    def read_page(self, page: int, /) -> memoryview:
-        """The page's bytes; valid until the next call."""
-        self._check(page)
-        with torch.cuda.stream(self._stream):
-            self._host.copy_(self._rows[page], non_blocking=True)
-        self._stream.synchronize()
-        return self._bytes
-
-    def write_page(self, page: int, data: bytes | memoryview, /) -> None:
-        """Overwrite a page with exactly page_bytes."""
-        self._check(page)
-        source = memoryview(data).cast("B")
-        if source.nbytes != self.page_bytes or page == 0:
-            raise InvalidArgument(
-                "BAD_PAGE",
-                f"Page {page} cannot take {source.nbytes} bytes: pages have {self.page_bytes}, page 0 is read-only.",
-                "Compare page geometries before moving pages.",
-            )
-        self._bytes[:] = source
-        with torch.cuda.stream(self._stream):
-            self._rows[page].copy_(self._host, non_blocking=True)
-        self._stream.synchronize()
-
-    def _check(self, page: int) -> None:
+    def bytes_of(self, page: int) -> Tensor:
+        """The page's bytes on the device, to be read."""
         if not 0 <= page < self.num_pages:
             raise InvalidArgument(
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."
             )
+        return self._rows[page]
+
+    def writable(self, page: int) -> Tensor:
+        """The same, to be overwritten."""
+        if page == 0:
+            raise InvalidArgument("BAD_PAGE", "Page 0 is read-only.", "Compare page geometries before moving pages.")
+        return self.bytes_of(page)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_worker.engine.ports import PageBytes
     from quire_worker.mover.ring import Ring
 
@@ -15,9 +17,11 @@ class Copier(Protocol):
     A page that is stored is whole and stays referenced until its move is reported, and a page that is loaded has no
     reader before that, so on the CPU any moment of the model thread's loop is right. On a GPU the pages are read and
     written by streams: `to_ring` must be enqueued behind the step that filled the page (wait for its event), steps
-    that read a loaded page behind `to_page` (`passed` says when), and `mark` records an event. Who completes later
-    calls the mover's `wake` then.
+    that read a loaded page behind `to_page` (`passed` says when), and `mark` records an event.
     """
+
+    wake: Callable[[], None]
+    """Set by the mover; called, from any thread, when a ticket has passed that had not at its `mark`."""
 
     def to_ring(self, page: int, slot: int) -> None:
         """Begin to copy a page of the pool into a slot."""
@@ -34,11 +38,15 @@ class Copier(Protocol):
     def drain(self) -> None:
         """Wait for all copies that were begun."""
 
+    def close(self) -> None:
+        """Let go of the ring."""
+
 
 class HostCopier:
     """For a pool in main memory: a copy has ended when it was begun."""
 
     def __init__(self, pool: PageBytes, ring: Ring) -> None:
+        self.wake: Callable[[], None] = lambda: None
         self._pool = pool
         self._ring = ring
 
@@ -61,4 +69,7 @@ class HostCopier:
         return True
 
     def drain(self) -> None:
+        """See Copier."""
+
+    def close(self) -> None:
         """See Copier."""

@@ -18,7 +18,7 @@ from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.moves import MoveResult
 from quire_worker.mover.child_link import DEFAULT_PATIENCE, ChildLink, Lost, Patience
-from quire_worker.mover.copier import Copier, HostCopier
+from quire_worker.mover.copier import Copier
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.transports.transport import TRANSPORTS
@@ -28,12 +28,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire_common.credit import PageMove
-    from quire_worker.engine.ports import PageBytes
 
 COMMAND = (sys.executable, "-m", "quire_worker.mover")
 MAX_OPEN = 128
 # Half a millisecond of copying on a CPU; the engine calls several times a step.
 COPY_BYTES = 2 << 20
+# On a GPU a copy is only asked for.
+CUDA_COPY_BYTES = 128 << 20
 log = get_logger(__name__)
 
 
@@ -80,6 +81,7 @@ class MoverProcess:
         self._setup = setup
         self._ring = ring
         self._copier = copier
+        copier.wake = self._wake_once
         self._max_open = max_open
         self._copies_per_call = max(1, copy_bytes // setup.page_bytes)
         self._generation = 0
@@ -96,10 +98,12 @@ class MoverProcess:
         self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), ring.fd, self._wake_once, patience)
 
     @classmethod
-    def start(cls, setup: MoverSetup, pool: PageBytes) -> MoverProcess:
-        """For a pool in main memory."""
+    def start(
+        cls, setup: MoverSetup, make_copier: Callable[[Ring], Copier], *, copy_bytes: int = COPY_BYTES
+    ) -> MoverProcess:
+        """With a ring of its own."""
         ring = Ring.create(setup.page_bytes, setup.slots)
-        return cls(setup, ring, HostCopier(pool, ring))
+        return cls(setup, ring, make_copier(ring), copy_bytes=copy_bytes)
 
     @property
     def pid(self) -> int | None:
@@ -150,6 +154,7 @@ class MoverProcess:
         """See Mover."""
         self.cancel()
         self._link.close()
+        self._copier.close()
         self._ring.close()
 
     def _take(self, frame: Frame | Lost) -> None:

@@ -33,6 +33,11 @@ class Ring:
             os.close(fd)
             raise
 
+    @property
+    def memory(self) -> memoryview:
+        """All of it; let go of it before `close`."""
+        return self._bytes
+
     def slot(self, index: int) -> memoryview:
         """A writable view of one slot's page. Let go of it before `close`."""
         if not 0 <= index < self.slots:

@@ -10,7 +10,7 @@ from quire_worker.paced.facts import ARCHITECTURE, read_facts
 from quire_worker.paced.faults import StepFaults, parse_faults
 from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray
 from quire_worker.paced.runner import PacedRunner
-from quire_worker.replica import ServedModel, on_host
+from quire_worker.replica import ServedModel, from_host, on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +43,7 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
         weights_version=facts.digest.hex()[:16],
         capabilities=_CAPABILITIES,
     )
-    return ServedModel(on_host(runner), pages, info, pages.num_pages)
+    return ServedModel(on_host(runner), from_host(pages), info, pages.num_pages)
 
 
 def _num_pages(config: WorkerConfig) -> int:

@@ -1,0 +1,100 @@
+"""CudaCopier: pages between the device and the mover's ring, by a stream of their own, beside the steps.
+
+The ring is registered with the driver once, so that copies need no buffer between. A thread waits for their ends.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.device import CLOSE_LIMIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.cuda.cuda_pages import CudaPages
+    from quire_worker.mover.ring import Ring
+
+log = get_logger(__name__)
+
+
+class CudaCopier:
+    """See Copier. A page that is stored was reported whole, and one that is loaded gets its readers after its ticket
+    has passed: no step has to be waited for."""
+
+    def __init__(self, pages: CudaPages, ring: Ring) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._pages = pages
+        self._ring = ring
+        memory = np.frombuffer(ring.memory, np.uint8)
+        self._address = int(memory.ctypes.data)
+        self._memory = torch.from_numpy(memory)
+        self._driver = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch's
+        status = int(self._driver.cudaHostRegister(self._address, memory.nbytes, 0))
+        self._registered = status == 0
+        if not self._registered:
+            log.warning("the mover's ring could not be pinned: pages move slowly", bytes=memory.nbytes, status=status)
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        self._marked = 0
+        self._passed = 0
+        self._events: queue.SimpleQueue[tuple[int, torch.cuda.Event] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="copies", daemon=True)
+        self._thread.start()
+
+    def to_ring(self, page: int, slot: int) -> None:
+        """See Copier."""
+        with torch.cuda.stream(self._stream):
+            self._slot(slot).copy_(self._pages.bytes_of(page), non_blocking=True)
+
+    def to_page(self, page: int, slot: int) -> None:
+        """See Copier."""
+        with torch.cuda.stream(self._stream):
+            self._pages.writable(page).copy_(self._slot(slot), non_blocking=True)
+
+    def mark(self) -> int:
+        """See Copier."""
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+        event.record(self._stream)
+        self._marked += 1
+        self._events.put((self._marked, event))
+        return self._marked
+
+    def passed(self, ticket: int) -> bool:
+        """See Copier."""
+        return ticket <= self._passed
+
+    def drain(self) -> None:
+        """See Copier."""
+        self._stream.synchronize()
+        self._passed = self._marked
+
+    def close(self) -> None:
+        """See Copier."""
+        self._events.put(None)
+        self._thread.join(CLOSE_LIMIT_S)
+        self._stream.synchronize()
+        del self._memory
+        if self._registered:
+            self._driver.cudaHostUnregister(self._address)
+
+    def _slot(self, slot: int) -> torch.Tensor:
+        start = self._ring.place(slot)
+        return self._memory[start : start + self._ring.page_bytes]
+
+    def _main(self) -> None:
+        while (item := self._events.get()) is not None:
+            ticket, event = item
+            try:
+                event.synchronize()
+            except Exception:
+                # An error of CUDA stays with the process; the device finds it too, and ends the worker.
+                log.exception("copies of pages failed")
+                return
+            self._passed = max(self._passed, ticket)
+            self.wake()
