@@ -71,7 +71,8 @@ ENGINE_OPTIONS = (
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),
-    _to("attention-backend", "worker", "cpu (compiled kernels) or torch (the reference)", "NAME"),
+    _to("attention-backend", "worker", "auto; on the CPU cpu or torch, on a GPU triton", "NAME"),
+    _to("kv-cache-dtype", "worker", "type of KV pages: auto, or fp8 on a GPU", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
     EngineOption(
         "enable-prefix-caching",
@@ -117,7 +118,7 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 _NOT_SERVED_YET = """
 api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
 enable-expert-parallel enable-lora generation-config
-kv-cache-dtype kv-events-config kv-transfer-config limit-mm-per-prompt
+kv-events-config kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
 pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval
 tensor-parallel-size tool-call-parser tp trust-remote-code

@@ -41,7 +41,14 @@ class WorkerConfig(ServiceConfig):
     )
     seed: int = option(0, "seed of dummy weights", at_least=0)
     attention_backend: str = option(
-        "cpu", "what computes attention: compiled kernels, or the torch reference", choices=("cpu", "torch")
+        "auto",
+        "what computes attention; on the CPU cpu (compiled kernels) or torch (the reference), on a GPU triton",
+        choices=("auto", "cpu", "torch", "triton"),
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        "type of KV pages; auto: what is computed in; fp8: e4m3 on a GPU, half the memory, a little less exact",
+        choices=("auto", "fp8", "fp8_e4m3"),
     )
     torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
     lockstep: bool = option(False, "form a step only when the one before has ended: the plain twin of free running")

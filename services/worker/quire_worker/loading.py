@@ -24,7 +24,7 @@ from quire_worker.model.architectures.family import Family
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import ParameterSpec, parameter_specs
-from quire_worker.ops.backends import make_ops
+from quire_worker.ops.backends import backend_on, make_ops
 from quire_worker.ops.interface import HeadShape
 from quire_worker.runner import ModelRunner
 from quire_worker.weights.checkpoint import Checkpoint
@@ -52,8 +52,10 @@ class LoadOptions:
     kv_cache_bytes: int = 256 << 20
     max_model_len: int = 0
     """0: the model's own context."""
-    attention_backend: str = "cpu"
+    attention_backend: str = "auto"
     """See ops.backends."""
+    kv_cache_dtype: str = "auto"
+    """Or fp8, fp8_e4m3."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +135,13 @@ def load_model(
     The number of torch threads must be set before, and must not change after.
     """
     options = options or LoadOptions()
+    if options.kv_cache_dtype != "auto":
+        raise Unsupported(
+            "UNSUPPORTED_KV_CACHE_DTYPE",
+            f"--kv-cache-dtype {options.kv_cache_dtype} is not supported on the CPU, which keeps KV in float32.",
+            "Leave it out, or serve the model on a GPU.",
+            param="kv_cache_dtype",
+        )
     source = read_source(folder, options, progress)
     spec, store = source.spec, ParameterStore(source.parameters)
     digest = source.fill(store, options, progress)
@@ -142,10 +151,11 @@ def load_model(
     progress("pages", options.kv_cache_bytes, options.kv_cache_bytes)
     progress("kernels", 0, 0)
     with torch.inference_mode():
-        ops = make_ops(options.attention_backend, HeadShape.of(spec), options.page_size)
+        backend = backend_on("cpu", options.attention_backend)
+        ops = make_ops(backend, HeadShape.of(spec), options.page_size)
         runner = ModelRunner(Decoder(spec, store, ops, source.max_model_len), pool)
     # Backends differ in the last bits, so one must not read the other's pages: answers would depend on who stored them.
-    computed = digest + options.attention_backend.encode()
+    computed = digest + backend.encode()
     return LoadedModel(
         runner,
         spec,

@@ -54,6 +54,7 @@ def load_configured(
         kv_cache_bytes=config.kv_cache_bytes,
         max_model_len=config.max_model_len,
         attention_backend=config.attention_backend,
+        kv_cache_dtype=config.kv_cache_dtype,
     )
     if on_gpu:
         return _load_on_gpu(config, options, progress, show)

@@ -15,7 +15,7 @@ from quire_worker.config import WorkerConfig
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops import cpu_threads
-from quire_worker.ops.backends import BACKENDS, make_ops
+from quire_worker.ops.backends import BACKENDS, SUPPORTED, backend_on, make_ops
 from quire_worker.ops.cpu_ops import CpuOps
 from quire_worker.ops.cpu_plan import CpuPlan
 from quire_worker.ops.interface import HeadShape, Ops, QkGains, RopeTables
@@ -132,7 +132,11 @@ def test_backends_by_name() -> None:
         make_ops("flash", SHAPE, PAGE)
     assert error.value.code == "UNKNOWN_ATTENTION_BACKEND" and "cpu, torch" in error.value.fix
     (field,) = (f for f in dataclasses.fields(WorkerConfig) if f.name == "attention_backend")
-    assert set(field.metadata["choices"]) == set(BACKENDS) and field.default == "cpu"
+    assert set(field.metadata["choices"]) == {"auto", *SUPPORTED["cpu"], *SUPPORTED["cuda"]} and field.default == "auto"
+    assert (backend_on("cpu", "auto"), backend_on("cuda", "auto"), set(BACKENDS)) == ("cpu", "triton", {"cpu", "torch"})
+    with pytest.raises(ConfigError, match="no attention backend 'cpu' on cuda") as error:
+        backend_on("cuda", "cpu")
+    assert error.value.fix == "Choose one of auto, triton."
 
 
 def test_the_kernels_fulfil_the_interface() -> None:

@@ -22,6 +22,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
@@ -97,7 +98,7 @@ class CudaDevice:
         graph = self._find_graph(batch)
         layout = self._exact_layout(batch) if graph is None else graph.layout
         body, count, scores = self._body, 2 * layout.size.sequences, None
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), naming_out_of_memory("a step", STEP_FIX, "gpu_memory_utilization"):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}
             used = layout.pack(batch, self._columns[turn], control)
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)

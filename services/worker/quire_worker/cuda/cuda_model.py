@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quire_worker.cuda.cuda_device import CudaDevice
+from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graphs import StepGraphs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
@@ -42,7 +43,8 @@ class CudaModel:
         if not eager:
             sizes = graph_sizes(spec.max_num_seqs, max_tokens)
             graphs = StepGraphs(body, tiling, sizes, stream)
-            graphs.capture(_AT_START)
+            with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
+                graphs.capture(_AT_START)
         fresh = FreshPlans(shape, self.pages.device, max_tokens) if FreshPlans.suit(shape, windows) else None
         torch.cuda.synchronize()
         return CudaDevice(body, tiling, graphs, stream, fresh)

@@ -8,6 +8,8 @@ from torch import Tensor
 from quire_common.errors import ConfigError, InvalidArgument
 from quire_worker.kv.page_geometry import KvGroup
 
+_DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
+
 
 class CudaPages:
     """[pages, kv_head, layer, 2, token, dim]; page 0 is the dummy page. Called from the model thread."""
@@ -22,7 +24,7 @@ class CudaPages:
                 "Give the KV cache more memory, or lower --block-size.",
                 param="kv_cache_memory_bytes",
             )
-        self.tensor = torch.zeros((self.num_pages, *group.page_shape), dtype=torch.bfloat16, device=device)
+        self.tensor = torch.zeros((self.num_pages, *group.page_shape), dtype=_DTYPES[group.dtype], device=device)
         self._rows = self.tensor.view(self.num_pages, -1).view(torch.uint8)
 
     def bytes_of(self, page: int) -> Tensor:

@@ -9,11 +9,12 @@ import torch
 
 from quire_worker.cuda.cuda_model import CudaModel
 from quire_worker.cuda.cuda_pages import CudaPages
-from quire_worker.cuda.memory import kv_cache_bytes, step_bytes
+from quire_worker.cuda.memory import kv_cache_bytes, naming_out_of_memory, step_bytes
 from quire_worker.cuda.step_size import MOST_CHUNKS
 from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
 from quire_worker.loading import LoadOptions, ModelFacts, Progress, read_source
 from quire_worker.model.decoder import Decoder
+from quire_worker.ops.backends import backend_on
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.product_tables import table_of
 from quire_worker.ops.triton.products import Products
@@ -23,7 +24,7 @@ from quire_worker.weights.parameter_store import ParameterStore
 if TYPE_CHECKING:
     from pathlib import Path
 
-_DTYPE = "bfloat16"
+_KV_DTYPES = {"auto": "bfloat16", "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,23 @@ def load_cuda_model(
     device = torch.device("cuda", torch.cuda.current_device())
     source = read_source(folder, options, progress)
     spec = source.spec
-    store = ParameterStore(source.parameters, torch.bfloat16, device)
-    digest = source.fill(store, options, progress)
+    backend_on("cuda", options.attention_backend)
+    with naming_out_of_memory("the weights", "End other users of the GPU, or serve a smaller model."):
+        store = ParameterStore(source.parameters, torch.bfloat16, device)
+        digest = source.fill(store, options, progress)
     rows = cuda.max_tokens + cuda.max_num_seqs
     reserve = step_bytes(spec, rows, cuda.max_num_seqs + MOST_CHUNKS, spec.vocab_size)
     free, total = torch.cuda.mem_get_info(device)
     capacity = cuda.kv_cache_bytes or kv_cache_bytes(free, total, cuda.utilization, reserve)
-    (group,) = kv_groups(spec, options.page_size, _DTYPE)
+    kv_dtype = _KV_DTYPES[options.kv_cache_dtype]
+    (group,) = kv_groups(spec, options.page_size, kv_dtype)
     progress("pages", 0, capacity)
-    pages = CudaPages(group, capacity, device)
+    with naming_out_of_memory(
+        f"{capacity} bytes of KV pages",
+        "Lower --kv-cache-memory-bytes, or --gpu-memory-utilization.",
+        "kv_cache_memory_bytes",
+    ):
+        pages = CudaPages(group, capacity, device)
     progress("pages", capacity, capacity)
     ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
     ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
@@ -75,5 +84,5 @@ def load_cuda_model(
         CudaModel(decoder, pages.tensor),
         pages,
         source.facts(digest, batch_invariant=False),
-        page_geometry(spec, options.page_size, _DTYPE, digest + b"cuda"),
+        page_geometry(spec, options.page_size, kv_dtype, digest + b"cuda"),
     )

@@ -1,6 +1,12 @@
-"""How much of a GPU's memory its KV pages take: arithmetic over what is free, no trial run."""
+"""How much of a GPU's memory its KV pages take: arithmetic over what is free, no trial run; and what to do when it was
+too much."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 
 from quire_common.errors import ConfigError
 from quire_worker.model.arch_spec import ArchSpec
@@ -8,6 +14,18 @@ from quire_worker.model.arch_spec import ArchSpec
 # CUDA's own context, graphs' nodes, cuBLAS workspaces, fragments.
 _SLACK_BYTES = 1 << 30
 _ELEMENT_BYTES = 2
+STEP_FIX = "Lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
+
+
+@contextmanager
+def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]:
+    """Torch's out-of-memory error becomes a ConfigError that says what did not fit, and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "GPU_OUT_OF_MEMORY", f"The GPU has no memory left for {what}: {str(error)[:300]}", fix, param=param
+        ) from error
 
 
 def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:

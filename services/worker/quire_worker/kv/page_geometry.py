@@ -14,7 +14,7 @@ from quire_worker.model.arch_spec import ArchSpec
 Retention = Literal["full", "sliding_window", "recurrent", "draft"]
 
 LAYOUT = "kv_head.layer.kv.token.dim"
-_DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float8_e4m3fn": 1}
 
 
 @dataclass(frozen=True, slots=True)

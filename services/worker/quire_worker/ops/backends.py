@@ -1,4 +1,7 @@
-"""The implementations of `Ops` by name. Their modules are imported when they are asked for: compilers are heavy."""
+"""The implementations of `Ops` by name. Their modules are imported when they are asked for: compilers are heavy.
+
+Which one a device takes is decided here alone; that of a GPU is made where its model is loaded (cuda/load.py).
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,24 @@ from quire_worker.ops.interface import HeadShape, Ops
 log = get_logger(__name__)
 
 
-def make_ops(name: str, shape: HeadShape, page_size: int) -> Ops[Any]:
-    """The named implementation, ready to run. Heads that kernels cannot compute get the torch reference."""
-    if name not in BACKENDS:
+def backend_on(device: str, name: str) -> str:
+    """The name of a backend on cpu or cuda; `auto` is the first of those that the device has."""
+    supported = SUPPORTED[device]
+    if name == "auto":
+        return supported[0]
+    if name not in supported:
         raise ConfigError(
             "UNKNOWN_ATTENTION_BACKEND",
-            f"There is no attention backend {name!r}.",
-            f"Choose one of {', '.join(BACKENDS)}.",
+            f"There is no attention backend {name!r} on {device}.",
+            f"Choose one of {', '.join(('auto', *supported))}.",
             param="attention_backend",
         )
-    return BACKENDS[name](shape, page_size)
+    return name
+
+
+def make_ops(name: str, shape: HeadShape, page_size: int) -> Ops[Any]:
+    """The named implementation for the CPU, ready to run. Heads that kernels cannot compute get the torch reference."""
+    return BACKENDS[backend_on("cpu", name)](shape, page_size)
 
 
 def _cpu(shape: HeadShape, page_size: int) -> Ops[Any]:
@@ -40,3 +51,5 @@ def _torch(shape: HeadShape, page_size: int) -> Ops[Any]:
 
 
 BACKENDS: dict[str, Callable[[HeadShape, int], Ops[Any]]] = {"cpu": _cpu, "torch": _torch}
+SUPPORTED: dict[str, tuple[str, ...]] = {"cpu": tuple(BACKENDS), "cuda": ("triton",)}
+"""Names by device, the default first."""

@@ -25,9 +25,18 @@ _MANY = 32
 
 
 def decode_attention(
-    query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int, out: Tensor, pdl: bool
+    query: Tensor,
+    pages: Tensor,
+    layer: int,
+    plan: TritonPlan,
+    shape: HeadShape,
+    window: int,
+    out: Tensor,
+    pdl: bool,
+    sinks: Tensor | None = None,
 ) -> None:
-    """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size."""
+    """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size. `sinks` [Q]
+    float32: a score of each head that takes part in the softmax and has no value."""
     if plan.shares is None:
         return
     page = pages.shape[4]
@@ -48,6 +57,7 @@ def decode_attention(
         part_out,
         part_lse,
         shares,
+        query if sinks is None else sinks,
         shape.score_scale,
         shape.softcap,
         window,
@@ -62,6 +72,7 @@ def decode_attention(
         LAST_MERGES=last_merges,
         CAPPED=shape.softcap > 0.0,
         WINDOWED=window > 0,
+        SINKS=sinks is not None,
         STAGES=5,
         **options(pdl, num_warps=2),
     )
@@ -81,7 +92,15 @@ def decode_attention(
 
 
 def prefill_attention(
-    query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int, out: Tensor, pdl: bool
+    query: Tensor,
+    pages: Tensor,
+    layer: int,
+    plan: TritonPlan,
+    shape: HeadShape,
+    window: int,
+    out: Tensor,
+    pdl: bool,
+    sinks: Tensor | None = None,
 ) -> None:
     """Rows of the plan's tiles, of query [R, Q D], into those of out."""
     if plan.tile_sequence is None:
@@ -97,6 +116,7 @@ def prefill_attention(
         plan.count,
         plan.page_table,
         out,
+        query if sinks is None else sinks,
         shape.score_scale,
         shape.softcap,
         window,
@@ -110,6 +130,7 @@ def prefill_attention(
         ROWS=max(_DOT_ROWS, power_of_two(plan.tile_tokens * group)),
         CAPPED=shape.softcap > 0.0,
         WINDOWED=window > 0,
+        SINKS=sinks is not None,
         STAGES=2,
         **options(pdl, num_warps=4),
     )

@@ -117,13 +117,23 @@ class TritonOps:
         return query
 
     def paged_attention(
-        self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int
+        self,
+        query: Tensor,
+        pages: Tensor,
+        layer: int,
+        plan: TritonPlan,
+        shape: HeadShape,
+        window: int,
+        sinks: Tensor | None = None,
     ) -> Tensor:
-        """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them."""
+        """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them. `sinks` [Q]
+        float32: a score of each head that takes part in the softmax and has no value."""
         out = torch.empty_like(query)
-        decode_attention(query, pages, layer, plan, shape, window, out, self.pdl)
-        prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl)
+        decode_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
+        prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
         if plan.turned is not None:
+            if sinks is not None:
+                raise ValueError("torch's attention knows no sinks: plan without fresh prompts")
             fresh_attention(query, plan.turned, plan.fresh, shape, out)
         return out
 

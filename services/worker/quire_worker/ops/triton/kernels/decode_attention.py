@@ -26,6 +26,7 @@ def decode_attention_kernel(
     part_out,
     part_lse,
     shares_count,
+    sinks,
     scale,
     softcap,
     window,
@@ -45,6 +46,7 @@ def decode_attention_kernel(
     LAST_MERGES: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -53,7 +55,8 @@ def decode_attention_kernel(
     TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
     part_out [shares_count, HEADS, DIM] float32 (normalised), and part_lse [shares_count, HEADS], -inf where a share
     holds no key; arrived [S, KV_HEADS] counts, and is zero before and after. MERGED: shares that are merged at a time,
-    of WIDTH heads, a power of two.
+    of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which a sequence's first
+    share counts. Pages may be of another type than the query: what is loaded is computed with in the query's.
     """
     share, kv = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -84,6 +87,11 @@ def decode_attention_kernel(
     q = operand(q * (scale if CAPPED else scale * 1.4426950408889634), query.dtype.element_ty)
     most = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        counted = real & (part == begin)
+        sink = tl.load(sinks + kv * GROUP + row, mask=counted, other=-1e30) * 1.4426950408889634
+        most = tl.maximum(most, sink)
+        total = tl.where(counted, tl.exp2(sink - most), 0.0)
     acc = tl.zeros([ROWS, DIM], tl.float32)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
     table = page_table + seq * width
@@ -96,7 +104,7 @@ def decode_attention_kernel(
             seen = seen & (at >= length - window)
         k = tl.load(cell)
         # What lies past the sequence may be NaN, which no product with zero takes away.
-        v = tl.where(seen[:, None], tl.load(cell + value_offset), 0.0)
+        v = tl.where(seen[:, None], operand(tl.load(cell + value_offset), query.dtype.element_ty), 0.0)
         score = tl.dot(q, tl.trans(operand(k, query.dtype.element_ty)))
         if CAPPED:
             score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
@@ -106,9 +114,7 @@ def decode_attention_kernel(
         weight = tl.where(seen[None, :], weight, 0.0)
         shrink = tl.exp2(most - larger)
         total = total * shrink + tl.sum(weight, axis=1)
-        acc = acc * shrink[:, None] + tl.dot(
-            operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty)
-        )
+        acc = acc * shrink[:, None] + tl.dot(operand(weight, query.dtype.element_ty), v)
         most = larger
     let_next_start(PDL)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]

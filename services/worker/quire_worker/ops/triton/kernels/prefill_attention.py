@@ -22,12 +22,14 @@ def _keys(
     lane,
     page_stride,
     value_offset,
+    LIKE: tl.constexpr,
     DIM: tl.constexpr,
     PAGE: tl.constexpr,
     TILE: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """A tile of keys and values. What lies past `end` may be NaN, which no product with zero takes away."""
+    """A tile of keys and values, as products of LIKE take them. What lies past `end` may be NaN, which no product with
+    zero takes away."""
     k_at = start + key
     if PAGE % TILE == 0:
         page = tl.load(table + start // PAGE).to(tl.int64)
@@ -35,8 +37,8 @@ def _keys(
     else:
         page = tl.load(table + k_at // PAGE, mask=k_at < end, other=0).to(tl.int64)
         cell = head + (page * page_stride + (k_at % PAGE) * DIM)[:, None] + lane[None, :]
-    k = tl.load(cell)
-    v = tl.load(cell + value_offset)
+    k = operand(tl.load(cell), LIKE)
+    v = operand(tl.load(cell + value_offset), LIKE)
     if MASKED:
         v = tl.where((k_at < end)[:, None], v, 0.0)
     return k, v
@@ -45,7 +47,7 @@ def _keys(
 @triton.jit
 def _scores(q, k, softcap, CAPPED: tl.constexpr):
     """In units of log2."""
-    score = tl.dot(q, tl.trans(operand(k, q.dtype)))
+    score = tl.dot(q, tl.trans(k))
     if CAPPED:
         score = softcap * (2.0 * tl.sigmoid(2.0 * score / softcap) - 1.0) * 1.4426950408889634
     return score
@@ -62,6 +64,7 @@ def prefill_attention_kernel(
     count,
     page_table,
     out,
+    sinks,
     scale,
     softcap,
     window,
@@ -79,12 +82,14 @@ def prefill_attention_kernel(
     ROWS: tl.constexpr,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
+    SINKS: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """Grid [tiles, KV heads]. Per tile its sequence (negative: padding, nothing to do) and first token in the chunk;
     per sequence its first row in query, that row's position, and its rows. A tile holds TOKENS tokens times the query
-    heads of one KV head, ROWS >= TOKENS * heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE."""
+    heads of one KV head, ROWS >= TOKENS * heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE.
+    SINKS: sinks [HEADS] float32 are scores without values."""
     tile, kv = tl.program_id(0), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -107,6 +112,10 @@ def prefill_attention_kernel(
     q = operand(q * (scale if CAPPED else scale * 1.4426950408889634), query.dtype.element_ty)
     most = tl.full([ROWS], -1e30, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
+    if SINKS:
+        sink = tl.load(sinks + kv * GROUP + row % GROUP) * 1.4426950408889634
+        most = tl.maximum(most, sink)
+        total = tl.exp2(sink - most)
     acc = tl.zeros([ROWS, DIM], tl.float32)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
     table = page_table + seq.to(tl.int64) * tl.load(table_width)
@@ -119,18 +128,34 @@ def prefill_attention_kernel(
     if not WINDOWED:
         whole = tl.maximum(begin, tl.minimum(base + token0 + 1, end) // TILE * TILE)
     for start in tl.range(begin, whole, TILE, num_stages=STAGES):
-        k, v = _keys(head, table, start, key, end, lane, page_stride, value_offset, DIM, PAGE, TILE, False)
+        k, v = _keys(
+            head,
+            table,
+            start,
+            key,
+            end,
+            lane,
+            page_stride,
+            value_offset,
+            query.dtype.element_ty,
+            DIM,
+            PAGE,
+            TILE,
+            False,
+        )
         score = _scores(q, k, softcap, CAPPED)
         larger = tl.maximum(most, tl.max(score, axis=1))
         weight = tl.exp2(score - larger[:, None])
         shrink = tl.exp2(most - larger)
         total = total * shrink + tl.sum(weight, axis=1)
         acc = acc * shrink[:, None]
-        acc = tl.dot(operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty), acc)
+        acc = tl.dot(operand(weight, query.dtype.element_ty), v, acc)
         most = larger
     for start in tl.range(whole, end, TILE, num_stages=STAGES):
         k_at = start + key
-        k, v = _keys(head, table, start, key, end, lane, page_stride, value_offset, DIM, PAGE, TILE, True)
+        k, v = _keys(
+            head, table, start, key, end, lane, page_stride, value_offset, query.dtype.element_ty, DIM, PAGE, TILE, True
+        )
         seen = k_at[None, :] <= at[:, None]
         if WINDOWED:
             seen = seen & (k_at[None, :] > (at - window)[:, None])
@@ -140,7 +165,7 @@ def prefill_attention_kernel(
         shrink = tl.exp2(most - larger)
         total = total * shrink + tl.sum(weight, axis=1)
         acc = acc * shrink[:, None]
-        acc = tl.dot(operand(weight, query.dtype.element_ty), operand(v, query.dtype.element_ty), acc)
+        acc = tl.dot(operand(weight, query.dtype.element_ty), v, acc)
         most = larger
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + place[:, None] * DIM + lane[None, :], result.to(out.dtype.element_ty), mask=real[:, None])

@@ -90,5 +90,9 @@ def qk_norm_rope_write_kernel(
     written = ((is_key | is_value) & (at >= 0))[:, None] & real
     cell = page * page_stride + kv.to(tl.int64) * head_stride + layer_offset + (place % PAGE) * DIM
     cell = (pages + cell + tl.where(is_value, value_offset, 0))[:, None] + lane[None, :]
+    if pages.dtype.element_ty == tl.float8e4nv:
+        # The largest number of the type: what is above would become NaN.
+        low = tl.minimum(tl.maximum(low, -448.0), 448.0)
+        high = tl.minimum(tl.maximum(high, -448.0), 448.0)
     tl.store(cell, low.to(pages.dtype.element_ty), mask=written)
     tl.store(cell + HALF, high.to(pages.dtype.element_ty), mask=written)

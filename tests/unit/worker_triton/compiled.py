@@ -1,0 +1,108 @@
+"""`python -m tests.unit.worker_triton.compiled`: kernels compiled for Hopper, on a machine without a GPU.
+
+The interpreter takes what the compiler refuses: this finds it before a GPU does. Prints a line for each kernel. A
+process of its own, since the interpreter is chosen when kernels are imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from quire_worker.ops.triton.kernels.control import control_kernel
+from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
+from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
+from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
+from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
+from quire_worker.ops.triton.kernels.threshold import threshold_kernel
+
+HOPPER = GPUTarget("cuda", 90, 32)
+FLOATS = frozenset(
+    [
+        "temperature",
+        "top_p",
+        "min_p",
+        "threshold",
+        "candidate",
+        "part_score",
+        "part_out",
+        "part_lse",
+        "cos",
+        "sin",
+        "sinks",
+    ]
+)
+BF16 = frozenset(["query", "pages", "out", "qkv", "query_gain", "key_gain", "logits"])
+WIDE = frozenset(("seed", "control"))
+SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
+    (
+        "window",
+        "page_stride",
+        "head_stride",
+        "layer_offset",
+        "value_offset",
+        "vocab",
+        "stops",
+        "per_part",
+        "rows",
+        "shares_count",
+    ),
+    "i32",
+)
+HEADS = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128, "PAGE": 64, "PDL": True}
+OPTIONS = {"CAPPED": False, "WINDOWED": False, "SINKS": False}
+ALL_OPTIONS = dict.fromkeys(OPTIONS, True)
+MERGE = {"WIDTH": 2, "MERGED": 4}
+DECODE = HEADS | {"TILE": 32, "ROWS": 16, "LAST_MERGES": True, "STAGES": 5} | MERGE
+ROPE = HEADS | {"NORM": True, "PARTS": 4, "TOGETHER": 4, "KEPT": True}
+PREFILL = HEADS | {"TILE": 64, "TOKENS": 32, "ROWS": 64, "STAGES": 2}
+FP8 = {"pages": "*fp8e4nv"}
+CHANGED = {"changed": "*fp32"}
+PARTS = {"PARTS": 38, "PDL": False}
+ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
+
+
+def type_of(name: str, given: Mapping[str, str]) -> str:
+    """A parameter's type by its name, which is the same in all kernels."""
+    if name in given or name in SCALARS:
+        return given.get(name) or SCALARS[name]
+    if name in BF16:
+        return "*bf16"
+    if name in FLOATS:
+        return "*fp32"
+    return "*i64" if name in WIDE else "*i32"
+
+
+def check(name: str, kernel: Any, constants: Mapping[str, Any], warps: int, given: Mapping[str, str]) -> None:
+    """Compile to machine code; raises where the compiler does."""
+    types = {each: "constexpr" if each in constants else type_of(each, given) for each in kernel.arg_names}
+    done = triton.compile(ASTSource(kernel, types, dict(constants)), target=HOPPER, options={"num_warps": warps})
+    print(name, len(done.asm["cubin"]), flush=True)
+
+
+def main() -> None:
+    for pages in ({}, FP8):
+        kind = " of fp8" if pages else ""
+        check(f"rope{kind}", qk_norm_rope_write_kernel, ROPE, 2, pages)
+        for options in (OPTIONS, ALL_OPTIONS):
+            told = f"{kind}, all options" if options is ALL_OPTIONS else kind
+            check(f"decode attention{told}", decode_attention_kernel, DECODE | options, 2, pages)
+            check(f"prefill attention{told}", prefill_attention_kernel, PREFILL | options, 4, pages)
+    heads = {name: size for name, size in HEADS.items() if name != "PAGE"}
+    check("merge", merge_shares_kernel, heads | MERGE, 2, {})
+    for controlled in (False, True):
+        told = ", controlled" if controlled else ""
+        more: dict[str, Any] = {"CONTROLLED": controlled}
+        sizes = {"BLOCK": 4096, "CANDIDATES": 2048, "PDL": False}
+        check(f"threshold{told}", threshold_kernel, sizes | more, 16, CHANGED)
+        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024} | more, 4, CHANGED)
+        check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
+    check("control", control_kernel, {"BLOCK": 4096, "PDL": False}, 8, CHANGED)
+
+
+if __name__ == "__main__":
+    main()
