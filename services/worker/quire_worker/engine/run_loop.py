@@ -159,9 +159,6 @@ class RunLoop:
             while engine.launch():
                 pass
             report = engine.collect()
-            if report is not None:  # it may have been a step's: the next one first, then the Report
-                while engine.launch():
-                    pass
         except Exception as error:
             log.exception("the engine failed outside the model; its run is over")
             self._break_off(as_quire_error(error))
