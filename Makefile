@@ -80,11 +80,11 @@ test-install: install-dev ## Each torch-free service alone in an empty environme
 	$(BIN)/python -m pytest -s -m slow tests/install $(ARGS)
 
 .PHONY: chaos
-chaos: install-dev ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KILLS and QUIRE_CHAOS_SEED choose
+chaos: install-dev redis ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KILLS and QUIRE_CHAOS_SEED choose
 	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py $(ARGS)
 
 .PHONY: soak
-soak: install-dev ## Minutes of load and faults, with an eye on memory, files and pages; QUIRE_SOAK_MINUTES chooses
+soak: install-dev redis ## Conversations and faults for SOAK_SECONDS (600), with an eye on tokens, pages, leases and memory
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_soak.py $(ARGS)
 
 .PHONY: exactness

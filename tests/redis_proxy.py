@@ -13,8 +13,7 @@ _CHUNK_BYTES = 65536
 
 class RedisProxy:
     """A context. `pass`: a relay. `silent`: nothing passes, and nothing is closed. `slow`: each piece of an answer
-    comes `delay_s` later. `garbage`: answers are noise. `closed`: who connects is hung up on. Changes hold at once,
-    for connections that are open too."""
+    comes `delay_s` later. `garbage`: answers are noise. Changes hold at once, for connections that are open too."""
 
     def __init__(self, target: int, mode: str = "pass") -> None:
         self.mode = mode
@@ -49,14 +48,13 @@ class RedisProxy:
         while True:
             try:
                 near = self._listener.accept()[0]
-                if self.mode == "closed":
-                    near.close()
-                    continue
+            except OSError:
+                return  # it ends
+            try:
                 far = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
-                if self._ended.is_set():
-                    return
-                continue  # the target is away
+                near.close()  # the target is away
+                continue
             self._sockets += [near, far]
             for source, sink, answers in ((near, far, False), (far, near, True)):
                 threading.Thread(target=self._relay, args=(source, sink, answers), daemon=True).start()

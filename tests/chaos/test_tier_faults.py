@@ -20,6 +20,7 @@ from redis import Redis
 from quire.models import find_model
 from quire_common.pages import HEADER_BYTES, PageExtras, PageHeader, PageKey, PageRun, chain_hashes, frame_page
 from quire_kvstore.tiers.redis_medium import PREFIX
+from tests.chaos.spoil import spoil_memory
 from tests.chaos.tier_rig import TierRig, prompts, tier
 from tests.contract.kvstore_process import Connection, KvstoreProcess
 from tests.redis_proxy import RedisProxy
@@ -125,7 +126,7 @@ async def test_memory_goes_bad() -> None:
     async with TierRig({"ram-bytes": str(1 << 22)}) as rig:
         await rig.ask(FIRST)
         await rig.until_tier("ram", lambda ram: ram.pages >= 60)
-        assert rig.damage_memory() >= 60
+        assert spoil_memory(rig.service("kvstore").pid) >= 60
         await rig.ask_until(FIRST, "ram", lambda ram: ram.corrupt)
         await rig.ask(FIRST)
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import re
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,7 +17,6 @@ import grpc
 from quire import AsyncClient
 from quire.models import find_model
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc
-from quire_common.pages import HEADER_BYTES
 from quire_common.sequence import Stop
 from quire_worker.paced.answer import paced_tokens
 from quire_worker.paced.facts import read_facts
@@ -30,7 +27,6 @@ from tests.chaos.scripts import LINES, Script
 # The least that the kvstore takes: some sixty pages of the paced worker.
 SMALL_RAM = str(1 << 16)
 _TOKENS = 12
-_MAGIC = b"QKVP"
 
 
 def prompts(name: str, count: int = 8) -> list[str]:
@@ -109,23 +105,6 @@ class TierRig(Rig):
         while self.service("kvstore").pid == before.pid or not self.serves("kvstore"):
             assert time.monotonic() < deadline
             await asyncio.sleep(POLL_S)
-
-    def damage_memory(self) -> int:
-        """Flip a byte in the body of every page in the kvstore's memory, past its own code; returns how many."""
-        pid, pages = self.service("kvstore").pid, 0
-        line = next(
-            line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "quire-kvstore-arena" in line
-        )
-        start, end = (int(part, 16) for part in line.split()[0].split("-"))
-        with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:
-            memory.seek(start)
-            arena = memory.read(end - start)
-            for match in re.finditer(_MAGIC, arena):
-                place = match.start() + HEADER_BYTES
-                memory.seek(start + place)
-                memory.write(bytes([arena[place] ^ 1]))
-                pages += 1
-        return pages
 
     def _stats(self) -> Any:
         with grpc.insecure_channel(f"127.0.0.1:{self.service('kvstore').port}") as channel:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 import ssl
+import struct
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -45,22 +46,33 @@ class RedisAddress:
             ) from error
 
     def connect(self, timeout_s: float) -> socket.socket:
-        """A connected socket with this time limit for each of its operations; raises OSError."""
-        if self.path:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                connection.settimeout(timeout_s)
-                connection.connect(self.path)
-            except BaseException:
-                connection.close()
-                raise
-            return connection
-        connection = socket.create_connection((self.host, self.port), timeout_s)
+        """A connected socket with this time limit for each of its operations; raises OSError.
+
+        Where there is no TLS the kernel keeps the limit, so that an operation on a large value is one call to it.
+        """
+        connection = self._connect(timeout_s)
         try:
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self.tls:
                 context = ssl.create_default_context(cafile=self.ca_file or None)
-                connection = context.wrap_socket(connection, server_hostname=self.host)
+                return context.wrap_socket(connection, server_hostname=self.host)
+            limit = struct.pack("ll", int(timeout_s), int(timeout_s % 1 * 1e6))
+            connection.settimeout(None)
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                connection.setsockopt(socket.SOL_SOCKET, option, limit)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _connect(self, timeout_s: float) -> socket.socket:
+        if not self.path:
+            connection = socket.create_connection((self.host, self.port), timeout_s)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return connection
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.settimeout(timeout_s)
+            connection.connect(self.path)
         except BaseException:
             connection.close()
             raise

@@ -7,6 +7,7 @@ thread-safe. After a RedisLost the connection is of no use any more.
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from typing import TYPE_CHECKING
 
@@ -42,6 +43,7 @@ class RedisWire:
             self._socket = address.connect(timeout_s)
         except OSError as error:
             raise RedisLost(f"no connection to {address}: {error}") from error
+        self._all_at_once = 0 if address.tls else socket.MSG_WAITALL
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0
         self._timeout_s = timeout_s
@@ -141,7 +143,7 @@ class RedisWire:
         into[:got] = self._buffer[self._begin : self._begin + got]
         self._begin += got
         while got < len(into):
-            got += self._receive_into(into[got:])
+            got += self._receive_into(into[got:], self._all_at_once)
 
     def _skip(self, count: int) -> None:
         while count:
@@ -165,9 +167,9 @@ class RedisWire:
         self._begin, self._end = 0, left
         self._end += self._receive_into(self._buffer[left:])
 
-    def _receive_into(self, memory: memoryview) -> int:
+    def _receive_into(self, memory: memoryview, flags: int = 0) -> int:
         try:
-            count = self._socket.recv_into(memory)
+            count = self._socket.recv_into(memory, len(memory), flags)
         except OSError as error:
             raise RedisLost(f"receiving failed: {error}") from error
         if not count:
