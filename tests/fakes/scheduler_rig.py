@@ -78,6 +78,8 @@ class Rig:
         self.leases: set[bytes] = set()
         self.released: list[bytes] = []
         self._next_lease = 0
+        # Of the kvstore.
+        self.boot_id = 1
         self._grants: Delayed[Grant] = Delayed(grant_delay)
         self._reports: Delayed[Report] = Delayed(report_delay)
 
@@ -163,7 +165,8 @@ class Rig:
                 self._next_lease += 1
                 leases.append(self._next_lease.to_bytes(8, "big"))
             self.leases.update(leases)
-            self.core.on_lookup(lookup.uid, LookupResult(found, tuple(leases), 50, self.now + 60.0))
+            answer = LookupResult(found, tuple(leases), 50, self.now + 60.0, boot_id=self.boot_id)
+            self.core.on_lookup(lookup.uid, answer)
         for lease in [*effects.releases, *self.core.take_effects().releases]:
             self.leases.discard(lease)
             self.released.append(lease)

@@ -54,6 +54,8 @@ class LookupResult(NamedTuple):
     expires_s: float
     medium: str = ""
     failed: bool = False
+    boot_id: int = 0
+    """Which life of the kvstore answered; 0: it does not say."""
 
 
 class MoveEnd(NamedTuple):
@@ -161,6 +163,7 @@ class KvTraffic:
             self._stats.cache_queries += len(asked) * self._page_size
             self._stats.cache_hits += result.pages * self._page_size
             if not result.failed:
+                self.offload.met(result.boot_id)
                 self.offload.remember(asked[: result.pages])
                 self.offload.forget(asked[result.pages :])
 

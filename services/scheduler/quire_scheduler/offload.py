@@ -81,6 +81,7 @@ class Offload:
         self._now = 0.0
         # Hashes that the kvstore has, or is being given; least recently used first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        self._boot_id = 0
         self._window = max(pools.capacity // _WINDOW, _LEAST_WINDOW)
         # By group: pages that had been allocated when the window was looked through last.
         self._looked_at = [-self._window] * pools.groups
@@ -165,6 +166,13 @@ class Offload:
             known.move_to_end(digest)
         while len(known) > self._max_known:
             known.popitem(last=False)
+
+    def met(self, boot_id: int) -> None:
+        """The kvstore said which life of its it lives: what an earlier one was given it may have lost."""
+        if boot_id and boot_id != self._boot_id:
+            if self._boot_id:
+                self._known.clear()
+            self._boot_id = boot_id
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         """The kvstore has these not: they may be stored anew."""

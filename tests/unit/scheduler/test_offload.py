@@ -57,6 +57,19 @@ def test_answers_are_stored_while_they_are_written_many_pages_at_once() -> None:
     assert served(elsewhere, 1, a_sequence([*said, 5], 4)) == 214 - 212
 
 
+def test_another_life_of_the_kvstore_is_given_what_the_device_still_has() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=200)
+    served(rig, 1, a_sequence(41, 4))
+    before = set(store)
+    store.clear()
+    rig.boot_id = 2
+    served(rig, 2, a_sequence(other(41, 2), 4))
+    assert not before & set(store), "nobody has asked for them since"
+    assert served(rig, 3, a_sequence(41, 4)) == 1
+    assert before <= set(store)
+
+
 def test_a_long_prompt_is_stored_while_it_is_computed() -> None:
     store: Store = {}
     rig = a_rig(store, num_pages=200, config={"max_num_batched_tokens": 32})
