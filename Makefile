@@ -7,6 +7,8 @@ PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
 BIN := $(VENV)/bin
+# A GPU's torch is another one than .venv's: where there is no .venv, the Python that has it.
+GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 SERVICES := common router tokenizer scheduler worker kvstore
 PROJECTS := pyproject.toml $(SERVICES:%=services/%/pyproject.toml)
 CONTRACTS := $(wildcard proto/quire/v1/*.proto)
@@ -118,6 +120,12 @@ format: install-dev ## Let ruff rewrite what it can
 .PHONY: bench
 bench: install-dev ## The pipeline against the worker in-process and against transformers
 	$(BIN)/python -m bench.pipeline $(ARGS)
+
+STAGE ?= 1
+
+.PHONY: gpu-check
+gpu-check: ## The GPU worker, right and how fast: STAGE=1 kernels, 2 engines, 3 table, 4 services, 5 floors and soak
+	$(GPU_PYTHON) -m bench.gpu_check --stage $(STAGE) $(ARGS)
 
 .PHONY: clean
 clean: ## Remove caches and generated stubs; the virtual environment stays

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -20,7 +20,6 @@ from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.outputs import FinishReason
 from quire_scheduler.scheduler import Scheduler
-from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.model_source import model_info
@@ -44,7 +43,7 @@ class LocalEngine:
 
     def __init__(
         self,
-        model: LoadedModel,
+        model: LoadedModel | ServedModel,
         name: str = "local",
         max_num_seqs: int = 64,
         num_pages: int = 0,
@@ -53,10 +52,13 @@ class LocalEngine:
         **scheduler: object,
     ) -> None:
         pages = min(num_pages, model.num_pages) if num_pages else model.num_pages
-        served = ServedModel(on_host(model.runner), from_host(model.runner.pool), model_info(name, model), pages)
+        if isinstance(model, ServedModel):
+            served = replace(model, num_pages=pages)
+        else:
+            served = ServedModel(on_host(model.runner), from_host(model.runner.pool), model_info(name, model), pages)
         spec = served.engine_spec(max_num_seqs)
-        device = InlineDevice(model.runner) if lockstep else ThreadDevice(model.runner)
-        weakref.finalize(self, device.close)
+        device = served.make_device(spec, lockstep)
+        self.close = weakref.finalize(self, device.close)
         self._step_ended = threading.Event()
         device.wake = self._step_ended.set
         self.engine = Engine(spec, device, depth=1 if lockstep else DEPTH)

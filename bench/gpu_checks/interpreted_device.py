@@ -1,0 +1,101 @@
+"""InterpretedDevice: a Device that runs the GPU's step inside the launch, kernel by kernel, under Triton's interpreter.
+
+For machines without a GPU, and tiny models: slow, but it shows that what runs on a GPU is right in itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from quire_common.credit import Finish
+from quire_worker.cuda.control_sheets import ControlSheets
+from quire_worker.cuda.device_logprobs import start_logprobs
+from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.repetition_watch import RepetitionWatch
+from quire_worker.cuda.step_body import StepBody
+from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
+from quire_worker.cuda.step_size import StepSize
+from quire_worker.engine.spec import EngineSpec
+from quire_worker.engine.step_runner import StepOutcome, failed_draws
+from quire_worker.model.decoder import Decoder
+from quire_worker.step import StepBatch, StepTiming
+
+_WORDS = 1 << 20
+_PADDING = 1
+"""Rows and sequences that a step has too many of, as those have that were captured for more."""
+
+
+class InterpretedDevice:
+    """See Device."""
+
+    def __init__(self, decoder: Decoder[Any], pages: torch.Tensor, spec: EngineSpec) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._tiling = Tiling.of(decoder.head_shape)
+        self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
+        self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
+        self._repetition = RepetitionWatch()
+        self._ended: list[StepOutcome] = []
+
+    def launch(self, batch: StepBatch) -> None:
+        """See Device."""
+        decodes = int(batch.fed.sum())
+        chunks = len(batch.count) - decodes
+        more = _PADDING if chunks else 0
+        controlled = any(each.changes_logits for each in batch.controls.values())
+        size = StepSize(
+            decodes + _PADDING, len(batch.token) - decodes + more, chunks + more, filtered=True, controlled=controlled
+        )
+        stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
+        layout = StepLayout.of(size, self._tiling, max(STOP_IDS, stops))
+        # What was there before is not zero on a GPU either.
+        host = np.full(_WORDS, 12345, np.int32)
+        used = layout.pack(batch, host, self._sheets.addresses(batch))
+        body = self._body
+        body.uploaded.copy_(torch.from_numpy(host))
+        body.results.fill_(12345)
+        hidden = body.launch(layout)
+        places = np.arange(len(batch.count), dtype=np.int32)
+        places[decodes:] += _PADDING
+        results = body.results.numpy()
+        if used > _WORDS or body.logits is None:
+            raise RuntimeError("the step does not fit")
+        token = results[: size.sequences][places]
+        finish = results[size.sequences : 2 * size.sequences][places].astype(np.uint8)
+        finish[batch.last & ~batch.sample] = Finish.LIMIT
+        asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
+        logprobs = None
+        if len(asked):
+            logprobs = start_logprobs(body.logits, body.results, places[asked], asked, batch.logprobs[asked])
+        first = np.cumsum(batch.count, dtype=np.int32) - batch.count
+        first[decodes:] += _PADDING
+        scores = start_scores(hidden, body.decoder.logits, batch, first)
+        failed = failed_draws(batch, token)
+        self._repetition.end(batch, token, finish)
+        if failed:
+            token[list(failed)] = -1
+            finish[list(failed)] = Finish.ERROR
+        timing = StepTiming(0, 0, 0)
+        kept = None if logprobs is None else logprobs.columns(token)
+        self._ended.append(StepOutcome(token, finish, failed, kept, timing, 0, scores.columns()))
+        self.wake()
+
+    def prepare(self) -> bool:
+        """See Device: there is nothing to do ahead."""
+        return False
+
+    def finished(self) -> list[StepOutcome]:
+        """See Device."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self) -> None:
+        """See Device."""
+        self._ended = []
+        self._sheets.clear()
+
+    def close(self) -> None:
+        """See Device."""

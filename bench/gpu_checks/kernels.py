@@ -1,0 +1,164 @@
+"""Stage 1: kernels against float32 references.
+
+The tests of tests/unit/worker_triton run on whatever device there is. Then whole steps of every padded size: decoding,
+prefill and mixed, with filters and with controls, as graphs and kernel by kernel; NaN in every page and place that is
+not a sequence's own, and in memory that kernels have not written yet.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from bench.gpu_checks.check_model import CheckModel
+from bench.gpu_checks.launching import run_one
+from bench.gpu_checks.record import Recorder
+from quire_common.logit_controls import LogitControls
+from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, graph_sizes
+from quire_worker.engine.ports import Device
+from quire_worker.engine.step_runner import StepOutcome
+from quire_worker.sampling.row_controls import RowControls
+from quire_worker.step import Float32, Int32, Int64, StepBatch
+
+ROOT = Path(__file__).resolve().parents[2]
+# Of a log probability, in bf16 on a GPU; and how much may be lost to a token that is not quite the best.
+_TOLERANCE = {True: 0.08, False: 1e-3}
+_MAX_SEQS, _MAX_TOKENS = 256, 2048
+_CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bias=((7, 4.0),), bad_words=((9,),))
+
+
+def run(recorder: Recorder, *, tiny: bool) -> None:
+    """All of it; `tiny`: a few sizes, and one of the tests' files."""
+    tests = ["tests/unit/worker_triton/test_memory.py"] if tiny else ["tests/unit/worker_triton"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *tests],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = done.stdout.strip().splitlines()
+    recorder.check("unit tests of kernels", done.returncode == 0, told=told[-1][:200] if told else done.stderr[-200:])
+    sizes = _tiny_sizes() if tiny else graph_sizes(_MAX_SEQS, _MAX_TOKENS)
+    seqs = 3 if tiny else _MAX_SEQS
+    with tempfile.TemporaryDirectory() as folder, _poisoned_memory():
+        model = CheckModel(Path(folder), 64 if tiny else 1536)
+        for eager in (True,) if tiny else (False, True):
+            device = model.make_device(model.engine_spec(seqs), 64 if tiny else _MAX_TOKENS, eager=eager)
+            try:
+                _check_sizes(recorder, model, device, sizes, "kernel by kernel" if eager else "as graphs")
+            finally:
+                device.close()
+
+
+def _tiny_sizes() -> list[StepSize]:
+    return [StepSize(3), StepSize(2, 32, 2, filtered=True, controlled=True)]
+
+
+class _poisoned_memory:  # noqa: N801  # a context manager, named as one
+    """New memory holds NaN while it lasts."""
+
+    def __enter__(self) -> None:
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]  # torch's
+
+    def __exit__(self, *_: object) -> None:
+        torch.use_deterministic_algorithms(False)
+
+
+def _check_sizes(recorder: Recorder, model: CheckModel, device: Device, sizes: list[StepSize], how: str) -> None:
+    rng = np.random.default_rng(1)
+    worst, failed = 0.0, list[str]()
+    drawn = np.zeros(_MAX_SEQS + MOST_CHUNKS, np.int64)
+    for index, size in enumerate(sizes):
+        batch = _batch(model, size, rng, drawn)
+        model.fill_pages(batch, index)
+        wanted = model.reference_logits(batch)
+        outcome = run_one(device, batch)
+        drawn[batch.slot] = np.maximum(outcome.token, 0)
+        _feed(batch)
+        error = _error(batch, wanted, outcome)
+        worst = max(worst, error)
+        if outcome.failed or not error <= _TOLERANCE[model.on_gpu]:
+            failed.append(f"{size}: {error:.3g} {[each.code for each in outcome.failed.values()][:3]}")
+    told = "; ".join(failed[:5])
+    recorder.check(f"steps of all sizes, {how}", not failed, sizes=len(sizes), worst=worst, failed=told)
+
+
+def _error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
+    """How far log probabilities are off, and how much better a token there was than the one that was drawn."""
+    if outcome.logprobs is None or (outcome.token < 0).any():
+        return float("inf")
+    worst = 0.0
+    normaliser = np.log(np.exp(raw - raw.max(axis=1, keepdims=True)).sum(axis=1)) + raw.max(axis=1)
+    for row, token in enumerate(outcome.token.tolist()):
+        off = abs(float(outcome.logprobs.logprob[row] - (raw[row, token] - normaliser[row])))
+        changed = raw[row].copy()
+        controls = batch.controls.get(row)
+        if controls is not None:
+            controls.apply(changed)
+        least = np.partition(changed, -5)[-5] if batch.temperature[row] > 0 else changed.max()
+        worst = max(worst, off, float(least - changed[token]))
+    return worst
+
+
+def _batch(model: CheckModel, size: StepSize, rng: np.random.Generator, drawn: Int64) -> StepBatch:
+    """Sequences with a past that nearly fill a size; decode rows compute what was drawn last in their slot."""
+    decodes = max(0, size.decodes - int(rng.integers(0, 2))) if size.decodes > 1 else size.decodes
+    chunks = min(size.chunks, size.rows, int(rng.integers(1, 5))) if size.rows else 0
+    cut = (
+        np.sort(rng.choice(np.arange(1, size.rows), chunks - 1, replace=False)) if chunks > 1 else np.empty(0, np.int64)
+    )
+    count = np.concatenate([np.ones(decodes, np.int32), np.diff([0, *cut, size.rows])[: max(chunks, 0)]]).astype(
+        np.int32
+    )
+    rows = len(count)
+    position = rng.integers(0, 3 * model.page_size, rows).astype(np.int32)
+    position[:decodes] += 1
+    need = -(-(position + count) // model.page_size)
+    pages = rng.permutation(np.arange(1, model.num_pages)).astype(np.int32)
+    table: Int32 = np.zeros((rows, int(need.max())), np.int32)
+    at = 0
+    for row, pages_needed in enumerate(need.tolist()):
+        table[row, :pages_needed] = pages[at : at + pages_needed]
+        at += pages_needed
+    token = rng.integers(0, model.spec.vocab_size, int(count.sum()))
+    token[:decodes] = drawn[:decodes]
+    asks = rng.random(rows) < 0.5
+    controls: dict[int, RowControls] = {}
+    if size.controlled:
+        ids = token[-8:].astype(np.int32)
+        for row in range(0, rows, 2):
+            controls[row] = RowControls(Sequence(ids, Stop(50), Sampling(controls=_CONTROLS)))
+    return StepBatch(
+        token=token,
+        count=count,
+        position=position,
+        page_table=table,
+        sample=np.ones(rows, np.bool_),
+        temperature=np.where(asks & size.filtered, 1.0, 0.0).astype(np.float32),
+        top_k=np.where(asks & size.filtered, 5, 0).astype(np.int32),
+        top_p=np.ones(rows, np.float32),
+        min_p=np.zeros(rows, np.float32),
+        seed=rng.integers(0, 2**64, rows, dtype=np.uint64),
+        sample_index=np.zeros(rows, np.uint32),
+        logprobs=np.zeros(rows, np.int32),
+        controls=controls,
+        slot=np.arange(rows, dtype=np.int32),
+        fed=np.arange(rows) < decodes,
+        last=np.zeros(rows, np.bool_),
+        stop_id=np.full((rows, 2), -1, np.int32),
+    )
+
+
+def _feed(batch: StepBatch) -> None:
+    """Tell the reference's controls what the device's are told by the step itself."""
+    for row, controls in batch.controls.items():
+        if batch.fed[row]:
+            controls.fed(int(batch.token[row]))
