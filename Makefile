@@ -117,6 +117,19 @@ format: install-dev ## Let ruff rewrite what it can
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
+.PHONY: sampling
+sampling: install-dev ## What is drawn is distributed as asked: chi-square over 20,000 samples a case (minutes)
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/sampling $(ARGS)
+
+.PHONY: clients
+clients: install-dev .venv-clients-1 .venv-clients-2 ## openai, anthropic, litellm, langchain and llm against a stack
+	$(BIN)/python -m pytest -q -m slow tests/clients $(ARGS)
+
+.venv-clients-%: tests/clients/environment-%.txt
+	@$(PYTHON) -m venv $@
+	@$@/bin/python -m pip install --quiet --disable-pip-version-check --requirement $<
+	@touch $@
+
 .PHONY: bench
 bench: install-dev ## The pipeline against the worker in-process and against transformers
 	$(BIN)/python -m bench.pipeline $(ARGS)

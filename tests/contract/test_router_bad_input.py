@@ -180,7 +180,7 @@ async def test_each_fails_alone_with_cause_and_fix(group: int) -> None:
             error = response.json()["error"]
             assert set(error) == {"message", "type", "param", "code"}
             assert (error["code"], error["param"]) == (bad.code, bad.param), bad.name
-            assert error["type"] == "invalid_request_error"
+            assert error["type"] == ("not_found_error" if bad.status == 404 else "invalid_request_error")
             assert bad.says in error["message"], bad.name
             assert len(error["message"]) < 600 and response.headers["x-request-id"]
         rig.scheduler.gate.set()

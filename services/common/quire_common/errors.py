@@ -93,7 +93,7 @@ class NotFound(QuireError):
 
     grpc_code = grpc.StatusCode.NOT_FOUND
     http_status = 404
-    kind = "invalid_request_error"
+    kind = "not_found_error"
 
 
 class FailedPrecondition(QuireError):

@@ -1,0 +1,55 @@
+"""Clients from PyPI against a stack with an API key: each program in its own environment. Slow: `make clients`.
+
+The environments are those of environment-N.txt, in the folders that the Makefile makes; their pins conflict.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from quire.models import find_model
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+KEY, MODEL = "key-of-the-clients", "demo"
+LIMIT_S = 300.0
+PROGRAMS = {"openai": 1, "anthropic": 1, "litellm": 2, "langchain": 2, "llm": 2}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_STATE_DIR", str(tmp_path_factory.mktemp("clients-state")))
+        flags: dict[str, dict[str, str | bool]] = {"router": {"served-model-name": MODEL}}
+        spec = StackSpec("clients", str(find_model(None)), api_keys=(KEY,), drain_timeout_s=5.0, flags=flags)
+        stack = LocalStack(spec)
+    yield stack.ready.http
+    assert stack.deaths == []
+    stack.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_client_finds_all_that_it_expects(name: str, url: str, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("QUIRE_CLIENTS", ROOT)) / f".venv-clients-{PROGRAMS[name]}"
+    python = folder / "bin" / "python"
+    if not python.exists():
+        pytest.fail(f"{folder} is not there: `make clients` makes it")
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [str(python), str(HERE / "programs" / f"{name}_client.py")],
+        env={**environ, "CLIENT_URL": url, "CLIENT_KEY": KEY, "CLIENT_MODEL": MODEL, "NO_PROXY": "*"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("ok ") >= 3
