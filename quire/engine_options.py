@@ -68,6 +68,12 @@ ENGINE_OPTIONS = (
     _to("device", "worker", "auto, cpu or cuda", "NAME"),
     _to("gpu-memory-utilization", "worker", "share of a GPU's memory to take", "SHARE"),
     EngineOption("enforce-eager", (("worker", "enforce-eager"),), "no CUDA graphs: kernels one by one", switch=True),
+    EngineOption(
+        "batch-invariant",
+        (("worker", "batch-invariant"),),
+        "answers do not depend on the batch, on a GPU too",
+        switch=True,
+    ),
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),

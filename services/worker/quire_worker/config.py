@@ -35,6 +35,9 @@ class WorkerConfig(ServiceConfig):
         8192, "most prompt tokens of one step on a GPU, for which memory is kept and graphs are made", at_least=1
     )
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one: the plain twin of captured graphs")
+    batch_invariant: bool = option(
+        False, "a request's bits do not depend on those beside it; always so on the CPU, on a GPU at a price"
+    )
     dtype: str = option("auto", "type that is computed in; the CPU computes in float32", choices=("auto", "float32"))
     load_format: str = option(
         "auto", "where weights come from; dummy: random ones", choices=("auto", "safetensors", "dummy")

@@ -88,6 +88,7 @@ def _load_on_gpu(
         max_tokens=config.max_num_batched_tokens,
         utilization=config.gpu_memory_utilization,
         kv_cache_bytes=config.kv_cache_memory_bytes,
+        batch_invariant=config.batch_invariant,
     )
     loaded = load_cuda_model(config.model, options, sizes, progress)
     show(loaded.model.decoder, loaded.model.pages)

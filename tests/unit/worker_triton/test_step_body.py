@@ -96,11 +96,14 @@ class Sequences:
 
 # The interpreter takes seconds for a step.
 @pytest.mark.parametrize("family", ["llama-32", "qwen3"] if ON_GPU else ["qwen3"])
-def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("even", [False, True])
+def test_steps_come_to_what_the_cpu_says(
+    family: str, even: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cpu = load_dummy_model(tmp_path / "model", **FAMILIES[family])
     spec = cpu.spec
     shape = HeadShape.of(spec)
-    ops = TritonOps(shape, DEVICE, Products({}))
+    ops = TritonOps(shape, DEVICE, Products({}, even=even))
     if ON_GPU:
         torch.backends.cuda.matmul.allow_tf32 = False
     specs = parameter_specs(spec)
@@ -113,7 +116,7 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path, monkeypatc
     pages = torch.full_like(cpu.runner.pool.tensor, float("nan")).to(DEVICE)
     reference = StepRunner(cpu.runner)
     monkeypatch.setattr(fresh_attention, "PIECE", 8)
-    suited = FreshPlans.suit(shape, any(spec.windows))
+    suited = FreshPlans.suit(shape, any(spec.windows)) and not even
     body = StepBody(decoder, pages, 4096, SLOTS, 2 * SLOTS)
     sequences = Sequences(3, spec.vocab_size, page)
     sheets = ControlSheets(DEVICE, spec.vocab_size)
@@ -143,7 +146,7 @@ def test_steps_come_to_what_the_cpu_says(family: str, tmp_path: Path, monkeypatc
         )
         whole += len(fresh)
         rows = max([size.rows, *(chunk.row + chunk.padded - size.decodes for chunk in fresh)])
-        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape), fresh=fresh)
+        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, even=even), fresh=fresh)
         host = np.full(4096, 12345, np.int32)
         used = layout.pack(batch, host, sheets.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))

@@ -209,6 +209,23 @@ def test_products(rows: int, way: Way, biased: bool, dtype: torch.dtype) -> None
     assert close(multiply(x.to(DEVICE), there, way, pdl=False), wanted)
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_an_even_product_has_the_same_bits_alone(biased: bool, dtype: torch.dtype) -> None:
+    products = Products({}, even=True)
+    weight = DenseWeight(
+        randn(100, 96).to(dtype).to(DEVICE), randn(100, seed=3).to(dtype).to(DEVICE) if biased else None
+    )
+    x = randn(70, 96, seed=2).to(dtype).to(DEVICE)
+    together = products.multiply(x, weight, pdl=False)
+    wanted = x.float() @ weight.data.float().T
+    if weight.bias is not None:
+        wanted += weight.bias.float()
+    assert close(together, wanted.cpu())
+    for row in (0, 3, 69):
+        assert torch.equal(products.multiply(x[row : row + 1].contiguous(), weight, pdl=False)[0], together[row])
+
+
 def test_a_shape_takes_the_way_of_the_next_larger_row_count() -> None:
     way = Gemv(8, 32, 4)
     tall = Tall(16, 64, 32, 4, 3)

@@ -32,7 +32,8 @@ class CudaModel:
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool = False) -> CudaDevice:
         """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step."""
         shape, windows = self.decoder.head_shape, any(self.decoder.spec.windows)
-        tiling = Tiling.of(shape)
+        even = self.decoder.ops.batch_invariant
+        tiling = Tiling.of(shape, even=even)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
         chunks = max(MOST_CHUNKS, min(max_tokens, spec.num_slots))
         largest = StepSize(spec.max_num_seqs, padded_length(max_tokens), chunks, filtered=True, controlled=True)
@@ -45,6 +46,7 @@ class CudaModel:
             graphs = StepGraphs(body, tiling, sizes, stream)
             with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
                 graphs.capture(_AT_START)
-        fresh = FreshPlans(shape, self.pages.device, max_tokens) if FreshPlans.suit(shape, windows) else None
+        suits = FreshPlans.suit(shape, windows) and not even
+        fresh = FreshPlans(shape, self.pages.device, max_tokens) if suits else None
         torch.cuda.synchronize()
         return CudaDevice(body, tiling, graphs, stream, fresh)

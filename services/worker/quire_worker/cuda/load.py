@@ -38,6 +38,8 @@ class CudaOptions:
     """Share of the GPU's memory that this process may take in all."""
     kv_cache_bytes: int = 0
     """0: what the utilization leaves."""
+    batch_invariant: bool = False
+    """A request's bits do not depend on those beside it, at a price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,8 @@ def load_cuda_model(
     ):
         pages = CudaPages(group, capacity, device)
     progress("pages", capacity, capacity)
-    ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
+    products = Products(table_of(torch.cuda.get_device_name(device)), even=cuda.batch_invariant)
+    ops = TritonOps(HeadShape.of(spec), device, products)
     ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
     with torch.inference_mode():
         decoder = Decoder(spec, store, ops, source.max_model_len)
@@ -83,6 +86,6 @@ def load_cuda_model(
     return LoadedCudaModel(
         CudaModel(decoder, pages.tensor),
         pages,
-        source.facts(digest, batch_invariant=False),
-        page_geometry(spec, options.page_size, kv_dtype, digest + b"cuda"),
+        source.facts(digest, batch_invariant=cuda.batch_invariant),
+        page_geometry(spec, options.page_size, kv_dtype, digest + (b"cuda even" if cuda.batch_invariant else b"cuda")),
     )

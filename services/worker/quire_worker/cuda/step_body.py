@@ -93,7 +93,8 @@ class StepBody:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}
 
     def _plan(self, layout: StepLayout, views: dict[str, Tensor]) -> TritonPlan:
-        size, mixed = layout.size, layout.size.chunks > len(layout.fresh)
+        size = layout.size
+        tiled = size.chunks > len(layout.fresh) or (layout.tiling.even and size.decodes > 0)
         return TritonPlan(
             rows=size.total_rows,
             decodes=size.decodes,
@@ -101,13 +102,14 @@ class StepBody:
             sequence=views["row_sequence"],
             page_table=self.uploaded[layout.table_at :],
             table_width=views["table_width"],
-            shares=views["share"].view(COLUMNS, -1) if size.decodes else None,
+            shares=views["share"].view(COLUMNS, -1) if "share" in views else None,
             arrived=self._arrived,
             tile_tokens=layout.tiling.tokens,
-            tile_sequence=views["tile_sequence"] if mixed else None,
-            tile_token=views["tile_token"] if mixed else None,
-            first_row=views["first_row"] if mixed else None,
-            first_position=views["position"] if mixed else None,
-            count=views["count"] if mixed else None,
+            tile_sequence=views["tile_sequence"] if tiled else None,
+            tile_token=views["tile_token"] if tiled else None,
+            first_row=views["first_row"] if tiled else None,
+            first_position=views["position"] if tiled else None,
+            count=views["count"] if tiled else None,
+            even=layout.tiling.even,
             fresh=layout.fresh,
         )

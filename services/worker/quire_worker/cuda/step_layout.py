@@ -41,11 +41,13 @@ class Tiling(NamedTuple):
 
     tokens: int
     programs: int
+    even: bool = False
+    """What decodes is tiled like what prefills, and keys are not shared out."""
 
     @classmethod
-    def of(cls, shape: HeadShape) -> Tiling:
+    def of(cls, shape: HeadShape, *, even: bool = False) -> Tiling:
         """The tiling of a model's heads."""
-        return cls(max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads)), decode_programs(shape))
+        return cls(max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads)), decode_programs(shape), even)
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,10 @@ class StepLayout:
             lengths["control"] = 2 * size.sequences
         lengths["stop_id"] = size.sequences * stop_ids
         lengths |= dict.fromkeys(_BY_ROW, size.total_rows)
-        if size.decodes:
+        if size.decodes and not tiling.even:
             lengths["share"] = COLUMNS * most_shares(size.decodes, tiling.programs)
-        if size.rows:
-            lengths |= dict.fromkeys(("tile_sequence", "tile_token"), size.tiles(tiling.tokens))
+        if tiles := size.tiles(tiling.tokens) + tiling.even * size.decodes:
+            lengths |= dict.fromkeys(("tile_sequence", "tile_token"), tiles)
         for name, length in lengths.items():
             place[name] = (at, length)
             at += -(-length // _ALIGN) * _ALIGN
@@ -144,7 +146,7 @@ class StepLayout:
         stops = column("stop_id").reshape(size.sequences, self.stop_ids)
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
-        if size.decodes:
+        if "share" in self.place:
             shares = column("share").reshape(COLUMNS, -1)
             shares[:] = share_keys(batch.position[:decodes] + 1, shares.shape[1])
         self._pack_rows(batch, decodes, here, first, into)
@@ -178,15 +180,17 @@ class StepLayout:
             token[prefill] = batch.token[decodes:]
             position[prefill] = batch.position[owner] + np.arange(decodes, rows) - first[owner]
             sequence[prefill] = here[owner]
-        if size.rows:
+        if "tile_sequence" in self.place:
             tile_sequence, tile_token = column("tile_sequence"), column("tile_token")
             tile_sequence.fill(-1)
-            tiled = count[decodes:].copy()
-            tiled[np.isin(first[decodes:] - decodes + size.decodes, [chunk.row for chunk in self.fresh])] = 0
+            tiled = count.copy()
+            if not self.tiling.even:
+                tiled[:decodes] = 0
+            tiled[np.isin(first - decodes + size.decodes, [chunk.row for chunk in self.fresh])] = 0
             tiles = -(-tiled // self.tiling.tokens)
             owner = np.repeat(np.arange(len(tiles)), tiles)
             begin = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tiling.tokens
             # Those with the most keys first, lest they begin when the others end.
-            order = np.argsort(-(batch.position[decodes:][owner] + begin), kind="stable")
-            tile_sequence[: len(owner)] = size.decodes + owner[order]
+            order = np.argsort(-(batch.position[owner] + begin), kind="stable")
+            tile_sequence[: len(owner)] = here[owner[order]]
             tile_token[: len(owner)] = begin[order]

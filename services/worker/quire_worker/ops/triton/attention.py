@@ -131,6 +131,7 @@ def prefill_attention(
         CAPPED=shape.softcap > 0.0,
         WINDOWED=window > 0,
         SINKS=sinks is not None,
+        EVEN=plan.even,
         STAGES=2,
         **options(pdl, num_warps=4),
     )

@@ -54,6 +54,8 @@ class TritonPlan:
     """[S]."""
     count: Tensor | None
     """[S]."""
+    even: bool = False
+    """What decodes is tiled too, and a query's keys are gone through alike in any tile."""
     fresh: tuple[Fresh, ...] = ()
     """Chunks that are in no tile: torch's attention does them."""
     turned: Tensor | None = None
@@ -72,11 +74,19 @@ def decode_programs(shape: HeadShape) -> int:
 
 
 def plan_step(
-    device: torch.device, rows: int, position: Int32, count: Int32, page_table: Int32, shape: HeadShape
+    device: torch.device,
+    rows: int,
+    position: Int32,
+    count: Int32,
+    page_table: Int32,
+    shape: HeadShape,
+    *,
+    even: bool = False,
 ) -> TritonPlan:
-    """Eager planning from host columns; see Ops.plan."""
+    """Eager planning from host columns; see Ops.plan. `even`: what decodes is tiled like what prefills."""
     group = shape.heads // shape.kv_heads
     decodes = int(np.flatnonzero(count > 1)[0]) if (count > 1).any() else len(count)
+    decodes = 0 if even else decodes
     sequence = np.zeros(rows, np.int32)
     at = np.full(rows, -1, np.int32)
     real = int(count.sum())
@@ -107,4 +117,5 @@ def plan_step(
         first_row=send(first) if tiles else None,
         first_position=send(position) if tiles else None,
         count=send(count) if tiles else None,
+        even=even,
     )

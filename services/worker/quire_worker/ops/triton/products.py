@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from quire_worker.ops.triton.kernels.even_product import even_product_kernel
 from quire_worker.ops.triton.kernels.product import gemv_kernel, split_product_kernel, tall_product_kernel
 from quire_worker.ops.triton.launch import options
 from quire_worker.ops.weight import DenseWeight, Weight
@@ -40,15 +41,18 @@ class Tall:
     """More than 1: the inner dimension is divided among so many warps."""
 
 
+_EVEN_ROWS, _EVEN_OUTPUTS = 64, 64
 Way = Gemv | Tall
 Shape = tuple[int, int, int]
 """(rows of x, outputs, inputs)."""
 
 
 class Products:
-    """The ways of one device. A rows count that is not in the table takes the next larger one's way."""
+    """The ways of one device. A rows count that is not in the table takes the next larger one's way. `even`: no table,
+    but one way for any number of rows, so that a row's bits do not depend on those beside it."""
 
-    def __init__(self, table: Mapping[Shape, Way]) -> None:
+    def __init__(self, table: Mapping[Shape, Way], *, even: bool = False) -> None:
+        self.even = even
         self._table = dict(table)
         self._rows: dict[tuple[int, int], list[int]] = {}
         for rows, outputs, inputs in sorted(self._table):
@@ -65,10 +69,37 @@ class Products:
         """[R, inputs] -> [R, outputs] of x's type."""
         if not isinstance(weight, DenseWeight):
             raise TypeError("only dense weights have a product on this device")
+        if self.even:
+            return multiply_evenly(x, weight, pdl)
         way = self.way(x.shape[0], *weight.data.shape)
         if way is None:
             return functional.linear(x, weight.data, weight.bias)
         return multiply(x, weight, way, pdl)
+
+
+def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool) -> Tensor:
+    """The product by tiles of one size, summed in one order."""
+    outputs, inputs = weight.data.shape
+    rows = x.shape[0]
+    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    # The greatest power of two that divides the inner dimension, within what a tile may have.
+    block_k = min(64, inputs & -inputs)
+    even_product_kernel[(-(-rows // _EVEN_ROWS), -(-outputs // _EVEN_OUTPUTS))](
+        x,
+        weight.data,
+        weight.data if weight.bias is None else weight.bias,
+        y,
+        rows,
+        outputs,
+        INPUTS=inputs,
+        BLOCK_M=_EVEN_ROWS,
+        BLOCK_N=_EVEN_OUTPUTS,
+        BLOCK_K=block_k,
+        BIASED=weight.bias is not None,
+        STAGES=4,
+        **options(pdl, num_warps=4),
+    )
+    return y
 
 
 def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool) -> Tensor:

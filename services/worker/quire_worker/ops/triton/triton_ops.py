@@ -38,13 +38,14 @@ class TritonOps:
     """See `Ops`. One object per model and device; calls come from one thread."""
 
     row_multiple = 1
-    batch_invariant = False
 
     def __init__(self, shape: HeadShape, device: torch.device, products: Products) -> None:
         self._shape = shape
         self._group = shape.heads // shape.kv_heads
         self._device = device
         self._products = products
+        self.batch_invariant = products.even
+        """Whether a row's bits depend on itself alone: everything is cut alike, however many rows there are."""
         self.pdl = False
         """Whether kernels overlap with those before them, from the next call on."""
 
@@ -53,7 +54,7 @@ class TritonOps:
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
         """See `Ops.plan`."""
-        return plan_step(self._device, rows, position, count, page_table, self._shape)
+        return plan_step(self._device, rows, position, count, page_table, self._shape, even=self.batch_invariant)
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
         """See `Ops.embedding`."""
@@ -89,7 +90,7 @@ class TritonOps:
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
         gains = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
         rows = qkv.shape[0]
-        together = 1 if rows < _MANY_ROWS else _TOGETHER
+        together = 1 if rows < _MANY_ROWS or self.batch_invariant else _TOGETHER
         qk_norm_rope_write_kernel[(-(-rows // together), shape.kv_heads)](
             qkv,
             *gains,

@@ -83,6 +83,7 @@ def prefill_attention_kernel(
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
     SINKS: tl.constexpr,
+    EVEN: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -125,7 +126,7 @@ def prefill_attention_kernel(
         begin = tl.maximum(base + token0 - window + 1, 0) // TILE * TILE
     # Tiles that every query of this tile sees whole need no mask.
     whole = begin
-    if not WINDOWED:
+    if not (WINDOWED or EVEN):
         whole = tl.maximum(begin, tl.minimum(base + token0 + 1, end) // TILE * TILE)
     for start in tl.range(begin, whole, TILE, num_stages=STAGES):
         k, v = _keys(
