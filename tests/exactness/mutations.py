@@ -12,7 +12,6 @@ import numpy as np
 from quire_common.credit import Finish
 from quire_common.pages import chain_hashes
 from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
-from quire_scheduler.kv_traffic import KvTraffic, MoveEnd
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.outputs import OutputBuffer
 from quire_scheduler.page_allocator import NO_FENCE, Fence, PageAllocator
@@ -29,7 +28,7 @@ from tests.exactness.virtual_kvstore import StoreWeather
 from tests.exactness.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from pytest import MonkeyPatch
 
@@ -226,16 +225,6 @@ def rot_goes_unnoticed(patch: MonkeyPatch) -> None:
     patch.setattr(virtual_kvstore, "crc32", lambda body: 0)
 
 
-def loads_taken_for_whole(patch: MonkeyPatch) -> None:
-    """What a failed load should have brought is taken to be there."""
-    moved = KvTraffic.moved
-
-    def whole(self: KvTraffic, ends: Iterable[MoveEnd], now: float) -> None:
-        moved(self, [end._replace(failed=False) for end in ends], now)
-
-    patch.setattr(KvTraffic, "moved", whole)
-
-
 def pages_reused_while_stored(patch: MonkeyPatch) -> None:
     """What a store still reads is given to the next."""
     patch.setattr(PageAllocator, "lend", lambda self, pages: None)
@@ -266,7 +255,6 @@ MUTATIONS = (
     Mutation(credit_past_the_pages, {}),
     Mutation(fed_tokens_not_counted, {}),
     Mutation(rot_goes_unnoticed, ROTTEN),
-    Mutation(loads_taken_for_whole, UNLUCKY),
     Mutation(pages_reused_while_stored, SLOW_STORES),
     Mutation(the_last_page_shared, CACHED),
     Mutation(names_without_a_past, CACHED),
