@@ -13,7 +13,7 @@ from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.grant_policy import GrantPolicy
-from quire_scheduler.kv_traffic import LookupResult
+from quire_scheduler.kv_traffic import Lookup, LookupResult
 from quire_scheduler.outputs import FinishedNote, FinishReason, SessionOutputs
 from quire_scheduler.scheduler import Scheduler
 from tests.fakes.fake_worker import FakeWorker, make_hello
@@ -77,6 +77,11 @@ class Rig:
         self.order: list[tuple[int, int]] = []
         self.leases: set[bytes] = set()
         self.released: list[bytes] = []
+        # Turns that a lookup takes, whether it comes to nothing, and those that were answered.
+        self.lookup_turns, self.lookups_fail = 0, False
+        self.looked_up: list[Lookup] = []
+        self._lookups: list[tuple[int, Lookup]] = []
+        self._turn = 0
         self._next_lease = 0
         # Of the kvstore.
         self.boot_id = 1
@@ -90,6 +95,7 @@ class Rig:
     def step(self) -> bool:
         """One turn; False where nothing moved."""
         self.now += 0.001
+        self._turn += 1
         moved = self._effects()
         while grant := self.core.next_grant(self.now):
             self._grants.put(grant)
@@ -153,21 +159,29 @@ class Rig:
 
     def _effects(self) -> bool:
         effects = self.core.take_effects()
-        for lookup in effects.lookups:
-            groups = len(self.worker.hello.num_pages)
-            found = 0
-            for digest in lookup.hashes:
-                if not all(bytes([g]) + digest in self.worker.store for g in range(groups)):
-                    break
-                found += 1
-            leases = []
-            for _ in range(groups):
-                self._next_lease += 1
-                leases.append(self._next_lease.to_bytes(8, "big"))
-            self.leases.update(leases)
-            answer = LookupResult(found, tuple(leases), 50, self.now + 60.0, boot_id=self.boot_id)
-            self.core.on_lookup(lookup.uid, answer)
+        self._lookups += [(self._turn + self.lookup_turns, lookup) for lookup in effects.lookups]
+        due = [lookup for turn, lookup in self._lookups if turn <= self._turn]
+        self._lookups = [entry for entry in self._lookups if entry[0] > self._turn]
+        for lookup in due:
+            self.looked_up.append(lookup)
+            self.core.on_lookup(lookup.uid, self._answer(lookup))
         for lease in [*effects.releases, *self.core.take_effects().releases]:
             self.leases.discard(lease)
             self.released.append(lease)
-        return bool(effects)
+        return bool(effects or self._lookups)
+
+    def _answer(self, lookup: Lookup) -> LookupResult:
+        if self.lookups_fail:
+            return LookupResult(0, (), 50_000, 0.0, failed=True)
+        groups = len(self.worker.hello.num_pages)
+        found = 0
+        for digest in lookup.hashes:
+            if not all(bytes([g]) + digest in self.worker.store for g in range(groups)):
+                break
+            found += 1
+        leases = []
+        for _ in range(groups):
+            self._next_lease += 1
+            leases.append(self._next_lease.to_bytes(8, "big"))
+        self.leases.update(leases)
+        return LookupResult(found, tuple(leases), 50, self.now + 60.0, boot_id=self.boot_id)

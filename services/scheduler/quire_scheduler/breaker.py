@@ -14,6 +14,8 @@ class Breaker:
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
         self._until_s = 0.0
+        # Somebody tries it after a pause.
+        self._tried = False
 
     @property
     def closed(self) -> bool:
@@ -27,17 +29,17 @@ class Breaker:
     def asked(self, now: float) -> None:
         """It is being asked: during a pause nobody else is to wait for the same answer."""
         if not self.closed:
-            self._until_s = now + self._pause_s
+            self._until_s, self._tried = now + self._pause_s, True
 
     def worked(self) -> None:
         """It answered."""
-        self._failures, self._pause_s = 0, _FIRST_PAUSE_S
+        self._failures, self._pause_s, self._tried = 0, _FIRST_PAUSE_S, False
 
     def failed(self, now: float) -> None:
         """It did not answer, or could not do it."""
-        again = not self.closed
         self._failures += 1
-        if again:
+        if self._tried:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-        if not self.closed:
+        if self._tried or self._failures == _FAILURES:
             self._until_s = now + self._pause_s
+        self._tried = False

@@ -80,6 +80,8 @@ class Effects:
 
 # Times that one request is looked up: again where its lease ends, or its local pages change, while it waits.
 _MOST_LOOKUPS = 8
+# Pages of one lookup: a kvstore does not take more in one call.
+_MOST_ASKED = 8192
 
 
 class KvTraffic:
@@ -261,7 +263,8 @@ class KvTraffic:
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
         """What was asked for last."""
-        return tuple(request.hashes[request.lookup_from : most_hits(request, self._page_size)])
+        most = min(most_hits(request, self._page_size), request.lookup_from + _MOST_ASKED)
+        return tuple(request.hashes[request.lookup_from : most])
 
     def _loaded(self, move: Move, arrived: int, us: int) -> None:
         request, end = move.request, move.first + len(move.pages)

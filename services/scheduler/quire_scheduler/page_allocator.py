@@ -153,8 +153,9 @@ class PageAllocator:
                 self._awaited[page] = True
 
     def take_back(self, pages: Sequence[int]) -> None:
-        """A move has ended. What was about to be evicted when it was lent is so again, the last of the pages first."""
-        for page in pages:
+        """A move has ended. What was about to be evicted when it was lent is so again; the last of the pages first."""
+        front = list[int]()
+        for page in reversed(pages):
             left = self._lent[page] - 1
             if left:
                 self._lent[page] = left
@@ -165,9 +166,13 @@ class PageAllocator:
                 continue
             if not self._kept[page]:
                 self._free.append(page)
+            elif old:
+                front.append(page)
             else:
                 self._idle[page] = None
-                self._idle.move_to_end(page, last=not old)
+        for page in reversed(front):
+            self._idle[page] = None
+            self._idle.move_to_end(page, last=False)
 
     def next_evicted(self, most: int) -> list[int]:
         """Of the idle pages those that will be evicted within the next `most` pages that are allocated, first first."""

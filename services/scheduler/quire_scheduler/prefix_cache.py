@@ -103,13 +103,19 @@ class PrefixCache:
             return
         self._loading[group].difference_update(pages)
         self._name(request, group, first, pages[:arrived])
-        promised, table = self._promised[group], request.tables[group] if request.tables else []
+        promised = self._promised[group]
         self._changes += arrived < len(pages)
         for index in range(first + arrived, first + len(pages)):
-            # Who still holds the page computes it instead.
-            promise, page = promised.get(request.hashes[index]), pages[index - first]
-            if promise is not None and promise.page == page and table[index : index + 1] != [page]:
-                del promised[request.hashes[index]]
+            digest, page = request.hashes[index], pages[index - first]
+            promise = promised.get(digest)
+            if promise is None or promise.page != page:
+                continue
+            # Of those who hold the page the oldest is left by the worker to compute it.
+            holders = [other for other in (request, *self._awaiting) if _holds(other, group, index, page)]
+            if holders:
+                promised[digest] = _Promise(page, min(holders, key=lambda holder: holder.order_key))
+            else:
+                del promised[digest]
 
     def leave(self, request: Request, positions: int) -> None:
         """The request gives up its pages, of which so many positions are computed; its unkept promises are void."""
@@ -132,8 +138,9 @@ class PrefixCache:
             self._pools.pools[group].drop(self._names.forget(group, table))
 
     def awaits(self, request: Request) -> bool:
-        """Whether the request was started on pages that are not known to be there."""
-        return request.ready_pages * self._pools.page_size < request.cached_tokens
+        """Whether the request was started on pages of which not all have come, and has computed none of them."""
+        ready = request.ready_pages * self._pools.page_size
+        return ready < request.expected_tokens and ready <= request.cached_tokens
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Names, promises and tables agree; what more than one request holds is whole for all but its writer."""
@@ -203,6 +210,10 @@ class PrefixCache:
                     broken.add((group, promise.page))
         self._changes += bool(broken)
         return broken
+
+
+def _holds(request: Request, group: int, index: int, page: int) -> bool:
+    return bool(request.tables) and request.tables[group][index : index + 1] == [page]
 
 
 def _held(request: Request) -> Iterable[tuple[int, int]]:

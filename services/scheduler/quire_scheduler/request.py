@@ -66,6 +66,8 @@ class Request:
     slot: int = -1
     # Tokens whose KV this run need not compute: it was on the device, another fills it, or it is loaded.
     cached_tokens: int = 0
+    # The same as it was thought to be at the start.
+    expected_tokens: int = 0
     # Of these, those found on the device; the others come from the kvstore.
     local_tokens: int = 0
     # Prompt tokens that no run so far has computed.
@@ -120,6 +122,7 @@ class Request:
         saved = min(cached_tokens, self.prompt_len)
         self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
         self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
+        self.expected_tokens = cached_tokens
 
     def lost_pages(self, cached_tokens: int) -> None:
         """Less was loaded than this run was started on."""

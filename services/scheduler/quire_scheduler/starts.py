@@ -15,9 +15,8 @@ if TYPE_CHECKING:
     from quire_scheduler.replica import Replica
     from quire_scheduler.request import Request
 
-# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle, nor a
-# slow one many; as a share of the slots, and at least.
-_LOOK_AHEAD, _LEAST_LOOK_AHEAD = 4, 4
+# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle.
+_LOOK_AHEAD = 4
 
 
 class Starts:
@@ -32,7 +31,7 @@ class Starts:
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
-        self._seat(most)
+        self._seat(most, now)
         return self._start(most, now) if may_start else []
 
     def _most_started(self) -> int:
@@ -41,17 +40,16 @@ class Starts:
         left = slots.ceiling[active] + 1 - slots.known_len[active]
         return min(policy.most_started(int(np.count_nonzero(left <= policy.lead()))), slots.num_slots)
 
-    def _seat(self, most: int) -> None:
+    def _seat(self, most: int, now: float) -> None:
         """Move requests on from the queue policy, so far ahead as slots are free."""
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
             return
-        ahead = max(most - self._replica.slots.num_active, 1)
-        ahead += max(most // _LOOK_AHEAD, _LEAST_LOOK_AHEAD) if kv.enabled else 0
-        while request := waiting.next_queued(ahead):
+        ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
+        while request := waiting.next_queued(ahead, now):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
             if kv.wants_lookup(request, local):
-                waiting.look_up(request)
+                waiting.look_up(request, now)
                 kv.ask(request, local)
             else:
                 waiting.seat(request)
@@ -65,7 +63,7 @@ class Starts:
             if not count:
                 break
             if replica.kv.must_ask(request, hit.pages):
-                waiting.look_up(request)
+                waiting.look_up(request, now)
                 replica.kv.ask(request, hit.pages)
                 continue
             starts.append(self._begin(waiting.start_head(), hit, count, ceiling, now))

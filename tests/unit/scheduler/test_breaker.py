@@ -24,10 +24,18 @@ def test_after_more_there_is_a_pause_then_one_try_and_a_longer_pause() -> None:
     breaker.failed(11.05)
     assert not breaker.allows(13.0) and breaker.allows(13.1)
     for _ in range(20):
+        breaker.asked(20.0)
         breaker.failed(20.0)
-    assert breaker.allows(50.0), "the pause has an end"
+    assert not breaker.allows(49.0) and breaker.allows(50.0), "the pause has an end"
     breaker.worked()
     assert breaker.closed
     for _ in range(3):
         breaker.failed(60.0)
     assert breaker.allows(61.0), "it begins anew"
+
+
+def test_those_that_were_asked_before_make_the_pause_no_longer() -> None:
+    breaker = Breaker()
+    for _ in range(10):
+        breaker.failed(10.0)
+    assert breaker.allows(11.0)

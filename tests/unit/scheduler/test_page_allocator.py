@@ -165,3 +165,54 @@ def test_no_page_is_lost(actions: list[tuple[str, int]]) -> None:
     pages.advance(retired + 10, 0)
     pages.check_integrity([])
     assert pages.free == pages.capacity == 11
+
+
+def test_a_lent_page_is_not_used_anew_until_it_is_back() -> None:
+    gone: list[int] = []
+    pages = PageAllocator(5, gone.extend)
+    table = pages.allocate(3)
+    pages.keep(table)
+    pages.lend(table)
+    pages.release(table)
+    assert (pages.free, pages.idle, pages.fenced, pages.awaited, pages.referenced) == (1, 0, 3, 3, 0)
+    pages.check_integrity([], [table])
+    pages.share(table[:1])
+    assert (pages.awaited, pages.referenced) == (2, 1)
+    pages.take_back(table)
+    assert (pages.free, pages.idle, pages.awaited) == (3, 2, 0)
+    pages.release(table[:1])
+    pages.check_integrity([], [])
+    assert len(pages.allocate(4)) == 4 and gone == [table[2], table[1], table[0]], "its tail goes first"
+
+
+def test_what_was_about_to_be_evicted_when_it_was_lent_is_so_again() -> None:
+    gone: list[int] = []
+    pages = PageAllocator(7, gone.extend)
+    old, new = pages.allocate(3), pages.allocate(3)
+    for table in (old, new):
+        pages.keep(table)
+        pages.release(table)
+    assert pages.next_evicted(4) == [*reversed(old), new[2]] and pages.next_evicted(0) == []
+    pages.lend(old[1:])
+    assert pages.next_evicted(2) == [old[0], new[2]], "what is being stored is not looked at again"
+    pages.take_back(old[1:])
+    assert pages.next_evicted(6) == [*reversed(old[1:]), old[0], *reversed(new)]
+    pages.check_integrity([])
+
+
+def test_a_lent_page_waits_for_its_fence_too_and_for_every_move() -> None:
+    pages = PageAllocator(3)
+    table = pages.allocate(2)
+    pages.lend(table)
+    pages.lend(table[:1])
+    pages.release(table, Fence(grant=5))
+    pages.take_back(table)
+    assert (pages.free, pages.fenced, pages.awaited) == (0, 2, 0)
+    pages.advance(5, 0)
+    assert (pages.free, pages.fenced, pages.awaited) == (1, 1, 1)
+    pages.check_integrity([], [table[:1]])
+    with pytest.raises(AssertionError, match="lent pages"):
+        pages.check_integrity([], [])
+    pages.take_back(table[:1])
+    assert pages.free == 2
+    pages.check_integrity([])

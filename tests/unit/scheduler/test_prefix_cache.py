@@ -288,3 +288,29 @@ def test_a_load_whose_request_leaves_still_fills_the_cache() -> None:
     rig.run()
     assert rig.core.names.num_named == 8
     assert served(rig, 2, a_sequence(33, 4)) == 1
+
+
+@pytest.mark.parametrize("leaves", ["the loader leaves", "the loader is younger", "nobody leaves"])
+def test_after_a_failed_load_the_prefix_is_computed_once_also_for_a_third(leaves: str) -> None:
+    store: dict[bytes, list[int]] = {}
+    first = Rig(kvstore=True, worker=FakeWorker(make_hello(page_size=4), store=store))
+    served(first, 1, a_sequence(65, 4))
+    config = SchedulerConfig(max_num_batched_tokens=8, scheduling_policy="priority")
+    rig = Rig(config, kvstore=True, worker=FakeWorker(make_hello(page_size=4, num_pages=200), store=store))
+    rig.worker.refuse_moves, rig.worker.move_turns = True, (4, 5)
+    rig.submit(1, a_sequence(65, 4))
+    while not moves(rig, MoveKind.LOAD):
+        rig.step()
+    rig.submit(2, a_sequence(65, 4), priority=-1 if leaves == "the loader is younger" else 0)
+    rig.step()
+    rig.step()
+    assert sum(len(grant.start) for grant in rig.worker.seen) == 2, "it waits for the same pages"
+    if leaves == "the loader leaves":
+        rig.core.abort(0, 1, rig.now)
+    while rig.core.stats.prefill_tokens < 16:
+        rig.step()
+        rig.core.check_integrity()
+    rig.submit(3, a_sequence(65, 4))
+    rig.run()
+    assert all(rig.tokens[0, h] == undisturbed(a_sequence(65, 4))[0] for h in (2, 3))
+    assert rig.core.stats.prefill_tokens <= 65 + 2 + 3 * 4
