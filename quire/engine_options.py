@@ -107,6 +107,7 @@ ENGINE_OPTIONS = (
     _kvstore("disk-policy", "which pages leave the disk first: lru or arc", "NAME"),
     _kvstore("disk-write", "pages that go to the disk: write-through, selective (found twice) or off", "NAME"),
     _kvstore("redis-write", "pages that go to Redis: write-through, selective (found twice) or off", "NAME"),
+    _to("kvstore-offload", "scheduler", "pages that go to it: write-through, on-evict, selective or off", "NAME"),
     _to("kvstore-timeout-ms", "scheduler", "longest wait for the kvstore (default: half of what it may save)", "MS"),
     _to("worker-timeout-s", "scheduler", "longest time of a step before the worker is given up", "S"),
     _to("paced", "worker", "no model: steps of this length and made-up tokens, for tests of time", "STEP_MS"),
