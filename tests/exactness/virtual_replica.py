@@ -202,6 +202,7 @@ class VirtualReplica:
         self._clients.collect(self._core.take_outputs())
         if self._rng.random() < 0.1:
             self._core.check_integrity()
+            self.check_named()
 
     def _watch(self, report: Report) -> None:
         """Count rows that come late: of a sequence that no longer holds its slot."""
