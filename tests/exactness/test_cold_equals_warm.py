@@ -38,7 +38,7 @@ LEAST = {
     "rot below found": 5,
     "schedulers lost": 4,
     "siblings": 80,
-    "spoiled: get": 15,
+    "spoiled: get": 5,
     "spoiled: put": 80,
 }
 
