@@ -45,6 +45,7 @@ class SchedulerConfig(ServiceConfig):
     )
     page_events_tail: int = option(8192, "page events kept for watchers that resume", at_least=1)
     max_page_watchers: int = option(64, "WatchPages streams at once; more are refused", at_least=1)
+    kv_events_config: str = option("", "vLLM's JSON: publish page events by ZeroMQ; empty: do not")
     load_interval_ms: int = option(500, "default time between two load messages", at_least=10)
     worker_heartbeat_s: float = option(2.0, "longest silence of a worker before it is lost", at_least=0.1)
     worker_timeout_s: float = option(

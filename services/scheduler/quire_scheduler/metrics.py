@@ -36,6 +36,10 @@ _offloaded = counter(
     ("result",),
 )
 _loaded = counter(_P + "kvstore_loaded_tokens_total", "Tokens loaded, by the slowest medium they were on.", ("medium",))
+kv_event_batches = counter(_P + "kv_event_batches_total", "Batches published on vLLM's event wire.")
+kv_event_resyncs = counter(
+    _P + "kv_event_resyncs_total", "Times that all was published anew, since changes came faster than they could leave."
+)
 _counts = {
     "steps": counter(_P + "steps_total", "Steps that the worker reported."),
     "grants": counter(_P + "grants_total", "Grants sent."),

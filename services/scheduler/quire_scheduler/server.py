@@ -11,6 +11,7 @@ from quire_common.config import split_address
 from quire_common.errors import ConfigError, as_quire_error
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler.engine import Engine
+from quire_scheduler.kv_events.event_pump import make_event_pump
 from quire_scheduler.kvstore_client import KvstoreClient
 from quire_scheduler.servicer import SchedulerServicer
 from quire_scheduler.worker_link import WorkerLink
@@ -41,6 +42,7 @@ class SchedulerService:
             split_address(config.kvstore, "--kvstore")
         self._kvstore = KvstoreClient(config) if config.kvstore else None
         self._engine = Engine(config, self._kvstore)
+        self.kv_events = make_event_pump(config.kv_events_config, self._engine)
         self._link = WorkerLink(config, self._engine, bound.set_serving)
         self._servicer = SchedulerServicer(self._engine, bound.instance)
         self._tasks: list[asyncio.Task[None]] = []
@@ -54,6 +56,8 @@ class SchedulerService:
     async def start(self) -> None:
         """Ready when the worker is: loading may take minutes, and WatchLoad tells of it meanwhile."""
         self._tasks = [asyncio.ensure_future(self._link.run()), asyncio.ensure_future(self._engine.tick())]
+        if self.kv_events is not None:
+            self._tasks.append(asyncio.ensure_future(self.kv_events.run()))
         for task in self._tasks:
             task.add_done_callback(self._task_ended)
         await self._link.wait_ready()
@@ -70,6 +74,8 @@ class SchedulerService:
             # What else it ended by was told when it did.
             with contextlib.suppress(asyncio.CancelledError, Exception):
                 await task
+        if self.kv_events is not None:
+            self.kv_events.close()
         await self._engine.close()
         await self._link.close()
         if self._kvstore is not None:

@@ -1,0 +1,93 @@
+"""--kv-events-config: vLLM's JSON, checked. Names, meanings and defaults are vLLM's, but for the default endpoint. That
+is bound to this machine alone: events carry prompts in plain, to whoever connects.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any
+
+from quire_common.errors import ConfigError
+
+_OPTION = "kv_events_config"
+_PUBLISHERS = ("null", "zmq")
+
+
+@dataclass(frozen=True)
+class KvEventsConfig:
+    """`bind` is ours. None is vLLM's rule: endpoints with * or ::, ipc and inproc are bound, others connected to."""
+
+    enable_kv_cache_events: bool = False
+    publisher: str = "zmq"
+    endpoint: str = "tcp://127.0.0.1:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    hwm: int = 100_000
+    max_queue_size: int = 100_000
+    topic: str = ""
+    bind: bool | None = None
+
+    @property
+    def enabled(self) -> bool:
+        """Whether anything is published."""
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    @property
+    def binds(self) -> bool:
+        """Whether the endpoint is this scheduler's own; else a consumer's, who binds it."""
+        if self.bind is not None:
+            return self.bind
+        anywhere = "*" in self.endpoint or "::" in self.endpoint
+        return anywhere or self.endpoint.startswith(("ipc://", "inproc://")) or self.endpoint == KvEventsConfig.endpoint
+
+
+_FIELDS = {field.name: field.type for field in fields(KvEventsConfig)}
+_KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "str": (str,),
+    "int": (int,),
+    "str | None": (str, type(None)),
+    "bool | None": (bool, type(None)),
+}
+
+
+def parse_kv_events_config(text: str) -> KvEventsConfig:
+    """The option's value; '' is off. Raises ConfigError."""
+    if not text:
+        return KvEventsConfig()
+    try:
+        values = json.loads(text)
+    except ValueError as error:
+        raise _bad(f"it is no JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise _bad("it is no JSON object")
+    for name, value in values.items():
+        _check(name, value)
+    if values.get("publisher", "") is None:
+        del values["publisher"]
+    return KvEventsConfig(**values)
+
+
+def _check(name: str, value: Any) -> None:
+    if name not in _FIELDS:
+        raise _bad(f"{name!r} is unknown; supported: {', '.join(_FIELDS)}")
+    kinds = _KINDS[str(_FIELDS[name])]
+    optional = name == "publisher" and value is None
+    if not optional and (not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds)):
+        raise _bad(f"{name} is {json.dumps(value)}, not {_FIELDS[name]}")
+    if name == "publisher" and not optional and value not in _PUBLISHERS:
+        raise _bad(f"publisher {value!r} is unknown; supported: {', '.join(_PUBLISHERS)}")
+    if isinstance(value, int) and not isinstance(value, bool) and value < 1:
+        raise _bad(f"{name} is {value}, not at least 1")
+    if name.endswith("endpoint") and value is not None and "://" not in value:
+        raise _bad(f"{name} {value!r} has no transport, such as tcp://")
+
+
+def _bad(what: str) -> ConfigError:
+    return ConfigError(
+        "BAD_VALUE",
+        f"--kv-events-config is of no use: {what}.",
+        'Give JSON such as {"enable_kv_cache_events": true, "endpoint": "tcp://*:5557"}.',
+        param=_OPTION,
+    )
