@@ -109,6 +109,7 @@ ENGINE_OPTIONS = (
     _kvstore("redis-write", "pages that go to Redis: write-through, selective (found twice) or off", "NAME"),
     _to("kvstore-offload", "scheduler", "pages that go to it: write-through, on-evict, selective or off", "NAME"),
     _to("kvstore-timeout-ms", "scheduler", "longest wait for the kvstore (default: half of what it may save)", "MS"),
+    _to("kv-events-config", "scheduler", "vLLM's JSON: publish page events by ZeroMQ", "JSON"),
     _to("worker-timeout-s", "scheduler", "longest time of a step before the worker is given up", "S"),
     _to("paced", "worker", "no model: steps of this length and made-up tokens, for tests of time", "STEP_MS"),
     EngineOption(
@@ -125,7 +126,7 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 _NOT_SERVED_YET = """
 api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
 enable-expert-parallel enable-lora generation-config
-kv-events-config kv-transfer-config limit-mm-per-prompt
+kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config
 pipeline-parallel-size pp quantization reasoning-parser revision speculative-config stream-interval
 tensor-parallel-size tool-call-parser tp trust-remote-code
