@@ -5,6 +5,7 @@
 3  the in-process table beside vLLM's figures
 4  the five services over HTTP, and cold starts
 5  each kernel against its floor, and a soak of random requests
+6  the table through the five services, beside the same in one process
 
 Prints a JSON line for each check and adds a row to bench/LOG.md. Without a GPU a stage runs tiny, its kernels under
 Triton's interpreter, or says what it skips; nothing is logged then.
@@ -28,6 +29,7 @@ STAGES: dict[int, tuple[str, ...]] = {
     3: ("table",),
     4: ("services",),
     5: ("roofline", "soak"),
+    6: ("served_table",),
 }
 LOG = Path(__file__).parent / "LOG.md"
 

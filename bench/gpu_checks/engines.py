@@ -58,20 +58,33 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         _compare(recorder, f"{first} against the CPU", found[first], plain, prompts, reference)
         for other in others:
             _compare(recorder, f"{first} against {other}", found[first], found[other], prompts, reference)
-    recorder.skip("alone equals batched (--batch-invariant)", "there is no batch-invariant mode on a GPU yet")
+        name = "alone equals batched (--batch-invariant)"
+        if on_gpu:
+            even = _served_on_gpu(batch_invariant=True)
+            together = _serve(LocalEngine(even, max_num_seqs=32), prompts, output)
+            alone = [_serve(LocalEngine(even, max_num_seqs=32), [prompt], output)[0] for prompt in prompts]
+            recorder.check(name, together == alone, sequences=len(prompts))
+        else:
+            recorder.skip(name, "there is no GPU: float32 under the interpreter proves nothing of bf16")
+
+
+def _served_on_gpu(*, eager: bool = False, batch_invariant: bool = False) -> ServedModel:
+    config = WorkerConfig(
+        model=str(DEMO),
+        device="cuda",
+        kv_cache_memory_bytes=1 << 30,
+        max_num_seqs=32,
+        enforce_eager=eager,
+        batch_invariant=batch_invariant,
+    )
+    return load_configured(config, lambda *_: None)
 
 
 def _gpu_engines() -> Mapping[str, Callable[[], LocalEngine]]:
-    def served(eager: bool) -> ServedModel:
-        config = WorkerConfig(
-            model=str(DEMO), device="cuda", kv_cache_memory_bytes=1 << 30, max_num_seqs=32, enforce_eager=eager
-        )
-        return load_configured(config, lambda *_: None)
-
     return {
-        "gpu, graphs, free-running": lambda: LocalEngine(served(False), max_num_seqs=32),
-        "gpu, eager, free-running": lambda: LocalEngine(served(True), max_num_seqs=32),
-        "gpu, graphs, lockstep": lambda: LocalEngine(served(False), max_num_seqs=32, lockstep=True),
+        "gpu, graphs, free-running": lambda: LocalEngine(_served_on_gpu(), max_num_seqs=32),
+        "gpu, eager, free-running": lambda: LocalEngine(_served_on_gpu(eager=True), max_num_seqs=32),
+        "gpu, graphs, lockstep": lambda: LocalEngine(_served_on_gpu(), max_num_seqs=32, lockstep=True),
     }
 
 
