@@ -3,9 +3,12 @@
 `python -m bench.kvstore` prints JSON. For each page size and each tier, by name of the tier:
 
     put, get       MB/s of the kvstore, checksums on (bench/kvstore_arms.py says what begins and ends them)
-    raw            MB/s of the same medium with nothing in between: memcpy, TCP, one file per page with O_DIRECT, Redis
-                   in pipelines; by one thread, and by as many as the tier has (bench/kvstore_floor.py)
+    raw            MB/s of the same medium with nothing in between: memcpy, TCP between two processes, one file per page
+                   with O_DIRECT, Redis in pipelines; by one thread, and by as many as the tier has
     share          kvstore / the faster of its raws of the same round: the median over rounds, the least and the most
+
+Tiers are a store in the benchmark's own process (ram, disk, redis) and a kvstore process over each of a mover's
+transports (shm, tcp, grpc: bench/kvstore_transports.py).
 
 A tier and its raws take turns within a round, and change places from round to round. A Redis is started where
 redis-server is installed. The disk is that of `--folder`.
@@ -23,18 +26,24 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import grpc
 import numpy as np
 
-from bench.kvstore_arms import GrpcArm, RamArm, RedisArm, StoreArm
-from bench.kvstore_floor import Memcpy, RawFiles, RawRedis, RawTcp, redis_process
+from bench.kvstore_arms import RamArm, RedisArm, StoreArm
+from bench.kvstore_floor import Memcpy, RawFiles, RawRedis, redis_process
 from bench.kvstore_pages import Pages
+from bench.kvstore_transports import RingMemcpy, TransportArm
 from bench.mover import kvstore
+from bench.raw_tcp import RawTcpPair
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import SWITCH_INTERVAL_S
+from quire_worker.mover.transports.transport import TRANSPORTS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.kvstore_floor import Arm
+
+    Contestants = Callable[[contextlib.ExitStack, "Pages", argparse.Namespace], dict[str, Arm]]
 
 WAYS = ("put", "get")
 # Rounds that fill caches, and leave pages to be got.
@@ -136,13 +145,23 @@ def redis(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace
     return arms
 
 
-def over_grpc(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace) -> dict[str, Arm]:
-    address = stack.enter_context(kvstore(4 * pages.total_bytes))
-    channel = stack.enter_context(grpc.insecure_channel(address))
-    return {"kvstore": GrpcArm(channel), "tcp": RawTcp()}
+def over_transport(transport: str) -> Contestants:
+    """A mover's transport to a kvstore process, against what it should come near to."""
+
+    def contestants(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace) -> dict[str, Arm]:
+        address = stack.enter_context(kvstore(4 * pages.total_bytes, "--ram-populate"))
+        arms: dict[str, Arm] = {"kvstore": TransportArm(address, transport, pages)}
+        return arms | ({"memcpy": RingMemcpy(pages)} if transport == "shm" else {"tcp": RawTcpPair(pages)})
+
+    return contestants
 
 
-CONTESTS = {"ram": ram, "disk": disk, "redis": redis, "grpc": over_grpc}
+CONTESTS: dict[str, Contestants] = {
+    "ram": ram,
+    "disk": disk,
+    "redis": redis,
+    **{transport: over_transport(transport) for transport in TRANSPORTS},
+}
 
 
 if __name__ == "__main__":

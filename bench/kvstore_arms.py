@@ -1,4 +1,4 @@
-"""The kvstore's tiers as arms of its benchmark: a store in this process with checksums on, and one over gRPC.
+"""The kvstore's tiers as arms of its benchmark: a store in this process with checksums on.
 
 A store lives through all rounds, as one does in service: its memory is resident after the first. A lower tier's put
 lasts until the last page is written below; its get, of the round before, whose pages have been pushed out of memory
@@ -13,8 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bench.kvstore_floor import KEPT, RedisLine
-from quire_common.kv_client import KvClient
-from quire_common.pages import HEADER_BYTES, PageRun
+from quire_common.pages import HEADER_BYTES
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.puts import MAX_FRAME_BYTES
@@ -22,10 +21,6 @@ from quire_kvstore.tiers.make_tiers import make_tiers
 from quire_kvstore.tiers.redis_medium import redis_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import grpc
-
     from bench.kvstore_pages import Pages
 
 LIMIT_S = 120.0
@@ -135,35 +130,3 @@ class RamArm(StoreArm):
         if last_page != pages.framed[-1]:
             raise SystemExit("a page came back changed from memory")
         return took_s
-
-
-class GrpcArm:
-    """Put and Get of a kvstore process."""
-
-    def __init__(self, channel: grpc.Channel) -> None:
-        self._client = KvClient(channel, LIMIT_S)
-
-    def put(self, pages: Pages) -> float:
-        return self._each(pages, lambda run, part: self._put_part(pages, run, part))
-
-    def get(self, pages: Pages) -> float:
-        return self._each(pages, lambda run, part: self._get_part(pages, run, part))
-
-    def close(self) -> None:
-        pass
-
-    def _put_part(self, pages: Pages, run: PageRun, part: range) -> None:
-        self._client.put_pages(run, "uint8", pages.page_bytes, lambda index: pages.bodies[part.start + index])
-
-    def _get_part(self, pages: Pages, run: PageRun, part: range) -> None:
-        lease = self._client.lookup(run).lease
-        found = dict(self._client.get_pages(lease))
-        self._client.release(lease)
-        if len(found) != len(run) or found[0] != pages.framed[part.start]:
-            raise SystemExit("a page came back changed over gRPC")
-
-    def _each(self, pages: Pages, carry: Callable[[PageRun, range], None]) -> float:
-        begin = time.perf_counter()
-        for part in pages.parts(PART):
-            carry(replace(pages.run, hashes=pages.run.hashes[part.start : part.stop]), part)
-        return time.perf_counter() - begin

@@ -14,7 +14,6 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import threading
 import time
 from concurrent import futures
 from typing import TYPE_CHECKING, Protocol
@@ -68,38 +67,6 @@ class Memcpy:
     def close(self) -> None:
         self._view.release()
         self._block.close()
-
-
-class RawTcp:
-    """A thread sends, this one receives into memory of its own. Both share an interpreter, which sockets let go."""
-
-    def put(self, pages: Pages) -> float:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as listener,
-            socket.create_connection(listener.getsockname()) as near,
-        ):
-            far = listener.accept()[0]
-            with far:
-                sender = threading.Thread(target=_send_all, args=(far, pages.framed))
-                buffer = memoryview(bytearray(pages.framed_bytes))
-                begin, got = time.perf_counter(), 0
-                sender.start()
-                while got < pages.total_bytes:
-                    got += near.recv_into(buffer)
-                took_s = time.perf_counter() - begin
-                sender.join()
-        return took_s
-
-    def get(self, pages: Pages) -> float:
-        return self.put(pages)
-
-    def close(self) -> None:
-        pass
-
-
-def _send_all(connection: socket.socket, framed: Sequence[bytes]) -> None:
-    for page in framed:
-        connection.sendall(page)
 
 
 class RawFiles:

@@ -213,8 +213,8 @@ def _timed(count: int) -> float:
 
 
 @contextmanager
-def kvstore(ram_bytes: int) -> Iterator[str]:
-    command = [sys.executable, "-m", "quire_kvstore", "--listen", "127.0.0.1:0", "--ram-bytes", str(ram_bytes)]
+def kvstore(ram_bytes: int, *flags: str) -> Iterator[str]:
+    command = [sys.executable, "-m", "quire_kvstore", "--listen", "127.0.0.1:0", "--ram-bytes", str(ram_bytes), *flags]
     child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         lines = (json.loads(line) for line in child.stderr or ())

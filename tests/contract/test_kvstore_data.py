@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import re
 import socket
+import tempfile
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from tests.contract.test_kvstore_service import A, B, Running, keys, refusal, se
 from tests.unit.kvstore.pages import BODY_BYTES, FRAMED_BYTES, body, config, framed, part
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 KEY = b"k" * 32
 BIG = 3 << 20
@@ -166,8 +168,9 @@ def test_pages_are_read_where_they_lie(running: Running) -> None:
 
 
 def lent(*pages: bytes) -> int:
-    fd = os.memfd_create("lent")
+    fd = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
     os.write(fd, b"".join(pages))
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     return fd
 
 
@@ -203,15 +206,45 @@ def test_memory_that_does_not_reach_so_far_is_refused(running: Running, offset: 
     assert running.stub.CommitPut(kvstore_pb2.CommitPutRequest(lease=told.lease), timeout=60).stored == 0
 
 
-def test_what_is_no_memory_is_not_taken(running: Running) -> None:
-    """A read from it could wait for ever."""
-    told, before = begin(running), refused("shm", "bad_memory")
+def a_pipe() -> int:
     read, write = os.pipe()
-    with over_unix(told) as client:
-        client.send(Kind.LEND, fds=[read])
-        assert ended(client.connection.sock)
-    os.close(read)
     os.close(write)
+    return read
+
+
+def a_file() -> int:
+    with tempfile.TemporaryFile() as file:
+        file.truncate(BODY_BYTES)
+        return os.dup(file.fileno())
+
+
+def memory(size: int, seals: int) -> int:
+    fd = os.memfd_create("lent", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        a_pipe,
+        a_file,
+        lambda: memory(4096, 0),
+        lambda: memory(4096, fcntl.F_SEAL_GROW),
+        lambda: memory(4096, fcntl.F_SEAL_SHRINK),
+        lambda: memory(0, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW),
+        lambda: memory((1 << 30) + 1, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW),
+    ],
+)
+def test_what_is_no_memory_of_a_fixed_size_is_not_taken(running: Running, make: Callable[[], int]) -> None:
+    """A read from it could wait for ever, or kill the reader."""
+    told, before = begin(running), refused("shm", "bad_memory")
+    fd = make()
+    with over_unix(told) as client:
+        client.send(Kind.LEND, fds=[fd])
+        assert ended(client.connection.sock)
+    os.close(fd)
     eventually_refused("shm", "bad_memory", before)
     running.client.release(told.lease)
 

@@ -25,6 +25,8 @@ HEAD_BYTES = 512
 # In <linux/fcntl.h>; Python's fcntl does not know it.
 _F_SEAL_FUTURE_WRITE = 0x10
 SEALS = _F_SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+# In <linux/mman.h>; Python's mmap does not know it.
+_MADV_POPULATE_WRITE = 23
 _GENERATION = struct.Struct("<Q")
 # Before the page.
 _GENERATION_AT = 64
@@ -58,6 +60,11 @@ class Arena:
     def footprint(size: int) -> int:
         """Bytes that a page of `size` takes."""
         return HEAD_BYTES + -(-size // HEAD_BYTES) * HEAD_BYTES
+
+    def populate(self, start: int, size: int) -> None:
+        """Make a part of the memory resident, whoever has it. Raises OSError where the kernel (before Linux 5.14) does
+        not know how."""
+        self._map.madvise(_MADV_POPULATE_WRITE, start, min(size, self.capacity_bytes - start))
 
     def allocate(self, size: int) -> int | None:
         """The offset of room for a page, with a generation of its own; None where there is none."""

@@ -17,6 +17,7 @@ class KvstoreConfig(ServiceConfig):
     """Content-addressed KV pages with leases."""
 
     ram_bytes: int = option(1 << 30, "memory for pages; taken as it is used", at_least=1 << 16)
+    ram_populate: bool = option(False, "take that memory at the start, so that no put waits for it later")
     ram_policy: str = option("lru", "which pages leave memory first", choices=_POLICY_NAMES)
     default_lease_ms: int = option(10_000, "life of a lease whose request names none", at_least=1)
     max_lease_ms: int = option(120_000, "longest life that a request may ask for", at_least=1)
@@ -33,6 +34,7 @@ class KvstoreConfig(ServiceConfig):
         at_most=65535,
     )
     share_memory: bool = option(True, "processes of this host may read pages where they lie, and lend theirs")
+    max_lent_bytes: int = option(1 << 30, "memory that one of them may lend; more is not taken", at_least=1)
     max_data_connections: int = option(64, "connections for pages beside gRPC; more are refused", at_least=1)
     data_timeout_s: float = option(10.0, "longest that one frame of such a connection may take", at_least=0.01)
     data_idle_s: float = option(300.0, "how long such a connection is kept for its next request", at_least=0.01)

@@ -158,6 +158,16 @@ class PageStore:
                 )
         return indices or range(count)
 
+    def populate(self, start: int, size: int) -> bool:
+        """Take a part of the memory now, not when it is first used; False where there is no more, or no way to."""
+        if start >= self._config.ram_bytes:
+            return False
+        try:
+            self._tier.populate(start, size)
+        except OSError:
+            return False
+        return True
+
     def share(self) -> int | None:
         """See RamTier."""
         return self._tier.share()

@@ -159,6 +159,10 @@ class RamTier:
         """What tells this page from all that come to lie in its place later; see Arena."""
         return self._arena.generation(page.offset)
 
+    def populate(self, start: int, size: int) -> None:
+        """See Arena."""
+        self._arena.populate(start, size)
+
     def share(self) -> int | None:
         """A descriptor of all memory, for other processes to read pages from; None where it cannot be sealed."""
         return self._arena.fd if self._arena.sealed else None

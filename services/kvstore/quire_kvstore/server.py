@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from quire_kvstore.config import KvstoreConfig
 
 log = get_logger(__name__)
+_POPULATE_BYTES = 16 << 20
 _THREADS_FOR_SHORT_CALLS = 8
 # A thread that comes back from the disk or a socket waits no longer for one that computes.
 SWITCH_INTERVAL_S = 0.0005
@@ -62,6 +63,7 @@ class KvstoreService:
         """Memory starts empty; the disk's pages are found by their headers."""
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         self.store.start()
+        self._populate()
         self._data.start()
         self._sweeper.start()
         log.info("pages travel", data_port=self._data.port, arena=self._data.arena)
@@ -82,6 +84,15 @@ class KvstoreService:
             self._sweeper.join()
         self._data.close()
         self.store.close()
+
+    def _populate(self) -> None:
+        """A part at a time: the interpreter waits for each."""
+        started, start = time.monotonic(), 0
+        while self._config.ram_populate and not self._stopping.is_set():
+            if not self.store.populate(start, _POPULATE_BYTES):
+                log.info("memory is taken", bytes=start, seconds=round(time.monotonic() - started, 3))
+                return
+            start += _POPULATE_BYTES
 
     def _sweep(self) -> None:
         while not self._stopping.wait(self._config.sweep_s):

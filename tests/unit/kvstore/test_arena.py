@@ -76,6 +76,23 @@ def test_a_page_that_went_is_seen_to_have_gone() -> None:
     arena.close()
 
 
+def test_memory_is_taken_as_it_is_used_or_at_once() -> None:
+    arena = Arena(8 << 20)
+    offset = arena.allocate(5000)
+    assert offset is not None
+    arena.view(offset, 4)[:] = b"page"
+
+    def resident() -> int:
+        return os.fstat(arena.fd).st_blocks * 512
+
+    assert resident() < 1 << 20
+    arena.populate(0, 4 << 20)
+    assert 4 << 20 <= resident() < 5 << 20
+    arena.populate(4 << 20, 1 << 30)
+    assert resident() == 8 << 20 and bytes(arena.view(offset, 4)) == b"page"
+    arena.close()
+
+
 def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
     arena = Arena(1 << 16)
     offset = arena.allocate(64)

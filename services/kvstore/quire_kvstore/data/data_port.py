@@ -105,8 +105,7 @@ class DataPort:
     def _begin(self, sock: socket.socket, metrics: DataMetrics) -> None:
         config = self._config
         connection = DataConnection(sock, config.data_timeout_s)
-        times = {"idle_s": config.data_idle_s, "transfer_s": config.transfer_timeout_s}
-        session = DataSession(connection, self._store, metrics, **times)
+        session = DataSession(connection, self._store, metrics, config)
         thread = threading.Thread(target=self._run, args=(session, metrics), name="data", daemon=True)
         with self._lock:
             if len(self._sessions) >= config.max_data_connections:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from quire_common.kv_data.connection import Arrived, DataConnection
     from quire_common.kv_data.seal import Seals
+    from quire_kvstore.config import KvstoreConfig
     from quire_kvstore.data.data_metrics import DataMetrics
     from quire_kvstore.page_store import PageStore
 
@@ -34,13 +35,14 @@ class DataSession:
     """`run` is the thread. `proven`: it has shown the key of a lease. `busy`: it is not waiting for a request."""
 
     def __init__(
-        self, connection: DataConnection, store: PageStore, metrics: DataMetrics, *, idle_s: float, transfer_s: float
+        self, connection: DataConnection, store: PageStore, metrics: DataMetrics, config: KvstoreConfig
     ) -> None:
         self._connection = connection
         self._store = store
         self._metrics = metrics
-        self._idle_s = idle_s
-        self._transfer_s = transfer_s
+        self._idle_s = config.data_idle_s
+        self._transfer_s = config.transfer_timeout_s
+        self._max_lent_bytes = config.max_lent_bytes
         self._seals: dict[bytes, Seals] = {}
         self._lent: LentMemory | None = None
         self._spoiled: QuireError | None = None
@@ -165,7 +167,7 @@ class DataSession:
             raise DataBroken("garbage", "nothing was lent")
         if self._lent is not None:
             self._lent.close()
-        self._lent = LentMemory(arrived.fds.pop())
+        self._lent = LentMemory(arrived.fds.pop(), self._max_lent_bytes)
         self._end(arrived.head, seals, 0)
 
     def _take(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
