@@ -3,6 +3,9 @@
 Offsets come from the wire and are compared with the file's size. The file must be sealed against being cut short, or a
 read could kill this process. The map is let go as soon as the store's end of the connection goes, whoever uses it then:
 a dead store's memory is not to outlive it for our sake.
+
+The generation is read after the bytes. On machines that may carry out the two in another order (not x86) it is a strong
+hint, and the page's own checksum, which everybody compares anyway, is what decides.
 """
 
 from __future__ import annotations
