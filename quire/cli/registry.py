@@ -6,7 +6,23 @@ import argparse
 import importlib
 from typing import Protocol, cast
 
-NAMES = ("demo", "up", "down", "restart", "status", "logs", "serve", "complete", "bench", "profile", "key")
+NAMES = (
+    "demo",
+    "up",
+    "down",
+    "restart",
+    "status",
+    "logs",
+    "doctor",
+    "config",
+    "serve",
+    "chat",
+    "complete",
+    "run-batch",
+    "bench",
+    "profile",
+    "key",
+)
 
 
 class Command(Protocol):
@@ -23,4 +39,4 @@ class Command(Protocol):
 
 def load(name: str) -> Command:
     """Modules import what is heavy inside `run`, so that `--help` is instant."""
-    return cast(Command, importlib.import_module(f"quire.cli.{name}"))
+    return cast(Command, importlib.import_module(f"quire.cli.{name.replace('-', '_')}"))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import time
 from pathlib import Path
 
 from quire.cli import stack_arguments
 from quire.cli.terminal import paint, table
 
 HELP = "show what runs"
+_LEAST_WATCH_S = 0.1
 _COLUMNS = ("phase", "pid", "grpc_port", "resident_mb", "restarts", "detail")
 
 
@@ -18,10 +21,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """For people or for programs."""
     stack_arguments.add_name(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument(
+        "-w", "--watch", type=float, nargs="?", const=1.0, metavar="S", help="again every S seconds (1), until Ctrl-C"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 0 if everything is ready, else 1."""
+    """Exit code 0 if everything is ready, else 1; that of the last look, where it is watched."""
+    if args.watch is None:
+        return _show(args)
+    while True:
+        if sys.stdout.isatty():
+            print("\x1b[H\x1b[2J", end="")
+        code = _show(args)
+        sys.stdout.flush()
+        try:
+            time.sleep(max(args.watch, _LEAST_WATCH_S))
+        except KeyboardInterrupt:
+            return code
+
+
+def _show(args: argparse.Namespace) -> int:
     from quire.local.state import StateDirectory
 
     state = StateDirectory(args.name).read()

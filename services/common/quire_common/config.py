@@ -61,32 +61,62 @@ def load_config(
     cls: type[C], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
 ) -> C:
     """Build the service's config. Raises ConfigError, or exits after printing for `--help` and flag syntax."""
+    return cls(**{name: value for name, (value, _) in _collect(cls, service, argv, environ).items()})
+
+
+def explain_config(
+    cls: type[Any], service: str, argv: Sequence[str] | None = None, environ: Mapping[str, str] | None = None
+) -> list[dict[str, Any]]:
+    """Every option: its value (secrets masked), where that came from, what it means and what it is otherwise."""
+    found = _collect(cls, service, argv, environ)
+    explained = []
+    for field in dataclasses.fields(cls):
+        value, source = found.get(field.name, (field.default, "default"))
+        secret = bool(field.metadata.get("secret") and value)
+        explained.append(
+            {
+                "name": field.name.replace("_", "-"),
+                "value": "***" if secret else value,
+                "source": source,
+                "default": field.default,
+                "help": field.metadata.get("help", ""),
+            }
+        )
+    return explained
+
+
+def _collect(
+    cls: type[Any], service: str, argv: Sequence[str] | None, environ: Mapping[str, str] | None
+) -> dict[str, tuple[Any, str]]:
+    """Values that were given, and by what; the last that speaks wins."""
     environ = os.environ if environ is None else environ
-    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # a dataclass type by contract
+    fields = {f.name: f for f in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
     parser = _parser(cls, service, fields, hints)
     flags, rest = parser.parse_known_args(argv)
     if rest:
         raise ConfigError("UNKNOWN_FLAG", f"Unknown argument {rest[0]!r} for the {service}.", "See --help.")
-    values: dict[str, Any] = {}
+    values: dict[str, tuple[Any, str]] = {}
     if flags.config:
         for key, raw in _read_yaml(Path(flags.config), service).items():
             name = str(key).replace("-", "_")
             if name not in fields:
                 raise _unknown("key", str(key), f"the file {flags.config}", fields)
-            values[name] = _convert(raw, hints[name], fields[name], f"{key} in {flags.config}")
+            source = f"{key} in {flags.config}"
+            values[name] = _convert(raw, hints[name], fields[name], source), source
     prefix = f"{ENV_PREFIX}{service.upper()}_"
     for variable, raw in environ.items():
         if variable.startswith(prefix):
             name = variable[len(prefix) :].lower()
             if name not in fields:
                 raise _unknown("variable", variable, "the environment", fields)
-            values[name] = _convert(raw, hints[name], fields[name], variable)
+            values[name] = _convert(raw, hints[name], fields[name], variable), variable
     for name in fields:
         raw = getattr(flags, name)
         if raw is not None:
-            values[name] = _convert(raw, hints[name], fields[name], "--" + name.replace("_", "-"))
-    return cls(**values)
+            flag = "--" + name.replace("_", "-")
+            values[name] = _convert(raw, hints[name], fields[name], flag), flag
+    return values
 
 
 def describe(config: object) -> dict[str, Any]:

@@ -7,6 +7,7 @@ A start that fails logs one line with the root cause, its code and its fix, and 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
@@ -22,7 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from quire_common.aio_health import AioHealth
-from quire_common.config import ServiceConfig, load_config, split_address
+from quire_common.config import ServiceConfig, explain_config, load_config, split_address
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C", bound=ServiceConfig)
 EXIT_START_FAILED = 2
+_EXPLAIN = "--explain-config"
 _GRACE_S = 1.0
 _WAITING_PER_THREAD = 8
 # Ways of discovery that need no registration.
@@ -107,8 +109,15 @@ class SyncService(Protocol):
 
 
 def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequence[str] | None = None) -> int:
-    """The body of every `__main__`: flags to config, then run; a bad flag is a typed error on one line."""
+    """The body of every `__main__`: flags to config, then run; a bad flag is a typed error on one line.
+
+    With `--explain-config` nothing runs: every value and where it came from, as JSON.
+    """
+    argv = sys.argv[1:] if argv is None else argv
     try:
+        if _EXPLAIN in argv:
+            print(json.dumps(explain_config(cls, service, [flag for flag in argv if flag != _EXPLAIN])))
+            return 0
         config = load_config(cls, service, argv)
     except QuireError as error:
         setup_logging(service, "info", os.environ.get("QUIRE_LOG_FORMAT", "json"))

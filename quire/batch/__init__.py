@@ -1,0 +1,1 @@
+"""OpenAI's batch files: requests in, answers out, by custom_id."""

@@ -1,0 +1,114 @@
+"""The two files of a batch. The output is the state: a request with a good answer there is never asked again.
+
+Answers are appended one line at a time, so that a run which is cut short loses what was in flight and nothing else;
+a line that was cut in its middle is dropped. Knows nothing of servers.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidArgument, NotFound
+
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/v1/rerank",
+)
+
+
+@dataclass(frozen=True)
+class BatchRequest:
+    """One line."""
+
+    custom_id: str
+    url: str
+    body: dict[str, Any]
+
+
+class BatchFile:
+    """Thread-safe in `append`."""
+
+    def __init__(self, input_file: str, output_file: str, *, restart: bool = False) -> None:
+        self.requests = _read_requests(Path(input_file))
+        self._output = Path(output_file)
+        self._lock = threading.Lock()
+        self._answers: dict[str, str] = {}
+        if not restart:
+            self._answers = _read_answers(self._output, {request.custom_id for request in self.requests})
+        self._rewrite()
+
+    def todo(self) -> list[BatchRequest]:
+        """Requests without a good answer, in the order of the file."""
+        return [request for request in self.requests if request.custom_id not in self._answers]
+
+    def append(self, custom_id: str, answer: dict[str, Any]) -> None:
+        """Keep an answer."""
+        line = json.dumps(answer, ensure_ascii=False)
+        with self._lock:
+            self._answers[custom_id] = line
+            with self._output.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+    def finish(self) -> None:
+        """Bring the answers into the order of the requests."""
+        self._rewrite()
+
+    def _rewrite(self) -> None:
+        lines = [self._answers[r.custom_id] for r in self.requests if r.custom_id in self._answers]
+        temporary = self._output.with_name(self._output.name + ".tmp")
+        temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        temporary.replace(self._output)
+
+
+def _read_requests(path: Path) -> list[BatchRequest]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise NotFound("BATCH_FILE", f"Cannot read {path}.", "Give a file of JSON lines with -i.") from error
+    requests: dict[str, BatchRequest] = {}
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+            request = BatchRequest(value["custom_id"], value["url"], value["body"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise _bad(path, number, "has no custom_id, url and body") from error
+        if not isinstance(request.custom_id, str) or not isinstance(request.body, dict):
+            raise _bad(path, number, "has a custom_id that is no text, or a body that is no object")
+        if value.get("method", "POST") != "POST" or request.url not in ENDPOINTS:
+            raise _bad(path, number, f"asks for {value.get('method', 'POST')} {request.url}")
+        if request.custom_id in requests:
+            raise _bad(path, number, f"repeats the custom_id {request.custom_id!r}")
+        requests[request.custom_id] = request
+    return list(requests.values())
+
+
+def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
+    """Good ones alone: what failed is asked again."""
+    answers = {}
+    if path.exists():
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+            try:
+                value = json.loads(line)
+                good = value["custom_id"] in known and value["response"]["status_code"] == 200
+            except (ValueError, KeyError, TypeError):
+                continue
+            if good:
+                answers[value["custom_id"]] = line
+    return answers
+
+
+def _bad(path: Path, number: int, cause: str) -> InvalidArgument:
+    return InvalidArgument(
+        "BAD_BATCH_LINE", f"Line {number} of {path} {cause}.", f"Endpoints: {', '.join(ENDPOINTS)}; method POST."
+    )

@@ -1,0 +1,105 @@
+"""Sends a batch's requests from some threads, each with a connection of its own, and keeps the answers.
+
+What a server asks to have again later (429, 503, a connection that broke) is sent again after the time that it names.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import sys
+import time
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from threading import local
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire.batch.batch_file import BatchFile, BatchRequest
+
+_TIMEOUT_S = 3600.0
+_MOST_WAIT_S = 30.0
+_AGAIN = frozenset({429, 503})
+
+
+def run_batch(
+    files: BatchFile, todo: Sequence[BatchRequest], base_url: str, api_key: str | None, concurrency: int, retries: int
+) -> int:
+    """Every request once more; returns how many failed for good. An interruption keeps what has been answered."""
+    sender = _Sender(base_url, api_key, retries)
+    failed = 0
+
+    def one(request: BatchRequest) -> bool:
+        """What failed is said in the file too, as OpenAI does; the next run asks it again."""
+        answer = sender.send(request)
+        files.append(request.custom_id, answer)
+        return bool(answer["response"]["status_code"] == 200)
+
+    pool = ThreadPoolExecutor(min(concurrency, max(1, len(todo))), thread_name_prefix="batch")
+    try:
+        for done, good in enumerate(pool.map(one, todo), 1):
+            failed += not good
+            if sys.stderr.isatty():
+                print(f"\r{done}/{len(todo)}", end="", file=sys.stderr, flush=True)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        if sys.stderr.isatty():
+            print(file=sys.stderr)
+    return failed
+
+
+class _Sender:
+    """One connection per thread."""
+
+    def __init__(self, base_url: str, api_key: str | None, retries: int) -> None:
+        parts = urlsplit(base_url)
+        self._secure, self._host = parts.scheme == "https", parts.hostname or ""
+        self._port, self._path = parts.port, parts.path.rstrip("/")
+        self._headers = {"Content-Type": "application/json"}
+        if api_key:
+            self._headers["Authorization"] = f"Bearer {api_key}"
+        self._retries = retries
+        self._here = local()
+
+    def send(self, request: BatchRequest) -> dict[str, Any]:
+        """The line of the output."""
+        request_id = f"batch_req_{uuid.uuid4().hex}"
+        status, body, wait_s = 0, dict[str, Any](), 0.5
+        for attempt in range(self._retries + 1):
+            status, body, retry_after_s = self._try(request, request_id)
+            if (status and status not in _AGAIN) or attempt == self._retries:
+                break
+            wait_s = min(_MOST_WAIT_S, max(retry_after_s, wait_s * 2 if attempt else wait_s))
+            time.sleep(wait_s)
+        good = status == 200
+        return {
+            "id": request_id,
+            "custom_id": request.custom_id,
+            "response": {"status_code": status, "request_id": request_id, "body": body if good else None},
+            "error": None if good else body,
+        }
+
+    def _try(self, request: BatchRequest, request_id: str) -> tuple[int, dict[str, Any], float]:
+        """Status (0: no answer), body, and when to come back."""
+        connection: http.client.HTTPConnection | None = getattr(self._here, "connection", None)
+        if connection is None:
+            kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            connection = self._here.connection = kind(self._host, self._port, timeout=_TIMEOUT_S)
+        try:
+            body = json.dumps(request.body).encode()
+            connection.request("POST", self._path + request.url, body, {**self._headers, "X-Request-Id": request_id})
+            answer = connection.getresponse()
+            raw = answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            return 0, {"code": "UNREACHABLE", "message": str(error) or type(error).__name__}, 0.0
+        try:
+            found = json.loads(raw)
+        except ValueError:
+            found = {"code": "NOT_JSON", "message": raw[:500].decode("utf-8", "replace")}
+        try:
+            retry_after_s = float(answer.headers.get("Retry-After", 0))
+        except ValueError:
+            retry_after_s = 0.0
+        return answer.status, found, retry_after_s

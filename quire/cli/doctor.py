@@ -1,0 +1,40 @@
+"""`quire doctor`: whether this machine has what Quire needs: ports, Redis, GPU and driver, disk, memory, clock.
+
+Each check says what it found and, where that is not well, what to do. Changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from quire.cli.terminal import paint
+
+HELP = "check ports, Redis, GPU, driver, disk, memory and clock"
+_MARKS = {"ok": ("✓", "green"), "warning": ("!", "yellow"), "failed": ("✗", "red")}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What to look at beside the machine."""
+    parser.add_argument("--port", type=int, default=8000, metavar="N", help="of HTTP (default: %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
+    parser.add_argument("--redis", metavar="HOST:PORT", help="a Redis that the services are to use")
+    parser.add_argument("--model", metavar="FOLDER", help="a model that is to be served")
+    parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="cuda: a GPU is needed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 1 if anything failed; a warning is no failure."""
+    from quire.doctor.checks import check_all
+
+    findings = check_all(args.host, args.port, args.redis, args.model, args.device)
+    if args.json:
+        print(json.dumps([finding.__dict__ for finding in findings], indent=1))
+    else:
+        for finding in findings:
+            mark, style = _MARKS[finding.state]
+            print(f"{paint(mark, style)} {finding.name:<10} {finding.found}")
+            if finding.fix:
+                print(f"  {'':<10} {paint(finding.fix, 'dim')}")
+    return 1 if any(finding.state == "failed" for finding in findings) else 0

@@ -1,0 +1,66 @@
+"""`quire run-batch`: a file of OpenAI's batch API, answered line by line. Run again, it goes on where it ended."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from quire.cli.connection import api_key
+from quire.cli.stack_arguments import add_name
+
+HELP = "answer a file of OpenAI batch requests"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """vLLM's names."""
+    parser.add_argument("-i", "--input-file", required=True, metavar="FILE", help="JSON lines of requests")
+    parser.add_argument("-o", "--output-file", required=True, metavar="FILE", help="JSON lines of answers")
+    parser.add_argument("--base-url", metavar="URL", help="of the server (default: the stack that runs here)")
+    parser.add_argument("--model", metavar="FOLDER", help="start a stack of its own on this model, and end it")
+    parser.add_argument("--max-concurrency", type=int, default=64, metavar="N", help="(default: %(default)s)")
+    parser.add_argument("--retries", type=int, default=5, metavar="N", help="of what may be retried (default: 5)")
+    parser.add_argument("--restart", action="store_true", help="answer all again, whatever is in the output file")
+    parser.add_argument("--api-key", metavar="KEY", help="credential (default: the variable QUIRE_API_KEY)")
+    add_name(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit code 0 if every request has its answer, else 1."""
+    from quire.batch.batch_file import BatchFile
+    from quire.batch.runner import run_batch
+    from quire.errors import InvalidArgument
+
+    if args.max_concurrency < 1 or args.retries < 0:
+        raise InvalidArgument("BAD_VALUE", "A count is too small.", "Give at least 1, and no fewer than 0 retries.")
+    files = BatchFile(args.input_file, args.output_file, restart=args.restart)
+    todo = files.todo()
+    print(f"{len(files.requests)} requests, {len(files.requests) - len(todo)} of them answered", file=sys.stderr)
+    if args.model:
+        from quire.local.spec import StackSpec
+        from quire.local.stack import LocalStack
+        from quire.models import find_model
+
+        stack = LocalStack(StackSpec(f"batch-{id(files)}", str(find_model(args.model)), keep_directory=False))
+        try:
+            failed = run_batch(files, todo, stack.ready.http, None, args.max_concurrency, args.retries)
+        finally:
+            stack.close()
+    else:
+        failed = run_batch(files, todo, _base_url(args), api_key(args), args.max_concurrency, args.retries)
+    files.finish()
+    print(f"{len(todo) - failed} answered, {failed} failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _base_url(args: argparse.Namespace) -> str:
+    from quire.errors import FailedPrecondition
+    from quire.local.state import StateDirectory
+
+    if args.base_url:
+        return str(args.base_url).rstrip("/").removesuffix("/v1")
+    state = StateDirectory(args.name).running()
+    if state is None:
+        raise FailedPrecondition(
+            "NOT_RUNNING", f"No stack named {args.name!r} runs here.", "Start one with `quire up`, or give --base-url."
+        )
+    return state.http

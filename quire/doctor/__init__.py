@@ -1,0 +1,1 @@
+"""Checks of the machine that Quire is to run on."""

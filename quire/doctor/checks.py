@@ -1,0 +1,32 @@
+"""The checks, in the order in which they are shown. None raises, changes anything, or takes more than seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.doctor.finding import Finding
+from quire.doctor.machine import check_clock, check_cores, check_disk, check_files, check_memory, check_shared_memory
+from quire.doctor.network import check_port, check_redis
+from quire.doctor.software import check_gpu, check_model, check_python, check_services
+
+
+def check_all(host: str, port: int, redis: str | None, model: str | None, device: str) -> list[Finding]:
+    """Every finding."""
+    return list(_all(host, port, redis, model, device))
+
+
+def _all(host: str, port: int, redis: str | None, model: str | None, device: str) -> Iterator[Finding]:
+    yield check_python()
+    yield check_services()
+    yield check_port(host, port)
+    if redis:
+        yield check_redis(redis)
+    yield check_gpu(needed=device == "cuda")
+    if model:
+        yield check_model(model)
+    yield check_cores()
+    yield check_memory()
+    yield check_shared_memory()
+    yield check_disk()
+    yield check_files()
+    yield check_clock()

@@ -1,0 +1,103 @@
+"""Cores, memory, disk, files and clock of this machine (Linux; elsewhere most are unknown, and say so)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import shutil
+import time
+from pathlib import Path
+
+from quire.doctor.finding import Finding, ok, warning
+from quire.local.state import base_directory
+
+_GIB = 1 << 30
+_LEAST_CORES = 2
+_LEAST_MEMORY, _LEAST_DISK, _LEAST_SHARED = 2 * _GIB, 2 * _GIB, _GIB // 2
+_LEAST_FILES = 4096
+# adjtimex(2): the kernel's clock is not kept in step by anybody.
+_STA_UNSYNC = 0x40
+
+
+def check_cores() -> Finding:
+    """Five processes share them."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < _LEAST_CORES:
+        return warning("cores", f"{cores} core", f"Give at least {_LEAST_CORES}: services and worker share them.")
+    return ok("cores", f"{cores} cores")
+
+
+def check_memory() -> Finding:
+    """What is available now."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        facts = {name: int(value.split()[0]) * 1024 for name, _, value in (line.partition(":") for line in lines)}
+        available = facts["MemAvailable"]
+    except (OSError, ValueError, KeyError):
+        return ok("memory", "unknown on this system")
+    found = f"{available / _GIB:.1f} of {facts['MemTotal'] / _GIB:.1f} GiB available"
+    if available < _LEAST_MEMORY:
+        return warning("memory", found, "Five services need about 1 GiB beside the model and its KV pages.")
+    return ok("memory", found)
+
+
+def check_shared_memory() -> Finding:
+    """Pages travel between processes of a host through it."""
+    try:
+        free = shutil.disk_usage("/dev/shm").free
+    except OSError:
+        return warning("/dev/shm", "there is none", "Pages then travel by gRPC, which is slower.")
+    if free < _LEAST_SHARED:
+        return warning("/dev/shm", f"{free / _GIB:.2f} GiB free", "In a container, raise --shm-size.")
+    return ok("/dev/shm", f"{free / _GIB:.1f} GiB free")
+
+
+def check_disk() -> Finding:
+    """Where stacks keep their logs, and the kvstore its pages unless told otherwise."""
+    place = base_directory()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    found = f"{free / _GIB:.1f} GiB free at {place}"
+    if not os.access(place, os.W_OK):
+        return warning("disk", f"{place} cannot be written", "Set QUIRE_STATE_DIR to a folder that can.")
+    if free < _LEAST_DISK:
+        return warning("disk", found, "Free some, or set QUIRE_STATE_DIR to another disk.")
+    return ok("disk", found)
+
+
+def check_files() -> Finding:
+    """A router has a file per client."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 < soft < _LEAST_FILES:
+        return warning("files", f"{soft} open files at most", f"`ulimit -n {_LEAST_FILES}` or more: one per client.")
+    return ok("files", f"{soft} open files at most")
+
+
+def check_clock() -> Finding:
+    """Deadlines travel as wall-clock times between machines."""
+    before_s = time.time() - time.monotonic()
+    time.sleep(0.05)
+    jump_s = abs(time.time() - time.monotonic() - before_s)
+    if jump_s > 0.01:
+        return warning("clock", f"it jumped by {jump_s * 1000:.0f} ms", "Something sets it hard: let NTP slew it.")
+    synchronised = _synchronised()
+    if synchronised is None:
+        return ok("clock", "steady; whether NTP keeps it is unknown")
+    if not synchronised:
+        return warning("clock", "steady, but nobody keeps it in step", "Between several machines, run NTP or chrony.")
+    return ok("clock", "steady, and kept in step")
+
+
+def _synchronised() -> bool | None:
+    """What the kernel says; None where it cannot be asked."""
+    try:
+        libc = ctypes.CDLL(None, use_errno=True)
+        timex = (ctypes.c_long * 64)()
+        if libc.adjtimex(ctypes.byref(timex)) < 0:
+            return None
+        # struct timex on 64 bits: modes (int, padded), offset, freq, maxerror, esterror, then status (int).
+        return not timex[5] & _STA_UNSYNC
+    except (OSError, AttributeError):
+        return None

@@ -1,0 +1,89 @@
+"""Python, the installed services, the GPU's driver, and a model's folder."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from quire.doctor.finding import Finding, failed, ok, warning
+from quire.local.spec import SERVICES
+
+_LEAST_PYTHON = (3, 11)
+# CUDA 13's.
+_LEAST_DRIVER = 580
+_TIMEOUT_S = 20.0
+_FAMILY = ("grpcio", "grpcio-status", "grpcio-health-checking", "grpcio-reflection")
+
+
+def check_python() -> Finding:
+    """Its version."""
+    found = ".".join(map(str, sys.version_info[:3]))
+    if sys.version_info < _LEAST_PYTHON:
+        return failed("python", found, "Use 3.11 or later.")
+    return ok("python", found)
+
+
+def check_services() -> Finding:
+    """All five are installed, and gRPC's packages are of one version."""
+    missing = []
+    for service in SERVICES:
+        try:
+            version(f"quire-{service}")
+        except PackageNotFoundError:
+            missing.append(service)
+    if missing:
+        return warning("services", f"not installed: {', '.join(missing)}", "`make install`, or install them elsewhere.")
+    family = {}
+    for name in _FAMILY:
+        try:
+            family[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if len(set(family.values())) > 1:
+        return failed("services", f"gRPC is of several versions: {family}", "Install under constraints.txt.")
+    return ok("services", f"all five, gRPC {family.get('grpcio', 'unknown')}")
+
+
+def check_gpu(*, needed: bool) -> Finding:
+    """What nvidia-smi says; no GPU is well where none is needed."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        if needed:
+            return failed("gpu", "none (no nvidia-smi)", "Install the driver, or use --device cpu.")
+        return ok("gpu", "none: the worker computes on the CPU")
+    query = ["--query-gpu=name,driver_version,memory.total,memory.used", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run([tool, *query], capture_output=True, text=True, timeout=_TIMEOUT_S, check=True)
+        rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.strip().splitlines()]
+        name, driver, total, used = rows[0]
+        major = int(driver.split(".")[0])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        reason = f"nvidia-smi fails: {type(error).__name__}"
+        return (failed if needed else warning)("gpu", reason, "Repair the driver.")
+    found = f"{len(rows)} x {name}, driver {driver}, {int(total) - int(used)} of {total} MiB free"
+    if major < _LEAST_DRIVER:
+        return warning("gpu", found, f"CUDA 13 needs driver {_LEAST_DRIVER} or later.")
+    if int(used) > int(total) // 10:
+        return warning("gpu", found, "Something uses it already: see nvidia-smi, or lower --gpu-memory-utilization.")
+    return ok("gpu", found)
+
+
+def check_model(folder: str) -> Finding:
+    """A folder with config, tokenizer and safetensors."""
+    path = Path(folder)
+    lacks = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    weights = list(path.glob("*.safetensors"))
+    if lacks or not weights:
+        what = ", ".join([*lacks, *([] if weights else ["*.safetensors"])])
+        return failed("model", f"{folder} lacks {what}", "Give a Hugging Face folder with safetensors.")
+    try:
+        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        architecture = config["architectures"][0]
+    except (OSError, ValueError, KeyError, IndexError):
+        return failed("model", f"{folder}/config.json names no architecture", "Take the folder as it was published.")
+    size = sum(file.stat().st_size for file in weights)
+    return ok("model", f"{architecture}, {size / 1e9:.2f} GB of weights")

@@ -1,0 +1,101 @@
+"""`quire run-batch` against a router: answers by custom_id, refusals in the file, and a run that goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.batch.batch_file import BatchFile
+from quire.errors import InvalidArgument
+from tests.fakes.router_rig import RouterRig, router_rig
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def line(custom_id: str, prompt: str = "ab", url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
+    fields = {"model": "fake", "prompt": prompt, "max_tokens": 3, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": fields}
+
+
+def write(path: Path, *lines: dict[str, Any]) -> None:
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in lines))
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(entry) for entry in path.read_text().splitlines()]
+
+
+async def batch(rig: RouterRig, tmp_path: Path, *flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "quire", "run-batch", "--base-url", f"http://{rig.router.http.address}/v1"]
+    files = ["-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    process = await asyncio.create_subprocess_exec(
+        *command, *files, *flags, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    out, _ = await asyncio.wait_for(process.communicate(), 120)
+    return process.returncode or 0, out.decode()
+
+
+async def test_every_line_is_answered_and_a_second_run_asks_what_failed_alone(tmp_path: Path) -> None:
+    chat = {"custom_id": "chat", "method": "POST", "url": "/v1/chat/completions"}
+    chat["body"] = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "max_tokens": 2}  # type: ignore[assignment]  # a line is any JSON
+    write(tmp_path / "in.jsonl", *(line(f"c{i}") for i in range(20)), line("bad", temperature=-1), chat)
+    async with router_rig() as rig:
+        code, out = await batch(rig, tmp_path, "--max-concurrency", "7")
+        assert code == 1 and "21 answered, 1 failed" in out
+        answers = read(tmp_path / "out.jsonl")
+        assert [answer["custom_id"] for answer in answers] == [*(f"c{i}" for i in range(20)), "bad", "chat"]
+        assert answers[0]["response"]["body"]["choices"][0]["text"] == "aba" and answers[0]["error"] is None
+        assert answers[20]["response"]["status_code"] == 400 and answers[20]["response"]["body"] is None
+        assert answers[20]["error"]["error"]["param"] == "temperature"
+        assert len(rig.scheduler.submits) == 21
+        write(tmp_path / "in.jsonl", *(line(f"c{i}") for i in range(22)), line("bad"))
+        code, out = await batch(rig, tmp_path)
+        assert code == 0 and "23 requests, 20 of them answered" in out and len(rig.scheduler.submits) == 24
+        assert [answer["custom_id"] for answer in read(tmp_path / "out.jsonl")][-1] == "bad"
+        code, out = await batch(rig, tmp_path, "--restart")
+        assert code == 0 and len(rig.scheduler.submits) == 47
+
+
+async def test_what_may_be_retried_is(tmp_path: Path) -> None:
+    write(tmp_path / "in.jsonl", line("a"))
+    async with router_rig() as rig:
+        rig.router.admission.pause()
+        running = asyncio.ensure_future(batch(rig, tmp_path))
+        await asyncio.sleep(1.5)
+        rig.router.admission.resume()
+        code, out = await running
+        assert code == 0, out
+        rig.router.admission.pause()
+        code, out = await batch(rig, tmp_path, "--restart", "--retries", "0")
+        assert code == 1 and read(tmp_path / "out.jsonl")[0]["response"]["status_code"] == 503
+
+
+def test_a_line_that_was_cut_is_asked_again(tmp_path: Path) -> None:
+    given, out = tmp_path / "in", tmp_path / "out"
+    write(given, line("a"), line("b"))
+    good = {"custom_id": "a", "response": {"status_code": 200, "body": {}}, "error": None}
+    out.write_text(json.dumps(good) + '\n{"custom_id": "b", "respo')
+    files = BatchFile(str(given), str(out))
+    assert [request.custom_id for request in files.todo()] == ["b"] and read(out) == [good]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"custom_id": "a"},
+        {**line("a"), "url": "/v1/models"},
+        {**line("a"), "method": "GET"},
+        {**line("a"), "body": []},
+        {**line("b"), "custom_id": "first"},
+    ],
+    ids=str,
+)
+def test_bad_lines_are_named(bad: dict[str, Any], tmp_path: Path) -> None:
+    write(tmp_path / "in", line("first"), bad)
+    with pytest.raises(InvalidArgument, match="Line 2"):
+        BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))

@@ -1,0 +1,88 @@
+"""`quire chat`, `status --watch` and `config`, without a terminal."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+
+from quire.__main__ import main
+from tests.fakes.fake_router import FakeRouter
+
+Fake = tuple[FakeRouter, str]
+Capture = pytest.CaptureFixture[str]
+
+
+def talk(address: str, said: str, monkeypatch: pytest.MonkeyPatch, *flags: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.StringIO(said))
+    return main(["chat", "--address", address, "--max-tokens", "3", *flags])
+
+
+def test_a_conversation_goes_on_until_it_is_reset(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    router, address = fake
+    said = "one\n\ntwo\n/reset\nthree\n/exit\nnever\n"
+    assert talk(address, said, monkeypatch, "--system", "Be brief.", "--temperature", "0.5") == 0
+    sent = [json.loads(request.chat.messages_json) for request in router.requests]
+    system, answer = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "0 1 2 "}
+
+    def user(text: str) -> dict[str, str]:
+        return {"role": "user", "content": text}
+
+    assert sent == [
+        [system, user("one")],
+        [system, user("one"), answer, user("two")],
+        [system, user("three")],
+    ]
+    assert router.requests[0].sampling.temperature == 0.5
+    shown = capsys.readouterr()
+    assert shown.out == "0 1 2 \n" * 3
+    assert shown.err.count("3 tokens, the first after ") == 3 and "tokens/s" in shown.err
+
+
+def test_a_refusal_is_said_and_forgotten(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    router, address = fake
+    router.overload = 1
+    assert talk(address, "one\ntwo\n", monkeypatch) == 0
+    assert json.loads(router.requests[1].chat.messages_json) == [{"role": "user", "content": "two"}]
+    assert "QUEUE_FULL" in capsys.readouterr().err
+
+
+def test_one_question(fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    router, address = fake
+    assert talk(address, "", monkeypatch, "-q", "why?") == 0
+    assert json.loads(router.requests[0].chat.messages_json) == [{"role": "user", "content": "why?"}]
+    assert capsys.readouterr().out == "0 1 2 \n"
+
+
+def test_a_watched_status_looks_again(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    looks = 0
+
+    def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += 1
+        assert seconds == 2.5
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("quire.cli.status.time.sleep", sleep)
+    assert main(["status", "--name", "no-such-stack", "--watch", "2.5"]) == 1
+    assert capsys.readouterr().out.count("not running") == 3
+
+
+def test_config_explains_values_and_their_source(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setenv("QUIRE_ROUTER_MAX_N", "7")
+    assert main(["config", "router", "--max-logprobs", "5", "--api-key", "secret-key", "--json"]) == 0
+    out = capsys.readouterr().out
+    options = {option["name"]: option for option in json.loads(out)["router"]}
+    assert (options["max-n"]["value"], options["max-n"]["source"]) == (7, "QUIRE_ROUTER_MAX_N")
+    assert (options["max-logprobs"]["value"], options["max-logprobs"]["source"]) == (5, "--max-logprobs")
+    assert options["placement"]["source"] == "default" and options["placement"]["help"]
+    assert options["api-key"]["value"] == "***" and "secret-key" not in out
+    assert main(["config", "router"]) == 0
+    table = capsys.readouterr().out
+    assert "QUIRE_ROUTER_MAX_N" in table and "max-body-bytes" not in table
+    monkeypatch.setenv("QUIRE_ROUTER_MAX_N", "none")
+    assert main(["config", "router"]) == 1
+    assert "QUIRE_ROUTER_MAX_N is 'none'" in capsys.readouterr().err
+    assert main(["config", "gateway"]) == 1

@@ -1,0 +1,93 @@
+"""Checks of the machine: each says what is wrong where something is."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+
+from quire.__main__ import main
+from quire.doctor.machine import check_clock, check_disk
+from quire.doctor.network import check_port, check_redis
+from quire.doctor.software import check_gpu, check_model
+from quire.models import find_model
+from tests.redis_server import RedisServer, redis_server
+
+__all__ = ["redis_server"]
+
+
+def test_ports() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = check_port("127.0.0.1", port)
+        assert found.state == "warning" and str(port) in found.found and found.fix
+    assert check_port("127.0.0.1", port).state == "ok"
+
+
+def test_redis(redis_server: RedisServer) -> None:
+    assert check_redis(f"127.0.0.1:{redis_server.port}").state in ("ok", "warning")
+    assert check_redis(redis_server.url).found.split(",")[0].split(".")[0].isdigit()
+    redis_server.stop()
+    assert check_redis(f"127.0.0.1:{redis_server.port}").state == "failed"
+    assert check_redis("nonsense").state == "failed"
+
+
+def smi(folder: Path, text: str, code: int = 0) -> None:
+    tool = folder / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{text}'\nexit {code}\n")
+    tool.chmod(tool.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.mark.parametrize(
+    ("says", "code", "needed", "state", "text"),
+    [
+        ("NVIDIA H200, 580.65.06, 143771, 4", 0, True, "ok", "1 x NVIDIA H200, driver 580.65.06, 143767 of 143771"),
+        ("NVIDIA H200, 470.1, 143771, 4", 0, True, "warning", "driver 470.1"),
+        ("NVIDIA H200, 580.1, 1000, 900", 0, True, "warning", "100 of 1000 MiB free"),
+        ("no devices", 9, True, "failed", "nvidia-smi fails"),
+        ("gibberish", 0, False, "warning", "nvidia-smi fails"),
+    ],
+)
+def test_gpus(
+    says: str, code: int, needed: bool, state: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    smi(tmp_path, says, code)
+    found = check_gpu(needed=needed)
+    assert found.state == state and text in found.found
+
+
+def test_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check_gpu(needed=False).state == "ok" and check_gpu(needed=True).state == "failed"
+
+
+def test_models(tmp_path: Path) -> None:
+    found = check_model(str(find_model(None)))
+    assert found.state == "ok" and found.found.startswith("LlamaForCausalLM")
+    lacking = check_model(str(tmp_path))
+    assert lacking.state == "failed" and "config.json, tokenizer.json, *.safetensors" in lacking.found
+    for name in ("config.json", "tokenizer.json", "a.safetensors"):
+        (tmp_path / name).write_text("{}")
+    assert "no architecture" in check_model(str(tmp_path)).found
+
+
+def test_disk_and_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "not" / "yet"))
+    assert str(tmp_path) in check_disk().found
+    assert check_clock().found.startswith("steady")
+
+
+def test_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        assert main(["doctor", "--json", "--port", port, "--redis", "127.0.0.1:1"]) == 1
+    findings = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
+    assert findings["redis"]["state"] == "failed" and findings["port"]["state"] == "warning"
+    assert {"python", "services", "gpu", "cores", "memory", "disk", "files", "clock"} < set(findings)
+    main(["doctor"])
+    assert "python" in capsys.readouterr().out
