@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from quire_common.pages import HEADER_BYTES, PageExtras, PageKey, PageRun, chain_hashes
 from quire_kvstore import page_store, put_desk
 from quire_scheduler import kv_traffic, page_identity, prefix_cache
+from quire_scheduler.offload import Offload
 from quire_scheduler.page_allocator import PageAllocator
 from quire_scheduler.prefix_cache import PrefixCache
 from quire_scheduler.replica import Replica
+from quire_worker.engine.residents import Residents
 from quire_worker.mover.transports import grpc_transport
 from tests.exactness.hit_rights import HitRights
 from tests.exactness.mutations import UNLUCKY, Mutation
@@ -85,6 +87,21 @@ def failed_loads_named(patch: MonkeyPatch) -> None:
     patch.setattr(PrefixCache, "loaded", whole)
 
 
+def pages_stored_before_they_are_full(patch: MonkeyPatch) -> None:
+    """Pages are stored when their request has them, and the worker does not look whether they are whole."""
+    filled = Offload.filled
+
+    def early(self: Offload, request: Request, **least: int) -> bool:
+        ready, request.ready_pages = request.ready_pages, min(len(request.hashes), len(request.tables[0]))
+        try:
+            return filled(self, request, **least)
+        finally:
+            request.ready_pages = ready
+
+    patch.setattr(Offload, "filled", early)
+    patch.setattr(Residents, "can_store", lambda self, pages: True)
+
+
 def loads_not_checked(patch: MonkeyPatch) -> None:
     """The worker takes what comes for what it asked for."""
 
@@ -139,6 +156,7 @@ CACHE_MUTATIONS = (
     Mutation(unguarded(the_last_token_cached_too), {}),
     Mutation(evicted_pages_found, ON_DEVICE),
     Mutation(unguarded(evicted_pages_found), ON_DEVICE),
+    Mutation(pages_stored_before_they_are_full, IN_STORE),
     Mutation(loads_not_checked, IN_STORE),
     Mutation(keys_without_namespace, IN_STORE),
     Mutation(keys_without_group, IN_STORE),
