@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
-from quire_router.http.edge import OPEN_PATHS
+from quire_router.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 
 INFERENCE, METRICS, ADMIN = "key-of-a-client", "key-of-a-scraper", "key-of-an-operator"

@@ -50,9 +50,7 @@ TABLE = [
     completion("unknown model", "MODEL_NOT_FOUND", "model", "`other` does not exist here", 404, model="other"),
     completion("long text", "PROMPT_TOO_LONG", "prompt", prompt="x" * 200),
     completion("long ids", "PROMPT_TOO_LONG", "prompt", "100 tokens, the prompt has 200", prompt=[1] * 200),
-    completion(
-        "max_tokens 0", "OUT_OF_RANGE", "max_tokens", "is 0. Choose a value from 1 to 2147483647.", max_tokens=0
-    ),
+    chat("max_tokens 0", "OUT_OF_RANGE", "max_tokens", "is 0. Choose a value from 1 to 2147483647.", max_tokens=0),
     completion("max_tokens negative", "OUT_OF_RANGE", "max_tokens", max_tokens=-5),
     completion("max_tokens beyond the context", "MAX_TOKENS_TOO_LARGE", "max_tokens", "to 99", max_tokens=100),
     completion("min over max", "MIN_TOKENS_TOO_LARGE", "min_tokens", min_tokens=9, max_tokens=3),

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry import tracing
-from quire_router.http.edge import OPEN_PATHS
+from quire_router.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +45,7 @@ async def test_every_route_but_the_open_ones_needs_a_key() -> None:
                     assert bare.headers["www-authenticate"] == "Bearer"
                 assert good.status_code != 401, route.path
         assert walked > OPEN_PATHS and "/metrics" in walked
-        for unknown in ("/nothing", "/v1", "/livez/", "/docs"):
+        for unknown in ("/nothing", "/v1", "/livez/", "/docs/", "/openapi"):
             assert (await rig.http.get(unknown)).status_code == 401
 
 

@@ -20,6 +20,7 @@ from quire_common.telemetry.interceptors import CallGate, aio_server_interceptor
 from quire_common.transport import SERVER_OPTIONS
 from quire_router.config import RouterConfig
 from quire_router.server import RouterService
+from tests.fakes.api_document import check_answer
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.grpc_host import GrpcHost
@@ -94,7 +95,12 @@ async def router_rig(
             await checker.ready()
         channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
         http = await stack.enter_async_context(
-            httpx.AsyncClient(base_url=f"http://{router.http.address}", timeout=60, trust_env=False)
+            httpx.AsyncClient(
+                base_url=f"http://{router.http.address}",
+                timeout=60,
+                trust_env=False,
+                event_hooks={"response": [check_answer]},
+            )
         )
         yield RouterRig(
             router,

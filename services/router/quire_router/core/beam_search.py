@@ -97,6 +97,7 @@ class BeamSearch:
             async with asyncio.timeout(left_s):
                 rendering = await self._pipeline.render(job, caller)
                 with self._pipeline.admitted(job.weight):
+                    self._pipeline.charge(caller.tenant, sum(len(ids) for ids, _ in rendering.prompts))
                     return await self._run(rendering, caller, arrived_ns)
         except TimeoutError:
             raise DeadlineExceeded(
@@ -149,6 +150,7 @@ class BeamSearch:
             ignore_eos=True,
             text=TextOptions(),
             cache_salt=job.cache_salt,
+            session=job.session,
             wants=Wants(),
         )
         generation = await self._pipeline.generate(step, caller, time.monotonic_ns(), admitted=True)

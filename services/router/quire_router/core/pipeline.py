@@ -65,7 +65,8 @@ class Pipeline:
         self._handles = handles
         self._admission = admission
         self._token_bytes = token_bytes
-        self._charge = charge
+        # Counts tokens of a tenant.
+        self.charge = charge
         self._share = share_prefix_across_keys
 
     async def generate(
@@ -108,6 +109,8 @@ class Pipeline:
         with tracing.span("router.encode", parent=tracing.context_of(span)):
             job, prompts, timing = await self._encoded(job, served, context)
             texts = await self._texts(job, prompts) if job.wants.echo else []
+        if weight:
+            self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
         outbox = Outbox()
         choices = self._choices(job, caller, served, context, prompts, outbox)
@@ -225,7 +228,7 @@ class Pipeline:
         self._leave(weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
-        self._charge(generation.caller.tenant, generation.usage().completion_tokens - had)
+        self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
 
     def _enter(self, weight: int) -> None:
         self._admission.enter(weight)

@@ -18,6 +18,7 @@ from quire_router.http.body import BODY_TOO_LARGE, discard_body
 from quire_router.http.cors import NO_CORS, Cors
 from quire_router.http.error_shape import shaped_error
 from quire_router.http.exchange import SCOPE_KEY, Exchange, error_headers, new_request_id, request_id_from, send_json
+from quire_router.http.open_paths import OPEN_PATHS
 from quire_router.limits.rate_limits import RateLimited, limit_headers
 from quire_router.principal import INFERENCE, METRICS
 
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from quire_router.api_keys import ApiKeys
     from quire_router.limits.rate_limits import RateLimits
 
-OPEN_PATHS = frozenset({"/livez", "/readyz", "/health", "/ping"})
 METRICS_PATH = "/metrics"
 _CLIENT_GONE = 499
 _MAX_TRACE_CHARS = 512

@@ -12,6 +12,8 @@ from quire_router.http.completion_format import CompletionFormat
 from quire_router.http.generate import GenerateEndpoint, Serving
 from quire_router.http.messages_format import MessagesFormat
 from quire_router.http.messages_parse import parse_messages
+from quire_router.http.open_paths import OPEN_PATHS
+from quire_router.http.openapi.page import DOCUMENT_PATH, PAGE_PATH, DocsRoutes
 from quire_router.http.parse import parse_chat, parse_completion
 from quire_router.http.responses.endpoint import ResponseRoutes
 from quire_router.http.sampling_params import parse_tokens
@@ -76,6 +78,8 @@ def make_routes(
     ]
     if with_metrics:
         routes.append(Route("/metrics", status.metrics))
+    docs = DocsRoutes(OPEN_PATHS, frozenset(route.path.replace(":path}", "}") for route in routes))
+    routes += [Route(DOCUMENT_PATH, docs.document), Route(PAGE_PATH, docs.page)]
     return Router(routes, redirect_slashes=False, default=_not_found)
 
 
