@@ -36,8 +36,8 @@ _MOVE_PAGES = 256
 # Of all pages, the part that stores may hold, in the background and when requests are preempted for pages.
 _SHARE, _SWAP_SHARE = 8, 2
 _LEAST_SHARE = 2 * BATCH_PAGES
-# Of all pages, the part that is looked through before it is evicted.
-_WINDOW, _LEAST_WINDOW = 16, 8
+# Pages that are looked at before they are evicted, as a share of all, within bounds; again when a quarter is used up.
+_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 512
 _NOBODY = RequestContext("offload")
 
 
@@ -82,7 +82,7 @@ class Offload:
         # Hashes that the kvstore has, or is being given; least recently used first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
         self._boot_id = 0
-        self._window = max(pools.capacity // _WINDOW, _LEAST_WINDOW)
+        self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
         # By group: pages that had been allocated when the window was looked through last.
         self._looked_at = [-self._window] * pools.groups
         # What was seen there did not all go.
@@ -129,9 +129,9 @@ class Offload:
         if not self.enabled or self._selective:
             return
         for group, pool in enumerate(self._pools.pools):
-            if pool.allocated - self._looked_at[group] >= self._window // 2:
+            if pool.allocated - self._looked_at[group] >= self._window // 4:
                 self._looked_at[group] = pool.allocated
-                for chain in self._chains(group, pool.next_evicted(2 * self._window)):
+                for chain in self._chains(group, pool.next_evicted(self._window)):
                     room = self._room(_SHARE)
                     if room < len(chain.hashes):
                         # Its tail goes first. The rest is looked at again when a store has ended.
