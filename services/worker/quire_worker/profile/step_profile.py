@@ -88,9 +88,9 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
 
 def _fill(pages: Tensor, table: Int32) -> None:
     """Random numbers, since zeros are computed faster."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator(pages.device).manual_seed(0)
     for page in sorted(set(table.ravel().tolist()) - {0}):
-        pages[page].copy_(torch.randn(pages.shape[1:], generator=generator))
+        pages[page].copy_(torch.randn(pages.shape[1:], generator=generator, device=pages.device))
 
 
 def _run(device: Device, batch: StepBatch, steps: int) -> None:
