@@ -78,6 +78,17 @@ def test_the_choice_is_known_before_the_first_move(running: Running) -> None:
         assert mover.carrier.transport == "", "nobody is there yet"
 
 
+def test_without_the_library_pages_go_over_grpc(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_worker.mover.transports.transport_choice.AVAILABLE", False)
+    with mover_side(running.address, "auto") as mover:
+        assert mover.store(A) == 8 and mover.carrier.transport == "grpc"
+    monkeypatch.setattr("quire_kvstore.data.data_port.AVAILABLE", False)
+    with serving(config(1, ram_bytes=4 * ROOM)) as bare:
+        monkeypatch.undo()
+        with mover_side(bare.address, "auto") as mover:
+            assert mover.store(A) == 8 and mover.carrier.transport == "grpc"
+
+
 @pytest.mark.parametrize("choice", EACH)
 @pytest.mark.parametrize("place", [10, 40, 125, HEADER_BYTES, HEADER_BYTES + PAGE_BYTES - 1])
 def test_a_byte_that_went_bad_in_memory_is_a_miss_and_counted_and_gone(

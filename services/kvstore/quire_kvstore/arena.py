@@ -33,18 +33,17 @@ _GENERATION_AT = 64
 
 
 class Arena:
-    """`capacity_bytes` of memory. `fd` is open for reading alone; it is for others only where it is `sealed`."""
+    """`capacity_bytes` of memory. `fd` is open for reading alone, for others to map; None where the kernel cannot
+    seal it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self._slabs = Slabs(capacity_bytes)
         fd = os.memfd_create("quire-kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.fchmod(fd, 0o400)
             os.ftruncate(fd, capacity_bytes)
             self._map = mmap.mmap(fd, capacity_bytes)
-            self.sealed = _seal(fd)
-            self.fd = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+            self.fd = _sealed(fd)
         finally:
             os.close(fd)
         self._view = memoryview(self._map)
@@ -93,17 +92,19 @@ class Arena:
         """Give the memory back. No view may be left."""
         self._view.release()
         self._map.close()
-        os.close(self.fd)
+        if self.fd is not None:
+            os.close(self.fd)
 
     def check_integrity(self) -> None:
         """See Slabs."""
         self._slabs.check_integrity()
 
 
-def _seal(fd: int) -> bool:
-    """False where the kernel (before Linux 5.1) does not know these seals."""
+def _sealed(fd: int) -> int | None:
+    """A descriptor to read from; None where the kernel does not know these seals (Linux before 5.1, some sandboxes)."""
     try:
+        os.fchmod(fd, 0o400)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, SEALS)
+        return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return False
-    return True
+        return None

@@ -35,7 +35,7 @@ class KvstoreConfig(ServiceConfig):
     )
     share_memory: bool = option(True, "processes of this host may read pages where they lie, and lend theirs")
     max_lent_bytes: int = option(1 << 30, "memory that one of them may lend; more is not taken", at_least=1)
-    max_data_connections: int = option(64, "connections for pages beside gRPC; more are refused", at_least=1)
+    max_data_connections: int = option(256, "connections for pages beside gRPC; more are refused", at_least=1)
     data_timeout_s: float = option(10.0, "longest that one frame of such a connection may take", at_least=0.01)
     data_idle_s: float = option(300.0, "how long such a connection is kept for its next request", at_least=0.01)
     max_watchers: int = option(32, "Watch streams at once; more are refused", at_least=1)

@@ -165,7 +165,7 @@ class RamTier:
 
     def share(self) -> int | None:
         """A descriptor of all memory, for other processes to read pages from; None where it cannot be sealed."""
-        return self._arena.fd if self._arena.sealed else None
+        return self._arena.fd
 
     def take_evicted(self) -> list[PageKey]:
         """What was evicted since the last call: for those who watch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
@@ -82,8 +83,11 @@ def test_memory_is_taken_as_it_is_used_or_at_once() -> None:
     assert offset is not None
     arena.view(offset, 4)[:] = b"page"
 
+    fd = arena.fd
+    assert fd is not None
+
     def resident() -> int:
-        return os.fstat(arena.fd).st_blocks * 512
+        return os.fstat(fd).st_blocks * 512
 
     assert resident() < 1 << 20
     arena.populate(0, 4 << 20)
@@ -96,7 +100,7 @@ def test_memory_is_taken_as_it_is_used_or_at_once() -> None:
 def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
     arena = Arena(1 << 16)
     offset = arena.allocate(64)
-    assert offset is not None and arena.sealed
+    assert offset is not None and arena.fd is not None
     with arena.view(offset, 4) as view:
         view[:] = b"page"
     reader = os.dup(arena.fd)
@@ -129,6 +133,21 @@ def test_who_has_the_descriptor_can_read_and_nothing_else() -> None:
     finally:
         os.close(reader)
         arena.close()
+
+
+def test_where_the_kernel_cannot_seal_nobody_gets_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EINVAL, "no such seal")
+
+    monkeypatch.setattr("quire_kvstore.arena.fcntl.fcntl", refuse)
+    arena = Arena(4096)
+    assert arena.fd is None
+    offset = arena.allocate(64)
+    assert offset is not None
+    with arena.view(offset, 4) as view:
+        view[:] = b"page"
+        assert bytes(view) == b"page"
+    arena.close()
 
 
 def test_small_pages_share_spans_and_leave_room_for_large_ones() -> None:

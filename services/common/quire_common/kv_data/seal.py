@@ -5,6 +5,8 @@ page with a given checksum, so a MAC of a header that names it would not protect
 keeps up with a socket: 23 GB/s here, where keyed BLAKE3 does 6.5, HMAC-SHA256 1.8 and keyed BLAKE2b 0.95 (2 MiB, one
 thread).
 
+Where the library is missing (AVAILABLE), there are no data connections, and pages go over gRPC.
+
 GMAC breaks where a nonce comes twice under one key. Keys belong to one direction of one connection (lease_key.py), and
 a nonce is the number of a tag on it, which only grows.
 """
@@ -14,9 +16,14 @@ from __future__ import annotations
 import hmac
 import struct
 
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
 from quire_common.kv_data.lease_key import connection_keys
+
+try:
+    from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+except ImportError:
+    AVAILABLE = False
+else:
+    AVAILABLE = True
 
 TAG_BYTES = 16
 _NONCE = struct.Struct("<Q4x")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import ConfigError
 from quire_common.kv_data.connection import DataConnection
+from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.data_metrics import DataMetrics
 from quire_kvstore.data.data_session import DataSession
@@ -45,6 +46,9 @@ class DataPort:
         self._listeners: dict[int, tuple[socket.socket, DataMetrics]] = {}
         self._thread = threading.Thread(target=self._accept, name="data-port", daemon=True)
         self.port, self.arena = 0, ""
+        if not AVAILABLE:
+            log.warning("pages go over gRPC alone: the package cryptography is not installed")
+            return
         if config.data_port >= 0:
             listener = _tcp_listener(host, config.data_port)
             self.port = int(listener.getsockname()[1])

@@ -47,7 +47,7 @@ class DataSession:
         self._lent: LentMemory | None = None
         self._spoiled: QuireError | None = None
         self.proven = False
-        self.busy = True
+        self.busy = False
         self._handlers: dict[Kind, Callable[[Arrived, Seals, bytes], None]] = {Kind.DAMAGED: self._damaged}
         if connection.local:
             self._handlers |= {Kind.MAP: self._map, Kind.LEND: self._lend, Kind.TAKE: self._take}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -29,8 +30,9 @@ class Ring:
         fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, slot_stride(page_bytes) * slots)
-            # A kvstore of this host reads it only if nobody can change its size under the reader.
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            with contextlib.suppress(OSError):  # a kernel that cannot: no kvstore will read from it
+                # A kvstore of this host reads it only if nobody can change its size under the reader.
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
             return cls(fd, page_bytes, slots, mmap.MAP_POPULATE)
         except BaseException:
             os.close(fd)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError, Unavailable
+from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.transports.grpc_transport import GrpcTransport
 from quire_worker.mover.transports.shm_transport import ShmTransport
@@ -58,7 +59,9 @@ class TransportChoice:
     @classmethod
     def of(cls, choice: str, kvstore: str, client: KvClient) -> TransportChoice:
         """`choice`: one of CHOICES; all but AUTO leave no other."""
-        known: Sequence[Transport] = (ShmTransport(), TcpTransport(kvstore), GrpcTransport(client))
+        known: list[Transport] = [GrpcTransport(client)]
+        if AVAILABLE:
+            known[:0] = [ShmTransport(), TcpTransport(kvstore)]
         return cls([transport for transport in known if choice in (AUTO, transport.name)], client.ways)
 
     @property
