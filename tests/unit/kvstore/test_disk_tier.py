@@ -6,6 +6,7 @@ import errno
 import fcntl
 import mmap
 import os
+import shutil
 import threading
 from typing import TYPE_CHECKING
 
@@ -317,6 +318,22 @@ def test_room_that_is_to_be_left_to_others_is_left(tmp_path: Path) -> None:
         assert put(store, A) == (8, 0) and found(store, A) == (8, "ram")
         eventually(lambda: tier(store, "disk").figures.dropped == 8)
         assert not tier(store, "disk").available and not list(tmp_path.rglob("*.page"))
+
+
+def test_a_folder_that_is_deleted_meanwhile_is_made_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "pages"
+    with tiered(pages=32, disk=folder) as store:
+        put(store, A)
+        written(store, 8)
+        shutil.rmtree(folder)
+        forget_memory(store)
+        for index in range(8):
+            assert found(store, part(A, index, index + 1)) == (0, ""), "what is gone is a miss"
+        assert put(store, A) == (8, 0), "and what was missed is wanted again"
+        written(store, 16)
+        assert folder.stat().st_mode & 0o077 == 0
+        forget_memory(store)
+        assert found(store, A) == (8, "disk")
 
 
 def test_no_room_at_all_is_no_disk_tier(tmp_path: Path) -> None:

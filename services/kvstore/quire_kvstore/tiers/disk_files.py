@@ -91,7 +91,10 @@ class DiskFiles:
 
     def require_free(self, size: int) -> None:
         """Raises the OSError of a full disk where it has less."""
-        status = os.statvfs(self._root)
+        try:
+            status = os.statvfs(self._root)
+        except FileNotFoundError:
+            return  # it is made again when it is written to
         if status.f_bavail * status.f_frsize < size:
             raise OSError(errno.ENOSPC, "less is free than is to be left free")
 
@@ -196,6 +199,7 @@ class DiskFiles:
             except FileNotFoundError:
                 if not flags & os.O_CREAT:
                     raise
+                self._root.mkdir(mode=0o700, exist_ok=True)  # somebody may have emptied the cache
                 path.parent.mkdir(mode=0o700, exist_ok=True)
             except OSError as error:
                 if error.errno != errno.EINVAL or not self._direct:
