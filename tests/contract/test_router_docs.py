@@ -71,6 +71,8 @@ STREAMS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": MESSAGES, "n": 2}),
     ("/v1/chat/completions", {"messages": MESSAGES, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}),
     ("/v1/chat/completions", {"messages": MESSAGES, "stream_options": {"include_usage": True}, "stop": ":"}),
+    ("/invocations", {"prompt": "a"}),
+    ("/invocations", {"messages": MESSAGES}),
     ("/v1/messages", {"messages": MESSAGES, "stop_sequences": ["r:"]}),
     ("/v1/responses", {"input": "é"}),
     ("/v1/responses", {"input": "é", "include": ["message.output_text.logprobs"], "top_logprobs": 1}),

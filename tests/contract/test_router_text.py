@@ -72,6 +72,7 @@ async def test_detokenize() -> None:
          (400, "UNKNOWN_FIELD", "temprature")),
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {}, "features": {"a": 1}},
          (400, "PARAMETER_UNSUPPORTED", "features")),
+        ("/invocations", {"input": "a"}, (400, "MISSING_FIELD", "messages")),
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, (400, "PARAMETER_UNSUPPORTED", "suffix")),
     ],
 )  # fmt: skip

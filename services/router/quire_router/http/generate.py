@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from quire_common.errors import InvalidArgument
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.best_of import best_of
 from quire_router.core.job import Caller
@@ -97,9 +98,31 @@ class GenerateEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
-        body = await self._serving.read(scope, receive)
+        await self.answer(await self._serving.read(scope, receive), scope, receive, send)
+
+    async def answer(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, whose body has been read."""
         parsed = self._parse(body, self._serving.limits, timings=exchange_of(scope).wants_timings)
         await self._serving.run(scope, receive, send, parsed, self._make_format)
+
+
+class Invocations:
+    """SageMaker's one path for all: a chat where the body has messages, a completion where it has a prompt."""
+
+    def __init__(self, serving: Serving, chat: GenerateEndpoint, completions: GenerateEndpoint) -> None:
+        self._serving = serving
+        self._chat = chat
+        self._completions = completions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        body = await self._serving.read(scope, receive)
+        if "messages" not in body and "prompt" not in body:
+            raise InvalidArgument(
+                "MISSING_FIELD", "The body has neither messages nor a prompt.", "Send one of them.", param="messages"
+            )
+        endpoint = self._chat if "messages" in body else self._completions
+        await endpoint.answer(body, scope, receive, send)
 
 
 async def all_deltas(generation: Generation) -> list[Delta]:

@@ -9,7 +9,7 @@ from starlette.routing import Route, Router
 
 from quire_router.http.chat_format import ChatFormat
 from quire_router.http.completion_format import CompletionFormat
-from quire_router.http.generate import GenerateEndpoint, Serving
+from quire_router.http.generate import GenerateEndpoint, Invocations, Serving
 from quire_router.http.messages_format import MessagesFormat
 from quire_router.http.messages_parse import parse_messages
 from quire_router.http.open_paths import OPEN_PATHS
@@ -57,6 +57,7 @@ def make_routes(
         Route("/v1/completions", completions, methods=["POST"], name="completions"),
         Route("/v1/chat/completions", chat, methods=["POST"], name="chat"),
         Route("/inference/v1/generate", tokens, methods=["POST"], name="tokens"),
+        Route("/invocations", Invocations(serving, chat, completions), methods=["POST"], name="invocations"),
         Route("/v1/responses", responses, methods=["POST"], name="responses"),
         Route("/v1/responses/{response_id}", responses.get, methods=["GET"]),
         Route("/v1/responses/{response_id}", responses.delete, methods=["DELETE"]),
