@@ -27,15 +27,19 @@ from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import Float32, Int32, Int64, StepBatch
 
 ROOT = Path(__file__).resolve().parents[2]
-# Of a log probability, in bf16 on a GPU; and how much may be lost to a token that is not quite the best.
-_TOLERANCE = {True: 0.08, False: 1e-3}
+# How far a log probability may be off, and how much better a token there may have been than the one that was drawn: a
+# part of the largest logit. bf16 holds a number to within 2^-9 of itself, errors add up over the layers, and it is the
+# worst of hundreds of rows that counts.
+_TOLERANCE = {True: 2.0**-5, False: 1e-4}
 _MAX_SEQS, _MAX_TOKENS = 256, 2048
 _CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bias=((7, 4.0),), bad_words=((9,),))
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
     """All of it; `tiny`: a few sizes, and one of the tests' files."""
-    tests = ["tests/unit/worker_triton/test_memory.py"] if tiny else ["tests/unit/worker_triton"]
+    # Those of this very check are other stages.
+    tests = ["tests/unit/worker_triton", "--ignore=tests/unit/worker_triton/test_gpu_check.py"]
+    tests = ["tests/unit/worker_triton/test_memory.py"] if tiny else tests
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", "--no-header", *tests],
         cwd=ROOT,
@@ -44,7 +48,13 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         check=False,
     )
     told = done.stdout.strip().splitlines()
-    recorder.check("unit tests of kernels", done.returncode == 0, told=told[-1][:200] if told else done.stderr[-200:])
+    failed = next((line for line in told if line.startswith(("FAILED", "ERROR"))), "")
+    recorder.check(
+        "unit tests of kernels",
+        done.returncode == 0,
+        told=told[-1][:200] if told else done.stderr[-200:],
+        failed=failed,
+    )
     sizes = _tiny_sizes() if tiny else graph_sizes(_MAX_SEQS, _MAX_TOKENS)
     seqs = 3 if tiny else _MAX_SEQS
     with tempfile.TemporaryDirectory() as folder, _poisoned_memory():
@@ -92,7 +102,8 @@ def _check_sizes(recorder: Recorder, model: CheckModel, device: Device, sizes: l
 
 
 def _error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
-    """How far log probabilities are off, and how much better a token there was than the one that was drawn."""
+    """How far log probabilities are off, and how much better a token there was than the one that was drawn; as a part
+    of the row's largest logit."""
     if outcome.logprobs is None or (outcome.token < 0).any():
         return float("inf")
     worst = 0.0
@@ -104,7 +115,7 @@ def _error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
         if controls is not None:
             controls.apply(changed)
         least = np.partition(changed, -5)[-5] if batch.temperature[row] > 0 else changed.max()
-        worst = max(worst, off, float(least - changed[token]))
+        worst = max(worst, max(off, float(least - changed[token])) / max(1.0, float(np.abs(raw[row]).max())))
     return worst
 
 

@@ -18,12 +18,13 @@ from quire_worker.ops.triton.key_shares import (
     most_shares,
     share_keys,
 )
+from quire_worker.step import Int32
 
 
 @given(st.lists(st.integers(1, 5_000), min_size=1, max_size=20), st.integers(1, 40))
 def test_every_key_is_in_one_share(lengths: list[int], programs: int) -> None:
     room = most_shares(len(lengths), programs)
-    shares = share_keys(np.array(lengths, np.int32), room)
+    shares = share_keys(np.array(lengths, np.int32), programs, room)
     used = int((shares[SEQUENCE] >= 0).sum())
     assert (shares[SEQUENCE, used:] == -1).all()
     sizes = shares[END, :used] - shares[BEGIN, :used]
@@ -41,14 +42,22 @@ def test_every_key_is_in_one_share(lengths: list[int], programs: int) -> None:
         assert (mine[BEGIN] % 32 == 0).all()
 
 
-def test_few_long_sequences_use_all_there_is_and_many_even_ones_stay_whole() -> None:
-    assert (share_keys(np.full(8, 4096, np.int32), most_shares(8, 33))[SEQUENCE] >= 0).sum() == 32
-    assert (share_keys(np.full(256, 640, np.int32), most_shares(256, 33))[PARTS].max()) == 1
-    ragged = np.array([32_768] + [256] * 255, np.int32)
-    shares = share_keys(ragged, most_shares(256, 33))
-    assert shares[PARTS].max() > 8 and (shares[SEQUENCE] >= 0).sum() <= 320
+def shared(lengths: list[int], programs: int = 33) -> Int32:
+    return share_keys(np.array(lengths, np.int32), programs, most_shares(len(lengths), programs))
+
+
+def test_a_device_is_filled_and_no_share_is_shorter_than_it_must_be() -> None:
+    assert shared([640] * 8)[PARTS].max() == 4  # 32 of 33
+    assert shared([640] * 256)[PARTS].max() == 1
+    assert shared([1024] * 32)[PARTS].max() == 2
+    long = shared([8192] * 32)
+    assert 4 * 33 <= (long[SEQUENCE] >= 0).sum() <= 32 + 4 * 33
+    assert shared([190])[PARTS].max() == 6
+    assert shared([131_072])[PARTS].max() == 64
+    ragged = shared([32_768] + [256] * 255)
+    assert ragged[PARTS].max() > 16 and (ragged[SEQUENCE] >= 0).sum() <= 256 + 4 * 33
 
 
 def test_nobody_decodes() -> None:
     assert most_shares(0, 33) == 0
-    assert share_keys(np.zeros(0, np.int32), 4)[SEQUENCE].tolist() == [-1] * 4
+    assert share_keys(np.zeros(0, np.int32), 33, 4)[SEQUENCE].tolist() == [-1] * 4

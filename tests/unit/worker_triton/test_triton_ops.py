@@ -226,6 +226,17 @@ def test_an_even_product_has_the_same_bits_alone(biased: bool, dtype: torch.dtyp
         assert torch.equal(products.multiply(x[row : row + 1].contiguous(), weight, pdl=False)[0], together[row])
 
 
+@pytest.mark.parametrize("softcap", [0.0, 5.0])
+def test_logits_lie_where_they_are_kept(softcap: float) -> None:
+    ops, weight = make(PLAIN), DenseWeight(randn(50, 96).to(DEVICE))
+    x = randn(5, 96, seed=2).to(DEVICE)
+    wanted = ops.lm_head(x, weight, softcap)
+    ops.kept_logits = torch.full((4, 50), float("nan"), device=DEVICE)
+    kept = ops.lm_head(x[:4].contiguous(), weight, softcap)
+    assert kept.data_ptr() == ops.kept_logits.data_ptr() and close(kept, wanted[:4].cpu())
+    assert ops.lm_head(x, weight, softcap).data_ptr() != ops.kept_logits.data_ptr(), "more rows than there is room for"
+
+
 def test_a_shape_takes_the_way_of_the_next_larger_row_count() -> None:
     way = Gemv(8, 32, 4)
     tall = Tall(16, 64, 32, 4, 3)

@@ -102,15 +102,17 @@ class CudaDevice:
             control = self._sheets.addresses(batch) if layout.size.controlled else {}
             used = layout.pack(batch, self._columns[turn], control)
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
+            hidden = None
             if graph is None:
                 hidden = body.launch(layout)
-                if batch.scores:
-                    first = np.cumsum(batch.count, dtype=np.int32) - batch.count
-                    scores = start_scores(hidden, body.decoder.logits, batch, first)
             else:
                 graph.replay()
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
+            # Before the scores, whose logits overwrite the step's.
             logprobs = self._logprobs(batch, layout, body.logits if graph is None else graph.logits)
+            if batch.scores and hidden is not None:
+                first = np.cumsum(batch.count, dtype=np.int32) - batch.count
+                scores = start_scores(hidden, body.decoder.logits, batch, first)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             done.record(self._stream)
         took = (time.perf_counter_ns() - begin) // 1000

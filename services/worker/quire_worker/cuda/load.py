@@ -81,6 +81,8 @@ def load_cuda_model(
     ops = TritonOps(HeadShape.of(spec), device, products)
     ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
     with torch.inference_mode():
+        rows = cuda.max_num_seqs + MOST_CHUNKS
+        ops.kept_logits = torch.empty((rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
         decoder = Decoder(spec, store, ops, source.max_model_len)
     # Other devices compute other last bits: none may read another's pages, lest answers depend on who stored them.
     return LoadedCudaModel(

@@ -148,7 +148,7 @@ class StepLayout:
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
         if "share" in self.place:
             shares = column("share").reshape(COLUMNS, -1)
-            shares[:] = share_keys(batch.position[:decodes] + 1, shares.shape[1])
+            shares[:] = share_keys(batch.position[:decodes] + 1, self.tiling.programs, shares.shape[1])
         self._pack_rows(batch, decodes, here, first, into)
         width = batch.page_table.shape[1]
         column("table_width")[0] = width

@@ -101,7 +101,8 @@ def plan_step(
     def send(column: Int32) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)
 
-    shares = share_keys(position[:decodes] + 1, most_shares(decodes, decode_programs(shape)))
+    programs = decode_programs(shape)
+    shares = share_keys(position[:decodes] + 1, programs, most_shares(decodes, programs))
     return TritonPlan(
         rows=rows,
         decodes=decodes,

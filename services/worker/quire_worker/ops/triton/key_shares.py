@@ -15,23 +15,28 @@ SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS, FIRST_OF_SEQUENCE, PARTS_OF_SEQUE
 share, and how many its sequence has. By sequence: the last two again."""
 COLUMNS = 8
 _TILE = 32
-_MOST_PARTS = 32
+_MOST_PARTS = 64
+# Keys of a share that is worth being merged where the device is busy without it.
+_LONG = 512
+# Times that the device may be filled: one share a program leaves it idle when the first have ended.
+_ROUNDS = 4
 _GROWTH = 1.25
 
 
 def most_shares(sequences: int, programs: int) -> int:
-    """Room for the shares of so many sequences, where `programs` keep the device busy."""
-    return 0 if not sequences else max(programs, sequences + sequences // 4)
+    """Room for the shares of so many sequences, where `programs` fill the device."""
+    return sequences and sequences + _ROUNDS * programs
 
 
-def share_keys(length: Int32, room: int) -> Int32:
-    """[COLUMNS, room] for at most `room` sequences of these lengths; SEQUENCE is -1 where there is no share."""
+def share_keys(length: Int32, programs: int, room: int) -> Int32:
+    """[COLUMNS, room] for sequences of these lengths, at least as many shares as `programs` where the keys suffice;
+    `room` as of most_shares for so many sequences or more. SEQUENCE is -1 where there is no share."""
     shares = np.zeros((COLUMNS, room), np.int32)
     shares[SEQUENCE] = -1
     count = len(length)
     if not count:
         return shares
-    parts = _parts(length, room)
+    parts = _parts(length, programs, room)
     used = int(parts.sum())
     owner = np.repeat(np.arange(count), parts)
     first = np.cumsum(parts) - parts
@@ -49,10 +54,10 @@ def share_keys(length: Int32, room: int) -> Int32:
     return shares
 
 
-def _parts(length: Int32, room: int) -> Int32:
-    """Shares of each sequence: the shortest even pieces that there is room for."""
-    longest = int(length.max())
-    piece = max(_TILE, -(-longest // _MOST_PARTS), int(length.sum()) // room)
+def _parts(length: Int32, programs: int, room: int) -> Int32:
+    """Shares of each sequence: even pieces, long where the device is busy, as short as it takes where it is not."""
+    longest, total = int(length.max()), int(length.sum())
+    piece = max(_TILE, -(-longest // _MOST_PARTS), total // room, min(_LONG, total // programs))
     while True:
         parts: Int32 = -(-length // (-(-piece // _TILE) * _TILE))
         if piece >= longest or int(parts.sum()) <= room:

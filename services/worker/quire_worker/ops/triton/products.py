@@ -65,23 +65,25 @@ class Products:
                 return self._table[known, outputs, inputs]
         return None
 
-    def multiply(self, x: Tensor, weight: Weight, pdl: bool) -> Tensor:
-        """[R, inputs] -> [R, outputs] of x's type."""
+    def multiply(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
+        """[R, inputs] -> [R, outputs] of x's type; `out` where it is to lie, for weights without a bias."""
         if not isinstance(weight, DenseWeight):
             raise TypeError("only dense weights have a product on this device")
         if self.even:
-            return multiply_evenly(x, weight, pdl)
+            return multiply_evenly(x, weight, pdl, out)
         way = self.way(x.shape[0], *weight.data.shape)
-        if way is None:
-            return functional.linear(x, weight.data, weight.bias)
-        return multiply(x, weight, way, pdl)
+        if way is not None:
+            return multiply(x, weight, way, pdl, out)
+        if out is not None:
+            return torch.mm(x, weight.data.T, out=out)
+        return functional.linear(x, weight.data, weight.bias)
 
 
-def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool) -> Tensor:
+def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
     """The product by tiles of one size, summed in one order."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
-    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
     # The greatest power of two that divides the inner dimension, within what a tile may have.
     block_k = min(64, inputs & -inputs)
     even_product_kernel[(-(-rows // _EVEN_ROWS), -(-outputs // _EVEN_OUTPUTS))](
@@ -102,11 +104,11 @@ def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool) -> Tensor:
     return y
 
 
-def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool) -> Tensor:
+def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool, out: Tensor | None = None) -> Tensor:
     """The product by the given way."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
-    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
+    y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
     bias = weight.data if weight.bias is None else weight.bias
     biased = weight.bias is not None
     if isinstance(way, Gemv):

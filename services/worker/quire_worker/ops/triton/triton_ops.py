@@ -8,7 +8,6 @@ cuBLAS knows nothing of it, so a product that goes there waits for all before it
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as functional
 from torch import Tensor
 
 from quire_worker.model.arch_spec import Activation
@@ -46,6 +45,9 @@ class TritonOps:
         self._products = products
         self.batch_invariant = products.even
         """Whether a row's bits depend on itself alone: everything is cut alike, however many rows there are."""
+        self.kept_logits: Tensor | None = None
+        """[rows, V] where the logits of steps of so many rows lie: each overwrites the last one's. A captured graph would
+        keep memory of its own otherwise."""
         self.pdl = False
         """Whether kernels overlap with those before them, from the next call on."""
 
@@ -148,8 +150,10 @@ class TritonOps:
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
         """See `Ops.lm_head`; logits keep the weight's type until they are sampled."""
-        logits = self.linear(x, weight)
-        return functional.tanh(logits / softcap) * softcap if softcap else logits
+        kept = self.kept_logits
+        out = kept[: len(x)] if kept is not None and len(x) <= len(kept) else None
+        logits = self._products.multiply(x, weight, self.pdl, out)
+        return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
         """See `Ops.sample`: the reference, on the host."""
