@@ -33,7 +33,7 @@ class RouterConfig(ServiceConfig):
     kvstores: tuple[str, ...] = option((), "addresses of kvstores, for static discovery; placement knows their pages")
     placement: str = option("kv_aware", "how a replica is chosen", choices=tuple(PLACEMENTS))
     placement_cache_weight: float = option(
-        2.0, "kv_aware: what a prompt token to be computed counts against one that waits in a queue", at_least=0
+        4.0, "kv_aware: what a prompt token to be computed counts against one that waits in a queue", at_least=0
     )
     placement_load_cost: float = option(
         0.5, "kv_aware: loading a token from a kvstore, against computing it", at_least=0, at_most=1

@@ -29,7 +29,11 @@ class HolderSets:
 
     def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
         """Of each page the set's number, with and without the holders of two masks; and of how many it has changed."""
-        old, inverse, pages = np.unique(numbers, return_inverse=True, return_counts=True)
+        if len(numbers) and (numbers == numbers[0]).all():
+            # Pages of a chain mostly have the same holders.
+            old, inverse, pages = numbers[:1], np.zeros(len(numbers), np.intp), np.array([len(numbers)])
+        else:
+            old, inverse, pages = np.unique(numbers, return_inverse=True, return_counts=True)
         masks = [(self.masks[number] | add) & ~remove for number in old.tolist()]
         new: Numbers = np.fromiter(map(self._number, masks), np.uint32, len(masks))
         np.subtract.at(self._pages, old, pages)

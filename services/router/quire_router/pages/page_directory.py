@@ -100,9 +100,9 @@ class PageDirectory:
                 index.remove(holder, keys)
 
     def expect(self, holder: int, keys: Keys, now_s: float) -> None:
-        """The holder will have these: a request that needs them was sent there."""
+        """The holder will have these, the pages of one chain: a request that needs them was sent there."""
         self._turn(now_s)
-        self._expected[0].add(holder, keys)
+        self._expected[0].add(holder, keys, distinct=True)
 
     def sweep(self) -> Iterator[None]:
         """Forget who has left, in steps: others may use the directory between two of them."""

@@ -42,9 +42,9 @@ class PageIndex:
         """Sets of holders that some page has."""
         return len(self._sets)
 
-    def add(self, holder: int, keys: Keys) -> int:
+    def add(self, holder: int, keys: Keys, *, distinct: bool = False) -> int:
         """A holder has these pages, or has them still; returns how many are new for it."""
-        slots = self._table.put(np.unique(keys))
+        slots = self._table.put(keys if distinct else np.unique(keys))
         if len(slots) and slots.min() < 0:
             self.dropped += int((slots < 0).sum())
             slots = slots[slots >= 0]

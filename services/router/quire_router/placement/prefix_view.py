@@ -34,7 +34,7 @@ class PrefixView:
         if wish.sequence.skip_cache_read:
             return device, stored
         pools = self._table.pool[rows]
-        for number in np.unique(pools).tolist():
+        for number in np.unique(pools).tolist() if len(self._table.pools) > 1 else (0,):
             if not self._table.knows_pages(number):
                 continue
             size, members = self._table.pools[number].page_size, pools == number

@@ -26,7 +26,7 @@ _NO_ROW_TOKENS = 16384.0
 class Weights:
     """See PrefillWork."""
 
-    cache: float = 2.0
+    cache: float = 4.0
     load: float = 0.5
 
 
