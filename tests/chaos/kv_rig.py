@@ -22,7 +22,7 @@ STREAMS = 8
 _LOOK_S = 0.002
 _MOMENT_LIMIT_S = 60.0
 # Of a device for some of the conversations, so that others leave it: of a paced worker, and bytes of a CPU's.
-_PACED_PAGES, _CPU_BYTES = 160, 200 * 131_072
+_PACED_PAGES, _CPU_BYTES = 100, 100 * 131_072
 COLD: Flags = {"scheduler": {"enable-prefix-caching": False, "kvstore-min-tokens": "1000000"}}
 
 
@@ -36,7 +36,7 @@ def caching(engine: str, kvstore: Mapping[str, str]) -> Flags:
 def scripts(engine: str) -> tuple[Script, ...]:
     """Always the same, so that they are learned once."""
     lengths = (8, 24) if engine == "cpu" else (10, 60)
-    return tuple(make_conversations(6, 3, 7, *lengths))
+    return tuple(make_conversations(9, 3, 7, *lengths))
 
 
 _learned: dict[str, Load] = {}

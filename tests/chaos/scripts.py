@@ -80,12 +80,12 @@ def make_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
 
 
 def make_conversations(users: int, turns: int, seed: int, least: int, most: int) -> list[Script]:
-    """Turns of users who all begin with the same long text, each with all that its user said before; n of some."""
+    """Turns of users, each with all that its user said before; some users begin with the same long text. n of some."""
     rng = random.Random(seed)
-    system = "THE RULES OF THE HOUSE.\n" + "".join(rng.choice(LINES) for _ in range(24))
+    rules = [f"THE RULES OF HOUSE {house}.\n" + "".join(rng.choices(LINES, k=24)) for house in range(3)]
     scripts = list[Script]()
     for user in range(users):
-        said = system
+        said = rules[user % len(rules)]
         for turn in range(turns):
             said += f"USER {user}, {turn}:\n" + "".join(rng.sample(LINES, rng.randint(1, 3)))
             temperature = rng.choice((0.0, 0.0, 0.7))

@@ -28,8 +28,8 @@ from tests.redis_server import RedisServer, redis_server
 
 __all__ = ["redis_server"]
 Stats = kvstore_pb2.StatsResponse
-# Memory of a kvstore that must use what is below it, in pages of the CPU engine and of the paced one.
-_FEW = {"cpu": 60 * 140_000, "paced 5": 60 * 4096}
+# Memory of a kvstore that must use what is below it: some sixty pages.
+_FEW = {"cpu": 60 * 140_000, "paced 5": 64 << 10}
 PAGE = 16
 
 
@@ -120,7 +120,7 @@ async def test_files_that_rot_on_the_disk(seed: int, engine: str, tmp_path: Path
     async with disturbed(engine, flags, seed) as (rig, _):
         assert await until(rig, lambda stats: tier(stats, "disk").hits > 0)
         for _ in range(20):
-            for number, file in enumerate(_page_files(tmp_path)):
+            for number, file in enumerate(_page_files(Path(flags["disk-path"]))):
                 _spoil(file, number)
             if await until(rig, lambda stats: tier(stats, "disk").corrupt > 2, 1.0):
                 break

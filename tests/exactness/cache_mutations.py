@@ -156,10 +156,10 @@ CACHE_MUTATIONS = (
     Mutation(unguarded(the_last_token_cached_too), {}),
     Mutation(evicted_pages_found, ON_DEVICE),
     Mutation(unguarded(evicted_pages_found), ON_DEVICE),
+    Mutation(loads_named_when_they_begin, UNLUCKY),
+    Mutation(failed_loads_named, UNLUCKY),
     Mutation(pages_stored_before_they_are_full, IN_STORE),
     Mutation(loads_not_checked, IN_STORE),
     Mutation(keys_without_namespace, IN_STORE),
     Mutation(keys_without_group, IN_STORE),
 )
-# The worker guards against these, so that it takes a while until somebody hears of them.
-LATE_MUTATIONS = (Mutation(loads_named_when_they_begin, UNLUCKY), Mutation(failed_loads_named, UNLUCKY))

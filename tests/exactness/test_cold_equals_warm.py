@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.exactness.cache_mutations import CACHE_MUTATIONS, LATE_MUTATIONS, rot_not_seen_by_the_store
+from tests.exactness.cache_mutations import CACHE_MUTATIONS, rot_not_seen_by_the_store
 from tests.exactness.events import require_events, table
 from tests.exactness.hunt import first_wrong, run_scenarios
 from tests.exactness.mutations import Mutation
@@ -62,23 +62,13 @@ def test_cold_equals_warm_at_length(kind: str) -> None:
     serve(kind, FULL[kind])
 
 
-def find(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("mutation", CACHE_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_of_the_caches_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation.break_rule(monkeypatch)
     found = first_wrong(PacedSubject(), range(MOST), make_warm_scenario, judge_warm, **mutation.weather)
     assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"
     seed, wrong = found
     print(f"\n{mutation.name}: found by scenario {seed}: {str(wrong)[:200]}")
-
-
-@pytest.mark.parametrize("mutation", CACHE_MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_of_the_caches_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    find(mutation, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mutation", LATE_MUTATIONS, ids=lambda mutation: mutation.name)
-def test_a_broken_rule_of_loads_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
-    find(mutation, monkeypatch)
 
 
 def test_the_worker_sees_rot_that_the_kvstore_missed(monkeypatch: pytest.MonkeyPatch) -> None:
