@@ -46,6 +46,7 @@ ENGINE_OPTIONS = (
         "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica",
         switch=True,
     ),
+    _to("api-server-count", "router", "processes that serve HTTP on the one port", own="http-workers"),
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
@@ -124,7 +125,7 @@ _BY_NAME = {option.name: option for option in ENGINE_OPTIONS}
 
 # vLLM's flags that a user may bring along. They are refused by name, never ignored.
 _NOT_SERVED_YET = """
-api-server-count config data-parallel-size download-dir dp enable-auto-tool-choice
+config data-parallel-size download-dir dp enable-auto-tool-choice
 enable-expert-parallel enable-lora generation-config
 kv-transfer-config limit-mm-per-prompt
 lora-modules max-lora-rank max-loras no-disable-log-stats disable-log-stats override-generation-config

@@ -35,6 +35,11 @@ class ApiKeys:
         self._entries = [*plain, *named]
         self._everybody = Principal(limits=limits)
 
+    @property
+    def limited(self) -> bool:
+        """Whether anybody has a limit."""
+        return bool(self._everybody.limits) or any(principal.limits for _, principal in self._entries)
+
     def __bool__(self) -> bool:
         return bool(self._entries)
 

@@ -14,6 +14,13 @@ class RouterConfig(ServiceConfig):
 
     host: str = option("127.0.0.1", "address of the HTTP server")
     port: int = option(8000, "port of the HTTP server; 0 picks a free one", at_least=0, at_most=65535)
+    http_workers: int = option(
+        1,
+        "processes that serve HTTP on the one port; each has metrics at --metrics-listen plus its number",
+        at_least=1,
+        at_most=64,
+    )
+    http_worker: int = option(0, "which of them this is; the first sets it for the others", at_least=0, at_most=63)
     ssl_certfile: str = option("", "PEM certificate of the HTTP server")
     ssl_keyfile: str = option("", "PEM key of the HTTP server")
     metrics_listen: str = option("", "host:port of metrics and administration over HTTP; empty: none")

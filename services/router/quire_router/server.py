@@ -27,8 +27,9 @@ from quire_router.http.edge import Edge
 from quire_router.http.parse import Limits
 from quire_router.http.responses.store import make_store
 from quire_router.http.routes import make_routes
-from quire_router.http.server import HttpServer
+from quire_router.http.server import HttpServer, check_port
 from quire_router.http.status import StatusRoutes
+from quire_router.http_workers import HttpWorkers
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.limits.shared_buckets import SharedBuckets
 from quire_router.placing import Placing
@@ -107,10 +108,19 @@ class RouterService:
             self._responses,
             with_metrics=with_metrics,
         )
+        if config.http_workers > 1 and not config.http_worker:
+            check_port(config.host, config.port, "port")
         edge = Edge(self.routes, self._keys, self._rates, config.max_body_bytes, cors=make_cors(config))
         self.http = HttpServer(
-            edge, config.host, config.port, config.ssl_certfile, config.ssl_keyfile, stall_s=config.client_stall_s
+            edge,
+            config.host,
+            config.port,
+            config.ssl_certfile,
+            config.ssl_keyfile,
+            stall_s=config.client_stall_s,
+            shared=config.http_workers > 1,
         )
+        self._workers = HttpWorkers(config, bound.instance, self.http.port, limited=self._keys.limited)
         self.admin = AdminPort(config, self._keys, self._rates, self.admission, self._status, self._on_change)
         static = {"scheduler": config.schedulers, "tokenizer": config.tokenizers, "kvstore": config.kvstores}
         self._discovery = make_discovery(config.discovery, static)
@@ -137,10 +147,10 @@ class RouterService:
 
     async def start(self) -> None:
         """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
-        await self.http.start()
         await self.admin.start()
         self._check_peers()
-        log.info("http", url=f"{self.http.scheme}://{self.http.address}")
+        if not self._config.http_worker:
+            await self._open_http()
         self._tasks = [
             asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
             asyncio.create_task(self._watch_tokenizers(), name="discovery of tokenizers"),
@@ -152,6 +162,13 @@ class RouterService:
         while not self._status.ready:
             await self._changed.wait()
             self._changed.clear()
+        if self._config.http_worker:  # the first says meanwhile what is being waited for
+            await self._open_http()
+
+    async def _open_http(self) -> None:
+        await self.http.start()
+        self._workers.start()
+        log.info("http", url=f"{self.http.scheme}://{self.http.address}")
 
     def _check_peers(self) -> None:
         if self._config.vllm_grpc and (self._config.discovery != "static" or len(self._config.schedulers) > 1):
@@ -177,10 +194,11 @@ class RouterService:
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nobody more; wait for those inside."""
-        await self.admission.close(timeout_s)
+        await asyncio.gather(self.admission.close(timeout_s), self._workers.drain(timeout_s))
 
     async def close(self) -> None:
         """Close HTTP, then let go of everybody behind."""
+        await self._workers.close()
         await self.http.close()
         await self.admin.close()
         self._migration.close()

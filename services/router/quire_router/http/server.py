@@ -45,9 +45,12 @@ class HttpServer:
         *,
         stall_s: float = 0.0,
         flag: str = "port",
+        shared: bool = False,
     ) -> None:
-        self._socket = _bind(host, port, stall_s, flag)
+        """`shared`: other processes of this router bind the same port, each for its share of the connections."""
+        self._socket = _bind(host, port, stall_s, flag, shared=shared)
         bound = self._socket.getsockname()[1]
+        self.port: int = bound
         self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
         self.scheme = "https" if ssl_certfile else "http"
         self._server = _Server(
@@ -101,7 +104,12 @@ class HttpServer:
         await asyncio.gather(self._task, return_exceptions=True)
 
 
-def _bind(host: str, port: int, stall_s: float, flag: str) -> socket.socket:
+def check_port(host: str, port: int, flag: str) -> None:
+    """Raise ConfigError where somebody listens already: who shares a port would join them silently."""
+    _bind(host, port, 0.0, flag, shared=False).close()
+
+
+def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -111,8 +119,11 @@ def _bind(host: str, port: int, stall_s: float, flag: str) -> socket.socket:
         if hasattr(socket, "TCP_USER_TIMEOUT") and stall_s:
             # The kernel sees what was taken, also in the middle of a stream and after its end; connections inherit it.
             bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(stall_s * 1000)))
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind((host, port))
-        bound.listen(_BACKLOG)
+        if not shared:  # one that shares gets its connections from the moment it listens: not before it serves
+            bound.listen(_BACKLOG)
         bound.setblocking(False)
     except OSError as error:
         bound.close()

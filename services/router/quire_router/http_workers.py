@@ -1,0 +1,107 @@
+"""Further processes of one router that serve HTTP on its port: the kernel shares connections out (SO_REUSEPORT).
+
+The first process starts the others with its own command line and keeps them alive; each is a whole router with sessions
+of its own. They end when it ends: the end of their standard input is its death. Nothing else shares a port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+from quire_common.config import split_address
+from quire_common.errors import ConfigError
+from quire_common.telemetry.logs import get_logger
+from quire_router.backoff import Backoff
+
+if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
+    from quire_router.config import RouterConfig
+
+log = get_logger(__name__)
+_KILL_AFTER_S = 5.0
+
+
+class HttpWorkers:
+    """Does nothing where there is one process alone. In one of the others, it watches the first."""
+
+    def __init__(self, config: RouterConfig, instance: str, port: int, *, limited: bool) -> None:
+        if config.http_workers > 1 and limited and not config.redis:
+            raise ConfigError(
+                "LIMITS_NEED_REDIS",
+                f"{config.http_workers} processes cannot count requests and tokens together without a Redis.",
+                "Give --redis, or one process.",
+                param="http_workers",
+            )
+        self._config = config
+        self._instance = instance
+        self._port = port
+        self._stopping = False
+        self._processes: dict[int, Process] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the others, or watch who started this."""
+        if self._config.http_worker:
+            asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _check_parent)
+            return
+        self._tasks = [
+            asyncio.create_task(self._keep(number), name=f"http worker {number}")
+            for number in range(1, self._config.http_workers)
+        ]
+
+    async def drain(self, timeout_s: float) -> None:
+        """All at once: they finish what they have, and end."""
+        self._stopping = True
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    async def close(self) -> None:
+        """End what is left of them."""
+        if self._tasks:
+            await self.drain(_KILL_AFTER_S)
+        for process in self._processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _keep(self, number: int) -> None:
+        backoff = Backoff()
+        while not self._stopping:
+            process = await asyncio.create_subprocess_exec(*self._command(number), stdin=asyncio.subprocess.PIPE)
+            self._processes[number] = process
+            log.info("http worker started", number=number, pid=process.pid)
+            code = await process.wait()
+            del self._processes[number]
+            if not self._stopping:
+                log.warning("http worker died", number=number, code=code)
+                await backoff.wait()
+
+    def _command(self, number: int) -> list[str]:
+        """Ours, and what differs; the last of two equal flags counts."""
+        own = {
+            "http-worker": str(number),
+            "port": str(self._port),
+            "listen": "127.0.0.1:0",
+            "advertise": "",
+            "instance": f"{self._instance}-http-{number}",
+        }
+        if self._config.metrics_listen:
+            host, port = split_address(self._config.metrics_listen, "metrics_listen")
+            own["metrics-listen"] = f"{host}:{port + number if port else 0}"
+        return [sys.executable, "-m", "quire_router", *sys.argv[1:], *(f"--{key}={text}" for key, text in own.items())]
+
+
+def _check_parent() -> None:
+    """Nothing is ever written to it: that there is something to read means that it is closed."""
+    if not os.read(sys.stdin.fileno(), 1024):
+        asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
