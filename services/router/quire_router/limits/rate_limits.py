@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING
 from quire_common.errors import Overloaded
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
-from quire_router.limits.bucket import MINUTE_S, UNLIMITED, TenantBuckets
+from quire_router.limits.bucket import MINUTE_S, UNLIMITED, Levels, TenantBuckets
 from quire_router.limits.shared_buckets import FAILURES
 
 if TYPE_CHECKING:
-    from quire_router.limits.bucket import Levels
     from quire_router.limits.shared_buckets import SharedBuckets
     from quire_router.principal import KeyLimits, Principal
 
@@ -49,7 +48,10 @@ class RateLimits:
     def __init__(self, shared: SharedBuckets | None = None) -> None:
         self._shared = shared
         self._tenants: dict[str, tuple[KeyLimits, TenantBuckets]] = {}
+        # By tenant, charges that were not sent; and the one that is being sent, with its number.
         self._debts: dict[str, int] = {}
+        self._sending: tuple[str, int, int] | None = None
+        self._number = 0
         self._collector: asyncio.Task[None] | None = None
         self._rest_until_s = 0.0
         metrics.limits_shared.set(0 if shared is None else 1)
@@ -63,8 +65,9 @@ class RateLimits:
         admitted = None
         if self._shared is not None and time.monotonic() >= self._rest_until_s:
             try:
-                admitted, levels = await self._shared.admit(principal.tenant, limits, buckets.levels(time.monotonic()))
-                self._heard(buckets, levels)
+                tenant = principal.tenant
+                admitted, levels = await self._shared.admit(tenant, limits, self._known(tenant, buckets))
+                self._heard(tenant, buckets, levels)
             except FAILURES as error:
                 self._lost(error)
         if admitted is None:
@@ -90,6 +93,8 @@ class RateLimits:
     async def close(self) -> None:
         """Tell Redis what it has not heard, then let go of it."""
         if self._collector is not None:
+            await asyncio.wait({self._collector}, timeout=_REST_S)
+            self._collector.cancel()
             await asyncio.gather(self._collector, return_exceptions=True)
         if self._shared is not None:
             await self._shared.close()
@@ -104,25 +109,36 @@ class RateLimits:
         return known[1]
 
     async def _collect(self) -> None:
-        """Charges of the same moment travel together, one message per tenant."""
-        while self._debts and self._shared is not None:
-            tenant, tokens = self._debts.popitem()
+        """Charges of a moment travel together, one message per tenant; what Redis has not taken is sent again."""
+        while self._shared is not None and (self._sending is not None or self._debts):
+            rest_s = self._rest_until_s - time.monotonic()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            if self._sending is None:
+                self._number += 1
+                self._sending = (*self._debts.popitem(), self._number)
+            tenant, tokens, number = self._sending
             limits, buckets = self._tenants[tenant]
-            if time.monotonic() < self._rest_until_s:
-                continue  # charged locally; what Redis comes back with is what we tell it then
             try:
-                # What is known has this charge in it already.
-                known = buckets.levels(time.monotonic())
-                before = type(known)(known.requests, known.tokens + tokens)
-                levels = await self._shared.charge(tenant, limits, before, tokens)
+                levels = await self._shared.charge(tenant, limits, self._known(tenant, buckets), tokens, number)
             except FAILURES as error:
                 self._lost(error)
             else:
-                if tenant not in self._debts:
-                    self._heard(buckets, levels)
+                self._sending = None
+                self._heard(tenant, buckets, levels)
 
-    def _heard(self, buckets: TenantBuckets, levels: Levels) -> None:
-        buckets.set(levels, time.monotonic())
+    def _owed(self, tenant: str) -> int:
+        """Tokens that are charged here, and that Redis has not answered for."""
+        sending = self._sending[1] if self._sending is not None and self._sending[0] == tenant else 0
+        return self._debts.get(tenant, 0) + sending
+
+    def _known(self, tenant: str, buckets: TenantBuckets) -> Levels:
+        """What Redis would say, had it not lost its memory."""
+        levels = buckets.levels(time.monotonic())
+        return Levels(levels.requests, levels.tokens + self._owed(tenant))
+
+    def _heard(self, tenant: str, buckets: TenantBuckets, levels: Levels) -> None:
+        buckets.set(Levels(levels.requests, levels.tokens - self._owed(tenant)), time.monotonic())
         metrics.limits_shared.set(1)
 
     def _lost(self, error: BaseException) -> None:

@@ -8,6 +8,7 @@ A bucket that Redis does not know (its memory was lost) begins at what the askin
 
 from __future__ import annotations
 
+import uuid
 from typing import TYPE_CHECKING, Any
 
 from redis.asyncio import Redis
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 FAILURES = (RedisError, OSError, TimeoutError)
 _TIMEOUT_S = 0.25
 # Buckets in the order requests, tokens. KEYS: their names. ARGV: 1 to take whatever there is; then of each bucket its
-# size per minute (0: no limit), the least level that is needed, what is taken, and the level of one that is not there.
+# size per minute (0: no limit), the least level that is needed, what is taken, and the level of one that is not there;
+# and for charges who charges and the number of the charge, so that one that is sent again is taken once.
 _SCRIPT = """
 local time = redis.call('TIME')
 local now = time[1] * 1000 + time[2] / 1000
@@ -38,11 +40,17 @@ for i, key in ipairs(KEYS) do
     if levels[i] < need then admitted = false end
   end
 end
+local again = false
+if ARGV[10] ~= '' then
+  local field = 'n:' .. ARGV[10]
+  again = tonumber(redis.call('HGET', KEYS[2], field) or 0) >= tonumber(ARGV[11])
+  redis.call('HSET', KEYS[2], field, ARGV[11])
+end
 local answer = {(admitted or force) and 1 or 0}
 for i, key in ipairs(KEYS) do
   local size = tonumber(ARGV[i * 4 - 2])
   if size > 0 then
-    if admitted or force then levels[i] = levels[i] - tonumber(ARGV[i * 4]) end
+    if (admitted or force) and not again then levels[i] = levels[i] - tonumber(ARGV[i * 4]) end
     redis.call('HSET', key, 'level', string.format('%.6f', levels[i]), 'at', string.format('%.3f', now))
     redis.call('PEXPIRE', key, math.ceil((size - levels[i]) * 60000 / size) + 60000)
     answer[i + 1] = string.format('%.6f', levels[i])
@@ -61,15 +69,16 @@ class SharedBuckets:
         self._redis: Any = Redis.from_url(  # untyped in part
             url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S, retry=Retry(NoBackoff(), 0)
         )
+        self._id = uuid.uuid4().hex[:12]
         self._script = self._redis.register_script(_SCRIPT)
 
     async def admit(self, tenant: str, limits: KeyLimits, known: Levels) -> tuple[bool, Levels]:
         """Take one request, where one is left and the tokens are not in debt; and what is left then."""
         return await self._run(tenant, limits, known, force=False, take=(1, 0))
 
-    async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int) -> Levels:
-        """Take tokens, there or not."""
-        _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens))
+    async def charge(self, tenant: str, limits: KeyLimits, known: Levels, tokens: int, number: int) -> Levels:
+        """Take tokens, there or not; once, however often a charge of this number (which only grow) is sent."""
+        _, levels = await self._run(tenant, limits, known, force=True, take=(0, tokens), number=number)
         return levels
 
     async def close(self) -> None:
@@ -77,12 +86,13 @@ class SharedBuckets:
         await self._redis.aclose()
 
     async def _run(
-        self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int]
+        self, tenant: str, limits: KeyLimits, known: Levels, *, force: bool, take: tuple[int, int], number: int = 0
     ) -> tuple[bool, Levels]:
         keys = [f"quire:limit:{{{tenant}}}:{kind}" for kind in ("requests", "tokens")]
-        arguments: list[float] = [int(force)]
+        arguments: list[float | str] = [int(force)]
         sizes = (limits.requests_per_minute, limits.tokens_per_minute)
         for size, cost, level in zip(sizes, take, (known.requests, known.tokens), strict=True):
             arguments += [size, 1, cost, level if size else 0]
+        arguments += [self._id if number else "", number]
         admitted, requests, tokens = await self._script(keys=keys, args=arguments)
         return bool(admitted), Levels(float(requests), float(tokens))
