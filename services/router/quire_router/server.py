@@ -147,10 +147,11 @@ class RouterService:
 
     async def start(self) -> None:
         """Open HTTP, look for peers, and wait until both a scheduler and a tokenizer are there."""
-        await self.admin.start()
-        self._check_peers()
         if not self._config.http_worker:
             await self._open_http()
+        await self.admin.start()
+        self._check_peers()
+        self._workers.start()
         self._tasks = [
             asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
             asyncio.create_task(self._watch_tokenizers(), name="discovery of tokenizers"),
@@ -167,7 +168,6 @@ class RouterService:
 
     async def _open_http(self) -> None:
         await self.http.start()
-        self._workers.start()
         log.info("http", url=f"{self.http.scheme}://{self.http.address}")
 
     def _check_peers(self) -> None:
