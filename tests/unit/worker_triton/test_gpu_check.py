@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch
 
 from bench import gpu_check
 from bench.gpu_checks import table

@@ -33,7 +33,7 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
-SLOTS, WIDTH, STOPS = 6, 8, 3
+SLOTS, WIDTH, STOPS, WORDS = 6, 8, 3, 16_384
 CONTROLS = {
     0: LogitControls(presence_penalty=2.0, repetition_penalty=1.3),
     3: LogitControls(frequency_penalty=1.0, logit_bias=((11, 3.0),), bad_words=((5,), (11, 11))),
@@ -117,7 +117,7 @@ def test_steps_come_to_what_the_cpu_says(
     reference = StepRunner(cpu.runner)
     monkeypatch.setattr(fresh_attention, "PIECE", 8)
     suited = FreshPlans.suit(shape, any(spec.windows)) and not even
-    body = StepBody(decoder, pages, 4096, SLOTS, 2 * SLOTS)
+    body = StepBody(decoder, pages, WORDS, SLOTS, 2 * SLOTS)
     sequences = Sequences(3, spec.vocab_size, page)
     sheets = ControlSheets(DEVICE, spec.vocab_size)
     mixed = controlled = whole = 0
@@ -147,7 +147,7 @@ def test_steps_come_to_what_the_cpu_says(
         whole += len(fresh)
         rows = max([size.rows, *(chunk.row + chunk.padded - size.decodes for chunk in fresh)])
         layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, even=even), fresh=fresh)
-        host = np.full(4096, 12345, np.int32)
+        host = np.full(WORDS, 12345, np.int32)
         used = layout.pack(batch, host, sheets.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
         body.launch(layout)

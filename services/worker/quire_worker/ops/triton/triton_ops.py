@@ -46,8 +46,8 @@ class TritonOps:
         self.batch_invariant = products.even
         """Whether a row's bits depend on itself alone: everything is cut alike, however many rows there are."""
         self.kept_logits: Tensor | None = None
-        """[rows, V] where the logits of steps of so many rows lie: each overwrites the last one's. A captured graph would
-        keep memory of its own otherwise."""
+        """[rows, V] where the logits of steps of so many rows lie, each over the last one's. Without it every captured
+        graph has memory of its own for them."""
         self.pdl = False
         """Whether kernels overlap with those before them, from the next call on."""
 
