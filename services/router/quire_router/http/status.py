@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 import orjson
 from starlette.responses import Response
 
 from quire_common.telemetry import metrics
+from quire_common.version import installed_version
 from quire_router.http.exchange import exchange_of
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class StatusRoutes:
 
     async def version(self, _request: Request) -> Response:
         """Of this service."""
-        return _json({"version": version("quire-router")})
+        return _json({"version": installed_version("quire-router")})
 
     async def load(self, _request: Request) -> Response:
         """`server_load` is vLLM's name for what is in flight."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from smg_grpc_proto.generated import common_pb2 as cb
@@ -14,6 +13,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from quire_common.errors import Aborted, QuireError, Unsupported
 from quire_common.telemetry.logs import bind_request_id
+from quire_common.version import installed_version
 from quire_router.core.job import Caller
 from quire_router.engine.fleet import no_replica
 from quire_router.http.exchange import new_request_id, request_id_from
@@ -134,7 +134,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         asked = not request.HasField("dp_rank") or request.dp_rank == 0
         return vb.GetLoadsResponse(
             timestamp=datetime.now(UTC).isoformat(),
-            version=version("quire-router"),
+            version=installed_version("quire-router"),
             dp_rank_count=1,
             loads=[rank] if asked else [],
         )

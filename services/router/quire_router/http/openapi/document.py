@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from quire_common.version import installed_version
 from quire_router.http import tables
 from quire_router.http.error_shape import ANTHROPIC_PREFIX
 from quire_router.http.openapi.answers import ANSWERS
@@ -112,7 +112,7 @@ def openapi_document(open_paths: frozenset[str], paths: frozenset[str]) -> dict[
     schemas = {**_REQUESTS, **ANSWERS, **EVENT_ANSWERS, "Text": STRING, "Anything": {}}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Quire", "version": version("quire-router")},
+        "info": {"title": "Quire", "version": installed_version("quire-router")},
         "paths": described,
         "components": {
             "schemas": schemas,
