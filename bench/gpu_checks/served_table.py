@@ -89,7 +89,7 @@ def _served(name: str, loads: list[_Load], folder: Path) -> dict[str, float]:
             out = folder / f"{index}.json"
             for turn in range(2):
                 command = [sys.executable, "-m", "quire", "bench", "serve", "--base-url", stack.ready.http]
-                command += ["--num-prompts", str(load.requests), "--num-processes", str(min(4, load.requests))]
+                command += ["--num-prompts", str(load.requests)]
                 command += ["--random-input-len", str(load.input_len), "--random-output-len", str(load.output_len)]
                 command += ["--random-range-ratio", str(load.spread), "--ignore-eos", "--seed", str(2 * index + turn)]
                 command += ["--save-result", "--result-dir", str(folder), "--result-filename", out.name]
