@@ -15,7 +15,7 @@ from quire.v1 import inference_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from tests.sampling.reference import Asked
 
-_TOGETHER = 512
+_TOGETHER = 256
 _SIBLINGS = 100
 
 
@@ -24,7 +24,7 @@ async def draw(
 ) -> NDArray[np.int64]:
     """How often each token came. Without output, samples are siblings; with it each is a stream taken up."""
     counts = np.zeros(vocabulary, np.int64)
-    gate = asyncio.Semaphore(_TOGETHER if output else _TOGETHER // _SIBLINGS)
+    gate = asyncio.Semaphore(_TOGETHER if output else 2 * _TOGETHER // _SIBLINGS)
     sampling = pb.SamplingParams(
         temperature=asked.temperature,
         top_k=asked.top_k,
