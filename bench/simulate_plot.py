@@ -77,6 +77,6 @@ def _ratios(axis: Axes, outcomes: object, results: Mapping[str, Mapping[str, Fig
     found = {"together": results["policy"]["kv_aware"], **results["pd"]}
     places = np.arange(len(found))
     axis.bar(places - 0.2, [one.ttft[1] for one in found.values()], 0.4, label="TTFT p99, ms", color="#4269d0")
-    axis.bar(places + 0.2, [100 * one.itl[1] for one in found.values()], 0.4, label="ITL p99, ms x 100", color="#efb118")
+    axis.bar(places + 0.2, [100 * one.itl[1] for one in found.values()], 0.4, label="ITL p99, 10 us", color="#efb118")
     axis.set(yscale="log", xticks=places, xticklabels=list(found), xlabel="prefill : decode replicas")
     axis.legend(frameon=False)
