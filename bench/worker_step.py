@@ -48,6 +48,9 @@ class TimedDevice:
         self._ended.append(self._runner.run(self._launched.pop(0)))
         self.spent_ns = time.perf_counter_ns() - began
 
+    def prepare(self) -> bool:
+        return False
+
     def finished(self) -> list[StepOutcome]:
         ended, self._ended = self._ended, []
         return ended

@@ -27,7 +27,7 @@ EPOCH = pb.Epoch(boot_id=7, run=1)
 
 
 class PagedScheduler(FakeScheduler):
-    """`frames` are what a watcher hears."""
+    """`frames` are what a watcher of tokens hears; the router's own, for its index, hears nothing."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -41,6 +41,8 @@ class PagedScheduler(FakeScheduler):
         return answer
 
     async def WatchPages(self, request: pb.WatchPagesRequest, context: Any) -> AsyncIterator[pb.PageEvents]:
+        if not request.with_token_ids:
+            await asyncio.Event().wait()
         self.watches.append(request)
         try:
             while True:
