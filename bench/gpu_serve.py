@@ -126,9 +126,10 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         model = write_config(Path(folder) / "m", spec, 8192)
-        flags = {
+        scheduler: dict[str, str | bool] = {"enable-prefix-caching": False}
+        flags: dict[str, dict[str, str | bool]] = {
             "worker": {"device": "cuda", "load-format": "dummy", "served-model-name": "m"},
-            "scheduler": {} if args.stores else {"kvstore-min-tokens": "1000000"},
+            "scheduler": scheduler if args.stores else scheduler | {"kvstore-min-tokens": "1000000"},
             "router": {"max-concurrent-requests": "4096"},
         }
         begin = time.perf_counter()
