@@ -46,7 +46,8 @@ class CudaModel:
             graphs = StepGraphs(body, tiling, sizes, stream)
             with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
                 graphs.capture(_AT_START)
-        suits = FreshPlans.suit(shape, windows) and not even
+        # With fp8 pages a prompt would be computed from exact keys when cold and from rounded ones when warm.
+        suits = FreshPlans.suit(shape, windows) and not even and self.pages.dtype == torch.bfloat16
         fresh = FreshPlans(shape, self.pages.device, max_tokens) if suits else None
         torch.cuda.synchronize()
         return CudaDevice(body, tiling, graphs, stream, fresh)
