@@ -120,6 +120,19 @@ class CudaDevice:
 
     def prepare(self) -> bool:
         """See Device: capture a size, or plan a length, that is missing."""
+        try:
+            return self._prepare()
+        except RuntimeError:  # torch's, out of memory included; a GPU that is broken says so at the next step too
+            log.exception("what was put off could not be made; such steps run kernel by kernel")
+            self._give_up()
+            return False
+
+    def _give_up(self) -> None:
+        self._fresh = None
+        if self._graphs is not None:
+            self._graphs.give_up()
+
+    def _prepare(self) -> bool:
         if self._graphs is not None and self._graphs.capture(1):
             return True
         if self._fresh is None:
@@ -159,7 +172,13 @@ class CudaDevice:
         # Rare, and needs what a graph does not keep: hidden rows of the prompt.
         if self._graphs is None or batch.scores or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):
             return None
-        return self._graphs.find(_size_of(batch))
+        size = _size_of(batch)
+        try:
+            return self._graphs.find(size)
+        except RuntimeError:  # as in `prepare`
+            log.exception("a step could not be captured; such steps run kernel by kernel")
+            self._give_up()
+            return self._graphs.find(size)
 
     def _exact_layout(self, batch: StepBatch) -> StepLayout:
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0

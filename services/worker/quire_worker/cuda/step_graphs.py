@@ -68,6 +68,12 @@ class StepGraphs:
             self._missing.popleft()
         return bool(self._missing)
 
+    def give_up(self) -> None:
+        """Make do with what is captured."""
+        self._missing.clear()
+        self._sizes = tuple(self._graphs)
+        self._chosen.clear()
+
     def _graph(self, size: StepSize) -> StepGraph:
         if size not in self._graphs:
             self._graphs[size] = self._capture(size)
