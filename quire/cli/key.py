@@ -14,15 +14,20 @@ _SCOPES = ("inference", "metrics", "admin")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Who it is for, and what it may do."""
     parser.add_argument("name", help="whom it stands for; keys of one name share caches and limits")
+    parser.add_argument("--header", action="store_true", help="print `keys:` before it, which begins a new file")
     parser.add_argument("--scope", action="append", choices=_SCOPES, help="may be repeated (default: inference)")
     parser.add_argument("--requests-per-minute", type=int, metavar="N", help="0: no limit (default: the router's)")
     parser.add_argument("--tokens-per-minute", type=int, metavar="N", help="0: no limit (default: the router's)")
 
 
 def run(args: argparse.Namespace) -> int:
-    """The key to standard error, the entry to standard output: `quire key alice >> keys.yaml` is safe."""
+    """The key to standard error, the entry to standard output.
+
+    `quire key --header alice > keys.yaml` makes the file, and `quire key bob >> keys.yaml` adds to it.
+    """
     key = f"quire-{secrets.token_urlsafe(32)}"
     entry = [
+        *(("keys:",) if args.header else ()),
         f"  - name: {args.name}",
         f"    sha256: {hashlib.sha256(key.encode()).hexdigest()}",
         f"    scopes: [{', '.join(args.scope or ('inference',))}]",
@@ -32,5 +37,10 @@ def run(args: argparse.Namespace) -> int:
         if value is not None:
             entry.append(f"    {limit}: {value}")
     print("\n".join(entry))
-    print(f"key (shown once): {key}\nThe entry belongs under `keys:` in the file of --api-key-file.", file=sys.stderr)
+    print(f"key (shown once): {key}", file=sys.stderr)
+    if not args.header:
+        print(
+            "The entry belongs under `keys:`, the first line of the file of --api-key-file (--header prints it).",
+            file=sys.stderr,
+        )
     return 0

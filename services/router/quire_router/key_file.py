@@ -26,8 +26,10 @@ from quire_router.principal import DEFAULT_SCOPES, SCOPES, KeyLimits, Principal
 _FIELDS = ("name", "sha256", "scopes", "requests_per_minute", "tokens_per_minute")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
-# What begins the YAML form; no key made by us has a colon at its end.
+# What begins the YAML form.
 _MAPPING = re.compile(r"keys\s*:")
+# What no plain key has: a line of YAML that was taken for a key would let in whoever guesses it.
+_NO_PLAIN_KEY = re.compile('[-{\\["\ufeff]|.*[\\s:]')
 _MOST_KEYS = 10_000
 
 
@@ -53,7 +55,7 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
     if not lines:
         raise ConfigError("API_KEY_FILE", f"The API key file {path!r} has no key.", "Write one key per line.")
     if not _MAPPING.match(lines[0]):
-        return KeyFile(plain=tuple(lines))
+        return KeyFile(plain=_plain(path, text))
     try:
         loaded = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -66,6 +68,22 @@ def load_key_file(path: str, default_limits: KeyLimits) -> KeyFile:
     if len(entries) > _MOST_KEYS:
         raise ConfigError("API_KEY_FILE", f"{path!r} has {len(entries)} keys.", f"The limit is {_MOST_KEYS}.")
     return KeyFile(named=_unique(path, [_entry(path, i, entry, default_limits) for i, entry in enumerate(entries)]))
+
+
+def _plain(path: str, text: str) -> tuple[str, ...]:
+    keys = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line.startswith("#"):
+            continue
+        if _NO_PLAIN_KEY.match(line):
+            raise ConfigError(
+                "API_KEY_FILE",
+                f"Line {number} of {path!r} is no plain key, and the file does not begin with `keys:`.",
+                "Begin a YAML file with a line `keys:` and indent its entries, without a byte order mark; "
+                "else write one key per line, without spaces, colons or quotes.",
+            )
+        keys.append(line)
+    return tuple(keys)
 
 
 def _entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tuple[bytes, Principal]:

@@ -83,13 +83,59 @@ def test_what_is_no_yaml_of_keys(tmp_path: Path, text: str) -> None:
         load_api_keys([], str(file))
 
 
+_ENTRY = f"- name: a\n  sha256: {digest('k')}\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"---\nkeys:\n{_ENTRY}",
+        f"\ufeffkeys:\n{_ENTRY}",
+        f'"keys":\n{_ENTRY}',
+        f"{{keys: [{{name: a, sha256: {digest('k')}}}]}}",
+        _ENTRY,
+        f"api_keys:\n{_ENTRY}",
+        "---",
+        "-----BEGIN",
+        "\ufeffplain-key",
+        "{",
+        "[",
+        '"quoted"',
+        "good-key\na: b",
+        "good-key\ntwo words",
+    ],
+)
+def test_yaml_without_its_header_is_never_taken_for_keys(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# who may enter\n" + text, encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"Line [23] .* is no plain key") as caught:
+        load_api_keys([], str(file))
+    assert "`keys:`" in caught.value.fix and digest("k") not in str(caught.value)
+
+
+def test_a_file_of_plain_keys(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\n  sk-Ab_9+/=  \nquire-x.y~z\n")
+    keys = load_api_keys([], str(file))
+    assert keys.admit("Bearer sk-Ab_9+/=") and keys.admit("Bearer quire-x.y~z") and not keys.admit("Bearer # ours")
+
+
 def test_what_quire_key_prints_is_an_entry(tmp_path: Path) -> None:
     flags = ["key", "alice", "--scope", "admin", "--scope", "metrics", "--tokens-per-minute", "9"]
     made = subprocess.run(
         [sys.executable, "-m", "quire", *flags], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
     )
     file = tmp_path / "keys.yaml"
-    file.write_text("keys:\n" + made.stdout)
+    assert "under `keys:`" in made.stderr
+    header = subprocess.run(
+        [sys.executable, "-m", "quire", "key", "bob", "--header"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    file.write_text(header.stdout + made.stdout)
     key = made.stderr.splitlines()[0].rpartition(" ")[2]
     principal = load_api_keys([], str(file)).authenticate(f"Bearer {key}", ADMIN)
     assert principal.name == "alice" and principal.scopes == {ADMIN, METRICS} and principal.limits == KeyLimits(0, 9)
