@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -19,6 +21,7 @@ from quire_common.columns import pack_i32
 from quire_common.errors import ConfigError
 from quire_router.smg.kv_event_codec import block_hash
 from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.router_faults import nothing_left, until
 from tests.fakes.router_rig import RouterRig, router_rig
 
 PROMPT = [97, 98, 99]
@@ -220,6 +223,43 @@ async def test_every_method_wants_a_key() -> None:
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await (call.read() if method.server_streaming else call)
             assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED, method.name
+
+
+async def test_kv_events_of_all_tenants_want_the_admin_scope(tmp_path: Path) -> None:
+    keys = {"a": "inference", "b": "admin", "c": "inference, admin"}
+    entries = (
+        f"- {{name: {key}, sha256: {hashlib.sha256(key.encode()).hexdigest()}, scopes: [{scopes}]}}\n"
+        for key, scopes in keys.items()
+    )
+    file = tmp_path / "keys.yaml"
+    file.write_text("keys:\n" + "".join(entries))
+    async with facade(api_key=("p",), api_key_file=str(file)) as (_, stub):
+        for key, enters in (("p", False), ("a", False), ("b", True), ("c", True)):
+            asked = cb.SubscribeKvEventsRequest(load_records_before_first_batch=True)
+            call = stub.SubscribeKvEvents(asked, metadata=(("authorization", f"Bearer {key}"),))
+            if enters:
+                assert (await call.read()).load.load_only
+                call.cancel()
+                continue
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call.read()
+            assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED, key
+
+
+async def test_a_client_that_takes_nothing_gives_its_places_back() -> None:
+    scheduler = PagedScheduler(step_s=0.005, tokens_per_step=10, max_model_len=1_000_000)
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with (
+        facade(scheduler, client_stall_s=0.5) as (rig, _),
+        grpc.aio.insecure_channel(rig.grpc_address, options) as channel,
+    ):
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        call = stub.Generate(request(stream=True, sampling={"max_tokens": 900_000}))
+        await until(lambda: rig.router.admission.inside == 1)
+        await until(lambda: rig.router.admission.inside == 0 and nothing_left(rig))
+        assert scheduler.aborts
+        with pytest.raises(grpc.aio.AioRpcError, match="took nothing of its answer"):
+            _ = [answer async for answer in call]
 
 
 async def test_the_facade_speaks_for_one_engine() -> None:

@@ -33,7 +33,7 @@ from quire_router.http_workers import HttpWorkers
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.limits.shared_buckets import SharedBuckets
 from quire_router.placing import Placing
-from quire_router.principal import KeyLimits
+from quire_router.principal import ADMIN, INFERENCE, KeyLimits
 from quire_router.servicer import InferenceServicer
 from quire_router.smg.parts import SmgParts
 from quire_router.text.detokenize_stream import DetokenizeStream
@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 # Of gRPC, what /health is of HTTP.
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
+# They tell what other tenants asked.
+_ADMIN_CALLS = ("/vllm.grpc.engine.VllmEngine/SubscribeKvEvents",)
 log = get_logger(__name__)
 
 
@@ -142,7 +144,15 @@ class RouterService:
 
     def _smg_parts(self, limits: Limits) -> SmgParts:
         return SmgParts(
-            self._pipeline, self._catalog, self.fleet, self.admission, self._keys, self._rates, limits, self._config
+            self._pipeline,
+            self._catalog,
+            self.fleet,
+            self.admission,
+            self._keys,
+            self._rates,
+            limits,
+            self._config,
+            self._watchdog,
         )
 
     async def start(self) -> None:
@@ -216,7 +226,7 @@ class RouterService:
     def _check_call(self, path: str, metadata: Mapping[str, str]) -> None:
         """Every gRPC method needs a key when keys are set, but for readiness."""
         if not path.startswith(_OPEN_SERVICE):
-            self._keys.authenticate(metadata.get("authorization", ""))
+            self._keys.authenticate(metadata.get("authorization", ""), ADMIN if path in _ADMIN_CALLS else INFERENCE)
 
     def _lost(self, choice: Choice, loss: Loss) -> None:
         """The fleet is made before the migration that its replicas report to."""

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from quire.v1 import inference_pb2 as ib
 from quire.v1 import inference_pb2_grpc
 from quire_common.credit.hello import model_to_pb
-from quire_common.errors import Aborted, QuireError
+from quire_common.errors import QuireError
 from quire_common.telemetry import tracing
-from quire_common.telemetry.logs import bind_request_id, get_logger
+from quire_common.telemetry.logs import bind_request_id
+from quire_router.client_watch import ClientWatch
 from quire_router.core.job import Caller
 from quire_router.http.exchange import new_request_id, request_id_from
 from quire_router.request_codec import parse_generate
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from quire_router.http.parse import Limits
     from quire_router.limits.rate_limits import RateLimits
     from quire_router.watchdog import Watchdog
-
-log = get_logger(__name__)
 
 
 class InferenceServicer(inference_pb2_grpc.InferenceServicer):
@@ -50,7 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._keys = keys
         self._limits = limits
         self._timeout_s = config.request_timeout_s
-        self._stall_s = config.client_stall_s or float("inf")
+        self._stall_s = config.client_stall_s
         self._watchdog = watchdog
         self._rates = rates
 
@@ -62,16 +61,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         job = parse_generate(request, self._limits)
         caller = self._caller(request, metadata, principal.tenant, context.time_remaining())
         generation = await self._pipeline.generate(job, caller, arrived_ns)
-        client = _Client(generation, self._stall_s)
-        watch = self._watchdog.watch(self._stall_s, client.drop, client.owes)
+        client = ClientWatch(self._watchdog, generation, self._stall_s)
         try:
             async for response in _responses(generation):
-                # gRPC takes a message when the client's window has room, so that no more than this one waits.
-                client.writing, watch.quiet_s = True, 0.0
+                client.sends()
                 yield response
-                client.writing = False
+                client.sent()
         finally:
-            self._watchdog.drop(watch)
+            client.close()
             generation.close()
 
     async def ListModels(self, request: ib.ListModelsRequest, context: Any) -> ib.ListModelsResponse:
@@ -96,32 +93,6 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             priority=request.priority,
             timeout_s=min((limit for limit in limits_s if limit > 0), default=0.0),
         )
-
-
-class _Client:
-    """Whether a client takes what it is sent. One that does not loses its request; what it reads later is the error."""
-
-    __slots__ = ("_generation", "_stall_s", "writing")
-
-    def __init__(self, generation: Generation, stall_s: float) -> None:
-        self.writing = False
-        self._generation = generation
-        self._stall_s = stall_s
-
-    def owes(self) -> bool:
-        """It could take a message."""
-        return self.writing
-
-    def drop(self) -> None:
-        """End the request now. The call hangs in gRPC until the client reads or goes, and holds nothing else."""
-        log.warning("the client takes nothing", request_id=self._generation.caller.request_id, seconds=self._stall_s)
-        error = Aborted(
-            "CLIENT_STALLED",
-            f"The client took nothing of its answer for {self._stall_s:g} s.",
-            "Read the answer as it comes, or raise --client-stall-s.",
-        )
-        self._generation.cancel(error)
-        self._generation.close()
 
 
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from quire_router.engine.fleet import Fleet
     from quire_router.http.parse import Limits
     from quire_router.limits.rate_limits import RateLimits
+    from quire_router.watchdog import Watchdog
 
 
 @dataclass(frozen=True)
@@ -28,3 +29,4 @@ class SmgParts:
     rates: RateLimits
     limits: Limits
     config: RouterConfig
+    watchdog: Watchdog

@@ -14,9 +14,11 @@ from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 from quire_common.errors import Aborted, QuireError, Unsupported
 from quire_common.telemetry.logs import bind_request_id
 from quire_common.version import installed_version
+from quire_router.client_watch import ClientWatch
 from quire_router.core.job import Caller
 from quire_router.engine.fleet import no_replica
 from quire_router.http.exchange import new_request_id, request_id_from
+from quire_router.principal import ADMIN, INFERENCE
 from quire_router.smg.kv_event_codec import engine_load, snapshot_batch, tail_batch
 from quire_router.smg.request_codec import parse_generate
 from quire_router.smg.response_codec import SmgFormat
@@ -62,10 +64,14 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         generation = await self._parts.pipeline.generate(job, caller, arrived_ns)
         running = self._running.setdefault((principal.tenant, request_id), [])
         running.append(generation)
+        client = ClientWatch(self._parts.watchdog, generation, self._parts.config.client_stall_s)
         try:
             async for response in _responses(generation, stream=request.stream):
+                client.sends()
                 yield response
+                client.sent()
         finally:
+            client.close()
             generation.close()
             running.remove(generation)
             if not running:
@@ -142,7 +148,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     async def SubscribeKvEvents(
         self, request: cb.SubscribeKvEventsRequest, context: Any
     ) -> AsyncIterator[cb.KvEventBatch]:
-        self._enter(context)
+        self._enter(context, ADMIN)  # token ids of all tenants
         replica, sample = self._replica(), 0
         page_size = self._parts.catalog.resolve("").model.pages.page_size
         if request.load_records_before_first_batch:
@@ -190,9 +196,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         )
         yield  # an async generator, as the method is a stream
 
-    def _enter(self, context: Any) -> Principal:
+    def _enter(self, context: Any, scope: str = INFERENCE) -> Principal:
         metadata = dict(context.invocation_metadata() or ())
-        return self._parts.keys.authenticate(str(metadata.get("authorization", "")))
+        return self._parts.keys.authenticate(str(metadata.get("authorization", "")), scope)
 
     def _replica(self) -> Replica:
         for replica in self._parts.fleet.replicas.values():
