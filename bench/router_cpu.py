@@ -13,6 +13,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -80,16 +81,20 @@ def address(process: subprocess.Popen[str]) -> str:
 
 def start_router(scheduler: str, tokenizer: str) -> tuple[subprocess.Popen[str], str, str]:
     command = [sys.executable, "-m", "quire_router", "--port=0", f"--schedulers={scheduler}"]
-    process = subprocess.Popen(
-        [*command, f"--tokenizers={tokenizer}", "--log-format=json"], cwd=ROOT, stderr=subprocess.PIPE, text=True
-    )
-    listening = ""
-    for line in process.stderr or ():
-        record = json.loads(line)
-        listening = record.get("address", listening)
-        if "url" in record:
-            print(f"router: pid {process.pid}, {record['url']}", file=sys.stderr)  # for a profiler
-            return process, record["url"], listening
+    # Its log goes to a file, since a pipe that nobody reads would stop it.
+    with tempfile.NamedTemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [*command, f"--tokenizers={tokenizer}", "--log-format=json"], cwd=ROOT, stderr=log, text=True
+        )
+        while process.poll() is None:
+            listening = ""
+            for line in Path(log.name).read_text().split("\n")[:-1]:
+                record = json.loads(line)
+                listening = record.get("address", listening)
+                if "url" in record:
+                    print(f"router: pid {process.pid}, {record['url']}", file=sys.stderr)  # for a profiler
+                    return process, record["url"], listening
+            time.sleep(0.05)
     raise RuntimeError("the router did not start")
 
 

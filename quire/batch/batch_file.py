@@ -1,7 +1,8 @@
 """The two files of a batch. The output is the state: a request with a good answer there is never asked again.
 
 Answers are appended one line at a time, so that a run which is cut short loses what was in flight and nothing else;
-a line that was cut in its middle is dropped. Knows nothing of servers.
+a line that was cut in its middle is dropped. Lines end at line feeds alone: JSON's texts may have other separators in
+them as they are. Knows nothing of servers.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class BatchFile:
 
 def _read_requests(path: Path) -> list[BatchRequest]:
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise NotFound("BATCH_FILE", f"Cannot read {path}.", "Give a file of JSON lines with -i.") from error
     requests: dict[str, BatchRequest] = {}
@@ -97,7 +98,7 @@ def _read_answers(path: Path, known: set[str]) -> dict[str, str]:
     """Good ones alone: what failed is asked again."""
     answers = {}
     if path.exists():
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:
                 value = json.loads(line)
                 good = value["custom_id"] in known and value["response"]["status_code"] == 200

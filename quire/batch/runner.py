@@ -1,6 +1,7 @@
 """Sends a batch's requests from some threads, each with a connection of its own, and keeps the answers.
 
-What a server asks to have again later (429, 503, a connection that broke) is sent again after the time that it names.
+What a server asks to have again later (429, 503, 529 where it speaks as Anthropic does, a connection that broke) is
+sent again after the time that it names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from quire.batch.batch_file import BatchFile, BatchRequest
 
 _TIMEOUT_S = 3600.0
 _MOST_WAIT_S = 30.0
-_AGAIN = frozenset({429, 503})
+_AGAIN = frozenset({429, 503, 529})
 
 
 def run_batch(

@@ -16,6 +16,8 @@ from tests.fakes.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[2]
 
+MESSAGE = {"model": "fake", "messages": [{"role": "user", "content": "a"}], "max_tokens": 3}
+
 
 def line(custom_id: str, prompt: str = "ab", url: str = "/v1/completions", **body: Any) -> dict[str, Any]:
     fields = {"model": "fake", "prompt": prompt, "max_tokens": 3, **body}
@@ -61,8 +63,16 @@ async def test_every_line_is_answered_and_a_second_run_asks_what_failed_alone(tm
         assert code == 0 and len(rig.scheduler.submits) == 47
 
 
-async def test_what_may_be_retried_is(tmp_path: Path) -> None:
-    write(tmp_path / "in.jsonl", line("a"))
+@pytest.mark.parametrize(
+    ("given", "status"),
+    [
+        (line("a"), 503),
+        ({**line("a", url="/v1/messages"), "body": MESSAGE}, 529),
+    ],
+    ids=["openai", "anthropic"],
+)
+async def test_what_may_be_retried_is(tmp_path: Path, given: dict[str, Any], status: int) -> None:
+    write(tmp_path / "in.jsonl", given)
     async with router_rig() as rig:
         rig.router.admission.pause()
         running = asyncio.ensure_future(batch(rig, tmp_path))
@@ -72,7 +82,7 @@ async def test_what_may_be_retried_is(tmp_path: Path) -> None:
         assert code == 0, out
         rig.router.admission.pause()
         code, out = await batch(rig, tmp_path, "--restart", "--retries", "0")
-        assert code == 1 and read(tmp_path / "out.jsonl")[0]["response"]["status_code"] == 503
+        assert code == 1 and read(tmp_path / "out.jsonl")[0]["response"]["status_code"] == status
 
 
 def test_a_line_that_was_cut_is_asked_again(tmp_path: Path) -> None:
@@ -82,6 +92,18 @@ def test_a_line_that_was_cut_is_asked_again(tmp_path: Path) -> None:
     out.write_text(json.dumps(good) + '\n{"custom_id": "b", "respo')
     files = BatchFile(str(given), str(out))
     assert [request.custom_id for request in files.todo()] == ["b"] and read(out) == [good]
+
+
+def test_separators_within_texts_end_no_line(tmp_path: Path) -> None:
+    given, out, text = tmp_path / "in", tmp_path / "out", "a\u2028b\u2029c\u0085d"
+    given.write_text("".join(json.dumps(line(i, prompt=text), ensure_ascii=False) + "\n" for i in "ab"))
+    files = BatchFile(str(given), str(out))
+    assert [request.body["prompt"] for request in files.todo()] == [text, text]
+    files.append("a", {"custom_id": "a", "response": {"status_code": 200, "body": {"text": text}}})
+    again = BatchFile(str(given), str(out))
+    assert [request.custom_id for request in again.todo()] == ["b"]
+    (kept,) = out.read_text().removesuffix("\n").split("\n")
+    assert json.loads(kept)["response"]["body"]["text"] == text
 
 
 @pytest.mark.parametrize(
