@@ -119,7 +119,7 @@ format: install-dev ## Let ruff rewrite what it can
 
 .PHONY: sampling
 sampling: install-dev ## What is drawn is distributed as asked: chi-square over 20,000 samples a case (minutes)
-	$(BIN)/python -m pytest -q -m "slow or not slow" tests/sampling $(ARGS)
+	$(BIN)/python -m pytest -q -m "slow or not slow" tests/sampling tests/pipeline/test_seeds.py $(ARGS)
 
 .PHONY: clients
 clients: install-dev .venv-clients-1 .venv-clients-2 ## openai, anthropic, litellm, langchain and llm against a stack

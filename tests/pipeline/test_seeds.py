@@ -22,6 +22,8 @@ LIMIT_S = 120.0
 # Of float32 KV: fewer pages than the requests below would like to have at once.
 FEW_PAGES = 48 * 16 * 8 * 1024
 Answers = list[list[tuple[int, ...]]]
+# Two minutes: part of `make sampling`.
+pytestmark = pytest.mark.slow
 
 
 def params(number: int) -> SamplingParams:
