@@ -9,11 +9,14 @@ import zlib
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.columns import i32, pack_f32, pack_i32
+from quire_common.telemetry import tracing
 from tests.fakes.fake_scheduler import EOS, FakeScheduler
-from tests.fakes.router_rig import router_rig
+from tests.fakes.router_rig import RouterRig, router_rig
 
 LETTERS = [*b"abc", EOS]
 WIDTH = 2
@@ -156,6 +159,65 @@ async def test_a_search_has_its_places_and_its_time() -> None:
         assert (late.status_code, late.json()["error"]["code"]) == (504, "REQUEST_TIMEOUT")
         await asyncio.wait_for(rig.scheduler.aborted.wait(), 60)
         assert rig.router.admission.inside == 0
+
+
+@pytest.mark.parametrize("way", ["pause", "drain"])
+async def test_a_search_that_is_inside_ends_well_when_the_door_is_closed(way: str) -> None:
+    async with router_rig([LittleModel()]) as rig:
+        rig.scheduler.gate.clear()
+        fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 4, "return_token_ids": True}
+        running = asyncio.ensure_future(rig.complete("a", **fields))
+        await asyncio.wait_for(rig.scheduler.submitted.wait(), 60)
+        closing = asyncio.ensure_future(rig.router.admission.close(60)) if way == "drain" else None
+        rig.router.admission.pause()
+        await asyncio.sleep(0)
+        rig.scheduler.gate.set()
+        answer = await running
+        assert answer.status_code == 200, answer.text
+        assert [tuple(choice["token_ids"]) for choice in answer.json()["choices"]] == searched(b"a", WIDTH, 4, 1.0)
+        if closing is not None:
+            await asyncio.wait_for(closing, 30)
+        assert rig.router.admission.inside == 0
+        assert (await rig.complete("a", max_tokens=1)).status_code == 503
+
+
+async def counts(rig: RouterRig) -> dict[str, float]:
+    lines = [line.rpartition(" ") for line in (await rig.http.get("/metrics")).text.split("\n")]
+    return {name.removeprefix("quire_router_"): float(value) for name, _, value in lines if name[:1] not in ("", "#")}
+
+
+async def test_a_search_is_counted_once() -> None:
+    async with router_rig([LittleModel()]) as rig:
+        before = await counts(rig)
+        fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True}
+        assert (await rig.complete(["ab", "abc"], **fields)).status_code == 200
+        after = await counts(rig)
+        grown = {name: after[name] - before.get(name, 0.0) for name in after}
+        assert grown["prompt_tokens_total"] == grown["request_prompt_tokens_sum"] == 5
+        assert grown["generation_tokens_total"] == grown["request_generation_tokens_sum"] == 2 * WIDTH * 3
+        for name in ("request_prompt_tokens", "time_to_first_token_seconds", "e2e_request_latency_seconds"):
+            assert grown[f"{name}_count"] == 1, name
+        ends = {name: by for name, by in grown.items() if name.startswith("sequences_finished_total") and by}
+        assert ends == {'sequences_finished_total{finished_reason="length"}': 2 * WIDTH}
+        assert len(rig.scheduler.submits) == 2 * (1 + WIDTH + WIDTH)
+
+
+async def test_a_search_is_one_span_with_its_steps_below() -> None:
+    exporter = InMemorySpanExporter()
+    tracing.setup_tracing("router", "test", "", processor=SimpleSpanProcessor(exporter))
+    try:
+        async with router_rig([LittleModel()]) as rig:
+            fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True}
+            assert (await rig.complete("a", **fields)).status_code == 200
+        spans = exporter.get_finished_spans()
+    finally:
+        tracing.shutdown_tracing()
+    (root,) = (span for span in spans if span.name == "router.beams")
+    steps = [span for span in spans if span.name == "router.step"]
+    assert len(steps) == 3 and not any(span.name == "router.request" for span in spans)
+    assert root.context is not None
+    assert {step.parent.span_id for step in steps if step.parent is not None} == {root.context.span_id}
+    assert root.attributes is not None and root.attributes["gen_ai.usage.output_tokens"] == WIDTH * 3
 
 
 async def test_a_search_goes_on_when_its_engine_is_lost() -> None:

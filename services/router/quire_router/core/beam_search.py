@@ -18,10 +18,12 @@ from quire_common.columns import pack_i32
 from quire_common.errors import DeadlineExceeded
 from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
 from quire_common.telemetry import tracing
-from quire_router.core.delta import LENGTH, STOP, Delta, LogprobEntry, Usage
+from quire_router import metrics
+from quire_router.core.delta import FINISH_NAMES, LENGTH, STOP, Delta, LogprobEntry, Usage
 from quire_router.core.generation import Generation
 from quire_router.core.job import GenerateJob, TextOptions, TokenPrompt, Wants
 from quire_router.core.outbox import Outbox
+from quire_router.core.pipeline import start_span
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,10 +69,11 @@ class _Search:
 
 
 class SearchedGeneration(Generation):
-    """A job that has ended: what formats ask of a generation."""
+    """A search as one request: what formats ask of a generation, and what is counted of it when it ends."""
 
     searches: Sequence[tuple[NDArray[np.int32], Sequence[Beam]]] = ()
     costs: _Costs
+    first_ns = 0
 
     def usage(self) -> Usage:
         """Prompts count once, and of answers the tokens that are told."""
@@ -79,6 +82,13 @@ class SearchedGeneration(Generation):
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
         """See Generation."""
         return self.searches[index // self.job.n][0]
+
+    def _first_ns(self) -> int:
+        return self.first_ns
+
+    def _reasons(self) -> list[str]:
+        told = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
+        return told or ["abort"] * self.told
 
 
 class BeamSearch:
@@ -107,34 +117,39 @@ class BeamSearch:
             ) from None
 
     async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
-        job, costs = rendering.job, _Costs()
+        job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
+        metrics.prompt_tokens.inc(costs.prompt_tokens)
+        span = start_span("router.beams", job, caller, rendering.served)
+        timeless = replace(caller, timeout_s=0.0)  # the time is kept outside
+        generation = SearchedGeneration(
+            job, timeless, rendering.served, (), Outbox(), self._token_bytes, arrived_ns, _nothing, span
+        )
+        generation.costs = costs
+        headers = tracing.inject_headers(span)
+        if headers:
+            caller = replace(caller, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
+        try:
+            deltas = await self._searched(generation, rendering, caller)
+        finally:
+            generation.close()
+        return generation, deltas
+
+    async def _searched(self, generation: SearchedGeneration, rendering: Rendering, caller: Caller) -> list[Delta]:
+        job, costs = rendering.job, generation.costs
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
         ends = frozenset((*job.stop_token_ids, *eos))
         searches = [_Search(ids, most) for ids, most in rendering.prompts]
         while any(search.live for search in searches):
             await self._step(job, caller, [search for search in searches if search.live], ends, costs)
+            generation.first_ns = generation.first_ns or time.monotonic_ns()
         told = [self._best(job, search) for search in searches]
-        costs.prompt_tokens = sum(len(search.prompt_ids) for search in searches)
         costs.completion_tokens = sum(len(beam.ids) for beams in told for beam in beams)
-        generation = SearchedGeneration(
-            job,
-            replace(caller, timeout_s=0.0),
-            rendering.served,
-            (),
-            Outbox(),
-            self._token_bytes,
-            arrived_ns,
-            _nothing,
-            tracing.start_span("router.beams"),
-        )
         generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, told, strict=True)]
-        generation.costs = costs
         if job.wants.echo:
             prompts = zip(job.prompts, searches, strict=True)
             cut = job.truncate_to is not None
             generation.prompt_texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
-        deltas = [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in told for beam in beams)]
-        return generation, deltas
+        return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in told for beam in beams)]
 
     async def _step(
         self, job: GenerateJob, caller: Caller, searches: list[_Search], ends: frozenset[int], costs: _Costs
@@ -205,8 +220,7 @@ class BeamSearch:
             await self._token_bytes.ensure(i for entry in entries for i in (entry.token_id, *entry.top_ids))
             offsets = self._offsets(beam.ids, len(text))
         reason = beam.ids[-1] if beam.stopped and beam.ids[-1] in job.stop_token_ids else None
-        finish = STOP if beam.stopped else LENGTH
-        return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, finish, reason)
+        return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
 
     def _offsets(self, ids: Sequence[int], most: int) -> list[int]:
         """Characters of the answer after each token."""
@@ -236,7 +250,11 @@ def check_beams(job: GenerateJob) -> None:
 
 
 def _nothing() -> None:
-    """All places were given back."""
+    """The places are given back by who took them."""
+
+
+def _finish(beam: Beam) -> int:
+    return STOP if beam.stopped else LENGTH
 
 
 def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:

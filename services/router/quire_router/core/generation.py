@@ -39,7 +39,10 @@ class Generation:
         arrived_ns: int,
         release: Callable[[], None],
         span: tracing.Span,
+        *,
+        counted: bool = True,
     ) -> None:
+        """Without `counted` it is a part of a request, which is counted as a whole."""
         self.job = job
         self.caller = caller
         self.served = served
@@ -53,6 +56,7 @@ class Generation:
         self._arrived_ns = arrived_ns
         self._release: Callable[[], None] | None = release
         self._span = span
+        self._counted = counted
         self._wants_logprobs = job.sampling.logprobs >= 0
         self._deadline: asyncio.TimerHandle | None = None
         if caller.timeout_s > 0:
@@ -166,21 +170,20 @@ class Generation:
             if choice.holder is not None:
                 choice.holder.abort(choice)
 
+    def _first_ns(self) -> int:
+        """When the first token came, 0 while none has."""
+        return min((c.first_token_ns for c in self.choices if c.first_token_ns), default=0)
+
+    def _reasons(self) -> list[str]:
+        """How each sequence ended."""
+        return [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.choices]
+
     def _count(self) -> None:
-        usage, now_ns = self.usage(), time.monotonic_ns()
-        metrics.cached_tokens.inc(usage.cached_tokens)
-        metrics.generation_tokens.inc(usage.completion_tokens)
-        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
-        metrics.request_generation_tokens.observe(usage.completion_tokens)
-        metrics.e2e.observe((now_ns - self._arrived_ns) / 1e9)
-        first_ns = min((c.first_token_ns for c in self.choices if c.first_token_ns), default=0)
-        if first_ns:
-            metrics.ttft.observe((first_ns - self._arrived_ns) / 1e9)
         for choice in self.choices:
             metrics.attempts.observe(choice.attempt + 1)
-        reasons = [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.choices]
-        for reason in reasons:
-            metrics.finished.labels(reason).inc()
+        usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()
+        if self._counted:
+            self._count_request(usage, now_ns, first_ns, reasons)
         if tracing.enabled():
             wall = time.time_ns() - now_ns
             if first_ns:
@@ -189,6 +192,17 @@ class Generation:
             self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
             self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
             self._span.end()
+
+    def _count_request(self, usage: Usage, now_ns: int, first_ns: int, reasons: Sequence[str]) -> None:
+        metrics.cached_tokens.inc(usage.cached_tokens)
+        metrics.generation_tokens.inc(usage.completion_tokens)
+        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(usage.completion_tokens)
+        metrics.e2e.observe((now_ns - self._arrived_ns) / 1e9)
+        if first_ns:
+            metrics.ttft.observe((first_ns - self._arrived_ns) / 1e9)
+        for reason in reasons:
+            metrics.finished.labels(reason).inc()
 
 
 def _emptied(delta: Delta) -> Delta:

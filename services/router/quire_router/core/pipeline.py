@@ -74,18 +74,20 @@ class Pipeline:
     ) -> Generation:
         """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's news.
 
-        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: it has its places already.
+        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: it is a part of a request that
+        has its places already, and is counted as a whole by who asks.
         """
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
         served = self._catalog.resolve(job.model)
-        weight = 0 if admitted else job.weight
-        self._enter(weight)
-        span = _start_span(job, caller, served)
+        if not admitted:
+            self._enter(job.weight)
+        span = start_span("router.step" if admitted else "router.request", job, caller, served)
         try:
-            generation = await self._start(job, caller, served, arrived_ns, span, weight)
+            generation = await self._start(job, caller, served, arrived_ns, span, admitted=admitted)
         except BaseException as error:
-            self._leave(weight)
+            if not admitted:
+                self._leave(job.weight)
             tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
             span.end()
             raise
@@ -102,14 +104,22 @@ class Pipeline:
             self._leave(weight)
 
     async def _start(
-        self, job: GenerateJob, caller: Caller, served: ServedModel, arrived_ns: int, span: tracing.Span, weight: int
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        arrived_ns: int,
+        span: tracing.Span,
+        *,
+        admitted: bool,
     ) -> Generation:
+        weight = 0 if admitted else job.weight
         context = self._context(caller, span)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
             job, prompts, timing = await self._encoded(job, served, context)
             texts = await self._texts(job, prompts) if job.wants.echo else []
-        if weight:
+        if not admitted:
             self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
         outbox = Outbox()
@@ -124,6 +134,7 @@ class Pipeline:
             arrived_ns,
             lambda: self._end(generation, weight),
             span,
+            counted=not admitted,
         )
         generation.prompt_texts = texts
         with tracing.span("router.place", parent=tracing.context_of(span)):
@@ -134,7 +145,8 @@ class Pipeline:
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
             timing,
         ]
-        metrics.prompt_tokens.inc(sum(map(len, prompts)))
+        if not admitted:
+            metrics.prompt_tokens.inc(sum(map(len, prompts)))
         return generation
 
     async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
@@ -225,7 +237,8 @@ class Pipeline:
         )
 
     def _end(self, generation: Generation, weight: int) -> None:
-        self._leave(weight)
+        if weight:
+            self._leave(weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
         self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
@@ -250,7 +263,8 @@ def check_logprobs(logprobs: int, most: int, param: str) -> None:
         )
 
 
-def _start_span(job: GenerateJob, caller: Caller, served: ServedModel) -> tracing.Span:
+def start_span(name: str, job: GenerateJob, caller: Caller, served: ServedModel) -> tracing.Span:
+    """Of a request, within its caller's trace. The caller ends it."""
     parent = None
     if caller.traceparent:
         parent = tracing.extract_headers({"traceparent": caller.traceparent, "tracestate": caller.tracestate})
@@ -261,4 +275,4 @@ def _start_span(job: GenerateJob, caller: Caller, served: ServedModel) -> tracin
         "gen_ai.request.choice.count": job.n,
         "quire.request_id": caller.request_id,
     }
-    return tracing.start_span("router.request", parent=parent, attributes=attributes, kind=tracing.SpanKind.SERVER)
+    return tracing.start_span(name, parent=parent, attributes=attributes, kind=tracing.SpanKind.SERVER)
