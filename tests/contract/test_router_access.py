@@ -13,6 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
+from quire_common.errors import PermissionDenied
 from quire_router.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 
@@ -133,6 +134,23 @@ async def test_answers_count_too_and_may_leave_a_debt() -> None:
         refused = await rig.complete("ab", max_tokens=1)
         assert refused.status_code == 429 and "60 tokens per minute" in refused.json()["error"]["message"]
         assert refused.headers["x-ratelimit-remaining-tokens"] == "0" and int(refused.headers["retry-after"]) > 20
+
+
+async def test_without_keys_a_router_is_administrated_from_its_own_machine_and_by_no_page() -> None:
+    async with router_rig(metrics_listen="127.0.0.1:0") as rig, admin_client(rig) as admin:
+        for path in ("/pause", "/drain", "/resume"):
+            refused = await admin.post(path, headers={"Origin": "http://127.0.0.1:3000"})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "ADMIN_NEEDS_KEY")
+            for peer in ("192.0.2.7", "::ffff:192.0.2.7", "2001:db8::7", "testclient"):
+                away = httpx.ASGITransport(rig.router.admin.routes, client=(peer, 5))
+                async with httpx.AsyncClient(transport=away, base_url="http://router") as client:
+                    with pytest.raises(PermissionDenied, match="its own machine"):
+                        await client.post(path)
+            assert rig.router.admission.open
+        for peer in ("127.0.0.1", "::1", "::ffff:127.0.0.1"):
+            near = httpx.ASGITransport(rig.router.admin.routes, client=(peer, 5))
+            async with httpx.AsyncClient(transport=near, base_url="http://router") as client:
+                assert (await client.post("/pause")).json()["paused"]
 
 
 async def test_pausing_draining_and_resuming(key_file: str) -> None:

@@ -1,11 +1,13 @@
 """The port of metrics and administration, apart from the public one: a key needs the scope `metrics` or `admin` here.
 
-Pauses and drains this router; of vLLM's administrative paths, those that need an engine are refused by name. Opens no
-port unless `--metrics-listen` says where.
+Pauses and drains this process of the router; of vLLM's administrative paths, those that need an engine are refused by
+name. Opens no port unless `--metrics-listen` says where. Without keys, this machine's own programs alone may change
+anything, and no web page.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 import orjson
@@ -14,13 +16,13 @@ from starlette.responses import Response
 from starlette.routing import Route, Router
 
 from quire_common.config import split_address
-from quire_common.errors import Unsupported
+from quire_common.errors import PermissionDenied, Unsupported
 from quire_router.http.edge import METRICS_PATH, Edge
 from quire_router.http.server import HttpServer
 from quire_router.principal import ADMIN
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from starlette.requests import Request
     from starlette.types import Receive, Scope, Send
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
     from quire_router.limits.rate_limits import RateLimits
 
 _MAX_BODY_BYTES = 64 * 1024
+_GIVE_A_KEY = "Give the router a key with the scope admin in --api-key-file."
 # vLLM's, for engines: this router has no way to ask its engines for them.
 _NOT_SERVED = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
 
@@ -58,9 +61,9 @@ class AdminPort:
                 Route("/livez", status.livez),
                 Route("/readyz", status.readyz),
                 Route("/health", status.health),
-                Route("/pause", self.pause, methods=["POST"]),
-                Route("/resume", self.resume, methods=["POST"]),
-                Route("/drain", self.drain, methods=["POST"]),
+                Route("/pause", _guarded(self.pause, keys), methods=["POST"]),
+                Route("/resume", _guarded(self.resume, keys), methods=["POST"]),
+                Route("/drain", _guarded(self.drain, keys), methods=["POST"]),
                 Route("/is_sleeping", self.is_sleeping),
                 *(Route(path, _not_served, methods=["POST"]) for path in _NOT_SERVED),
             ],
@@ -107,6 +110,37 @@ class AdminPort:
     def _state(self) -> Response:
         self._changed()
         return _json({"paused": not self._admission.open, "in_flight": self._admission.inside})
+
+
+def _guarded(
+    endpoint: Callable[[Request], Awaitable[Response]], keys: ApiKeys
+) -> Callable[[Request], Awaitable[Response]]:
+    """Where there are keys, the edge has asked for one with the scope `admin`."""
+
+    async def guarded(request: Request) -> Response:
+        if not keys:
+            if "origin" in request.headers:
+                raise PermissionDenied(
+                    "ADMIN_NEEDS_KEY", "Web pages may not administrate a router without keys.", _GIVE_A_KEY
+                )
+            if request.client is None or not _is_loopback(request.client.host):
+                raise PermissionDenied(
+                    "ADMIN_NEEDS_KEY",
+                    "Without keys, a router is administrated from its own machine alone.",
+                    _GIVE_A_KEY,
+                )
+        return await endpoint(request)
+
+    return guarded
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
 
 
 async def _not_served(request: Request) -> Response:
