@@ -47,6 +47,12 @@ ENGINE_OPTIONS = (
         switch=True,
     ),
     _to("api-server-count", "router", "processes that serve HTTP on the one port", own="http-workers"),
+    _to(
+        "redis",
+        "router",
+        "Redis in which the router's processes share rate limits and responses (default: none)",
+        "URL",
+    ),
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),

@@ -25,7 +25,7 @@ LOOPBACK = "127.0.0.1"
 _MOST_MEMBERS = 64
 _ANY_HOST = ("0.0.0.0", "::")
 # Options that carry credentials, by service, and the variables that take them: anyone may read command lines.
-_SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}}
+_SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}, "router": {"redis": "QUIRE_ROUTER_REDIS"}}
 
 
 @dataclass(frozen=True)

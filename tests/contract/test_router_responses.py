@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from quire_router.http.responses.store import MemoryStore
+from quire_router.config import RouterConfig
+from quire_router.http.responses.store import MemoryStore, make_store
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 from tests.redis_server import RedisServer, redis_server
@@ -144,10 +145,28 @@ async def test_what_is_not_to_be_kept_is_not() -> None:
         told = (await create(rig, store=False)).json()
         assert told["store"] is False
         assert (await rig.http.get(f"/v1/responses/{told['id']}")).status_code == 404
+
+
+def test_several_processes_keep_nothing_without_a_redis() -> None:
+    # Any of them may be asked for what another one kept.
+    assert make_store(RouterConfig(http_workers=2)) is make_store(RouterConfig(http_workers=2, http_worker=1)) is None
+    assert make_store(RouterConfig(http_workers=2, redis="redis://127.0.0.1:1/0")) is not None
+    assert make_store(RouterConfig()) is not None
+
+
+async def test_a_router_that_keeps_nothing_says_so() -> None:
     async with router_rig(responses_max_mib=0) as rig:
         told = (await create(rig)).json()
         assert told["store"] is False
         assert (await rig.http.get(f"/v1/responses/{told['id']}")).status_code == 404
+        for fields, code in (
+            ({"previous_response_id": told["id"]}, "RESPONSES_NOT_KEPT"),
+            ({"background": True}, "BACKGROUND_NEEDS_STORE"),
+        ):
+            refused = await create(rig, **fields)
+            error = refused.json()["error"]
+            assert (refused.status_code, error["code"], error["param"]) == (400, code, next(iter(fields)))
+            assert "--redis" in error["message"]
 
 
 async def test_a_response_is_deleted() -> None:

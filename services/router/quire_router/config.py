@@ -29,7 +29,9 @@ class RouterConfig(ServiceConfig):
     requests_per_minute: int = option(0, "limit of a key that has none of its own; 0: none", at_least=0)
     tokens_per_minute: int = option(0, "the same of prompt and generated tokens together", at_least=0)
     redis: str = option(
-        "", "redis://host:port/db in which routers share rate limits and responses; empty: each has its own"
+        "",
+        "redis://host:port/db in which routers share rate limits and responses; empty: each has its own",
+        secret=True,
     )
     served_model_name: tuple[str, ...] = option((), "names that clients may ask for; default: the model's own")
     schedulers: tuple[str, ...] = option((), "addresses of schedulers, for static discovery")

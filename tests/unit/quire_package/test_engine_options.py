@@ -46,6 +46,14 @@ def test_a_switch_has_no_value() -> None:
     assert StackSpec("n", "m", flags=flags).command("scheduler", ports)[-1] == "--no-lockstep"
 
 
+def test_the_routers_redis_is_on_no_command_line() -> None:
+    url = "redis://:secret@host/0"
+    spec = StackSpec("n", "m", flags=stack_flags({"redis": url}))
+    assert not any("secret" in part for part in spec.command("router", dict.fromkeys((*SERVICES, "http"), 1)))
+    assert spec.environment("router")["QUIRE_ROUTER_REDIS"] == url
+    assert "QUIRE_ROUTER_REDIS" not in spec.environment("kvstore")
+
+
 def test_what_is_not_served_is_refused() -> None:
     with pytest.raises(Unsupported, match="quantization is not supported yet"):
         stack_flags({"quantization": "fp8"})

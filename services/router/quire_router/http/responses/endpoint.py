@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from quire_router.http.responses.store import ResponseStore
 
 _MAX_ID = 128
+_KEEPING = "run the router with --responses-max-mib above 0, and with --redis where --http-workers is above 1"
 
 
 class ResponseRoutes:
@@ -43,6 +44,13 @@ class ResponseRoutes:
         asked = parse_response(await self._serving.read(scope, receive))
         history: list[Any] = []
         if asked.previous is not None:
+            if self._store is None:
+                raise InvalidArgument(
+                    "RESPONSES_NOT_KEPT",
+                    "This router keeps no responses to go on from.",
+                    f"Send the whole conversation as input, or {_KEEPING}.",
+                    param="previous_response_id",
+                )
             history = _history(await self._load(exchange.tenant, asked.previous))
         parsed = job_of(asked, history, self._serving.limits, timings=False)
         response_id = f"resp_{uuid.uuid4().hex}"
@@ -101,7 +109,7 @@ class ResponseRoutes:
             raise InvalidArgument(
                 "BACKGROUND_NEEDS_STORE",
                 "A response in the background must be kept, and this one would not be.",
-                "Leave store out, and run the router with --responses-max-mib above 0.",
+                f"Leave store out, and {_KEEPING}.",
                 param="background",
             )
         caller = self._serving.caller(exchange, parsed)

@@ -143,8 +143,12 @@ class RedisStore:
 
 
 def make_store(config: RouterConfig) -> ResponseStore | None:
-    """As configured; None where nothing is to be kept."""
+    """As configured; None where nothing is to be kept, or where a process may be asked for what another one kept."""
     most, ttl_s = config.responses_max_mib << 20, config.responses_ttl_s
+    if most and config.http_workers > 1 and not config.redis:
+        if not config.http_worker:
+            log.warning("no responses are kept: several processes need --redis for that", processes=config.http_workers)
+        return None
     if not most:
         return None
     return RedisStore(config.redis, most, ttl_s) if config.redis else MemoryStore(most, ttl_s)
