@@ -188,6 +188,36 @@ async def test_kv_events_are_a_snapshot_and_its_tail() -> None:
         call.cancel()
 
 
+async def test_kv_events_go_on_only_where_the_number_is_of_this_life_of_the_scheduler() -> None:
+    scheduler = PagedScheduler()
+    async with facade(scheduler) as (_, stub):
+
+        async def watched(start: int, frame: pb.PageEvents) -> tuple[pb.Epoch | None, int]:
+            """What the scheduler is asked for by who names a number, and then hears this frame."""
+            scheduler.left.clear()
+            scheduler.frames.put_nowait(frame)
+            call = stub.SubscribeKvEvents(cb.SubscribeKvEventsRequest(start_sequence_number=start))
+            assert (await call.read()).sequence_number == frame.sequence
+            call.cancel()
+            await asyncio.wait_for(scheduler.left.wait(), 30)
+            asked = scheduler.watches[-1]
+            return (asked.epoch if asked.HasField("epoch") else None), asked.after_sequence
+
+        def change(epoch: pb.Epoch, sequence: int) -> pb.PageEvents:
+            return pb.PageEvents(epoch=epoch, sequence=sequence, removed=[PAGES[0]])
+
+        other = pb.Epoch(boot_id=8, run=1)
+        assert await watched(5, change(EPOCH, 20)) == (None, 0)  # this facade never sent 4
+        assert await watched(22, change(EPOCH, 20)) == (None, 0)  # nor 21
+        assert await watched(21, change(EPOCH, 30)) == (EPOCH, 20)
+        # The scheduler came back, and another subscriber has heard of it.
+        assert await watched(0, change(other, 25)) == (None, 0)
+        # Its own 30, or another's 25: nothing tells of which life.
+        assert await watched(31, change(other, 26)) == (None, 0)
+        assert await watched(26, change(other, 40)) == (None, 0)
+        assert await watched(41, change(other, 41)) == (other, 40)
+
+
 @pytest.mark.parametrize(
     "fields",
     [

@@ -22,6 +22,7 @@ from quire_router.principal import ADMIN, INFERENCE
 from quire_router.smg.kv_event_codec import engine_load, snapshot_batch, tail_batch
 from quire_router.smg.request_codec import parse_generate
 from quire_router.smg.response_codec import SmgFormat
+from quire_router.smg.sent_sequences import SentSequences
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -50,7 +51,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._parts = parts
         self._running: dict[tuple[str, str], list[Generation]] = {}
         self._began, self._received = time.monotonic(), 0.0
-        self._epoch: pb.Epoch | None = None
+        self._sent = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
         arrived_ns, self._received = time.monotonic_ns(), time.time()
@@ -153,13 +154,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         page_size = self._parts.catalog.resolve("").model.pages.page_size
         if request.load_records_before_first_batch:
             yield cb.KvEventBatch(timestamp=time.time(), dp_rank=0, load=engine_load(replica.load, 0, load_only=True))
-        # Whoever names a number has it from this life of the facade, and so of the epoch that it saw last.
-        start = request.start_sequence_number
-        epoch, after = (self._epoch, start - 1) if start else (None, 0)
+        after = max(0, request.start_sequence_number - 1)
+        epoch = self._sent.epoch_of(after)
+        if epoch is None:
+            after = 0  # a snapshot
         snapshot: list[pb.PageEvents] = []
         async with contextlib.aclosing(replica.client.watch_pages(epoch, after)) as frames:
             async for frame in frames:
-                self._epoch = frame.epoch
                 if frame.snapshot:
                     snapshot.append(frame)
                     if not frame.snapshot_complete:
@@ -171,6 +172,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
                     batch = tail_batch(frame, page_size)
                 sample += 1
                 batch.load.CopyFrom(engine_load(replica.load, sample))
+                self._sent.sent(frame.epoch, batch.sequence_number)
                 yield batch
 
     async def FlushCache(self, request: cb.FlushCacheRequest, context: Any) -> cb.FlushCacheResponse:

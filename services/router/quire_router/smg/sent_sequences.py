@@ -1,0 +1,32 @@
+"""Which sequence numbers subscribers were sent, and in which life of the scheduler: the contract's numbers do not say.
+
+A number says where to resume only where it cannot be of an earlier life. Knows nothing of frames or subscribers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire.v1 import common_pb2 as pb
+
+
+class SentSequences:
+    """Of all calls together: who comes back comes with a new call."""
+
+    def __init__(self) -> None:
+        self._epoch: pb.Epoch | None = None
+        self._newest = 0
+        # Of all epochs before this one.
+        self._former = 0
+
+    def sent(self, epoch: pb.Epoch, sequence: int) -> None:
+        """A subscriber is told this."""
+        if epoch != self._epoch:
+            self._former = max(self._former, self._newest)
+            self._epoch, self._newest = epoch, 0
+        self._newest = max(self._newest, sequence)
+
+    def epoch_of(self, sequence: int) -> pb.Epoch | None:
+        """The only epoch in which it was sent; None where it was not, or may have been in an earlier one."""
+        return self._epoch if self._former < sequence <= self._newest else None
