@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import re
 import types
 import typing
 from pathlib import Path
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 ENV_PREFIX = "QUIRE_"
+# In a URL, what precedes a password, and the password: user:password@host, or ?password=.
+_URL_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/\s]*(?=@)|([?&]password=)[^&\s]*")
 
 
 def option(
@@ -72,11 +75,10 @@ def explain_config(
     explained = []
     for field in dataclasses.fields(cls):
         value, source = found.get(field.name, (field.default, "default"))
-        secret = bool(field.metadata.get("secret") and value)
         explained.append(
             {
                 "name": field.name.replace("_", "-"),
-                "value": "***" if secret else value,
+                "value": _shown(field, value),
                 "source": source,
                 "default": field.default,
                 "help": field.metadata.get("help", ""),
@@ -121,11 +123,17 @@ def _collect(
 
 def describe(config: object) -> dict[str, Any]:
     """Values as they may be logged: secrets masked."""
-    result = {}
-    for field in dataclasses.fields(config):  # type: ignore[arg-type]  # a dataclass instance by contract
-        value = getattr(config, field.name)
-        result[field.name] = "***" if field.metadata.get("secret") and value else value
-    return result
+    fields = dataclasses.fields(config)  # type: ignore[arg-type]  # a dataclass instance by contract
+    return {field.name: _shown(field, getattr(config, field.name)) for field in fields}
+
+
+def _shown(field: dataclasses.Field[Any], value: Any) -> Any:
+    """Nothing of a secret, and no password of any URL."""
+    if field.metadata.get("secret") and value:
+        return "***"
+    if isinstance(value, str):
+        return _URL_PASSWORD.sub(lambda found: f"{found[1] or found[2]}***", value)
+    return value
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.config import ServiceConfig, describe, load_config, option, split_address
+from quire_common.config import ServiceConfig, describe, explain_config, load_config, option, split_address
 from quire_common.errors import ConfigError
 
 
@@ -101,6 +101,24 @@ def test_secrets_are_masked() -> None:
     assert shown["key"] == "***"
     assert "hunter2" not in str(shown)
     assert describe(load())["key"] == ()
+
+
+@pytest.mark.parametrize(
+    ("discovery", "told"),
+    [
+        ("static", "static"),
+        ("redis://host:6379/0?ttl_s=3", "redis://host:6379/0?ttl_s=3"),
+        ("redis://:hunter2@host:6379/0", "redis://:***@host:6379/0"),
+        ("rediss://me:hunter2@x:hunter2@host/0", "rediss://me:***@host/0"),
+        ("redis://host/0?ttl_s=3&password=hunter2&poll_s=1", "redis://host/0?ttl_s=3&password=***&poll_s=1"),
+    ],
+)
+def test_of_a_url_the_password_is_masked(discovery: str, told: str) -> None:
+    flags = (f"--discovery={discovery}",)
+    assert describe(load(*flags))["discovery"] == told
+    (explained,) = (one for one in explain_config(DemoConfig, "demo", flags, {}) if one["name"] == "discovery")
+    assert explained["value"] == told
+    assert load(*flags).discovery == discovery
 
 
 @pytest.mark.parametrize("address", ["", "host", ":1", "host:", "host:x", "host:65536", "host:-1"])

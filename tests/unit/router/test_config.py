@@ -1,0 +1,14 @@
+"""What is told of the router's configuration."""
+
+from __future__ import annotations
+
+from quire_common.config import describe, explain_config
+from quire_router.config import RouterConfig
+
+
+def test_the_password_of_its_redis_is_never_told() -> None:
+    url = "redis://:hunter2@host/0"
+    explained = explain_config(RouterConfig, "router", [f"--redis={url}", f"--discovery={url}"], {})
+    assert "hunter2" not in str(explained)
+    assert {one["name"]: one["value"] for one in explained}["redis"] == "***"
+    assert "hunter2" not in str(describe(RouterConfig(redis=url, discovery=url)))
