@@ -6,6 +6,7 @@ import fcntl
 import os
 import socket
 import tempfile
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -171,3 +172,26 @@ def test_the_slow_are_cut_off_and_make_room() -> None:
                 assert ended(late), "but who has shown one does not"
         for sock in waiting:
             sock.close()
+
+
+def test_a_connection_without_a_thread_is_closed_and_the_next_one_served(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running.put(A)
+    told, before = look_up(running), refused("tcp", "no_thread")
+    real, none_left = threading.Thread.start, [True]
+
+    def start(thread: threading.Thread) -> None:
+        if thread.name == "data" and none_left:
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for _ in range(2):
+        with dial(("127.0.0.1", told.data_port)) as sock:
+            assert ended(sock)
+    eventually_refused("tcp", "no_thread", before + 1)
+    none_left.clear()
+    with over_tcp(told) as client:
+        client.send(Kind.GET, pack_i32([1]))
+        assert client.answer()[1] == body(A, 1)

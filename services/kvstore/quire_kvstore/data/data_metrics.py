@@ -21,5 +21,5 @@ class DataMetrics:
         )
 
     def refused(self, reason: str) -> None:
-        """A connection is ended: garbage, forged, oversized, slow, unknown_lease, too_many or bad_memory."""
+        """A connection is ended: garbage, forged, oversized, slow, unknown_lease, too_many, no_thread or bad_memory."""
         self._refused.labels(self._path, reason).inc()

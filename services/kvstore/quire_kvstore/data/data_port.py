@@ -121,7 +121,14 @@ class DataPort:
                 oldest.stop()
                 del self._sessions[oldest]
             self._sessions[session] = thread
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has none left: it may have one for those who come later
+            with self._lock:
+                del self._sessions[session]
+            connection.close()
+            metrics.refused("no_thread")
+            log.warning("a data connection got no thread", cause=str(error))
 
     def _run(self, session: DataSession, metrics: DataMetrics) -> None:
         metrics.connections.inc()

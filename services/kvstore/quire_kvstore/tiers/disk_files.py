@@ -149,7 +149,7 @@ class DiskFiles:
             try:
                 fd = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 try:
-                    self._write_all(fd, [framed[:straight], rest])
+                    self._write_all(fd, framed[:straight], rest)
                     os.utime(fd, ns=(stamp_ns, stamp_ns))
                 finally:
                     os.close(fd)
@@ -194,15 +194,16 @@ class DiskFiles:
         """A file descriptor, direct where possible; missing sub-folders are made for a file to be written."""
         flags |= os.O_NOFOLLOW | os.O_CLOEXEC
         for _ in range(3):
+            direct = self._direct
             try:
-                fd = os.open(path, flags | (os.O_DIRECT if self._direct else 0), 0o600)
+                fd = os.open(path, flags | (os.O_DIRECT if direct else 0), 0o600)
             except FileNotFoundError:
                 if not flags & os.O_CREAT:
                     raise
                 self._root.mkdir(mode=0o700, exist_ok=True)  # somebody may have emptied the cache
                 path.parent.mkdir(mode=0o700, exist_ok=True)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct:
+                if error.errno != errno.EINVAL or not direct:
                     raise
                 self._direct = False  # such as tmpfs before Linux 6.6
             else:
@@ -217,25 +218,29 @@ class DiskFiles:
         return len(framed) // BLOCK_BYTES * BLOCK_BYTES if self._straight_works and is_aligned(framed) else 0
 
     def _either_way(self, act: Callable[[], T]) -> T:
-        """Straight, or else through memory of our own, which is aligned for every disk."""
+        """Straight, or else through memory of our own, which is aligned for every disk. Several threads may find out at
+        once that straight does not work: each of them goes on the other way."""
+        straight = self._straight_works
         try:
             return act()
         except OSError as error:
-            if error.errno != errno.EINVAL or not self._straight_works:
+            if error.errno != errno.EINVAL or not straight:
                 raise
             self._straight_works = False
             return act()
 
-    def _write_all(self, fd: int, parts: list[memoryview]) -> None:
+    def _write_all(self, fd: int, straight: memoryview, rest: memoryview) -> None:
+        parts = [straight, rest]
         done, size = 0, sum(map(len, parts))
         while done < size:
             try:
                 count = os.pwritev(fd, after(parts, done), done)
             except OSError as error:
-                if error.errno != errno.EINVAL or not self._direct or self._straight_works:
+                flags = fcntl.fcntl(fd, fcntl.F_GETFL)
+                if error.errno != errno.EINVAL or not flags & os.O_DIRECT or straight:
                     raise
                 self._direct = False  # it let us open the file so, but does not mean it
-                fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) & ~os.O_DIRECT)
+                fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
                 continue
             if count % BLOCK_BYTES and done + count < size:
                 raise OSError(errno.ENOSPC, "a write was cut short")

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+# What says of the file that its page is lost: it is not there (or something else is in its place), or its blocks cannot
+# be read. Other errors, such as too many open files, say nothing about it.
+_PAGE_LOST = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO)
 # How many pages of the size of the refused one make room on a disk that is full.
 _PAGES_TO_GIVE = 4
 
@@ -133,7 +136,7 @@ class DiskMedium:
             try:
                 got = self._files.read(job.key, into, job.stamp_ns)
             except OSError as error:
-                self._lost(job.key, error)
+                self._not_read(job.key, error)
                 deliver(job, None)
             else:
                 deliver(job, into[:got])
@@ -201,9 +204,10 @@ class DiskMedium:
                 self.counts.add(errors=1)
                 log.warning("a page's file cannot be removed", path=self._where, reason=str(error))
 
-    def _lost(self, key: PageKey, error: OSError) -> None:
-        """A page cannot be read: it is none of ours any more."""
+    def _not_read(self, key: PageKey, error: OSError) -> None:
+        """A page cannot be read: now, or, where it is lost, ever."""
         if error.errno != errno.ENOENT:
             self.counts.add(errors=1)
             log.warning("a page cannot be read", path=self._where, reason=str(error))
-        self.discard(key)
+        if error.errno in _PAGE_LOST:
+            self.discard(key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import time
 from typing import TYPE_CHECKING, NoReturn
 
 from quire_common.errors import NotFound
@@ -24,15 +25,19 @@ if TYPE_CHECKING:
 
 CONNECT_S = 2.0
 FRAME_S = 5.0
+# Waiting for the store takes FRAME_S and its pages at this rate in all; who is slower breaks, and another way is taken.
+FLOOR_BYTES_PER_S = 50e6
 
 
 class Exchange:
-    """What is said on a connection under one lease. Raises DataBroken."""
+    """What is said on a connection under one lease, about pages of `size` bytes in all. Raises DataBroken, also where
+    the store takes too long over the whole of it; what the engine takes meanwhile does not count."""
 
-    def __init__(self, connection: DataConnection, lease_key: bytes) -> None:
+    def __init__(self, connection: DataConnection, lease_key: bytes, size: int = 0) -> None:
         self.connection = connection
         self.seals: Seals = connection.client_seals(lease_key)
         self._handle = handle_of(lease_key)
+        self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
 
     def send(
         self,
@@ -47,11 +52,15 @@ class Exchange:
     ) -> None:
         """One frame."""
         head = Head(kind, self._handle, page, offset, len(payload), last, page_header)
+        started = self._in_time()
         self.connection.send(head, self.seals, payload, fds)
+        self._spent_since(started)
 
     def arrived(self, *kinds: Kind) -> Arrived:
         """The next head, genuine and of one of these kinds; raises NotFound where the store refuses."""
+        started = self._in_time()
         arrived = self.connection.receive()
+        self._spent_since(started)
         if arrived is None:
             raise DataBroken("ended", "the store has ended the connection")
         try:
@@ -64,6 +73,21 @@ class Exchange:
             arrived.close_fds()
             raise
         return arrived
+
+    def receive_payload(self, arrived: Arrived, into: memoryview) -> None:
+        """Of a head that has arrived, into memory of its length."""
+        started = self._in_time()
+        self.connection.receive_payload(arrived, self.seals, into)
+        self._spent_since(started)
+
+    def _in_time(self) -> float:
+        """Before each wait, so that what has come in the end counts, however late. Returns the time."""
+        if self._left_s < 0:
+            raise DataBroken("slow", "the store takes too long over these pages")
+        return time.monotonic()
+
+    def _spent_since(self, started: float) -> None:
+        self._left_s -= time.monotonic() - started
 
     def _refused(self, arrived: Arrived) -> NoReturn:
         code = bytearray(arrived.head.length)
@@ -80,11 +104,11 @@ class DataLink:
         self._address: Address = ""
 
     @contextlib.contextmanager
-    def exchange(self, address: Address, access: DataAccess) -> Iterator[Exchange]:
-        """Raises TransportDown where the connection cannot be had or breaks. Whatever is raised within ends it, but for
-        refusals and wrong pages: who knows that more is to come after these closes it."""
+    def exchange(self, address: Address, access: DataAccess, size: int = 0) -> Iterator[Exchange]:
+        """`size`: see Exchange. Raises TransportDown where the connection cannot be had or breaks. Whatever is raised
+        within ends it, but for refusals and wrong pages: who knows that more is to come after these closes it."""
         try:
-            yield Exchange(self._connected(address), access.key)
+            yield Exchange(self._connected(address), access.key, size)
         except (NotFound, PageCorrupt):
             raise
         except (DataBroken, OSError) as error:

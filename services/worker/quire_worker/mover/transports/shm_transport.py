@@ -68,8 +68,9 @@ class ShmTransport:
 
     def send(self, cargo: Cargo, shipment: Shipment) -> None:
         """See Transport."""
+        size = len(shipment.left) * cargo.page_bytes
         try:
-            with self._sending.exchange(cargo.access.arena, cargo.access) as exchange:
+            with self._sending.exchange(cargo.access.arena, cargo.access, size) as exchange:
                 self._lend(exchange, shipment.fd)
 
                 def put(index: int, header: bytes, body: memoryview) -> None:

@@ -42,8 +42,9 @@ class TcpTransport:
     def fetch(self, cargo: Cargo, landing: Landing) -> None:
         """See Transport."""
         address = (self._host, cargo.access.data_port)
+        size = (len(cargo.run) - landing.landed) * cargo.page_bytes
         try:
-            with self._fetching.exchange(address, cargo.access) as exchange:
+            with self._fetching.exchange(address, cargo.access, size) as exchange:
                 exchange.send(Kind.GET, pack_i32(range(landing.landed, len(cargo.run))))
                 while landing.landed < len(cargo.run):
                     self._receive_page(exchange, cargo, landing)
@@ -57,8 +58,10 @@ class TcpTransport:
 
     def send(self, cargo: Cargo, shipment: Shipment) -> None:
         """See Transport."""
+        address = (self._host, cargo.access.data_port)
+        size = len(shipment.left) * cargo.page_bytes
         try:
-            with self._sending.exchange((self._host, cargo.access.data_port), cargo.access) as exchange:
+            with self._sending.exchange(address, cargo.access, size) as exchange:
 
                 def put(index: int, header: bytes, body: memoryview) -> None:
                     for start in range(0, len(body), BODY_BYTES):
@@ -87,7 +90,7 @@ class TcpTransport:
             if came + head.length > cargo.page_bytes:
                 raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
             room = landing.room()
-            exchange.connection.receive_payload(arrived, exchange.seals, room[came : came + head.length])
+            exchange.receive_payload(arrived, room[came : came + head.length])
             came += head.length
             last = head.last
         check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)

@@ -1,0 +1,86 @@
+"""Errors of a disk that say nothing about a page: pages stay, whoever meets the error first."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+
+from quire_kvstore.tiers.disk_files import DiskFiles
+from tests.unit.kvstore.pages import chain, framed, put
+from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+A = chain("a", 8)
+
+
+@pytest.mark.parametrize("name", ["pwritev", "preadv"])
+def test_two_threads_that_find_out_at_once_about_other_memory_both_get_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """The second is under way, straight, while the first is refused and goes on with a copy."""
+    real, big = getattr(os, name), 5000
+    files = DiskFiles(tmp_path)
+    pages = [memoryview(mmap.mmap(-1, 8192))[: len(framed(A, 0, big))] for _ in range(2)]
+
+    def act(index: int) -> None:
+        if name == "pwritev":
+            files.write(A.key(index), pages[index], 1)
+        else:
+            pages[index][:] = bytes(len(pages[index]))
+            assert files.read(A.key(index), pages[index], 1) == len(pages[index])
+
+    for index, page in enumerate(pages):
+        page[:] = framed(A, index, big)
+        files.write(A.key(index), page, 1)
+    with ThreadPoolExecutor(1) as other:
+        first = [True]
+
+        def picky(fd: int, parts: list[memoryview], offset: int) -> int:
+            if first and first.pop():
+                other.submit(act, 1).result(60)
+            if len(parts) > 1:
+                raise OSError(errno.EINVAL, "not from this memory")
+            return int(real(fd, parts, offset))
+
+        direct = files.direct
+        monkeypatch.setattr(os, name, picky)
+        act(0)
+    assert not first and files.direct is direct
+    for index, page in enumerate(pages):
+        page[:] = bytes(len(page))
+        assert files.read(A.key(index), page, 2) == len(page) and page == framed(A, index, big)
+
+
+@pytest.mark.parametrize(
+    ("code", "stays"),
+    [(errno.EMFILE, True), (errno.ENFILE, True), (errno.ENOMEM, True), (errno.EINVAL, True), (errno.EIO, False)],
+)
+def test_a_page_goes_only_if_the_error_is_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, stays: bool
+) -> None:
+    real, refused, file = os.preadv, [True], DiskFiles(tmp_path).path(A.key(3))
+
+    def preadv(fd: int, parts: list[memoryview], offset: int) -> int:
+        if refused and os.path.samestat(os.fstat(fd), status):
+            raise OSError(code, os.strerror(code))
+        return real(fd, parts, offset)
+
+    with tiered(disk=tmp_path) as store:
+        put(store, A)
+        eventually(lambda: tier(store, "disk").figures.stored == 8)
+        forget_memory(store)
+        status = file.stat()
+        monkeypatch.setattr(os, "preadv", preadv)
+        assert found(store, A) == (3, "disk"), "a miss either way"
+        disk = tier(store, "disk")
+        assert (disk.figures.errors, disk.figures.corrupt) == (1, 0)
+        assert (file.exists(), disk.pages) == ((True, 8) if stays else (False, 7))
+        refused.clear()
+        assert found(store, A)[0] == (8 if stays else 3)

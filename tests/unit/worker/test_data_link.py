@@ -1,0 +1,142 @@
+"""How long a move waits for a store that answers each time, but late: the whole is bounded, without the engine."""
+
+from __future__ import annotations
+
+import gc
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+
+import pytest
+
+from quire_common.kv_client import DataAccess
+from quire_common.kv_data.connection import Arrived, DataConnection
+from quire_common.kv_data.frame import DataBroken, Head, Kind
+from quire_common.kv_data.lease_key import NONCE_BYTES
+from quire_common.kv_data.seal import Seals
+from quire_common.pages import HEADER_BYTES
+from quire_common.sequence import RequestContext
+from quire_worker.mover.ring import Ring
+from quire_worker.mover.transports import data_link
+from quire_worker.mover.transports.data_link import FLOOR_BYTES_PER_S, FRAME_S
+from quire_worker.mover.transports.shm_transport import ShmTransport
+from quire_worker.mover.transports.tcp_transport import TcpTransport
+from quire_worker.mover.transports.transport import Cargo, Transport, TransportDown
+from tests.fakes.moved_pages import PlainLanding, PlainShipment
+from tests.unit.kvstore.pages import Clock, body, chain, framed
+
+PAGES = 12
+PAGE_BYTES = 64 << 10
+RUN = chain("a", PAGES)
+ACCESS = DataAccess(b"lease", b"k" * 32, "quire-kvstore-" + "0" * 32, 1)
+CARGO = Cargo(RUN, "uint8", PAGE_BYTES, ACCESS, RequestContext("r"))
+LIMIT_S = FRAME_S + PAGES * PAGE_BYTES / FLOOR_BYTES_PER_S
+
+
+class LateStore(DataConnection):
+    """A store without a socket: it does what it is asked, and each answer takes `answer_s`."""
+
+    def __init__(self, clock: Clock, answer_s: float) -> None:
+        self._clock = clock
+        self._answer_s = answer_s
+        self._answers: deque[Head] = deque()
+        self._nonces = (bytes(NONCE_BYTES), bytes(NONCE_BYTES))
+
+    def wait(self, timeout_s: float) -> bool:
+        return False
+
+    def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
+        if head.kind is Kind.GET:
+            for index in range(PAGES):
+                header = framed(RUN, index, PAGE_BYTES)[:HEADER_BYTES]
+                self._answers.append(Head(Kind.PAGE, head.handle, index, 0, PAGE_BYTES, True, header))
+        put = head.kind in (Kind.PUT, Kind.TAKE)
+        self._answers.append(Head(Kind.TAKEN if put else Kind.END, head.handle, head.page))
+
+    def receive(self) -> Arrived | None:
+        self._clock.now_s += self._answer_s
+        return Arrived(self._answers.popleft(), b"", b"", b"", 0, [])
+
+    def admit(self, arrived: Arrived, seals: Seals) -> Head:
+        return arrived.head
+
+    def receive_payload(self, arrived: Arrived, seals: Seals, into: memoryview) -> None:
+        into[:] = body(RUN, arrived.head.page, PAGE_BYTES)
+
+    def shut(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class Rig:
+    """One move of all pages over `transport`; the engine takes `engine_s` for each page."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ring: Ring) -> None:
+        self._monkeypatch = monkeypatch
+        self._ring = ring
+        self._clock = Clock()
+        self.moved = 0
+        monkeypatch.setattr(data_link, "time", SimpleNamespace(monotonic=self._clock))
+
+    def move(self, transport: Transport, way: str, answer_s: float, engine_s: float = 0.0) -> None:
+        store = LateStore(self._clock, answer_s)
+        self._monkeypatch.setattr(data_link, "connect", lambda address: store)
+
+        def engine(index: int) -> None:
+            self._clock.now_s += engine_s
+
+        if way == "get":
+            landing = PlainLanding(self._ring, engine)
+            try:
+                transport.fetch(CARGO, landing)
+            finally:
+                self.moved = landing.landed
+            return
+        shipment = PlainShipment(self._ring, engine)
+        for index in range(PAGES):
+            self._ring.slot(index)[:] = body(RUN, index, PAGE_BYTES)
+        shipment.want(range(PAGES))
+        try:
+            transport.send(CARGO, shipment)
+        finally:
+            self.moved = len(shipment.sent)
+
+
+@pytest.fixture
+def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    ring = Ring.create(PAGE_BYTES, PAGES)
+    yield Rig(monkeypatch, ring)
+    gc.collect()  # a page is held by the frames of what was raised
+    ring.close()
+
+
+def tcp() -> Transport:
+    return TcpTransport("127.0.0.1:1")
+
+
+WAYS = pytest.mark.parametrize(("make", "way"), [(tcp, "get"), (tcp, "put"), (ShmTransport, "put")])
+
+
+@WAYS
+def test_a_store_that_is_late_with_each_page_breaks_in_the_middle(
+    rig: Rig, make: Callable[[], Transport], way: str
+) -> None:
+    with pytest.raises(TransportDown) as down:
+        rig.move(make(), way, answer_s=1.0)
+    cause = down.value.__cause__
+    assert isinstance(cause, DataBroken) and cause.reason == "slow"
+    assert 3 <= rig.moved <= LIMIT_S + 1, "what came counts, and no more than one wait follows the limit"
+
+
+@WAYS
+def test_a_store_that_takes_what_it_may_is_waited_for(rig: Rig, make: Callable[[], Transport], way: str) -> None:
+    rig.move(make(), way, answer_s=LIMIT_S / (PAGES + 2))
+    assert rig.moved == PAGES
+
+
+@WAYS
+def test_what_the_engine_takes_is_not_the_stores(rig: Rig, make: Callable[[], Transport], way: str) -> None:
+    rig.move(make(), way, answer_s=0.0, engine_s=10.0)
+    assert rig.moved == PAGES
