@@ -185,6 +185,28 @@ def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> N
     directory.check_integrity()
 
 
+def test_a_page_that_moves_while_it_is_swept_out_is_nobodys_afterwards() -> None:
+    """A full bucket that is swept last makes room by moving a page of who has left to one that was swept first."""
+    directory = PageDirectory(90_000, 10.0)
+    gone, stays = directory.open(), directory.open()
+    low, high = 5, (1 << 14) - 5
+    moves = np.array([low << 32 | high], np.uint64)
+    directory.add(gone, moves)
+    stuck = [np.array([number << 50 | high << 32 | high], np.uint64) for number in range(1, 9)]
+    for key in stuck[:7]:
+        directory.add(stays, key)
+    directory.close(gone)
+    sweep = directory.sweep()
+    next(sweep)
+    directory.add(stays, stuck[7])
+    for _ in sweep:
+        pass
+    assert not directory.dirty and len(directory.told) == 8
+    assert directory.open() == gone
+    assert directory.prefixes([moves], 0.0).tolist() == [0, 0]
+    directory.check_integrity()
+
+
 def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
     directory = PageDirectory(1 << 12, 10.0)
     holders = [directory.open() for _ in range(1000)]

@@ -45,6 +45,10 @@ class HolderSets:
                 self._free.append(number)
         return new[inverse], int(pages[old != new].sum())
 
+    def concern(self, holders: int) -> bool:
+        """Whether some page has one of these holders."""
+        return any(mask & holders for mask in self._numbers)
+
     def check_integrity(self, values: Numbers) -> None:
         """`values` are the numbers of all pages; AssertionError where the counts are others."""
         counted = np.bincount(values, minlength=len(self._pages))

@@ -56,12 +56,18 @@ class PageIndex:
         return self._change(slots[slots >= 0], remove=1 << holder)
 
     def sweep(self, holders: int) -> Iterator[None]:
-        """Forget all holders of a mask, in steps; whoever adds no pages of these may use the index meanwhile."""
-        for start in range(0, self._table.slots, _SWEEP_SLOTS):
-            concerned = np.array([bool(mask & holders) for mask in self._sets.masks])
-            values = self._table.values[start : start + _SWEEP_SLOTS]
-            self._change(np.flatnonzero(concerned[values]) + start, remove=holders)
-            yield
+        """Forget all holders of a mask, in steps; whoever adds no pages of these may use the index meanwhile.
+
+        What is added may move a page to where has been swept already: so again, until there is none.
+        """
+        while True:
+            for start in range(0, self._table.slots, _SWEEP_SLOTS):
+                concerned = np.array([bool(mask & holders) for mask in self._sets.masks])
+                values = self._table.values[start : start + _SWEEP_SLOTS]
+                self._change(np.flatnonzero(concerned[values]) + start, remove=holders)
+                yield
+            if not self._sets.concern(holders):
+                return
 
     def clear(self) -> None:
         """Forget everything."""
