@@ -44,6 +44,19 @@ def admin_client(rig: RouterRig) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"http://{rig.router.admin.http.address}", timeout=60, trust_env=False)
 
 
+async def test_a_limit_keeps_nobody_from_cancelling(key_file: str) -> None:
+    async with router_rig(api_key_file=key_file) as rig:
+        rig.http.headers.update(bearer(INFERENCE))
+        rig.scheduler.gate.clear()
+        body = {"model": "fake", "input": "a", "background": True}
+        told = (await rig.http.post("/v1/responses", json=body)).json()
+        for _ in range(3):
+            limited = await rig.http.post("/v1/responses", json={})
+        assert limited.status_code == 429
+        cancelled = await rig.http.post(f"/v1/responses/{told['id']}/cancel")
+        assert (cancelled.status_code, cancelled.json()["status"]) == (200, "cancelled")
+
+
 async def test_every_route_of_both_ports_wants_its_scope(key_file: str) -> None:
     async with (
         router_rig(api_key_file=key_file, metrics_listen="127.0.0.1:0", metrics_on_main=True) as rig,

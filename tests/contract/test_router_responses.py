@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from quire_router.config import RouterConfig
+from quire_router.http.responses import background
+from quire_router.http.responses.format import ResponsesFormat
 from quire_router.http.responses.store import MemoryStore, make_store
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
@@ -239,6 +241,66 @@ async def test_one_that_is_deleted_while_it_runs_does_not_come_back() -> None:
             while rig.router.admission.inside:
                 await asyncio.sleep(0.01)
         assert (await rig.http.get(f"/v1/responses/{told['id']}")).status_code == 404
+
+
+async def until_idle(rig: RouterRig) -> None:
+    async with asyncio.timeout(60):
+        while rig.router.admission.inside:
+            await asyncio.sleep(0.01)
+
+
+async def withdraw(rig: RouterRig, response_id: str, way: str) -> None:
+    path = f"/v1/responses/{response_id}"
+    answer = await (rig.http.delete(path) if way == "delete" else rig.http.post(f"{path}/cancel"))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["deleted"] if way == "delete" else answer.json()["status"] == "cancelled"
+
+
+async def check_withdrawn(rig: RouterRig, response_id: str, way: str) -> None:
+    told = await rig.http.get(f"/v1/responses/{response_id}")
+    assert told.status_code == 404 if way == "delete" else told.json()["status"] == "cancelled"
+
+
+@pytest.mark.parametrize(("way", "kept"), [("delete", False), ("cancel", False), ("delete", True)])
+async def test_what_is_withdrawn_after_its_last_token_stays_so(
+    monkeypatch: pytest.MonkeyPatch, way: str, kept: bool
+) -> None:
+    """Before the store has the answer, and when it has just got it."""
+    reached, go, settle = asyncio.Event(), asyncio.Event(), ResponsesFormat.settle
+
+    async def slow(answer: ResponsesFormat) -> None:
+        if kept:
+            await settle(answer)
+        reached.set()
+        await go.wait()
+        if not kept:
+            await settle(answer)
+
+    monkeypatch.setattr(ResponsesFormat, "settle", slow)
+    async with router_rig() as rig:
+        told = (await create(rig, background=True)).json()
+        await asyncio.wait_for(reached.wait(), 60)
+        await withdraw(rig, told["id"], way)
+        go.set()
+        await until_idle(rig)
+        await check_withdrawn(rig, told["id"], way)
+
+
+@pytest.mark.parametrize("way", ["delete", "cancel"])
+async def test_what_another_router_withdraws_stays_so_when_it_ends_before_the_next_look(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.setattr(background, "_POLL_S", 3600.0)
+    async with router_rig(redis=redis_server.url) as first, router_rig(redis=redis_server.url) as second:
+        first.scheduler.gate.clear()
+        told = (await create(first, background=True)).json()
+        await asyncio.wait_for(first.scheduler.submitted.wait(), 60)
+        await withdraw(second, told["id"], way)
+        first.scheduler.gate.set()
+        await until_idle(first)
+        await check_withdrawn(second, told["id"], way)
+        mark = await second.http.get(f"/v1/responses/{told['id']}:cancel")
+        assert (mark.status_code, mark.json()["error"]["code"]) == (404, "RESPONSE_NOT_FOUND")
 
 
 async def test_the_background_fails_typed() -> None:

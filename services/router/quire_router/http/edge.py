@@ -5,6 +5,7 @@ Authentication is an allow-list: what is not named in OPEN_PATHS needs a key whe
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from quire_router.limits.rate_limits import RateLimits
 
 METRICS_PATH = "/metrics"
+# No rate limit keeps anybody from ending what runs.
+_FREE = re.compile("/v1/responses/[^/]+/cancel")
 _CLIENT_GONE = 499
 _MAX_TRACE_CHARS = 512
 log = get_logger(__name__)
@@ -114,7 +117,12 @@ class Edge:
         needed = METRICS if scope["path"] == METRICS_PATH else self._scope
         principal = self._keys.authenticate(exchange.authorization, needed)
         exchange.tenant = principal.tenant
-        if principal.limits and needed == INFERENCE and scope["method"] == "POST":
+        if (
+            principal.limits
+            and needed == INFERENCE
+            and scope["method"] == "POST"
+            and not _FREE.fullmatch(scope["path"])
+        ):
             try:
                 levels = await self._limits.admit(principal)
             except RateLimited as error:

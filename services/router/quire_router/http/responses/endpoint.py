@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from quire_router.http.responses.parse import AskedResponse
     from quire_router.http.responses.store import ResponseStore
 
+# What this router gives out; beside them the store has its own names.
+_ID = re.compile("resp_[0-9a-f]{32}")
 _MAX_ID = 128
 _KEEPING = "run the router with --responses-max-mib above 0, and with --redis where --http-workers is above 1"
 
@@ -83,14 +86,16 @@ class ResponseRoutes:
             )
         if kept["status"] == "in_progress":
             await self._background.cancel(exchange_of(request.scope).tenant, kept["id"])
-            kept["status"] = "cancelled"
+            kept = (await self._kept(request))["response"]  # it may have ended before it was told
+            if kept["status"] == "in_progress":
+                kept["status"] = "cancelled"
         return _json(kept)
 
     async def delete(self, request: Request) -> Response:
         """Forget it; one that runs is cancelled."""
         kept = (await self._kept(request))["response"]
         tenant = exchange_of(request.scope).tenant
-        if kept["status"] == "in_progress" and self._background is not None:
+        if kept["background"] and self._background is not None:
             await self._background.cancel(tenant, kept["id"], forget=True)
         if self._store is not None:
             await self._store.delete(tenant, kept["id"])
@@ -149,7 +154,7 @@ class ResponseRoutes:
 
     async def _load(self, tenant: str, response_id: str) -> dict[str, Any]:
         value = None
-        if self._store is not None and response_id.startswith("resp_") and len(response_id) <= _MAX_ID:
+        if self._store is not None and _ID.fullmatch(response_id):
             value = await self._store.get(tenant, response_id)
         if value is None:
             raise NotFound(
