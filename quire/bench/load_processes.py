@@ -1,13 +1,15 @@
 """Load from several processes, since one has one core. `python -m quire.bench.load_processes` is a child:
 
 stdin:   the target, then {"max_concurrency"}, then one planned request per line, an empty line, the moment to begin
-stdout:  `ready` once all is read, then one outcome per line
+stdout:  `ready` once all is read, then one outcome per line; the child's alone: what else prints in it goes to stderr
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Coroutine, Sequence
@@ -47,6 +49,9 @@ def run_load(
         for child in children:
             child.kill()
             child.wait()
+            _pipe(child.stdout).close()
+            with contextlib.suppress(OSError):  # what it did not read is told to nobody
+                _pipe(child.stdin).close()
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
@@ -86,7 +91,10 @@ def _drive(
         stdin = _pipe(child.stdin)
         stdin.write(f"{begin_s!r}\n")
         stdin.close()
-    outcomes = [outcome_from_json(line) for child in children for line in _pipe(child.stdout)]
+    try:
+        outcomes = [outcome_from_json(line) for child in children for line in _pipe(child.stdout)]
+    except (ValueError, TypeError) as error:
+        raise Internal("LOAD_PROCESS", f"A load process said what is no outcome: {error}.", "This is a bug.") from error
     if len(outcomes) != len(plan):
         raise Internal("LOAD_PROCESS", "A load process lost requests.", "Its error is printed above.")
     return begin_s, sorted(outcomes, key=lambda outcome: outcome.index)
@@ -98,16 +106,33 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
+def claim_stdout() -> int:
+    """Standard output as a descriptor of its own, that blocks; what is printed from now on goes to stderr."""
+    sys.stdout.flush()
+    own = os.dup(1)
+    os.dup2(2, 1)
+    os.set_blocking(own, True)
+    return own
+
+
+def say(descriptor: int, line: str) -> None:
+    """Write all of it, past every buffer."""
+    data = memoryview(f"{line}\n".encode())
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
 def _child() -> int:
+    own = claim_stdout()
     target = Target.from_json(sys.stdin.readline())
     max_concurrency = json.loads(sys.stdin.readline())["max_concurrency"]
     plan = []
     while line := sys.stdin.readline().strip():
         plan.append(PlannedRequest.from_json(line))
-    print("ready", flush=True)
+    say(own, "ready")
     begin_s = float(sys.stdin.readline())
     for outcome in _run_here(target, plan, max_concurrency, begin_s):
-        print(outcome_to_json(outcome))
+        say(own, outcome_to_json(outcome))
     return 0
 
 
