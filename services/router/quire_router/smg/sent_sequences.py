@@ -5,28 +5,27 @@ A number says where to resume only where it cannot be of an earlier life. Knows 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:
-    from quire.v1 import common_pb2 as pb
+E = TypeVar("E")
 
 
-class SentSequences:
-    """Of all calls together: who comes back comes with a new call."""
+class SentSequences(Generic[E]):
+    """Of all calls together: who comes back comes with a new call. An epoch is whatever tells one life from another."""
 
     def __init__(self) -> None:
-        self._epoch: pb.Epoch | None = None
+        self._epoch: E | None = None
         self._newest = 0
         # Of all epochs before this one.
         self._former = 0
 
-    def sent(self, epoch: pb.Epoch, sequence: int) -> None:
+    def sent(self, epoch: E, sequence: int) -> None:
         """A subscriber is told this."""
         if epoch != self._epoch:
             self._former = max(self._former, self._newest)
             self._epoch, self._newest = epoch, 0
         self._newest = max(self._newest, sequence)
 
-    def epoch_of(self, sequence: int) -> pb.Epoch | None:
+    def epoch_of(self, sequence: int) -> E | None:
         """The only epoch in which it was sent; None where it was not, or may have been in an earlier one."""
         return self._epoch if self._former < sequence <= self._newest else None
