@@ -77,7 +77,7 @@ class StoreArm:
 
     def _put_part(self, pages: Pages, part: range) -> None:
         run = replace(pages.run, hashes=pages.run.hashes[part.start : part.stop])
-        wanted, lease = self._store.begin_put(run, pages.framed_bytes - HEADER_BYTES, 0)
+        wanted, lease, _ = self._store.begin_put(run, pages.framed_bytes - HEADER_BYTES, 0)
         if lease is None or len(wanted) != len(run):
             raise SystemExit("the store does not want its pages")
         for index in wanted:

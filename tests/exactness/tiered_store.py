@@ -108,8 +108,8 @@ class TieredStore(VirtualStore):
         self._reach()
         for digest in run.hashes if self._tiers.strangers else ():
             self._strange(digest)
-        wanted, lease = self._store.begin_put(run, page_bytes, 0)
-        return BegunPut(wanted, DataAccess(lease.id if lease is not None else b""))
+        wanted, lease, admitted = self._store.begin_put(run, page_bytes, 0)
+        return BegunPut(wanted, DataAccess(lease.id if lease is not None else b""), admitted)
 
     def send_pages(
         self,
@@ -208,7 +208,9 @@ class TieredStore(VirtualStore):
 
     def _put(self, key: PageKey, framed: bytes) -> bool:
         """One page; whether it was whole."""
-        wanted, lease = self._store.begin_put(PageRun(key.namespace, key.group, (key.hash,)), self._kept.page_bytes, 0)
+        wanted, lease, _ = self._store.begin_put(
+            PageRun(key.namespace, key.group, (key.hash,)), self._kept.page_bytes, 0
+        )
         if lease is None:
             return True  # there is no room: it stays below
         for index in wanted:

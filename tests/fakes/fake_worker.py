@@ -81,6 +81,8 @@ class FakeWorker:
         self.move_turns = (0, 4)
         self.step_us, self.move_us = 0, 100
         self.refuse_moves = False
+        # Sequences end by an error where they would draw a token.
+        self.draws_nan = False
         self.max_decoders = 0
         self.max_partial = 0
         self.steps_launched = 0
@@ -306,6 +308,11 @@ class FakeWorker:
         if prefill:
             step.prefill.append((index, slot.computed))
         if slot.computed < len(slot.tokens):
+            return
+        if self.draws_nan:
+            step.rows.append((index, [], int(Finish.ERROR)))
+            step.errors.append((index, Internal("NOT_FINITE", "nan", "none")))
+            self._end(index)
             return
         self._read_back(slot)
         model, start = self.hello.model, slot.start

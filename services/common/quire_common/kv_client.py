@@ -56,10 +56,13 @@ class DataAccess:
 
 @dataclass(frozen=True)
 class BegunPut:
-    """Indices of the pages that the store wants, and the lease to put them under; an empty one where none is wanted."""
+    """Indices of the pages that the store wants, and the lease to put them under; an empty one where none is wanted.
+    `admitted`: so many pages of the run, from the first on, are there, on their way or wanted; for the next there was
+    no room. None: the store does not say."""
 
     wanted: list[int]
     access: DataAccess
+    admitted: int | None = None
 
 
 @dataclass(frozen=True)
@@ -165,7 +168,8 @@ class KvClient:
         keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
         request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
         begun = self._call(self._stub.BeginPut, request, context)
-        return BegunPut(i32(begun.wanted, "wanted").tolist(), _access(begun.lease, begun))
+        admitted = begun.admitted if begun.HasField("admitted") else None
+        return BegunPut(i32(begun.wanted, "wanted").tolist(), _access(begun.lease, begun), admitted)
 
     @contextlib.contextmanager
     def committing(

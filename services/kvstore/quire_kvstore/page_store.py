@@ -16,7 +16,7 @@ import dataclasses
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import InvalidArgument, NotFound, TooLarge
 from quire_kvstore.ladder import Ladder
@@ -47,6 +47,15 @@ class Pinned:
 
     pages: tuple[RamPage, ...]
     medium: str
+
+
+class PutOffer(NamedTuple):
+    """Indices of the pages that are wanted, and the lease to put them under; none wanted, no lease. `admitted`: so many
+    pages, from the first on, are here, on their way or wanted; for the next there was no room."""
+
+    wanted: list[int]
+    lease: Lease[Pinned | Put] | None
+    admitted: int
 
 
 class PageStore:
@@ -172,8 +181,8 @@ class PageStore:
         """See RamTier."""
         return self._tier.share()
 
-    def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> tuple[list[int], Lease[Pinned | Put] | None]:
-        """Indices of the pages that are wanted, and the lease to put them under; none wanted, no lease.
+    def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
+        """Say which pages are wanted.
 
         A page is not wanted if it is here, if another put brings it, or if there is no room that could be made.
         """
@@ -181,13 +190,17 @@ class PageStore:
         with self._lock:
             self._expire()
             missing = self._puts.missing(keys, page_bytes)
-            if self._draining or not missing:
-                return [], None
+            if not missing:
+                return PutOffer([], None, len(run))
+            if self._draining:
+                return PutOffer([], None, missing[0])
             self._leases.require_room()
             put = self._puts.begin(run, page_bytes, missing)
             if put is None:
-                return [], None
-            return list(put.offsets), self._leases.grant(put, lease_ms)
+                return PutOffer([], None, missing[0])
+            wanted = list(put.offsets)
+            admitted = missing[len(wanted)] if len(wanted) < len(missing) else len(run)
+            return PutOffer(wanted, self._leases.grant(put, lease_ms), admitted)
 
     def write(self, lease_id: bytes, index: int, offset: int, data: Buffer) -> None:
         """One part of a put's page, copied; raises NotFound, InvalidArgument."""

@@ -85,9 +85,9 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.BeginPutResponse:
-        wanted, lease = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
+        wanted, lease, admitted = self._store.begin_put(_run(request.keys), request.page_bytes, request.lease_ms)
         if lease is None:
-            return kvstore_pb2.BeginPutResponse(epoch=self._epoch)
+            return kvstore_pb2.BeginPutResponse(epoch=self._epoch, admitted=admitted)
         return kvstore_pb2.BeginPutResponse(
             wanted=pack_i32(wanted),
             lease=lease.id,
@@ -95,6 +95,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
             epoch=self._epoch,
             arena=self._ways.arena,
             data_port=self._ways.port,
+            admitted=admitted,
         )
 
     def Put(

@@ -123,12 +123,12 @@ class Growth:
         active = slots.active_slots()
         by_age = active[np.argsort(slots.order_key[active])].tolist()
         # One page each: a slot starves when the next position is past its pages.
-        # Stores that take long are not waited for.
+        # Stores that take long are not waited for, and no more pages are lent to them.
         late = self._replica.kv.moves.are_late(now)
         needy, coming = set(starving.tolist()), pools.coming_by_steps if late else pools.coming
         while len(needy) > coming and len(by_age) > 1:
             victim = by_age.pop()
             request = slots.held(victim)
-            coming += pools.freed_by(request)
+            coming += pools.freed_by(request, lent=not late)
             needy.discard(victim)
-            self._lifecycle.preempt(request, now, swaps=True)
+            self._lifecycle.preempt(request, now, swaps=not late, stores=not late)

@@ -83,7 +83,6 @@ class Harvest:
                 continue
             slots.computed[slot] = position
             self._replica.cache.computed(request, position)
-            self._replica.kv.offload.filled(request)
 
     def _publish(self) -> None:
         """Name the full pages of the answer that has most of them without a name, if they are worth a move: one per
@@ -181,6 +180,7 @@ class Harvest:
             request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
             replica.cache.computed(request, before)
             replica.stats.served_prompt(request)
+            # Not before: what ends in no token may have pages that are not sound.
             replica.kv.offload.filled(request, least=1)
 
     def _finishes(

@@ -125,7 +125,7 @@ class KvTraffic:
 
     def wants_lookup(self, request: Request, local: int) -> bool:
         """Whether to ask before starting for what follows the `local` pages that the device has: not for the page of
-        the last token, not for ever, and not who does not answer."""
+        the last token, not for ever, not who does not answer, and not for pages that may be damaged there."""
         return (
             self.enabled
             and request.lookups < _MOST_LOOKUPS
@@ -134,6 +134,7 @@ class KvTraffic:
             and request.prompt_len >= self._min_tokens
             and most_hits(request, self._page_size) > local
             and self._breaker.allows(self._now)
+            and not self.offload.doubts(request.hashes[local:])
         )
 
     def ask(self, request: Request, local: int) -> None:

@@ -53,13 +53,15 @@ class Lifecycle:
         self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
         self._count(request, "error", error.code)
 
-    def preempt(self, request: Request, now: float, *, spare: bool = False, swaps: bool = False) -> None:
+    def preempt(
+        self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
+    ) -> None:
         """Take slot and pages away; it is seated again once the stop has retired and no late token can come.
 
         `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
-        quicker than to compute them again.
+        quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
         """
-        self._stop(request, swaps=swaps)
+        self._stop(request, swaps=swaps, stores=stores)
         request.to(State.PREEMPTED)
         request.timing.stopped(now, len(request.output))
         if spare:
@@ -124,25 +126,29 @@ class Lifecycle:
         if self._ended is not None:
             self._ended(request, reason, code)
 
-    def _stop(self, request: Request, *, swaps: bool = False) -> None:
+    def _stop(self, request: Request, *, swaps: bool = False, stores: bool = True) -> None:
         replica, slot = self._replica, request.slot
         computed = replica.slots.ready_len(slot)
+        # Until it has drawn a token, nobody knows whether its pages are sound.
+        stores = stores and not bool(replica.slots.prefilling[slot])
         replica.stops.append(slot)
         replica.slots.stop(slot, replica.next_seq)
         replica.cache.leave(request, computed)
-        if not (swaps and replica.kv.swap(request)):
-            replica.kv.offload.leaves(request)
+        if not (swaps and stores and replica.kv.swap(request)):
+            replica.kv.offload.leaves(request, stores=stores)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
 
     def _vacated(self, request: Request, fence: Fence, *, trusted: bool) -> None:
         """Where the worker ended it by an error, what it leaves in its pages is not to be trusted."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
+        drawn = not bool(replica.slots.prefilling[request.slot])
         replica.slots.finish(request.slot)
         replica.cache.leave(request, computed if trusted else 0)
         if trusted:
-            replica.kv.offload.leaves(request)
+            replica.kv.offload.leaves(request, stores=drawn)
         else:
             replica.cache.distrust(request)
+            replica.kv.offload.distrust(request.hashes)
         replica.pools.take_back(request, fence)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:

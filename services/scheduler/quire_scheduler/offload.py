@@ -36,6 +36,8 @@ _MOVE_PAGES = 256
 # Of all pages, the part that stores may hold, in the background and when requests are preempted for pages.
 _SHARE, _SWAP_SHARE = 8, 2
 _LEAST_SHARE = 2 * BATCH_PAGES
+# Hashes whose pages in the kvstore may be damaged.
+_MOST_DOUBTED = 65536
 # Pages that are looked at before they are evicted, as a share of all, within bounds; again when a quarter is used up.
 _WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 512
 _NOBODY = RequestContext("offload")
@@ -81,6 +83,8 @@ class Offload:
         self._now = 0.0
         # Hashes that the kvstore has, or is being given; least recently used first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
+        # Hashes of pages that ended in an error and were not stored anew since; the oldest first.
+        self._doubted: OrderedDict[bytes, None] = OrderedDict()
         self._boot_id = 0
         self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
         # By group: pages that had been allocated when the window was looked through last.
@@ -90,23 +94,32 @@ class Offload:
 
     def filled(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
         """The first pages of the request hold what they should: store those that wait if they are `least` or more.
-        False where there is no room for them now: they wait on."""
+        False where there is no room for all of them now: the rest waits on."""
         first, end = request.offered_pages, request.ready_pages
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
         if self._selective:
             end = self._wanted_twice(request, first, end)
         lacking = self._lacking(request, first, end)
-        if lacking and lacking[-1] + 1 - lacking[0] > self._room(_SHARE):
-            return False
-        request.offered_pages = end
-        if lacking:
+        if not lacking:
+            request.offered_pages = end
+            return True
+        span, room = lacking[-1] + 1 - lacking[0], self._room(_SHARE)
+        if span <= room:
+            request.offered_pages = end
             self._store_pages(request, lacking[0], lacking[-1] + 1)
-        return True
+        elif room >= least:
+            request.offered_pages = lacking[0] + room
+            self._store_pages(request, lacking[0], lacking[0] + room)
+        return span <= room
 
-    def leaves(self, request: Request) -> None:
-        """The request gives its pages up: what is left of them is stored now, or dropped."""
-        if not self.filled(request, least=1):
+    def leaves(self, request: Request, *, stores: bool = True) -> None:
+        """The request gives its pages up: what is left of them is stored now as far as there is room, if it `stores`,
+        and the rest is dropped."""
+        if not stores:
+            if self.early and request.prompt_len >= self._min_tokens:
+                self._stats.offload_dropped += len(self._lacking(request, request.offered_pages, request.ready_pages))
+        elif not self.filled(request, least=1):
             lacking = self._lacking(request, request.offered_pages, request.ready_pages)
             self._stats.offload_dropped += len(lacking)
 
@@ -172,12 +185,30 @@ class Offload:
         if boot_id and boot_id != self._boot_id:
             if self._boot_id:
                 self._known.clear()
+                self._doubted.clear()
             self._boot_id = boot_id
 
     def forget(self, hashes: Sequence[bytes]) -> None:
         """The kvstore has these not: they may be stored anew."""
         for digest in hashes:
             self._known.pop(digest, None)
+
+    def distrust(self, hashes: Sequence[bytes]) -> None:
+        """The pages of one that ended by an error: what the kvstore has of them is not to be loaded, until they are
+        stored anew."""
+        if not self.enabled:
+            return
+        self.forget(hashes)
+        doubted = self._doubted
+        for digest in hashes:
+            doubted[digest] = None
+            doubted.move_to_end(digest)
+        while len(doubted) > _MOST_DOUBTED:
+            doubted.popitem(last=False)
+
+    def doubts(self, hashes: Sequence[bytes]) -> bool:
+        """Whether any of these may be damaged in the kvstore."""
+        return bool(self._doubted) and not self._doubted.keys().isdisjoint(hashes)
 
     def _lacking(self, request: Request, first: int, end: int) -> list[int]:
         """Which pages of the request the kvstore was not given."""
@@ -193,12 +224,15 @@ class Offload:
         return end
 
     def _room(self, share: int) -> int:
-        """How many more pages may be on their way; a chain alone may be as long as it likes."""
+        """How many more pages may be on their way. Where it is tried whether stores work again, no more than one move
+        carries: its pages, and the parent of the first."""
         moves, pools = self._moves, self._pools
         if moves.stores + pools.groups > self._max_stores or not self._breaker.allows(self._now):
             return 0
         most = max(pools.capacity // share, min(_LEAST_SHARE, pools.capacity // _SWAP_SHARE))
-        return max(most - moves.storing_pages // pools.groups, 0) if moves.stores else pools.capacity
+        if not self._breaker.closed:
+            most = min(most, _MOVE_PAGES - 1)
+        return max(most - moves.storing_pages // pools.groups, 0)
 
     def _store_pages(self, request: Request, first: int, end: int) -> None:
         # The kvstore tells watchers of each page's parent, the one before it in the same put: what it has it does not
@@ -216,6 +250,8 @@ class Offload:
                 move = Move(MoveKind.STORE, group, table[cut], chain.hashes[cut], request, first + cut.start)
                 self._moves.begin(move, context, self._now)
         self.remember(chain.hashes)
+        for digest in chain.hashes if self._doubted else ():
+            self._doubted.pop(digest, None)
 
     def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
         """What of these, in the order of their eviction, the kvstore lacks, as chains. A prefix's tail goes first."""

@@ -211,6 +211,10 @@ class PageAllocator:
         """How many hold the page."""
         return int(self._references[page])
 
+    def is_lent(self, page: int) -> bool:
+        """Whether a move reads it."""
+        return page in self._lent
+
     def idle_among(self, pages: Iterable[int]) -> int:
         """How many of the pages are idle: to share them leaves so many fewer to allocate."""
         idle = self._idle

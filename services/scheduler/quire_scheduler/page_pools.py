@@ -99,9 +99,13 @@ class PagePools:
         """That move has ended."""
         self.pools[group].take_back(pages)
 
-    def freed_by(self, request: Request) -> int:
-        """Pages that would be left without a reference if the request gave back its own."""
-        return min(sum(pool.references(p) == 1 for p in t) for pool, t in zip(self.pools, request.tables, strict=True))
+    def freed_by(self, request: Request, *, lent: bool = True) -> int:
+        """Pages that would be left without a reference if the request gave back its own; with those that a move reads,
+        or without."""
+        return min(
+            sum(pool.references(page) == 1 and (lent or not pool.is_lent(page)) for page in table)
+            for pool, table in zip(self.pools, request.tables, strict=True)
+        )
 
     def advance(self, retired: int, completed: int) -> None:
         """See PageAllocator.advance."""

@@ -45,7 +45,7 @@ def config(pages: int, **changes: object) -> KvstoreConfig:
 
 def put(store: PageStore, run: PageRun) -> tuple[int, int]:
     """A whole put of what is wanted; returns stored and refused pages."""
-    wanted, lease = store.begin_put(run, BODY_BYTES, 0)
+    wanted, lease, _ = store.begin_put(run, BODY_BYTES, 0)
     if lease is None:
         return 0, 0
     for index in wanted:

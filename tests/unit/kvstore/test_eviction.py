@@ -53,7 +53,7 @@ def test_pinned_pages_are_never_evicted_and_a_full_store_refuses_at_once(make_st
     put(store, A)
     _, lease = store.lookup(A, 0, pin=True)
     assert lease is not None
-    assert store.begin_put(B, BODY_BYTES, 0) == ([], None)
+    assert store.begin_put(B, BODY_BYTES, 0)[:2] == ([], None)
     assert store.stats().counts.refused == 8
     for index in range(8):
         read_all(store, lease.id, A, index)
@@ -105,7 +105,7 @@ def test_renewing_keeps_pages_pinned(make_store: MakeStore, clock: Clock) -> Non
 
 def test_a_put_whose_client_died_gives_its_memory_back(make_store: MakeStore, clock: Clock) -> None:
     store = make_store()
-    wanted, lease = store.begin_put(A, BODY_BYTES, 1000)
+    wanted, lease, _ = store.begin_put(A, BODY_BYTES, 1000)
     assert len(wanted) == 8 and lease is not None
     store.write(lease.id, 0, 0, framed(A, 0))
     assert store.begin_put(B, BODY_BYTES, 0)[0] == [], "no room, and nothing to evict"
@@ -121,7 +121,7 @@ def test_a_put_whose_client_died_gives_its_memory_back(make_store: MakeStore, cl
 def test_a_page_larger_than_the_store_is_refused_and_evicts_nobody(make_store: MakeStore) -> None:
     store = make_store(pages=4)
     put(store, part(A, 0, 4))
-    assert store.begin_put(part(B, 0, 1), 9 * FRAMED_BYTES, 0) == ([], None)
+    assert store.begin_put(part(B, 0, 1), 9 * FRAMED_BYTES, 0)[:2] == ([], None)
     assert length(store, A) == 4
 
 
@@ -129,7 +129,7 @@ def test_pages_of_several_sizes_share_the_memory(make_store: MakeStore) -> None:
     store = make_store(pages=8)
     put(store, A)
     big = 2 * FRAMED_BYTES - HEADER_BYTES
-    wanted, lease = store.begin_put(part(B, 0, 4), big, 0)
+    wanted, lease, _ = store.begin_put(part(B, 0, 4), big, 0)
     assert wanted == [0, 1, 2, 3] and lease is not None
     for index in wanted:
         store.write(lease.id, index, 0, framed(B, index, big))

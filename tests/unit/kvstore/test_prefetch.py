@@ -189,7 +189,7 @@ def test_a_put_and_a_load_of_the_same_page_agree() -> None:
     with over(medium) as store, futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(found, store, A, LONG_S)
         assert medium.begun.acquire(timeout=60)
-        wanted, lease = store.begin_put(A, BODY_BYTES, 0)
+        wanted, lease, _ = store.begin_put(A, BODY_BYTES, 0)
         assert wanted == list(range(8)) and lease is not None
         for index in wanted:
             store.write(lease.id, index, 0, framed(A, index))

@@ -18,7 +18,7 @@ A = chain("a", 4)
 
 def test_a_page_is_written_in_place(make_store: MakeStore) -> None:
     store = make_store()
-    wanted, lease = store.begin_put(A, BODY_BYTES, 0)
+    wanted, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     for index in wanted:
         with store.writing(lease.id, index) as view:
@@ -37,7 +37,7 @@ def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
     make_store: MakeStore, clock: Clock, ending: str
 ) -> None:
     store = make_store(pages=4, default_lease_ms=1000)
-    wanted, lease = store.begin_put(part(A, 0, 2), BODY_BYTES, 0)
+    wanted, lease, _ = store.begin_put(part(A, 0, 2), BODY_BYTES, 0)
     assert lease is not None and wanted == [0, 1]
     store.write(lease.id, 0, 0, framed(A, 0))
     with store.writing(lease.id, 1) as view:
@@ -62,9 +62,22 @@ def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
         pytest.fail("the put has ended")
 
 
+def test_what_had_no_room_is_told(make_store: MakeStore) -> None:
+    store = make_store(max_pending_bytes=2 * FRAMED_BYTES)
+    wanted, lease, admitted = store.begin_put(A, BODY_BYTES, 0)
+    assert lease is not None and wanted == [0, 1] and admitted == 2
+    assert store.begin_put(A, BODY_BYTES, 0) == ([], None, 2), "what is on its way was not refused"
+    for index in wanted:
+        store.write(lease.id, index, 0, framed(A, index))
+    store.commit(lease.id)
+    wanted, _, admitted = store.begin_put(A, BODY_BYTES, 0)
+    assert wanted == [2, 3] and admitted == 4
+    assert store.begin_put(part(A, 0, 2), BODY_BYTES, 0) == ([], None, 2), "all of them are here"
+
+
 def test_a_page_has_one_writer_at_a_time(make_store: MakeStore) -> None:
     store = make_store()
-    _, lease = store.begin_put(A, BODY_BYTES, 0)
+    _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     with store.writing(lease.id, 0) as view:
         with pytest.raises(InvalidArgument, match="being written"):
@@ -76,7 +89,7 @@ def test_a_page_has_one_writer_at_a_time(make_store: MakeStore) -> None:
 
 def test_a_write_that_breaks_off_leaves_no_page_and_may_begin_anew(make_store: MakeStore) -> None:
     store = make_store()
-    _, lease = store.begin_put(A, BODY_BYTES, 0)
+    _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     store.write(lease.id, 0, 0, framed(A, 0))
     assert store.complete_pages(lease.id) == 1

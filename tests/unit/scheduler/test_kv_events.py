@@ -217,5 +217,21 @@ async def test_the_pump_follows_epochs_and_catches_up_from_a_snapshot() -> None:
     pump.cancel()
 
 
+async def test_others_have_their_turn_during_a_resync() -> None:
+    engine, pipe = Engine(), Pipe()
+    names = engine.attach(tail=4)
+    for page in range(4 * 1024):
+        names.name(0, [page], b"", [page.to_bytes(32, "big")], pack_i32([page, page]))
+    pump, turns = asyncio.ensure_future(EventPump(cast("Any", engine), pipe, EventWire).run()), 0
+    async with asyncio.timeout(60):
+        while len(pipe.events) < 2:
+            await asyncio.sleep(0)
+        while sum(isinstance(event, BlockStored) for event in pipe.events) < 4 * 1024:
+            await asyncio.sleep(0)
+            turns += 1
+    pump.cancel()
+    assert turns >= 3
+
+
 async def test_without_the_option_there_is_no_pump() -> None:
     assert make_event_pump("", cast("Any", Engine())) is None

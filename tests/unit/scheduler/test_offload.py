@@ -70,15 +70,86 @@ def test_another_life_of_the_kvstore_is_given_what_the_device_still_has() -> Non
     assert before <= set(store)
 
 
-def test_a_long_prompt_is_stored_while_it_is_computed() -> None:
+def test_a_prompt_is_stored_when_it_has_drawn_a_token_and_not_before() -> None:
     store: Store = {}
-    rig = a_rig(store, num_pages=200, config={"max_num_batched_tokens": 32})
-    rig.submit(1, a_sequence(other(250, 1), 1))
+    rig = a_rig(store, num_pages=600, config={"max_num_batched_tokens": 32})
+    rig.submit(1, a_sequence(other(200, 1), 40))
+    while not rig.tokens[0, 1]:
+        rig.step()
+        assert rig.tokens[0, 1] or not moves(rig, MoveKind.STORE)
     while not store:
         rig.step()
-    assert not rig.tokens[0, 1], "the first pages are there before the last are computed"
+    assert len(rig.tokens[0, 1]) < 40, "nor when it leaves"
+    rig.submit(2, a_sequence(other(200, 2), 40))
+    before = rig.core.stats.prefill_tokens
+    while rig.core.stats.prefill_tokens < before + 100:
+        rig.step()
+    rig.core.abort(0, 2, rig.now)
     rig.run()
-    assert len(store) == 250 // 4
+    assert len(store) == (200 + 39) // 4, "the second has drawn none"
+
+
+def test_a_chain_alone_is_bounded_too() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=161, max_num_seqs=1)
+    rig.worker.move_turns = (9, 10)
+    served(rig, 1, a_sequence(other(240, 1), 1))
+    assert rig.core.stats.offload_dropped == 60 - 20
+    assert sum(moves(rig, MoveKind.STORE)) == len(store) == 160 // 8, "the head that fits"
+
+
+def test_stores_are_tried_again_by_one_move() -> None:
+    rig = a_rig({}, num_pages=8001, max_model_len=4000, max_num_seqs=1)
+    rig.worker.refuse_moves = True
+    for handle in range(3):
+        served(rig, handle, a_sequence(other(17, handle), 1))
+    before = len(moves(rig, MoveKind.STORE))
+    rig.now += 60.0
+    served(rig, 9, a_sequence(other(1800, 9), 1))
+    assert moves(rig, MoveKind.STORE)[before:] == [255]
+
+
+def test_pages_of_one_that_ended_by_an_error_are_not_loaded_until_they_are_stored_anew() -> None:
+    store: Store = {}
+    rig = a_rig(store, num_pages=200)
+    served(rig, 1, a_sequence(41, 4))
+    offload = rig.core._replica.kv.offload
+    first = [digest[1:] for digest in store]
+    rig.worker.draws_nan = True
+    rig.submit(2, a_sequence([*range(4, 45), *other(40, 2).tolist()], 4))
+    while (0, 2) not in rig.errors:
+        rig.step()
+    rig.worker.draws_nan = False
+    assert len(store) == len(first), "no page of it is stored"
+    damaged = first[:10]
+    assert offload.doubts(damaged[:1]) and offload.doubts(damaged[9:])
+    stores, asked = len(moves(rig, MoveKind.STORE)), len(rig.looked_up)
+    assert served(rig, 3, a_sequence(41, 4)) == 41 and len(rig.looked_up) == asked, "neither found nor looked up"
+    assert len(moves(rig, MoveKind.STORE)) > stores and not offload.doubts(damaged), "stored anew"
+    offload.distrust(damaged)
+    offload.met(2)
+    assert not offload.doubts(damaged), "another life of the kvstore"
+
+
+def test_who_needs_pages_at_once_lends_none() -> None:
+    """A store that takes long: what is preempted for pages gives them back, and is not stored first."""
+    rig = a_rig({}, num_pages=21, max_num_seqs=4)
+    rig.worker.move_turns = (3000, 3001)
+    sequences = {handle: a_sequence(other(14, handle), 30) for handle in range(4)}
+    for handle, sequence in sequences.items():
+        rig.submit(handle, sequence)
+    stores = -1
+    for _ in range(2000):
+        rig.step()
+        if stores < 0 and rig.core._replica.kv.moves.are_late(rig.now):
+            stores = rig.core._replica.kv.moves.stores
+        rig.core.check_integrity()
+    assert stores >= 0 and rig.core.stats.preemptions > 0
+    pools, request = rig.core._replica.pools, None
+    for request in rig.core._replica.requests.values():
+        if request.tables:
+            lent = sum(pools.pools[0].is_lent(page) for page in request.tables[0])
+            assert pools.freed_by(request, lent=False) <= len(request.tables[0]) - lent
 
 
 def test_on_evict_pages_are_stored_when_they_are_about_to_leave() -> None:

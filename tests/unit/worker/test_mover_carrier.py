@@ -44,6 +44,7 @@ class Store:
         self.order: Callable[[list[int]], list[int]] = lambda indices: indices
         self.leases = {b"lease": [digest(n) for n in numbers]}
         self.closed = 0
+        self.refuses: list[bytes] = []
 
     def get_pages(self, lease: bytes, indices: range, *, context: object) -> Generator[tuple[int, bytes], None, None]:
         try:
@@ -62,7 +63,8 @@ class Store:
     def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
         outcome: list[PutOutcome] = []
         yield outcome
-        outcome.append(PutOutcome(len(begun.wanted), len(begun.wanted) - 1, 1))
+        refused = [hash_ for hash_ in self.refuses if self.framed.pop(hash_, None)]
+        outcome.append(PutOutcome(len(begun.wanted), len(begun.wanted) - len(refused), len(refused)))
 
     def send_pages(
         self, lease: bytes, run: PageRun, dtype: str, indices: list[int], read: Callable[[int], memoryview], *,
@@ -143,13 +145,44 @@ def test_a_lost_lease_is_a_miss(ring: Ring) -> None:
 
 def test_a_store_asks_for_what_is_wanted_and_counts_what_is_kept(ring: Ring) -> None:
     store, shipment = Store(1), PlainShipment(ring)
-    for number in (1, 2, 3):
+    store.refuses = [digest(3)]
+    for number in (1, 2, 3, 4):
         ring.slot(number - 1)[:] = body(number)
-    move = PageMove(1, MoveKind.STORE, 0, ids(1, 2, 3), (digest(1), digest(2), digest(3)))
+    move = PageMove(1, MoveKind.STORE, 0, ids(1, 2, 3, 4), tuple(digest(n) for n in (1, 2, 3, 4)))
     stored = carrier(store).store(move, shipment)
-    assert shipment.wanted == [1, 2] and stored == 2  # of the two that were wanted, one was refused
-    assert shipment.sent == [1, 2] and not shipment.left
-    assert store.framed[digest(3)].endswith(body(3))
+    assert stored == 2, "up to the one that is refused, also the second time"
+    assert shipment.sent == [1, 2, 3, 2] and not shipment.left
+    assert store.framed[digest(4)].endswith(body(4)) and digest(3) not in store.framed
+
+
+class NarrowStore(Store):
+    """Has room for `at_once` pages under way, and for `most` in all."""
+
+    def __init__(self, at_once: int, most: int) -> None:
+        super().__init__()
+        self.at_once, self.most = at_once, most
+
+    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
+        missing = super().begin_put(run, page_bytes, context=context).wanted
+        wanted = missing[: min(self.at_once, self.most - len(self.framed))]
+        admitted = missing[len(wanted)] if len(wanted) < len(missing) else len(run)
+        return BegunPut(wanted, DataAccess(b"put"), admitted)
+
+    @contextlib.contextmanager
+    def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
+        outcome: list[PutOutcome] = []
+        yield outcome
+        outcome.append(PutOutcome(len(begun.wanted), len(begun.wanted), 0))
+
+
+@pytest.mark.parametrize(("at_once", "most", "stored"), [(1, 9, 4), (3, 9, 4), (2, 3, 3), (4, 0, 0)])
+def test_pages_without_room_are_put_after_the_others_or_not_counted(
+    ring: Ring, at_once: int, most: int, stored: int
+) -> None:
+    store, shipment = NarrowStore(at_once, most), PlainShipment(ring)
+    move = PageMove(1, MoveKind.STORE, 0, ids(1, 2, 3, 4), tuple(digest(n) for n in (1, 2, 3, 4)))
+    assert carrier(store).store(move, shipment) == stored == len(store.framed)
+    assert shipment.sent == list(range(stored))
 
 
 def test_a_lane_goes_on_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,8 @@ class EventPump:
             await self._send(wire.cleared())
             for piece in core.names.snapshot():
                 await self._send(wire.snapshot(piece))
+                # Nobody waits for all of it: others have their turn.
+                await asyncio.sleep(0)
             return True
         for start in range(0, len(events), _BATCH_EVENTS):
             batch = events[start : start + _BATCH_EVENTS]

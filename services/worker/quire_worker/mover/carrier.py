@@ -31,8 +31,8 @@ class Carrier(Protocol):
         """What carried pages last: one of TRANSPORTS, or empty."""
 
     def store(self, move: PageMove, shipment: Shipment) -> int:
-        """Store the move's pages: `shipment.want` once, for those that are to be sent. Returns how many are there now.
-        May raise QuireError."""
+        """Store the move's pages: `shipment.want` for those that are to be sent. Returns how many are there now, from
+        the first on. May raise QuireError."""
 
     def load(self, move: PageMove, landing: Landing) -> int:
         """Bring the move's pages, in order, each only if it is what its key says. Returns how many came, up to the
@@ -65,15 +65,24 @@ class KvStoreCarrier:
         return self._transports.used
 
     def store(self, move: PageMove, shipment: Shipment) -> int:
-        """See Carrier. Pages that the store has already count as stored."""
+        """See Carrier. Pages that the store has already count as stored, those without room there do not. What had no
+        room beside the rest, or was refused by the commit, is put again while that leads to anything."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
-        begun = self._client.begin_put(run, self._page_bytes, context=context)
-        if not begun.wanted:
-            return len(run)
-        with self._client.committing(begun, context) as outcome:
-            shipment.want(begun.wanted)
-            self._transports.send(Cargo(run, self._dtype, self._page_bytes, begun.access, move.context), shipment)
-        return len(run) - (outcome[0].wanted - outcome[0].stored)
+        first = 0
+        for _ in move.hashes:
+            begun = self._client.begin_put(run, self._page_bytes, context=context)
+            admitted = len(run) if begun.admitted is None else begun.admitted
+            if not begun.wanted:
+                return admitted
+            with self._client.committing(begun, context) as outcome:
+                shipment.want(begun.wanted)
+                self._transports.send(Cargo(run, self._dtype, self._page_bytes, begun.access, move.context), shipment)
+            first = begun.wanted[0]
+            if not outcome[0].stored:
+                break
+            if admitted == len(run) and outcome[0].stored == outcome[0].wanted:
+                return admitted
+        return first
 
     def load(self, move: PageMove, landing: Landing) -> int:
         """See Carrier. The lease's first pages are those that the move names."""
