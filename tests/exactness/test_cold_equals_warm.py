@@ -25,7 +25,7 @@ MOST = 150
 LEAST = {
     "aborted": 20,
     "first replica: local hits": 5000,
-    "first replica: kvstore hits": 50,
+    "first replica: kvstore hits": 40,
     "second replica: local hits": 4000,
     "second replica: kvstore hits": 150,
     "hits in the making": 300,
