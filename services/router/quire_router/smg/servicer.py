@@ -51,7 +51,7 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         self._parts = parts
         self._running: dict[tuple[str, str], list[Generation]] = {}
         self._began, self._received = time.monotonic(), 0.0
-        self._sent = SentSequences[pb.Epoch]()
+        self._sent: SentSequences[pb.Epoch] = SentSequences()
 
     async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
         arrived_ns, self._received = time.monotonic_ns(), time.time()
