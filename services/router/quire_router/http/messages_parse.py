@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire_common.errors import InvalidArgument, Unsupported
+from quire_common.errors import InvalidArgument
 from quire_router.core.job import ChatPrompt
 from quire_router.http.fields import bad_type, check_fields
 from quire_router.http.parse import ParsedRequest, job_request
-from quire_router.http.prompts import json_text, required
+from quire_router.http.prompts import json_text, required, text_of_part
 from quire_router.http.tables import COUNT_TOKENS, MESSAGES, SAMPLING
 
 if TYPE_CHECKING:
@@ -75,19 +75,4 @@ def _text(content: Any, name: str) -> str:
         return content
     if not isinstance(content, list):
         raise bad_type(name, content, "a string or a list of blocks")
-    return "".join(_block(block, f"{name}[{i}]") for i, block in enumerate(content))
-
-
-def _block(block: Any, name: str) -> str:
-    if not isinstance(block, dict):
-        raise bad_type(name, block, "an object")
-    if block.get("type") != "text":
-        raise Unsupported(
-            "PARAMETER_UNSUPPORTED",
-            f"{name} is a block of a type other than text, which this version of Quire does not support.",
-            "Send text blocks only.",
-            param=name,
-        )
-    if not isinstance(block.get("text"), str):
-        raise bad_type(f"{name}.text", block.get("text"), "a string")
-    return str(block["text"])
+    return "".join(text_of_part(block, f"{name}[{i}]", "block") for i, block in enumerate(content))

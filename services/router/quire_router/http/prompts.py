@@ -90,24 +90,25 @@ def _message(message: Any, name: str) -> dict[str, Any]:
     if not isinstance(content, list):
         raise bad_type(f"{name}.content", content, "a string or a list of parts")
     for i, part in enumerate(content):
-        _check_part(part, f"{name}.content[{i}]")
+        text_of_part(part, f"{name}.content[{i}]")
     return message
 
 
-def _check_part(part: Any, name: str) -> None:
-    """Text alone; how a template wants its parts is the tokenizer's business."""
+def text_of_part(part: Any, name: str, called: str = "part") -> str:
+    """Text alone; how a template wants its parts is the tokenizer's business. `called`: what the API calls a part."""
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") != "text":
         raise Unsupported(
             "PARAMETER_UNSUPPORTED",
-            f"{name} is a part of a type other than text, which this version of Quire does not support.",
-            "Send text parts only.",
+            f"{name} is a {called} of a type other than text, which this version of Quire does not support.",
+            f"Send text {called}s only.",
             param=name,
         )
     text = part.get("text")
     if not isinstance(text, str):
         raise bad_type(f"{name}.text", text, "a string")
+    return text
 
 
 def json_text(name: str, value: Any) -> str:
