@@ -15,7 +15,15 @@ from quire_common.credit.grant import (
     encode_grant,
     encode_move,
 )
-from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, KvGroup, ModelInfo, PageGeometry, WorkerHello
+from quire_common.credit.hello import (
+    PROTOCOL_VERSION,
+    Epoch,
+    KvGroup,
+    ModelInfo,
+    PageGeometry,
+    RankAddress,
+    WorkerHello,
+)
 from quire_common.credit.logprobs import Logprobs
 from quire_common.credit.prompt_logprobs import PromptLogprobs
 from quire_common.credit.report import Finish, Report, StepTiming, decode_report, encode_report
@@ -33,6 +41,7 @@ __all__ = [
     "PageGeometry",
     "PageMove",
     "PromptLogprobs",
+    "RankAddress",
     "Report",
     "Start",
     "StepTiming",

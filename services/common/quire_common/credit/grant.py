@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.v1 import worker_pb2
-from quire_common.columns import equal_lengths, i32, pack_i32
-from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
+from quire_common.columns import equal_lengths, i32, i64, pack_i32, pack_i64
+from quire_common.credit.hello import (
+    Epoch,
+    RankAddress,
+    addresses_from_pb,
+    addresses_to_pb,
+    epoch_from_pb,
+    epoch_to_pb,
+)
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import (
     RequestContext,
@@ -31,6 +38,11 @@ def empty() -> NDArray[np.int32]:
     return np.empty(0, np.int32)
 
 
+def empty_i64() -> NDArray[np.int64]:
+    """The same, of int64."""
+    return np.empty(0, np.int64)
+
+
 class MoveKind(enum.IntEnum):
     """Where pages go; values of the contract."""
 
@@ -38,6 +50,7 @@ class MoveKind(enum.IntEnum):
     LOAD = 2
     PULL = 3
     COPY = 4
+    EXPORT = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +80,11 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """Pages to store, load, pull or copy; hashes are 32 bytes each, one per device page."""
+    """Pages to store, load, pull, copy or export; hashes are 32 bytes each, one per device page.
+
+    Of an export or a pull, `tail_tokens` are in the last page where it is partial, and its hash is the ticket's tail
+    handle; `lease` and `lease_key` are the ticket's. Of a pull, `first_index` is the first page's place in the export.
+    """
 
     id: int
     kind: MoveKind
@@ -75,9 +92,12 @@ class PageMove:
     device_page: NDArray[np.int32]
     hashes: tuple[bytes, ...] = ()
     lease: bytes = b""
-    ticket: bytes = b""
     source_page: NDArray[np.int32] = field(default_factory=empty)
     context: RequestContext = field(default_factory=lambda: RequestContext(""))
+    tail_tokens: int = 0
+    lease_key: bytes = field(default=b"", repr=False)
+    first_index: int = 0
+    source: tuple[RankAddress, ...] = ()
 
 
 @dataclass(slots=True)
@@ -97,6 +117,8 @@ class Grant:
     order_slot: NDArray[np.int32] = field(default_factory=empty)
     move: list[PageMove] = field(default_factory=list)
     budget: Budget | None = None
+    cancel_move: NDArray[np.int64] = field(default_factory=empty_i64)
+    """Ids of moves to end early."""
 
 
 def encode_grant(grant: Grant) -> worker_pb2.Grant:
@@ -114,6 +136,7 @@ def encode_grant(grant: Grant) -> worker_pb2.Grant:
         grow_page=pack_i32(grant.grow_page),
         order_slot=pack_i32(grant.order_slot),
         move=[_move_to_pb(move) for move in grant.move],
+        cancel_move=pack_i64(grant.cancel_move),
     )
     if grant.budget is not None:
         b = grant.budget
@@ -144,6 +167,7 @@ def decode_grant(message: worker_pb2.Grant) -> Grant:
         grow_page=i32(message.grow_page, "grow_page"),
         order_slot=i32(message.order_slot, "order_slot"),
         move=[_move_from_pb(move) for move in message.move],
+        cancel_move=i64(message.cancel_move, "cancel_move"),
     )
     equal_lengths("stop", slot=grant.stop_slot, keep_pages=grant.stop_keep_pages)
     equal_lengths("limit", slot=grant.limit_slot, position=grant.limit_position)
@@ -203,9 +227,12 @@ def _move_to_pb(move: PageMove) -> worker_pb2.PageMove:
         device_page=pack_i32(move.device_page),
         hashes=move.hashes,
         lease=move.lease,
-        ticket=move.ticket,
         source_page=pack_i32(move.source_page),
         context=context_to_pb(move.context),
+        tail_tokens=move.tail_tokens,
+        lease_key=move.lease_key,
+        first_index=move.first_index,
+        source=addresses_to_pb(move.source),
     )
 
 
@@ -221,7 +248,10 @@ def _move_from_pb(message: worker_pb2.PageMove) -> PageMove:
         device_page=i32(message.device_page, "device_page"),
         hashes=tuple(message.hashes),
         lease=message.lease,
-        ticket=message.ticket,
         source_page=i32(message.source_page, "source_page"),
         context=context_from_pb(message.context),
+        tail_tokens=message.tail_tokens,
+        lease_key=message.lease_key,
+        first_index=message.first_index,
+        source=addresses_from_pb(message.source),
     )

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, worker_pb2
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import FailedPrecondition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PROTOCOL_VERSION = 1
 
@@ -59,6 +63,15 @@ class ModelInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RankAddress:
+    """Where one rank of a worker group serves pages; `descriptor` is what `transport` needs to find it."""
+
+    rank: int
+    transport: str
+    descriptor: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerHello:
     """The worker's side of the first frame. num_pages is per group and counts page 0, which is never granted."""
 
@@ -68,6 +81,18 @@ class WorkerHello:
     num_pages: tuple[int, ...]
     model: ModelInfo
     capabilities: tuple[str, ...] = ()
+    data_address: tuple[RankAddress, ...] = ()
+    """Where other workers may pull pages."""
+
+
+def addresses_to_pb(addresses: Iterable[RankAddress]) -> list[common_pb2.RankAddress]:
+    """Domain to wire."""
+    return [common_pb2.RankAddress(rank=a.rank, transport=a.transport, descriptor=a.descriptor) for a in addresses]
+
+
+def addresses_from_pb(messages: Iterable[common_pb2.RankAddress]) -> tuple[RankAddress, ...]:
+    """Wire to domain."""
+    return tuple(RankAddress(message.rank, message.transport, message.descriptor) for message in messages)
 
 
 def epoch_to_pb(epoch: Epoch) -> common_pb2.Epoch:
@@ -106,6 +131,7 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
         max_num_seqs=hello.max_num_seqs,
         num_pages=hello.num_pages,
         model=model_to_pb(hello.model),
+        data_address=addresses_to_pb(hello.data_address),
     )
 
 
@@ -119,6 +145,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
         num_pages=tuple(message.num_pages),
         model=model_from_pb(message.model),
         capabilities=tuple(message.capabilities),
+        data_address=addresses_from_pb(message.data_address),
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from quire.v1 import worker_pb2
 from quire_common.columns import equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, u8
-from quire_common.credit.grant import empty
+from quire_common.credit.grant import empty, empty_i64
 from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
 from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb
 from quire_common.credit.prompt_logprobs import PromptLogprobs, prompt_logprobs_from_pb, prompt_logprobs_to_pb
@@ -45,10 +45,6 @@ class StepTiming(NamedTuple):
     copy: int
 
 
-def _empty_i64() -> NDArray[np.int64]:
-    return np.empty(0, np.int64)
-
-
 def _empty_u8() -> NDArray[np.uint8]:
     return np.empty(0, np.uint8)
 
@@ -61,7 +57,7 @@ class Report:
     first_step: int = 0
     retired: int = 0
     in_flight: int = 0
-    step_applied: NDArray[np.int64] = field(default_factory=_empty_i64)
+    step_applied: NDArray[np.int64] = field(default_factory=empty_i64)
     step_rows: NDArray[np.int32] = field(default_factory=empty)
     step_prefill_tokens: NDArray[np.int32] = field(default_factory=empty)
     slot: NDArray[np.int32] = field(default_factory=empty)
@@ -71,7 +67,7 @@ class Report:
     logprobs: Logprobs | None = None
     prefill_slot: NDArray[np.int32] = field(default_factory=empty)
     prefill_position: NDArray[np.int32] = field(default_factory=empty)
-    moved_id: NDArray[np.int64] = field(default_factory=_empty_i64)
+    moved_id: NDArray[np.int64] = field(default_factory=empty_i64)
     moved_status: NDArray[np.uint8] = field(default_factory=_empty_u8)
     moved_pages: NDArray[np.int32] = field(default_factory=empty)
     moved_us: NDArray[np.int32] = field(default_factory=empty)

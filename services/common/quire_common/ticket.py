@@ -1,0 +1,159 @@
+"""Tickets of disaggregated prefill and decode: what lets one engine pull the pages that another computes.
+
+A ticket comes from the scheduler that made it and names one transfer of one life of its worker. Its lease key is a
+secret between both workers; it is neither logged nor given to clients. Holds no state.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire.v1 import common_pb2, scheduler_pb2
+from quire_common.credit.hello import (
+    Epoch,
+    PageGeometry,
+    RankAddress,
+    addresses_from_pb,
+    addresses_to_pb,
+    epoch_from_pb,
+    epoch_to_pb,
+    geometry_from_pb,
+    geometry_to_pb,
+)
+from quire_common.errors import FailedPrecondition, InvalidArgument
+from quire_common.pages import chain_hashes
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_common.pages import PageExtras
+
+HASH_BYTES = 32
+_COMPARED = ("page_bytes", "layout", "dtype", "layers", "kv_heads", "head_dim", "window")
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """`page_hashes` name the full pages of what the prefill side was given to compute, `tail_handle` the page after
+    them with `tail_tokens` in it; without such a page both are empty. The last known token's KV is there too, so
+    whoever has all pages and the drawn token computes nothing again."""
+
+    transfer_id: bytes
+    instance: str
+    epoch: Epoch
+    page_hashes: tuple[bytes, ...]
+    tail_handle: bytes
+    tail_tokens: int
+    lease_key: bytes = field(repr=False)
+    sources: tuple[RankAddress, ...]
+    geometry: PageGeometry
+    lease_ms: int = 0
+
+    @property
+    def pages(self) -> int:
+        """Pages in each group, the partial one included."""
+        return len(self.page_hashes) + (self.tail_tokens > 0)
+
+    @property
+    def handles(self) -> tuple[bytes, ...]:
+        """The name of each page, the partial one's included."""
+        return (*self.page_hashes, self.tail_handle) if self.tail_tokens else self.page_hashes
+
+    def tokens(self) -> int:
+        """Positions whose KV the pages hold."""
+        return len(self.page_hashes) * self.geometry.page_size + self.tail_tokens
+
+
+def tail_handle(tokens: NDArray[np.int32], extras: PageExtras, parent: bytes, first: int) -> bytes:
+    """The name of a partial page with these tokens, of which there is at least one, from position `first` on: what a
+    page of just this size would be called, so that no full page of the pool can have it."""
+    return chain_hashes(tokens, len(tokens), extras, parent, first)[0]
+
+
+def compatibility_digest(geometry: PageGeometry) -> bytes:
+    """Equal where pages of one engine are of use to the other: namespace, page size, and every group but for how it is
+    cut into shards."""
+    digest = hashlib.sha256(b"quire compatibility 1")
+    facts = [geometry.namespace.hex(), str(geometry.page_size)]
+    for group in geometry.groups:
+        facts += [group.name, *(str(getattr(group, name)) for name in _COMPARED)]
+    for fact in facts:
+        data = fact.encode()
+        digest.update(len(data).to_bytes(4, "little") + data)
+    return digest.digest()
+
+
+def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
+    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs."""
+    _compare("page_size", theirs.page_size, ours.page_size)
+    _compare("number of KV groups", len(theirs.groups), len(ours.groups))
+    for index, (their, our) in enumerate(zip(theirs.groups, ours.groups, strict=True)):
+        for name in ("name", *_COMPARED):
+            _compare(f"groups[{index}].{name}", getattr(their, name), getattr(our, name))
+    _compare("namespace", theirs.namespace.hex(), ours.namespace.hex())
+
+
+def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
+    """Domain to wire."""
+    pages = geometry_to_pb(ticket.geometry)
+    return scheduler_pb2.Ticket(
+        transfer_id=ticket.transfer_id,
+        instance=ticket.instance,
+        epoch=epoch_to_pb(ticket.epoch),
+        compatibility_digest=compatibility_digest(ticket.geometry),
+        page_hashes=ticket.page_hashes,
+        tail_page_handle=ticket.tail_handle,
+        tail_tokens=ticket.tail_tokens,
+        lease=ticket.transfer_id,
+        lease_key=ticket.lease_key,
+        ranks=addresses_to_pb(ticket.sources),
+        compatibility=scheduler_pb2.Compatibility(
+            namespace=pages.namespace, page_size=pages.page_size, groups=pages.groups
+        ),
+        lease_ms=ticket.lease_ms,
+    )
+
+
+def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
+    """Wire to domain; raises InvalidArgument for one that contradicts itself."""
+    compatibility = message.compatibility
+    geometry = geometry_from_pb(
+        common_pb2.PageGeometry(
+            page_size=compatibility.page_size, groups=compatibility.groups, namespace=compatibility.namespace
+        )
+    )
+    ticket = Ticket(
+        transfer_id=message.transfer_id,
+        instance=message.instance,
+        epoch=epoch_from_pb(message.epoch),
+        page_hashes=tuple(message.page_hashes),
+        tail_handle=message.tail_page_handle,
+        tail_tokens=message.tail_tokens,
+        lease_key=message.lease_key,
+        sources=addresses_from_pb(message.ranks),
+        geometry=geometry,
+        lease_ms=message.lease_ms,
+    )
+    if (
+        not ticket.transfer_id
+        or any(len(handle) != HASH_BYTES for handle in ticket.handles)
+        or not 0 <= ticket.tail_tokens < max(geometry.page_size, 1)
+        or message.compatibility_digest != compatibility_digest(geometry)
+    ):
+        raise InvalidArgument(
+            "BAD_TICKET", "The ticket contradicts itself.", "Pass tickets on as the prefill side made them."
+        )
+    return ticket
+
+
+def _compare(name: str, theirs: object, ours: object) -> None:
+    if theirs != ours:
+        raise FailedPrecondition(
+            "INCOMPATIBLE_PAGES",
+            f"Pages of the other engine are of no use here: {name} is {theirs} there and {ours} here.",
+            "Run prefill and decode replicas of one pool with the same model, weights, KV dtype and page size.",
+            param=name,
+        )
