@@ -31,7 +31,20 @@ def add_stack_arguments(parser: argparse.ArgumentParser) -> None:
         "--start-timeout", type=float, default=900.0, metavar="S", help="time to get ready (default: %(default)s)"
     )
     parser.add_argument(
-        "--replicas", type=int, default=1, metavar="N", help="pairs of a scheduler and a worker (default: %(default)s)"
+        "--replicas",
+        type=int,
+        metavar="N",
+        help="pairs of scheduler and worker (default: 1, beside roles 0)",
+    )
+    parser.add_argument(
+        "--prefill",
+        type=int,
+        default=0,
+        metavar="N",
+        help="pairs that compute prompts (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--decode", type=int, default=0, metavar="N", help="pairs that take prompts over (default: %(default)s)"
     )
     parser.add_argument("--tokenizers", type=int, default=1, metavar="N", help="(default: %(default)s)")
     engine = parser.add_argument_group("engine", "vLLM's names; the services' own defaults")
@@ -62,7 +75,9 @@ def stack_spec(args: argparse.Namespace, *, model: str | None, port: int, owned:
         grpc_port=args.grpc_port,
         api_keys=tuple(args.api_key),
         owned=owned,
-        replicas=args.replicas,
+        replicas=args.replicas if args.replicas is not None else int(not (args.prefill or args.decode)),
+        prefill=args.prefill,
+        decode=args.decode,
         tokenizers=args.tokenizers,
         flags=stack_flags(options),
         start_timeout_s=args.start_timeout,

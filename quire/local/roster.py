@@ -54,14 +54,18 @@ class Roster:
                     f"Port {port} of {self._spec.host} is taken by another process.",
                     f"Stop that process, or choose another port with {flag} (0 picks a free one).",
                 )
-            self._ports[name] = port or self._held.choose(self._spec.host if flag else LOOPBACK)
+            # In a namespace of its own a member has all ports to itself: any that is free here will do.
+            here = not self._spec.hosts
+            self._ports[name] = port or self._held.choose(self._spec.host if flag and here else LOOPBACK)
 
     def spawn_all(self) -> None:
         """The first processes."""
         for name in self._spec.members:
             self._spawn(name, again=False)
-        self.state.http = f"{'https' if self._tls else 'http'}://{join(self._spec.local_host, self._ports['http'])}"
-        self.state.grpc = join(self._spec.local_host, self._ports["router"])
+        self.state.http = (
+            f"{'https' if self._tls else 'http'}://{join(self._spec.reached_at('http'), self._ports['http'])}"
+        )
+        self.state.grpc = join(self._spec.reached_at("router"), self._ports["router"])
         self._write()
         for name in self._spec.members:
             self._progress(name, "starting")
@@ -76,7 +80,7 @@ class Roster:
     async def until_serving(self, name: str) -> None:
         """Return when the member can do its work, telling how far it is meanwhile."""
         service = service_of(name)
-        address = join(self._spec.local_host if service == "router" else LOOPBACK, self._ports[name])
+        address = join(self._spec.reached_at(name), self._ports[name])
         loading: asyncio.Task[None] | None = None
         if service == "worker":
             loading = asyncio.create_task(follow_load(address, lambda *progress: self._loading(name, *progress)))
@@ -84,7 +88,7 @@ class Roster:
             await wait_serving(address)
             if service == "router":
                 self._progress(name, "connecting")
-                await wait_http_ready(self._spec.local_host, self._ports["http"], tls=self._tls)
+                await wait_http_ready(self._spec.reached_at("http"), self._ports["http"], tls=self._tls)
         finally:
             if loading is not None:
                 loading.cancel()

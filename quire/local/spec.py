@@ -1,7 +1,8 @@
 """What a local stack is made of: which model, how many of each service, where it is reached, which flags each gets.
 
 Knows the services by name and flags alone, never by import. A *member* is one process: `worker`, or `worker-1`,
-`worker-2`, ... where there are several. Scheduler and worker of one number are a replica.
+`worker-2`, ... where there are several, or `worker-prefill-1`, `worker-decode-1`, ... where replicas have roles.
+Scheduler and worker of one name are a replica.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ SERVICES = ("worker", "kvstore", "tokenizer", "scheduler", "router")
 # A wave is stopped when nothing of the waves before it is left to call it.
 STOP_WAVES = (("router",), ("scheduler", "tokenizer"), ("worker", "kvstore"))
 LOOPBACK = "127.0.0.1"
+# Of replicas that do not do both.
+ROLES = ("prefill", "decode")
 # Of one service on one machine: a slip of the finger must not start thousands of processes.
 _MOST_MEMBERS = 64
 _ANY_HOST = ("0.0.0.0", "::")
@@ -42,9 +45,13 @@ class StackSpec:
     port: int = 0
     # Of the router's gRPC, on the same host; 0 picks a free one.
     grpc_port: int = 0
-    # Pairs of a scheduler and a worker.
+    # Pairs of a scheduler and a worker: that do both, that compute prompts for others, and that go on from there.
     replicas: int = 1
+    prefill: int = 0
+    decode: int = 0
     tokenizers: int = 1
+    # Addresses of members in network namespaces of their own; the others are on this machine's.
+    hosts: Mapping[str, str] = field(default_factory=dict)
     api_keys: tuple[str, ...] = ()
     # Ends when the process that started it does.
     owned: bool = True
@@ -59,10 +66,19 @@ class StackSpec:
     restart_delay_s: float = 0.1
 
     def __post_init__(self) -> None:
-        for name in ("replicas", "tokenizers"):
-            if not 1 <= getattr(self, name) <= _MOST_MEMBERS:
+        least = {"replicas": 0 if self.with_roles else 1, "prefill": 0, "decode": 0, "tokenizers": 1}
+        for name, fewest in least.items():
+            if not fewest <= getattr(self, name) <= _MOST_MEMBERS:
                 raise InvalidArgument(
-                    "BAD_VALUE", f"{name} is {getattr(self, name)}.", f"Give 1 to {_MOST_MEMBERS}.", param=name
+                    "BAD_VALUE", f"{name} is {getattr(self, name)}.", f"Give {fewest} to {_MOST_MEMBERS}.", param=name
+                )
+        for name, other in (ROLES, reversed(ROLES)):
+            if getattr(self, name) and not (getattr(self, other) or self.replicas):
+                raise InvalidArgument(
+                    "ROLE_ALONE",
+                    f"There are {name} replicas, and none to {other}.",
+                    f"Give --{other} (or --replicas, which do both).",
+                    param=other,
                 )
 
     def to_json(self) -> str:
@@ -84,8 +100,28 @@ class StackSpec:
 
     def members_of(self, service: str) -> tuple[str, ...]:
         """A service's processes by name."""
-        count = {"worker": self.replicas, "scheduler": self.replicas, "tokenizer": self.tokenizers}.get(service, 1)
-        return (service,) if count == 1 else tuple(f"{service}-{number}" for number in range(1, count + 1))
+        if service not in ("worker", "scheduler"):
+            return _numbered(service, self.tokenizers if service == "tokenizer" else 1)
+        if not self.with_roles:
+            return _numbered(service, self.replicas)
+        counts = {service: self.replicas, **{f"{service}-{role}": getattr(self, role) for role in ROLES}}
+        return tuple(f"{prefix}-{number}" for prefix, count in counts.items() for number in range(1, count + 1))
+
+    @property
+    def with_roles(self) -> bool:
+        """Whether some replicas compute prompts for others."""
+        return bool(self.prefill or self.decode)
+
+    def host_of(self, member: str) -> str:
+        """Where the member listens; `http` is the router's."""
+        if member in ("router", "http"):
+            return self.hosts.get("router", self.host)
+        return self.hosts.get(member, LOOPBACK)
+
+    def reached_at(self, member: str) -> str:
+        """Where this machine reaches the member."""
+        host = self.host_of(member)
+        return LOOPBACK if host in _ANY_HOST else host
 
     def serves_without(self, lost: Collection[str]) -> bool:
         """Whether requests can be answered with these members gone. The kvstore is a convenience."""
@@ -115,19 +151,12 @@ class StackSpec:
         unless_said = kvstore_environment(self.name, lasting=self.keep_directory) if member == "kvstore" else {}
         return {**unless_said, **os.environ, **extra}
 
-    @property
-    def local_host(self) -> str:
-        """Where this machine reaches what listens on `host`."""
-        return LOOPBACK if self.host in _ANY_HOST else self.host
-
     def _flags_of(self, member: str) -> dict[str, str | bool]:
         """The user's, its service's and its own."""
         return {**self.flags.get(service_of(member), {}), **self.flags.get(member, {})}
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
-        at = {name: f"{LOOPBACK}:{port}" for name, port in ports.items()}
-        if member == "router":
-            at["router"] = join(self.host, ports["router"])
+        at = {name: join(self.host_of(name), port) for name, port in ports.items()}
         common = {
             "listen": at[member],
             "log-format": "json",
@@ -137,18 +166,20 @@ class StackSpec:
             common["instance"] = member
         match service_of(member):
             case "worker":
-                threads = str(_worker_threads(self.replicas))
+                threads = str(_worker_threads(len(self.members_of("worker"))))
                 own = {"model": self.model, "kvstore": at["kvstore"], "torch-threads": threads}
             case "tokenizer":
                 own = {"model": self.model}
             case "scheduler":
                 own = {"worker": at[replica_of(member)[1]], "kvstore": at["kvstore"]}
+                if role := role_of(member):
+                    own["role"] = role
             case "router":
                 own = {
                     "schedulers": self._peers("scheduler", at),
                     "tokenizers": self._peers("tokenizer", at),
                     "kvstores": at["kvstore"],
-                    "host": self.host,
+                    "host": self.host_of("http"),
                     "port": str(ports["http"]),
                 }
             case _:
@@ -161,6 +192,10 @@ class StackSpec:
         return at[service] if len(names) == 1 else ",".join(f"{name}={at[name]}" for name in names)
 
 
+def _numbered(name: str, count: int) -> tuple[str, ...]:
+    return (name,) if count == 1 else tuple(f"{name}-{number}" for number in range(1, count + 1))
+
+
 def _flag(name: str, value: str | bool) -> str:
     if isinstance(value, bool):
         return f"--{name}" if value else f"--no-{name}"
@@ -170,6 +205,11 @@ def _flag(name: str, value: str | bool) -> str:
 def service_of(member: str) -> str:
     """`worker` of `worker-2`."""
     return member.partition("-")[0]
+
+
+def role_of(member: str) -> str:
+    """`prefill` of `worker-prefill-2`; empty where there is none."""
+    return next((role for role in ROLES if f"-{role}-" in member), "")
 
 
 def replica_of(member: str) -> tuple[str, str]:

@@ -136,6 +136,19 @@ def test_a_rolling_restart_takes_replicas_and_tokenizers_in_turn() -> None:
     watched.close()
 
 
+def test_replicas_with_roles_are_restarted_by_their_names() -> None:
+    watched = Watched(replicas=0, prefill=1, decode=1)
+    before = read_state()
+    Rolling(watched.stack.directory, LIMIT_S).run(turns_of(before, ["worker-prefill-1"]))
+    after = read_state()
+    assert [name for name in after.services if after.services[name].restarts] == ["worker-prefill-1"]
+    assert [turn.members for turn in rolling_turns(after)][:2] == [
+        ("scheduler-prefill-1", "worker-prefill-1"),
+        ("scheduler-decode-1", "worker-decode-1"),
+    ]
+    watched.close()
+
+
 def test_a_service_that_does_not_drain_in_time_is_killed() -> None:
     watched = Watched(switches={"tokenizer-1": ("--ignore-sigterm",)}, tokenizers=2, drain_timeout_s=1.0)
     told: list[str] = []

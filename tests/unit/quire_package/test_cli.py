@@ -58,6 +58,9 @@ BAD = [
     (["restart", "worker"], "No stack named 'default' runs here", "NOT_RUNNING"),
     (["serve", "--replicas", "0"], "replicas is 0", "BAD_VALUE"),
     (["up", "--tokenizers", "1000"], "tokenizers is 1000", "BAD_VALUE"),
+    (["up", "--prefill", "2"], "There are prefill replicas, and none to decode", "ROLE_ALONE"),
+    (["up", "--decode", "2", "--replicas", "0"], "There are decode replicas, and none to prefill", "ROLE_ALONE"),
+    (["up", "--prefill", "-1", "--decode", "1"], "prefill is -1", "BAD_VALUE"),
     (["status", "--name", "../x"], "no name for a stack", "BAD_NAME"),
 ]
 

@@ -128,7 +128,7 @@ def test_user_flags_come_last_and_win() -> None:
     assert f"--listen=127.0.0.1:{ports['worker']}" in worker
     assert f"--listen=0.0.0.0:{ports['router']}" in router
     assert f"--port={ports['http']}" in router
-    assert spec.local_host == "127.0.0.1"
+    assert spec.reached_at("http") == "127.0.0.1"
 
 
 def test_members_are_numbered_where_there_are_several() -> None:

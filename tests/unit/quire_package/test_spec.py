@@ -1,0 +1,54 @@
+"""StackSpec: members by name, and what each is told of the others."""
+
+from __future__ import annotations
+
+from quire.local.spec import StackSpec, replica_of, role_of, service_of
+
+
+def options(spec: StackSpec, member: str) -> dict[str, str]:
+    ports = {name: 7000 + number for number, name in enumerate((*spec.members, "http"))}
+    flags = [word for word in spec.command(member, ports) if word.startswith("--")]
+    return dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+
+
+def test_replicas_with_roles_are_named_for_them() -> None:
+    spec = StackSpec("test", "a-model", replicas=0, prefill=2, decode=1)
+    assert spec.members_of("worker") == ("worker-prefill-1", "worker-prefill-2", "worker-decode-1")
+    assert spec.members_of("scheduler") == ("scheduler-prefill-1", "scheduler-prefill-2", "scheduler-decode-1")
+    assert replica_of("worker-prefill-2") == ("scheduler-prefill-2", "worker-prefill-2")
+    assert [service_of(name) for name in spec.members[:3]] == ["worker"] * 3
+    assert [role_of(name) for name in spec.members_of("worker")] == ["prefill", "prefill", "decode"]
+    assert role_of("worker-2") == role_of("worker") == ""
+
+
+def test_a_scheduler_is_told_its_role_and_its_own_worker() -> None:
+    spec = StackSpec("test", "a-model", replicas=1, prefill=1, decode=1)
+    assert spec.members_of("scheduler") == ("scheduler-1", "scheduler-prefill-1", "scheduler-decode-1")
+    for member in spec.members_of("scheduler"):
+        told = options(spec, member)
+        assert told["instance"] == member
+        assert told["worker"] == options(spec, replica_of(member)[1])["listen"]
+        assert told.get("role", "") == role_of(member)
+
+
+def test_without_roles_names_and_flags_are_as_ever() -> None:
+    assert StackSpec("test", "a-model").members == ("worker", "kvstore", "tokenizer", "scheduler", "router")
+    assert "role" not in options(StackSpec("test", "a-model"), "scheduler")
+
+
+def test_any_whole_replica_is_enough_whatever_its_role() -> None:
+    spec = StackSpec("test", "a-model", replicas=0, prefill=1, decode=1)
+    assert spec.serves_without({"scheduler-decode-1"}) and spec.serves_without({"worker-prefill-1"})
+    assert not spec.serves_without({"worker-prefill-1", "scheduler-decode-1"})
+
+
+def test_members_listen_and_are_looked_for_at_their_own_addresses() -> None:
+    hosts = {"router": "198.18.0.2", "scheduler": "198.18.0.3", "worker": "198.18.0.4"}
+    spec = StackSpec("test", "a-model", hosts=hosts)
+    router = options(spec, "router")
+    assert router["host"] == "198.18.0.2" and router["listen"].startswith("198.18.0.2:")
+    assert router["schedulers"] == options(spec, "scheduler")["listen"]
+    assert options(spec, "scheduler")["worker"].startswith("198.18.0.4:")
+    assert router["kvstores"].startswith("127.0.0.1:")
+    assert spec.reached_at("http") == "198.18.0.2"
+    assert StackSpec.from_json(spec.to_json()) == spec
