@@ -58,6 +58,8 @@ _EXTRA = struct.Struct("<BI")
 _MEDIA_PAYLOAD = struct.Struct("<32sIII")
 _HEADER = struct.Struct("<4sHHIHH16s32s32sQ16s")  # all but the checksum
 _CHECKSUM = struct.Struct("<Q")
+# What is copied and summed at once: it is in the nearest cache still.
+_PIECE_BYTES = 256 << 10
 
 
 class PageCorrupt(Exception):  # reads as the fact it is; callers turn it into a miss, never into an answer
@@ -224,8 +226,15 @@ def check_page(framed: PageBytes, key: PageKey, dtype: str = "", length: int | N
     return body
 
 
-def check_parts(head: PageBytes, body: PageBytes, key: PageKey, dtype: str = "", length: int | None = None) -> None:
-    """The same where header and body lie apart."""
+def check_parts(
+    head: PageBytes,
+    body: PageBytes,
+    key: PageKey,
+    dtype: str = "",
+    length: int | None = None,
+    checksum: int | None = None,
+) -> None:
+    """The same where header and body lie apart; `checksum` is what `copy_body` found, where it did."""
     head, body = _bytes(head), _bytes(body)
     header = PageHeader.unpack(head)
     if header.key != key:
@@ -234,8 +243,20 @@ def check_parts(head: PageBytes, body: PageBytes, key: PageKey, dtype: str = "",
         raise PageCorrupt(f"the page holds {header.dtype}, not {dtype}")
     if header.length != len(body) or (length is not None and length != len(body)):
         raise PageCorrupt(f"the page has {len(body)} bytes, its header says {header.length}, expected {length}")
-    if header.checksum != _checksum(head[: _HEADER.size], body):
+    if header.checksum != (_checksum(head[: _HEADER.size], body) if checksum is None else checksum):
         raise PageCorrupt("the checksum does not match")
+
+
+def copy_body(head: PageBytes, source: NDArray[np.uint8], into: memoryview) -> int:
+    """Copy a body, of equal lengths; returns the checksum of the copy under this header. Piece by piece, so that what
+    is summed is in the cache still. Other threads run meanwhile."""
+    target = np.frombuffer(into, np.uint8)
+    state = xxhash.xxh3_64(_bytes(head)[: _HEADER.size])
+    for start in range(0, len(target), _PIECE_BYTES):
+        piece = target[start : start + _PIECE_BYTES]
+        np.copyto(piece, source[start : start + _PIECE_BYTES])
+        state.update(piece.data)
+    return int(state.intdigest())
 
 
 def _bytes(data: PageBytes) -> memoryview:

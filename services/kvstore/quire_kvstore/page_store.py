@@ -22,7 +22,7 @@ from quire_common.errors import InvalidArgument, NotFound, TooLarge
 from quire_kvstore.ladder import Ladder
 from quire_kvstore.leases import Lease, LeaseTable
 from quire_kvstore.page_feed import PageFeed
-from quire_kvstore.put_desk import PutDesk, is_intact
+from quire_kvstore.put_desk import PutDesk, Room, is_intact
 from quire_kvstore.puts import MAX_FRAME_BYTES, Put
 from quire_kvstore.ram_tier import MEDIUM, RamPage, RamTier
 from quire_kvstore.store_stats import FoundCounts, StoreCounts, StoreStats, TierPicture
@@ -208,12 +208,12 @@ class PageStore:
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
             raise InvalidArgument("BAD_PUT_FRAME", message, "Send frames of at most 1 MiB.")
-        with self.writing(lease_id, index, offset, len(part)) as view:
-            view[:] = part
+        with self.writing(lease_id, index, offset, len(part)) as room:
+            room.view[:] = part
 
     def writing(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
-    ) -> contextlib.AbstractContextManager[memoryview]:
+    ) -> contextlib.AbstractContextManager[Room]:
         """See PutDesk."""
         return self._puts.writing(lease_id, index, offset, size)
 

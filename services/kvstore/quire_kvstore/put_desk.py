@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument, TooLarge
-from quire_common.pages import HEADER_BYTES, PageCorrupt, check_page
+from quire_common.pages import HEADER_BYTES, PageCorrupt, check_parts
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.puts import Put
 from quire_kvstore.ram_tier import MEDIUM
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
     FindPut = Callable[[bytes], Put]
 
 log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Room:
+    """Memory for a part of a page."""
+
+    view: memoryview
+    checksum: int | None = None
+    """Of the whole page, by who wrote it at once and summed what it wrote (`pages.copy_body`)."""
 
 
 class PutDesk:
@@ -87,7 +97,7 @@ class PutDesk:
         return put
 
     @contextlib.contextmanager
-    def writing(self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None) -> Iterator[memoryview]:
+    def writing(self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None) -> Iterator[Room]:
         """Memory for a part of a page, for all of it by default, which the caller fills; where that fails, none of the
         page has come. Raises NotFound, InvalidArgument. Without the lock."""
         with self._lock:
@@ -98,11 +108,11 @@ class PutDesk:
         received, intact = 0, None
         try:
             with self._ram.reserved(start, size) as view:
-                yield view
+                yield (room := Room(view))
             received = offset + size
             if received == put.framed_bytes:
                 with self._ram.reserved(put.offsets[index], put.framed_bytes) as framed:
-                    intact = is_intact(framed, put.run.key(index))
+                    intact = is_intact(framed, put.run.key(index), room.checksum)
         finally:
             with self._lock:
                 put.end(index, received)
@@ -167,10 +177,10 @@ class PutDesk:
         return offsets
 
 
-def is_intact(framed: memoryview, key: PageKey) -> bool:
-    """Whether a page in memory is what its key says; where it is not, that is logged."""
+def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None) -> bool:
+    """Whether a page in memory is what its key says; where it is not, that is logged. `checksum`: see Room."""
     try:
-        check_page(framed, key).release()
+        check_parts(framed[:HEADER_BYTES], framed[HEADER_BYTES:], key, checksum=checksum)
     except PageCorrupt as error:
         log.warning("a page is corrupt", medium=MEDIUM, reason=str(error))
         return False

@@ -18,6 +18,8 @@ from quire_common.pages import (
     PageKey,
     chain_hashes,
     check_page,
+    check_parts,
+    copy_body,
     frame_page,
     namespace_digest,
 )
@@ -174,3 +176,14 @@ def test_bad_parts_are_refused() -> None:
         MediaSpan(bytes(32), 0, 0)
     with pytest.raises(ValueError, match="longer than 16"):
         frame_page(KEY, "a_very_long_dtype_name", b"")
+
+
+@pytest.mark.parametrize("size", [0, 1, 256 << 10, (256 << 10) + 7, 1 << 20])
+def test_a_copy_is_summed_as_it_is_made(size: int) -> None:
+    body = np.random.default_rng(size).integers(0, 256, size, np.uint8)
+    into, head = bytearray(size), frame_page(KEY, "uint8", body)
+    found = copy_body(head, body, memoryview(into))
+    assert into == body.tobytes()
+    check_parts(head, into, KEY, checksum=found)
+    with pytest.raises(PageCorrupt, match="checksum"):
+        check_parts(head, into, KEY, checksum=found ^ 1)

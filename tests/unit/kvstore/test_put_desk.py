@@ -21,9 +21,9 @@ def test_a_page_is_written_in_place(make_store: MakeStore) -> None:
     wanted, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     for index in wanted:
-        with store.writing(lease.id, index) as view:
-            assert len(view) == FRAMED_BYTES
-            view[:] = framed(A, index)
+        with store.writing(lease.id, index) as room:
+            assert len(room.view) == FRAMED_BYTES
+            room.view[:] = framed(A, index)
     assert store.complete_pages(lease.id) == 4
     assert store.commit(lease.id) == (4, 0)
     _, found = store.lookup(A, 0, pin=True)
@@ -40,8 +40,8 @@ def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
     wanted, lease, _ = store.begin_put(part(A, 0, 2), BODY_BYTES, 0)
     assert lease is not None and wanted == [0, 1]
     store.write(lease.id, 0, 0, framed(A, 0))
-    with store.writing(lease.id, 1) as view:
-        view[:] = framed(A, 1)
+    with store.writing(lease.id, 1) as room:
+        room.view[:] = framed(A, 1)
         if ending == "release":
             assert store.release([lease.id]) == 1
         elif ending == "commit":
@@ -55,7 +55,7 @@ def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
         store.check_integrity()
         # Others take all the rest, and not this.
         assert put(store, chain("b", 4)) == (3, 0)
-        assert view == framed(A, 1)
+        assert room.view == framed(A, 1)
     assert store.stats().used_bytes == 3 * PLACE_BYTES
     assert length(store, A) == 0
     with pytest.raises(NotFound), store.writing(lease.id, 1):
@@ -79,11 +79,11 @@ def test_a_page_has_one_writer_at_a_time(make_store: MakeStore) -> None:
     store = make_store()
     _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
-    with store.writing(lease.id, 0) as view:
+    with store.writing(lease.id, 0) as room:
         with pytest.raises(InvalidArgument, match="being written"):
             store.write(lease.id, 0, 0, framed(A, 0))
         store.write(lease.id, 1, 0, framed(A, 1))
-        view[:] = framed(A, 0)
+        room.view[:] = framed(A, 0)
     assert store.commit(lease.id) == (2, 2)
 
 
@@ -93,8 +93,8 @@ def test_a_write_that_breaks_off_leaves_no_page_and_may_begin_anew(make_store: M
     assert lease is not None
     store.write(lease.id, 0, 0, framed(A, 0))
     assert store.complete_pages(lease.id) == 1
-    with pytest.raises(OSError), store.writing(lease.id, 0) as view:
-        view[:10] = b"x" * 10
+    with pytest.raises(OSError), store.writing(lease.id, 0) as room:
+        room.view[:10] = b"x" * 10
         raise OSError("the peer has gone")
     assert store.complete_pages(lease.id) == 0
     with pytest.raises(InvalidArgument, match="expected 0"):

@@ -138,9 +138,9 @@ class DataSession:
         try:
             if self._spoiled is None:
                 offset = 0 if first else HEADER_BYTES + head.offset
-                with self._store.writing(lease, head.page, offset, prefix + head.length) as view:
-                    view[:prefix] = head.page_header[:prefix]
-                    self._connection.receive_payload(arrived, seals, view[prefix:])
+                with self._store.writing(lease, head.page, offset, prefix + head.length) as room:
+                    room.view[:prefix] = head.page_header[:prefix]
+                    self._connection.receive_payload(arrived, seals, room.view[prefix:])
                 self._metrics.bytes_in.inc(prefix + head.length)
                 if head.last:
                     self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
@@ -174,11 +174,10 @@ class DataSession:
         head, lent = arrived.head, self._lent
         if lent is None:
             raise DataBroken("garbage", "a page of no memory")
-        with self._store.writing(lease, head.page) as view:
-            view[:HEADER_BYTES] = head.page_header
-            if not lent.copy(head.offset, view[HEADER_BYTES:]):
-                raise DataBroken("bad_memory", "what was lent does not reach so far")
-            self._metrics.bytes_in.inc(len(view))
+        with self._store.writing(lease, head.page) as room:
+            room.view[:HEADER_BYTES] = head.page_header
+            room.checksum = lent.copy(head.offset, head.page_header, room.view[HEADER_BYTES:])
+            self._metrics.bytes_in.inc(len(room.view))
         self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
 
     def _end(self, head: Head, seals: Seals, page: int) -> None:

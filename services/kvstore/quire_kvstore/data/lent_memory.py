@@ -21,6 +21,7 @@ import os
 import numpy as np
 
 from quire_common.kv_data.frame import DataBroken
+from quire_common.pages import copy_body
 
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
@@ -42,12 +43,12 @@ class LentMemory:
             os.close(fd)
         self._bytes: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = np.frombuffer(self._map, np.uint8)
 
-    def copy(self, offset: int, into: memoryview) -> bool:
-        """Fill `into` with what lies there; False where there is less."""
+    def copy(self, offset: int, header: bytes, into: memoryview) -> int:
+        """Fill `into` with the body that lies there; returns the checksum of the copy under that header. Raises
+        DataBroken where there is less."""
         if self._bytes is None or offset + len(into) > len(self._bytes):
-            return False
-        np.copyto(np.frombuffer(into, np.uint8), self._bytes[offset : offset + len(into)])  # lets other threads run
-        return True
+            raise DataBroken("bad_memory", "what was lent does not reach so far")
+        return copy_body(header, self._bytes[offset : offset + len(into)], into)
 
     def close(self) -> None:
         """Idempotent."""

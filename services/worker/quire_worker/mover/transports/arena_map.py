@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.kv_data.frame import DataBroken
-from quire_common.pages import HEADER_BYTES, PageCorrupt
+from quire_common.pages import HEADER_BYTES, PageCorrupt, copy_body
 
 if TYPE_CHECKING:
     import socket
@@ -58,9 +58,9 @@ class ArenaMap:
         """Whether that is the connection that it goes with."""
         return self._sock is sock
 
-    def copy(self, offset: int, generation: int, body: memoryview) -> bytes:
-        """Copy the page there, if it still is the one of that generation; returns its header. Raises PageCorrupt, and
-        DataBroken where the store has gone."""
+    def copy(self, offset: int, generation: int, body: memoryview) -> tuple[bytes, int]:
+        """Copy the page there, if it still is the one of that generation; returns its header, and the checksum of the
+        copy under it. Raises PageCorrupt, and DataBroken where the store has gone."""
         start, end = offset + HEADER_BYTES, offset + HEADER_BYTES + len(body)
         if not _HEAD_BYTES <= offset <= end <= self._size:
             raise PageCorrupt(f"there is no page at {offset}")
@@ -68,11 +68,11 @@ class ArenaMap:
             if self._bytes is None:
                 raise DataBroken("ended", "the store has gone")
             header = self._bytes[offset:start].tobytes()
-            np.copyto(np.frombuffer(body, np.uint8), self._bytes[start:end])  # other threads run meanwhile
+            checksum = copy_body(header, self._bytes[start:end], body)
             found = _GENERATION.unpack_from(self._map, offset - _HEAD_BYTES)[0]
         if found != generation:
             raise PageGone
-        return header
+        return header, checksum
 
     def close(self) -> None:
         """Let go of it. Idempotent."""

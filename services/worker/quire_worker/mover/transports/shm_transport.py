@@ -56,8 +56,8 @@ class ShmTransport:
             try:
                 while (index := landing.landed) < min(len(cargo.run), len(access.offsets)):
                     room = landing.room()
-                    header = arena.copy(access.offsets[index], access.generations[index], room)
-                    check_parts(header, room, cargo.run.key(index), cargo.dtype, cargo.page_bytes)
+                    header, checksum = arena.copy(access.offsets[index], access.generations[index], room)
+                    check_parts(header, room, cargo.run.key(index), cargo.dtype, cargo.page_bytes, checksum)
                     landing.land()
             except PageGone:
                 raise
