@@ -137,7 +137,7 @@ bench: install-dev ## The pipeline against the worker in-process and against tra
 STAGE ?= 1
 
 .PHONY: gpu-check
-gpu-check: ## The GPU worker, right and how fast: STAGE=1 kernels, 2 engines, 3 table, 4 services, 5 floors and soak, 6 table through services
+gpu-check: ## The GPU worker, right and how fast: STAGE=1 kernels, 2 engines, 3 table, 4 services, 5 floors and soak, 6 table through services, 7 pages between GPUs
 	$(GPU_PYTHON) -m bench.gpu_check --stage $(STAGE) $(ARGS)
 
 .PHONY: clean

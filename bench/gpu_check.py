@@ -6,6 +6,7 @@
 4  the five services over HTTP, and cold starts
 5  each kernel against its floor, and a soak of random requests
 6  the table through the five services, beside the same in one process
+7  KV pages from GPU to GPU, beside one plain copy (two GPUs)
 
 Prints a JSON line for each check and adds a row to bench/LOG.md. Without a GPU a stage runs tiny, its kernels under
 Triton's interpreter, or says what it skips; nothing is logged then.
@@ -30,6 +31,7 @@ STAGES: dict[int, tuple[str, ...]] = {
     4: ("services",),
     5: ("roofline", "soak"),
     6: ("served_table",),
+    7: ("peer_pull",),
 }
 LOG = Path(__file__).parent / "LOG.md"
 

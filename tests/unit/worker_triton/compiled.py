@@ -15,6 +15,7 @@ from triton.compiler import ASTSource
 
 from quire_worker.ops.triton.kernels.control import control_kernel
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
+from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
@@ -64,6 +65,8 @@ FP8 = {"pages": "*fp8e4nv"}
 CHANGED = {"changed": "*fp32"}
 PARTS = {"PARTS": 38, "PDL": False}
 ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
+GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
+GATHERED = {"source": "i64", "pages": "i32"}
 
 
 def type_of(name: str, given: Mapping[str, str]) -> str:
@@ -101,6 +104,7 @@ def main() -> None:
         check(f"threshold{told}", threshold_kernel, sizes | more, 16, CHANGED)
         check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024} | more, 4, CHANGED)
         check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
+    check("gather pages", gather_pages_kernel, GATHER, 8, GATHERED)
     check("control", control_kernel, {"BLOCK": 4096, "PDL": False}, 8, CHANGED)
 
 

@@ -1,0 +1,75 @@
+"""IpcMemory: what another process of this host needs to open a page pool that lies on a GPU. Knows nothing of leases.
+
+Whoever has it can read and write the whole pool, so it travels where a lease's key does and nowhere else. Its bytes are
+a fixed record, never a pickled tensor.
+"""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire_common.errors import InvalidArgument
+from quire_worker.cuda.driver import HANDLE_BYTES
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.cuda.driver import CudaDriver
+
+_RECORD = struct.Struct(f"<{HANDLE_BYTES}sQQ16s16s")
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, slots=True)
+class IpcMemory:
+    """`size` bytes from `offset` on in the allocation that `handle` opens."""
+
+    handle: bytes = field(repr=False)
+    offset: int
+    size: int
+    device: bytes
+    """UUID of the GPU."""
+    host: bytes
+    """Boot id of the host: a handle means nothing on another."""
+
+    @classmethod
+    def of(cls, pool: Tensor, driver: CudaDriver) -> IpcMemory:
+        """Of a contiguous tensor on a GPU; raises Unavailable where its memory cannot be shared."""
+        base, _ = driver.allocation_of(pool.data_ptr())
+        return cls(driver.export(base), pool.data_ptr() - base, pool.nbytes, device_uuid(pool.device), host_id())
+
+    def pack(self) -> bytes:
+        """A descriptor of transport "cuda_ipc"."""
+        return _RECORD.pack(self.handle, self.offset, self.size, self.device, self.host)
+
+    @classmethod
+    def unpack(cls, descriptor: bytes) -> IpcMemory:
+        """The inverse; raises InvalidArgument. What it says is compared with the allocation when that is opened."""
+        if len(descriptor) != _RECORD.size:
+            raise InvalidArgument(
+                "BAD_DESCRIPTOR",
+                f"A descriptor of GPU memory has {len(descriptor)} bytes, not {_RECORD.size}.",
+                "Run prefill and decode replicas of one release.",
+            )
+        return cls(*_RECORD.unpack(descriptor))
+
+    @property
+    def here(self) -> bool:
+        """Whether it is of this host."""
+        return self.host == host_id()
+
+
+def host_id() -> bytes:
+    """Of this boot of this host, all containers alike; 16 bytes."""
+    return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
+
+
+def device_uuid(device: torch.device) -> bytes:
+    """A GPU's own, 16 bytes."""
+    return uuid.UUID(str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")).bytes

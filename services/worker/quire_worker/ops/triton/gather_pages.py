@@ -1,0 +1,60 @@
+"""Launcher of gather_pages_kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire_worker.ops.triton.kernels.common import INTERPRET
+from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.step import Int32
+
+_WORD = 4
+_ALIGNED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class GatherShape:
+    """How much a program copies at once, and how many there are: enough to fill the link, few enough to leave the
+    device's processors to the steps beside."""
+
+    programs: int = 128
+    block: int = 4096
+    """Words."""
+    warps: int = 8
+
+
+DEFAULT = GatherShape()
+
+
+def gather_pages(
+    source: int, target: Tensor, source_page: Int32, target_page: Int32, shape: GatherShape = DEFAULT
+) -> None:
+    """Copy pages of the pool at the address `source` into `target` [pages, bytes] uint8, on the current stream.
+
+    Asynchronous. Whether the numbers are pages of either pool is the caller's to know."""
+    pages, page_bytes = len(source_page), target.shape[1]
+    if page_bytes % _ALIGNED or source % _ALIGNED:
+        raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {_ALIGNED}")
+    if not pages:
+        return
+    both = torch.stack((torch.from_numpy(source_page), torch.from_numpy(target_page)))
+    if target.is_cuda:
+        both = both.pin_memory().to(target.device, non_blocking=True)
+    options = {} if INTERPRET.value else {"num_warps": shape.warps}
+    gather_pages_kernel[(shape.programs,)](
+        source,
+        target.view(torch.int32),
+        both[0],
+        both[1],
+        pages,
+        PAGE_WORDS=page_bytes // _WORD,
+        BLOCK=shape.block,
+        **options,
+    )
