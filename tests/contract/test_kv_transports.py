@@ -109,6 +109,37 @@ def test_a_byte_that_went_bad_in_memory_is_a_miss_and_counted_and_gone(
         assert mover.carrier.transport == choice, "a wrong page is no fault of the way that it came"
 
 
+def test_a_byte_that_goes_bad_while_its_page_is_sent_is_a_miss_and_counted_and_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Over gRPC: pages of several frames are checked before the first of them, so that the reader alone sees it."""
+    page_bytes = (2 << 20) + 4096
+    with (
+        serving(config(1, ram_bytes=48 << 20)) as running,
+        mover_side(running.address, "grpc", page_bytes=page_bytes) as mover,
+    ):
+        mover.store(A)
+        lease, store = mover.look_up(A), running.service.store
+        offset, look = store.places(lease)[1][3], store.check
+        spoilt: list[int] = []
+
+        def look_and_spoil(lease_id: bytes, index: int) -> bool:
+            intact = look(lease_id, index)
+            if index == 3 and not spoilt:
+                spoilt.append(index)
+                with store._tier._arena.view(offset, HEADER_BYTES + page_bytes) as view:
+                    view[-1] ^= 0x10
+            return intact
+
+        monkeypatch.setattr(store, "check", look_and_spoil)
+        assert mover.load(A, lease) == 3 and spoilt
+        assert store.stats().counts.corrupt == 1
+        assert running.client.lookup(A, pin=False).pages == 3
+        assert mover.store(A) == 8, "it is wanted again"
+        assert mover.load(A, mover.look_up(A)) == 8
+        store.check_integrity()
+
+
 @pytest.mark.parametrize("choice", EACH)
 def test_when_the_lease_ends_under_way_what_comes_is_right_and_the_rest_a_miss(choice: str) -> None:
     """With memory for these pages alone, which others want as soon as the lease is gone."""

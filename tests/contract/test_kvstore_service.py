@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
-from quire_common.columns import i32, pack_i32
+from quire_common.columns import pack_i32
 from quire_common.errors import InvalidArgument, NotFound, Overloaded, QuireError, TooLarge, from_rpc_error
 from quire_common.kv_client import AioKvClient, KvClient
 from quire_common.pages import PageRun, check_page
@@ -129,39 +129,6 @@ def test_another_namespace_or_group_finds_nothing(running: Running) -> None:
     for other in (chain("a", 8, namespace=bytes(32)), chain("a", 8, group=3)):
         lookup = running.client.lookup(other)
         assert (lookup.pages, lookup.lease) == (0, b"")
-
-
-@pytest.mark.parametrize("name", ["flipped", "another page", "cut"])
-def test_a_page_damaged_on_its_way_is_refused_and_the_others_stay(running: Running, name: str) -> None:
-    begun = begin(running, A)
-    assert i32(begun.wanted).tolist() == list(range(8))
-    broken = {"flipped": b"\0" + framed(A, 3)[1:], "another page": framed(A, 4), "cut": framed(A, 3)[:-5]}[name]
-    sent = [frame(begun.lease, i, broken if i == 3 else framed(A, i)) for i in range(8)]
-    assert running.stub.Put(iter(sent)).pages == (7 if name == "cut" else 8)
-    committed = running.stub.CommitPut(kvstore_pb2.CommitPutRequest(lease=begun.lease))
-    assert (committed.stored, committed.refused) == (7, 1)
-    assert running.client.lookup(A, pin=False).pages == 3
-
-
-def test_a_page_damaged_in_memory_is_a_miss_once_and_then_gone(running: Running) -> None:
-    running.put(A)
-    tier = running.service.store._tier
-    page = tier.get(A.key(1))
-    assert page is not None
-    with tier.view(page) as view:
-        view[500] ^= 1
-    lookup, other = running.client.lookup(A), running.client.lookup(A)
-    came: dict[int, bytes] = {}
-    assert refusal(lambda: came.update(running.client.get_pages(lookup.lease))).code == "PAGE_LOST"
-    check_page(next(running.client.get_pages(lookup.lease))[1], A.key(0))
-    assert refusal(lambda: list(running.client.get_pages(other.lease, [1]))).code == "PAGE_LOST", "to all its readers"
-    assert [index for index, _ in running.client.get_pages(other.lease, [0, 2])] == [0, 2]
-    assert running.client.lookup(A, pin=False).pages == 1, "and nobody finds it again"
-    assert running.service.store.stats().counts.corrupt == 1
-    assert running.put(A) == 1, "until it is put again"
-    assert running.client.lookup(A, pin=False).pages == 8
-    running.client.release(lookup.lease, other.lease)
-    assert tier.used_bytes == 8 * PLACE_BYTES, "its memory came back with the last lease"
 
 
 def test_an_expired_lease_is_not_found_even_in_the_middle_of_a_read() -> None:

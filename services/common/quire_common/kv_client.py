@@ -135,6 +135,11 @@ class KvClient:
         finally:
             call.cancel()  # a reader that stops early must not leave a thread of the store waiting
 
+    def check(self, lease: bytes, index: int, context: common_pb2.RequestContext | None = None) -> bool:
+        """Whether the store finds a page of a lookup intact; where not, it removes it. Raises NotFound, Unsupported."""
+        request = kvstore_pb2.CheckRequest(context=context, lease=lease, page=index)
+        return bool(self._call(self._stub.Check, request, context).intact)
+
     def put_pages(
         self,
         run: PageRun,

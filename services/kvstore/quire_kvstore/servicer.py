@@ -82,6 +82,10 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self._say_how(response, request.lease)
         return response
 
+    def Check(self, request: kvstore_pb2.CheckRequest, context: grpc.ServicerContext) -> kvstore_pb2.CheckResponse:
+        (index,) = self._store.readable(request.lease, [request.page])
+        return kvstore_pb2.CheckResponse(intact=self._store.check(request.lease, index))
+
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
     ) -> kvstore_pb2.BeginPutResponse:

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from quire_common.credit import MoveKind, PageMove
-from quire_common.errors import NotFound
+from quire_common.errors import NotFound, QuireError, Unavailable, Unsupported
 from quire_common.kv_client import BegunPut, DataAccess, KvClient, PutOutcome
 from quire_common.pages import PageKey, PageRun, frame_page
 from quire_worker.mover.carrier import KvStoreCarrier
@@ -44,6 +44,9 @@ class Store:
         self.order: Callable[[list[int]], list[int]] = lambda indices: indices
         self.leases = {b"lease": [digest(n) for n in numbers]}
         self.closed = 0
+        self.checked: list[int] = []
+        self.checks: QuireError | None = None
+        """What a check fails with."""
         self.refuses: list[bytes] = []
 
     def get_pages(self, lease: bytes, indices: range, *, context: object) -> Generator[tuple[int, bytes], None, None]:
@@ -55,6 +58,12 @@ class Store:
                 yield index, self.spoil.get(index, intact)(framed)
         finally:
             self.closed += 1
+
+    def check(self, lease: bytes, index: int, context: object) -> bool:
+        self.checked.append(index)
+        if self.checks is not None:
+            raise self.checks
+        return False
 
     def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
         return BegunPut([i for i in range(len(run)) if run.hashes[i] not in self.framed], DataAccess(b"put"))
@@ -126,11 +135,19 @@ def other_length(framed: bytes) -> bytes:
         other_length,
     ],
 )
-def test_a_wrong_page_ends_the_load(ring: Ring, spoil: Spoil) -> None:
+def test_a_wrong_page_ends_the_load_and_the_store_is_told(ring: Ring, spoil: Spoil) -> None:
     store, landing = Store(1, 2, 3), PlainLanding(ring)
     store.spoil[1] = spoil
     assert carrier(store).load(a_load(1, 2, 3), landing) == 1
     assert landing.bodies() == [body(1)] and store.closed == 1
+    assert store.checked == [1]
+
+
+@pytest.mark.parametrize("error", [Unsupported("UNIMPLEMENTED", "m", "f"), Unavailable("UNAVAILABLE", "m", "f")])
+def test_a_store_that_cannot_be_told_of_a_wrong_page_is_a_miss_as_well(ring: Ring, error: QuireError) -> None:
+    store, landing = Store(1, 2, 3), PlainLanding(ring)
+    store.spoil[1], store.checks = other_key, error
+    assert carrier(store).load(a_load(1, 2, 3), landing) == 1 and store.checked == [1]
 
 
 def test_pages_out_of_order_end_the_load(ring: Ring) -> None:

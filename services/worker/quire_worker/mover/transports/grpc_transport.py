@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING
 
+from quire_common.errors import QuireError
 from quire_common.pages import PageCorrupt, check_page
 from quire_common.sequence import context_to_pb
 
@@ -29,16 +30,13 @@ class GrpcTransport:
         """See Transport: the access came this way."""
 
     def fetch(self, cargo: Cargo, landing: Landing) -> None:
-        """See Transport. The store checks each page itself before it sends it."""
-        indices = range(landing.landed, len(cargo.run))
-        pages = self._client.get_pages(cargo.access.lease, indices, context=context_to_pb(cargo.context))
-        with contextlib.closing(pages):
-            for index, framed in pages:
-                if index != landing.landed:
-                    raise PageCorrupt(f"page {index} came in the place of {landing.landed}")
-                body = check_page(framed, cargo.run.key(index), cargo.dtype, cargo.page_bytes)
-                landing.room()[:] = body
-                landing.land()
+        """See Transport. The store checks each page before it sends it; one of many frames may go bad behind that."""
+        try:
+            self._receive(cargo, landing)
+        except PageCorrupt:
+            with contextlib.suppress(QuireError):  # a kvstore of before, or away: the page is a miss all the same
+                self._client.check(cargo.access.lease, landing.landed, context_to_pb(cargo.context))
+            raise
 
     def send(self, cargo: Cargo, shipment: Shipment) -> None:
         """See Transport."""
@@ -59,3 +57,14 @@ class GrpcTransport:
 
     def close(self) -> None:
         """See Transport: the channel is another's."""
+
+    def _receive(self, cargo: Cargo, landing: Landing) -> None:
+        indices = range(landing.landed, len(cargo.run))
+        pages = self._client.get_pages(cargo.access.lease, indices, context=context_to_pb(cargo.context))
+        with contextlib.closing(pages):
+            for index, framed in pages:
+                if index != landing.landed:
+                    raise PageCorrupt(f"page {index} came in the place of {landing.landed}")
+                body = check_page(framed, cargo.run.key(index), cargo.dtype, cargo.page_bytes)
+                landing.room()[:] = body
+                landing.land()
