@@ -177,12 +177,6 @@ class Ladder:
             with self._lock:
                 self._ram.give_back(page)
 
-    def damaged(self, key: PageKey) -> None:
-        """See Upstairs."""
-        with self._lock:
-            if (page := self._ram.get(key)) is not None:
-                self.drop(page)
-
     def gone(self, keys: Sequence[PageKey]) -> None:
         """See Upstairs."""
         with self._lock:

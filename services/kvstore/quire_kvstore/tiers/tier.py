@@ -1,8 +1,8 @@
 """A medium with the threads and queues that keep it from holding anybody up. Knows nothing of leases or memory.
 
 Reads and writes have threads of their own, and a write waits while reads are under way, though not for ever. Both
-queues are bounded: what finds no room is dropped, a read as a miss. Every page is checked on its way in and on its way
-out.
+queues are bounded: what finds no room is dropped, a read as a miss. Every page is checked on its way up. On its way
+down it is not: it was when it came to the store, and what has gone bad since is found by whoever reads it back.
 """
 
 from __future__ import annotations
@@ -72,9 +72,6 @@ class Upstairs(Protocol):
 
     def borrow(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
         """The framed page, kept in memory meanwhile; None if it is not there any more."""
-
-    def damaged(self, key: PageKey) -> None:
-        """A borrowed page is not what its key says."""
 
     def gone(self, keys: Sequence[PageKey]) -> None:
         """The medium does not hold these any more."""
@@ -252,20 +249,12 @@ class Tier:
             return [run for run in dict.fromkeys(write.run for write in batch) if not run.left]
 
     def _write(self, batch: list[PageJob], upstairs: Upstairs) -> None:
-        pages: list[tuple[PageJob, memoryview]] = []
-        damaged: list[PageKey] = []
         with contextlib.ExitStack() as borrowed:
-            for job in batch:
-                framed = borrowed.enter_context(upstairs.borrow(job.key))
-                if framed is not None and self._intact(job.key, framed):
-                    pages.append((job, framed))
-                elif framed is not None:
-                    damaged.append(job.key)
+            views = [(job, borrowed.enter_context(upstairs.borrow(job.key))) for job in batch]
+            pages = [(job, framed) for job, framed in views if framed is not None]
             kept = self.medium.write(pages) if pages else 0
         if len(batch) > kept:
             self.medium.counts.add(dropped=len(batch) - kept)
-        for key in damaged:
-            upstairs.damaged(key)
 
     def _intact(self, key: PageKey, framed: memoryview) -> bool:
         try:
