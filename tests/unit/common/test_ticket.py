@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire_common.credit import Epoch, KvGroup, PageGeometry, RankAddress
+from quire_common.credit import Epoch, KvGroup, PageGeometry, RankAddress, ShardRange
 from quire_common.errors import FailedPrecondition, InvalidArgument
 from quire_common.pages import PageExtras, chain_hashes
 from quire_common.ticket import (
@@ -37,6 +37,14 @@ TICKET = Ticket(
 def test_a_ticket_travels_unchanged() -> None:
     assert ticket_from_pb(ticket_to_pb(TICKET)) == TICKET
     assert (TICKET.pages, TICKET.tokens(), TICKET.handles[-1]) == (3, 37, b"c" * 32)
+
+
+def test_groups_may_cut_pages_differently() -> None:
+    halves = (ShardRange(0, 0, 2048), ShardRange(1, 2048, 2048))
+    cut = replace(GEOMETRY, groups=(replace(GEOMETRY.groups[0], shards=halves),))
+    assert ticket_from_pb(ticket_to_pb(replace(TICKET, geometry=cut))).geometry.groups[0].shards == halves
+    check_compatible(cut, GEOMETRY)
+    assert compatibility_digest(cut) == compatibility_digest(GEOMETRY)
 
 
 def test_the_key_is_not_told() -> None:

@@ -22,6 +22,7 @@ from quire_common.credit.hello import (
     ModelInfo,
     PageGeometry,
     RankAddress,
+    ShardRange,
     WorkerHello,
 )
 from quire_common.credit.logprobs import Logprobs
@@ -43,6 +44,7 @@ __all__ = [
     "PromptLogprobs",
     "RankAddress",
     "Report",
+    "ShardRange",
     "Start",
     "StepTiming",
     "WorkerHello",

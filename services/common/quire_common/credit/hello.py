@@ -24,8 +24,17 @@ class Epoch:
 
 
 @dataclass(frozen=True, slots=True)
+class ShardRange:
+    """Bytes of a page that one rank of a worker group holds. A rank's part of a page is its ranges in a row."""
+
+    rank: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
 class KvGroup:
-    """One kind of per-token state. page_bytes covers all layers and ranks."""
+    """One kind of per-token state. page_bytes covers all layers and ranks; no shards: one rank holds whole pages."""
 
     name: str
     page_bytes: int
@@ -35,6 +44,7 @@ class KvGroup:
     kv_heads: int
     head_dim: int
     window: int = 0
+    shards: tuple[ShardRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,7 @@ def geometry_to_pb(pages: PageGeometry) -> common_pb2.PageGeometry:
             kv_heads=g.kv_heads,
             head_dim=g.head_dim,
             window=g.window,
+            shards=[common_pb2.ShardRange(rank=s.rank, offset=s.offset, length=s.length) for s in g.shards],
         )
         for g in pages.groups
     ]
@@ -170,11 +181,21 @@ def geometry_to_pb(pages: PageGeometry) -> common_pb2.PageGeometry:
 
 def geometry_from_pb(message: common_pb2.PageGeometry) -> PageGeometry:
     """Wire to domain."""
-    groups = tuple(
-        KvGroup(g.name, g.page_bytes, g.layout, g.dtype, g.layers, g.kv_heads, g.head_dim, g.window)
-        for g in message.groups
+    return PageGeometry(message.page_size, tuple(map(_group_from_pb, message.groups)), message.namespace)
+
+
+def _group_from_pb(group: common_pb2.KvGroup) -> KvGroup:
+    return KvGroup(
+        group.name,
+        group.page_bytes,
+        group.layout,
+        group.dtype,
+        group.layers,
+        group.kv_heads,
+        group.head_dim,
+        group.window,
+        tuple(ShardRange(shard.rank, shard.offset, shard.length) for shard in group.shards),
     )
-    return PageGeometry(message.page_size, groups, message.namespace)
 
 
 def model_to_pb(model: ModelInfo) -> common_pb2.ModelInfo:
