@@ -11,11 +11,14 @@ import json
 import os
 import sys
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidArgument
 from quire.local.page_cache import kvstore_environment
+
+if TYPE_CHECKING:
+    from quire.local.private_network import PrivateNetwork
 
 # Dependencies first: the order in which a failure is blamed, and the reverse of the order in which they are stopped.
 SERVICES = ("worker", "kvstore", "tokenizer", "scheduler", "router")
@@ -112,6 +115,11 @@ class StackSpec:
         """Whether some replicas compute prompts for others."""
         return bool(self.prefill or self.decode)
 
+    def in_network(self, network: PrivateNetwork) -> StackSpec:
+        """The same stack, each member inside the network, at its own address."""
+        inside = {name: (*network.prefix(name), *self._program(name)) for name in self.members}
+        return replace(self, hosts=network.hosts, commands=inside)
+
     def host_of(self, member: str) -> str:
         """Where the member listens; `http` is the router's."""
         if member in ("router", "http"):
@@ -134,8 +142,7 @@ class StackSpec:
 
     def command(self, member: str, ports: Mapping[str, int]) -> list[str]:
         """The member's whole command line. `ports` are gRPC ports by member, and `http`."""
-        service = service_of(member)
-        prefix = self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
+        service, prefix = service_of(member), self._program(member)
         options = {**self._wiring(member, ports), **self._flags_of(member)}
         secrets = _SECRETS.get(service, {})
         return [*prefix, *(_flag(name, value) for name, value in options.items() if name not in secrets)]
@@ -150,6 +157,10 @@ class StackSpec:
         extra |= {variable: str(flags[name]) for name, variable in secrets.items() if name in flags}
         unless_said = kvstore_environment(self.name, lasting=self.keep_directory) if member == "kvstore" else {}
         return {**unless_said, **os.environ, **extra}
+
+    def _program(self, member: str) -> tuple[str, ...]:
+        service = service_of(member)
+        return self.commands.get(member) or self.commands.get(service) or (sys.executable, "-m", f"quire_{service}")
 
     def _flags_of(self, member: str) -> dict[str, str | bool]:
         """The user's, its service's and its own."""

@@ -8,12 +8,13 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import grpc
 import httpx
 import psutil
 
+from quire.local.private_network import PrivateNetwork
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.local.state import ServiceState, StackState
@@ -47,7 +48,10 @@ class Rig:
         flags: Mapping[str, Mapping[str, str | bool]] | None = None,
         model: str = "",
         api_keys: Sequence[str] = (),
+        network: PrivateNetwork | None = None,
+        **stack: Any,
     ) -> None:
+        """`network` takes its members in, and ends with it; `stack`: further fields of the StackSpec."""
         merged: dict[str, dict[str, str | bool]] = {name: {**own} for name, own in flags_of(engine).items()}
         for service, extra in (flags or {}).items():
             merged.setdefault(service, {}).update(extra)
@@ -60,9 +64,11 @@ class Rig:
             flags=merged,
             drain_timeout_s=drain_timeout_s,
             restart_delay_s=0.5,
+            **stack,
         )
         self.engine = engine
-        self.stack = LocalStack(spec)
+        self.network = network
+        self.stack = LocalStack(spec if network is None else spec.in_network(network))
         self.http = httpx.AsyncClient(base_url=self.stack.ready.http, timeout=LIMIT_S)
 
     async def __aenter__(self) -> Self:
@@ -90,6 +96,10 @@ class Rig:
     def service(self, member: str) -> ServiceState:
         return self.state().services[member]
 
+    def address(self, member: str) -> str:
+        """Of its gRPC."""
+        return f"{self.stack.spec.reached_at(member)}:{self.service(member).port}"
+
     def serves(self, member: str) -> bool:
         """Whether its supervisor has seen the present process serve."""
         service = self.service(member)
@@ -110,16 +120,16 @@ class Rig:
             await asyncio.sleep(POLL_S)
 
     def wait_pages_back(self, limit_s: float = 10.0, schedulers: Sequence[str] = ()) -> None:
-        """Until none of these schedulers, by default of all, runs, waits for, references or fences anything."""
+        """Until none of these schedulers, by default of all, runs, waits for, references, fences or lends anything."""
         for name in schedulers or self.stack.spec.members_of("scheduler"):
-            with grpc.insecure_channel(f"127.0.0.1:{self.service(name).port}") as channel:
+            with grpc.insecure_channel(self.address(name)) as channel:
                 loads = scheduler_pb2_grpc.SchedulerStub(channel).WatchLoad(
                     scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=limit_s
                 )
                 last = None
                 try:
                     for last in loads:
-                        busy = last.running or last.waiting or last.referenced_pages
+                        busy = last.running or last.waiting or last.referenced_pages or last.open_transfers
                         if not busy and last.pages and last.free_pages == last.pages:
                             break
                 except grpc.RpcError as error:
