@@ -15,6 +15,7 @@ from quire_common.errors import InvalidArgument, NotFound, Unsupported
 from quire_common.logit_controls import LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop, sequence_from_pb, sequence_to_pb
+from quire_common.thinking import ThinkingBudget, check_thinking
 
 
 def ids(*values: int) -> np.ndarray:
@@ -132,6 +133,19 @@ def test_logprobs_of_prompts_travel_by_chunk() -> None:
     message.prompt_logprobs.count = pack_i32([3, 0, 2])
     with pytest.raises(InvalidArgument):
         credit.decode_report(message)
+
+
+def test_a_thinking_budget_travels_whole() -> None:
+    sequence = Sequence(ids(5), Stop(9), thinking=ThinkingBudget((7, 8), (9,), 0))
+    assert_same(sequence, sequence_from_pb(sequence_to_pb(sequence)))
+    assert sequence_from_pb(sequence_to_pb(Sequence(ids(5), Stop(9)))).thinking is None
+
+
+@pytest.mark.parametrize("start, end", [((), (1,)), ((1,), ()), ((1,), (50,)), ((-1,), (1,)), ((1,) * 17, (2,))])
+def test_marks_that_no_output_could_have_are_refused(start: tuple[int, ...], end: tuple[int, ...]) -> None:
+    check_thinking(ThinkingBudget((1,), (49,), 3), vocab_size=50)
+    with pytest.raises(InvalidArgument, match="marked by"):
+        check_thinking(ThinkingBudget(start, end, 3), vocab_size=50)
 
 
 def test_controls_travel_whole_and_are_checked() -> None:

@@ -60,7 +60,7 @@ class CpuSubject:
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
         """The runner alone, one token at a time on pages of its own: no engine, no scheduler."""
         stop, sampling = sequence.stop, sequence.sampling
-        key = (sequence.prompt_ids.tobytes(), sampling, stop, max_len)
+        key = (sequence.prompt_ids.tobytes(), sampling, stop, sequence.thinking, max_len)
         if key not in self._answers:
             self._answers[key] = self._run(sequence, max_len)
         return self._answers[key]

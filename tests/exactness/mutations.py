@@ -23,6 +23,7 @@ from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.thinking_track import ThinkingTrack
 from tests.exactness import virtual_kvstore
 from tests.exactness.virtual_kvstore import StoreWeather
 from tests.exactness.virtual_worker import VirtualWorker
@@ -237,6 +238,16 @@ def fed_tokens_not_counted(patch: MonkeyPatch) -> None:
     patch.setattr(RowControls, "fed", lambda self, token: None)
 
 
+def thinking_begins_anew(patch: MonkeyPatch) -> None:
+    """A sequence that starts again has its whole budget of thinking again."""
+    make = ThinkingTrack.__init__
+
+    def made(self: ThinkingTrack, budget: Any, prompt_ids: Any, output: Any) -> None:
+        make(self, budget, prompt_ids, ())
+
+    patch.setattr(ThinkingTrack, "__init__", made)
+
+
 MUTATIONS = (
     Mutation(no_fence_for_stopped_slots, {}),
     Mutation(step_fence_off_by_the_depth, {}),
@@ -254,6 +265,7 @@ MUTATIONS = (
     Mutation(late_rows_taken_for_the_newcomers, {}),
     Mutation(credit_past_the_pages, {}),
     Mutation(fed_tokens_not_counted, {}),
+    Mutation(thinking_begins_anew, {}),
     Mutation(rot_goes_unnoticed, ROTTEN),
     Mutation(pages_reused_while_stored, SLOW_STORES),
     Mutation(the_last_page_shared, CACHED),

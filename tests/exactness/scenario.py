@@ -15,6 +15,7 @@ import numpy as np
 from quire_common.logit_controls import LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling
+from quire_common.thinking import ThinkingBudget
 from tests.exactness.virtual_kvstore import StoreWeather
 
 if TYPE_CHECKING:
@@ -84,6 +85,9 @@ class Ask:
     cache_salt: str = ""
     twist: int | None = None
     """Where in the prompt one token is another one."""
+    thinking: ThinkingBudget | None = None
+    begins_thinking: bool = False
+    """Whether the prompt ends with the start mark."""
 
     def prompt(self, scale: Scale, said: np.ndarray | None = None) -> np.ndarray:
         """Families share how they begin; who follows goes on from what was `said`."""
@@ -95,6 +99,9 @@ class Ask:
         if self.twist is not None:
             place = self.twist % len(tokens)
             tokens[place] = (tokens[place] + 1) % scale.vocab_size
+        if self.thinking is not None and self.begins_thinking:
+            mark = self.thinking.start_ids[-len(tokens) :]
+            tokens[-len(mark) :] = mark
         return tokens
 
 
@@ -201,7 +208,7 @@ def make_scenario(seed: int, scale: Scale) -> Scenario:
     delays_us = NEAR_US if near else DELAYS_US
     return Scenario(
         seed=seed,
-        asks=tuple(_controlled(_some_asks(rng, scale, mix, kvstore=kvstore), scale, seed)),
+        asks=tuple(_thinking(_controlled(_some_asks(rng, scale, mix, kvstore=kvstore), scale, seed), scale, seed)),
         spare_pages=int(rng.integers(0, growth + 1) if mix.scarce else rng.choice([0, 1, 2, 4, 8, 16, 40, 100])),
         depth=int(rng.choice([1, 2, 2, 2, 2, 2, 3])),
         max_num_seqs=rows,
@@ -271,6 +278,18 @@ def _controlled(asks: tuple[Ask, ...], scale: Scale, seed: int) -> Iterator[Ask]
         controls = _some_controls(rng, scale.vocab_size) if rng.random() < 0.3 else None
         repetition = RepetitionDetection(2, 1, int(rng.integers(2, 4))) if rng.random() < 0.1 else None
         yield replace(ask, sampling=replace(ask.sampling, controls=controls), repetition=repetition)
+
+
+def _thinking(asks: Iterator[Ask], scale: Scale, seed: int) -> Iterator[Ask]:
+    """Some may think only so long."""
+    rng = np.random.default_rng((seed, 81))
+    for ask in asks:
+        # Of few tokens, so that marks half drawn, and drawn twice, are met.
+        few = rng.integers(0, scale.vocab_size, 3)
+        start, end = (tuple(rng.choice(few, int(rng.integers(1, most))).tolist()) for most in (3, 4))
+        budget = ThinkingBudget(start, end, int(rng.choice([0, 1, 2, 5, 12])))
+        thinks, begins = rng.random(2) < (0.2, 0.8)
+        yield replace(ask, thinking=budget, begins_thinking=bool(begins)) if thinks else ask
 
 
 def _some_controls(rng: np.random.Generator, vocab_size: int) -> LogitControls:

@@ -148,5 +148,6 @@ class PacedSubject:
             sequence.sampling,
             output_ids=sequence.output_ids.tolist(),
             facts=replace(self._facts, max_model_len=max_len),
+            thinking=sequence.thinking,
         )
         return Answer(answer.tokens, answer.finish)

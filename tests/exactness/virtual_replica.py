@@ -269,7 +269,14 @@ def a_sequence(ask: Ask, subject: Subject, said: np.ndarray | None = None) -> Se
     """What the client asks for, where so much was said before."""
     stop = Stop(ask.max_tokens, ask.min_tokens, ask.stop_token_ids, ask.ignore_eos, ask.repetition)
     prompt = ask.prompt(subject.scale, said)
-    return Sequence(prompt, stop, ask.sampling, cache_salt=ask.cache_salt, skip_cache_read=ask.skip_cache_read)
+    return Sequence(
+        prompt,
+        stop,
+        ask.sampling,
+        cache_salt=ask.cache_salt,
+        skip_cache_read=ask.skip_cache_read,
+        thinking=ask.thinking,
+    )
 
 
 def _deadline_ms(ask: Ask) -> int:

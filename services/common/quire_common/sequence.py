@@ -16,6 +16,7 @@ from quire_common.errors import InvalidArgument, TooLarge, Unsupported
 from quire_common.logit_controls import LogitControls, check_controls, controls_from_pb, controls_into_pb
 from quire_common.pages import PageExtras
 from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
+from quire_common.thinking import ThinkingBudget, thinking_from_pb, thinking_to_pb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -76,6 +77,7 @@ class Sequence:
     output_ids: NDArray[np.int32] = field(default_factory=lambda: _EMPTY)
     cache_salt: str = ""
     skip_cache_read: bool = False
+    thinking: ThinkingBudget | None = None
 
     @property
     def known_len(self) -> int:
@@ -142,6 +144,7 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
         ),
         cache_salt=sequence.cache_salt,
         skip_cache_read=sequence.skip_cache_read,
+        thinking=thinking_to_pb(sequence.thinking),
     )
 
 
@@ -164,6 +167,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
         ),
         cache_salt=message.cache_salt,
         skip_cache_read=message.skip_cache_read,
+        thinking=thinking_from_pb(message.thinking) if message.HasField("thinking") else None,
     )
 
 
@@ -248,7 +252,5 @@ def _refuse_unsupported(message: pb.SequenceSpec) -> None:
     for name in ("constraint", "adapter"):
         if message.HasField(name):
             raise unsupported(name)
-    if message.forced:
-        raise unsupported("forced")
     if any(segment.WhichOneof("segment") != "token_ids" for segment in message.inputs):
         raise unsupported("media")

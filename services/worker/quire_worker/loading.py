@@ -34,7 +34,7 @@ from quire_worker.weights.parameter_store import ParameterStore
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 CAPABILITIES = (
     "greedy", "temperature", "top_k", "top_p", "min_p", "seed", "logprobs", "min_tokens", "penalties", "logit_bias",
-    "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs",
+    "allowed_token_ids", "bad_words", "repetition_detection", "prompt_logprobs", "thinking_token_budget",
 )  # fmt: skip  # a list of names
 _KV_DTYPE = "float32"
 # Fields of config.json that say nothing about what the model computes.

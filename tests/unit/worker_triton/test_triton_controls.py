@@ -11,6 +11,7 @@ from quire_common.credit import Finish
 from quire_common.logit_controls import LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_common.thinking import ThinkingBudget
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.repetition_watch import RepetitionWatch
@@ -51,6 +52,12 @@ def some_controls(rng: np.random.Generator) -> LogitControls:
     return found if found != LogitControls() else LogitControls(presence_penalty=1.0)
 
 
+def some_thinking(rng: np.random.Generator) -> ThinkingBudget | None:
+    """Of so few tokens that sequences begin and end to think all the time."""
+    start, end = (tuple(rng.integers(0, 3, rng.integers(1, 4)).tolist()) for _ in range(2))
+    return ThinkingBudget(start, end, int(rng.integers(0, 5))) if rng.random() < 0.5 else None
+
+
 class Rows:
     """Sequences in slots, on both sides: `logits` of the CPU's rows are changed by RowControls, the device's by us."""
 
@@ -61,7 +68,8 @@ class Rows:
         for row, each in enumerate(controls):
             ids = [self.rng.integers(0, ALPHABET, n).astype(np.int32) for n in (9, int(self.rng.integers(0, 7)))]
             if each is not None:
-                sequence = Sequence(ids[0], Stop(max_tokens), Sampling(controls=each), ids[1])
+                thinking = some_thinking(self.rng)
+                sequence = Sequence(ids[0], Stop(max_tokens), Sampling(controls=each), ids[1], thinking=thinking)
                 self.rows[row] = RowControls(sequence)
         self.sheets = ControlSheets(DEVICE, VOCAB)
         self.last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
@@ -119,6 +127,30 @@ def test_logits_become_what_row_controls_make_of_them(seed: int) -> None:
             ids = rows.stop_id[row]
             controls.apply(wanted, ids[ids >= 0] if rows.blocked[row] else None)
             np.testing.assert_allclose(changed[row].cpu().numpy(), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_thinking_budget_is_kept_as_on_the_cpu() -> None:
+    """Over many tokens, of marks of one to four tokens that overlap, on a sheet that began with some of them."""
+    rng = np.random.default_rng(4)
+    rows, forced = Rows([None] * SLOTS, 9), 0
+    for row in range(SLOTS):
+        start, end = (tuple(rng.integers(0, 3, rng.integers(1, 5)).tolist()) for _ in range(2))
+        ids = [rng.integers(0, 3, n).astype(np.int32) for n in (8, int(rng.integers(0, 4)))]
+        budget = ThinkingBudget(start, end, int(rng.integers(0, 4)))
+        rows.rows[row] = RowControls(Sequence(ids[0], Stop(60), Sampling(), ids[1], thinking=budget))
+    logits = torch.from_numpy(rng.normal(0, 3, (SLOTS, 7)).astype(np.float32))
+    rows.sheets = ControlSheets(DEVICE, 7)
+    for step in range(60 if ON_GPU else 25):
+        _, changed = rows.changed(logits, fed=step > 0)
+        drawn = rng.integers(0, 3, SLOTS)
+        for row, controls in rows.rows.items():
+            wanted = logits[row].numpy().copy()
+            controls.apply(wanted)
+            assert changed[row].cpu().tolist() == wanted.tolist()
+            if np.isinf(wanted).any():
+                forced, drawn[row] = forced + 1, wanted.argmax()
+        rows.feed(drawn)
+    assert forced > 20
 
 
 def test_a_sheet_counts_no_further_than_it_has_room() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from quire_common.errors import InvalidArgument, QuireError, TooLarge, Unsupported
 from quire_common.logit_controls import check_vocabulary
 from quire_common.sequence import check_sampling
+from quire_common.thinking import check_thinking
 
 if TYPE_CHECKING:
     from quire_common.credit import Start
@@ -62,6 +63,8 @@ def check_start(start: Start, spec: EngineSpec) -> None:
         )
     if sequence.sampling.controls is not None:
         check_vocabulary(sequence.sampling.controls, spec.vocab_size)
+    if sequence.thinking is not None:
+        check_thinking(sequence.thinking, spec.vocab_size)
     _check_tables(start, spec)
 
 

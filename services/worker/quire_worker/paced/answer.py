@@ -29,9 +29,10 @@ from quire_worker.paced.hashing import (
 from quire_worker.sampling.row_controls import RowControls
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Set
 
     from quire_common.sequence import Stop
+    from quire_common.thinking import ThinkingBudget
     from quire_worker.paced.facts import PacedFacts
 
 GREEDY = Sampling()
@@ -53,6 +54,7 @@ def paced_tokens(
     output_ids: Iterable[int] = (),
     facts: PacedFacts = DEFAULT_FACTS,
     max_model_len: int = 0,
+    thinking: ThinkingBudget | None = None,
 ) -> PacedAnswer:
     """The undisturbed answer. `output_ids` were emitted before a migration and count as output; `max_model_len` 0: that
     of the facts."""
@@ -63,7 +65,7 @@ def paced_tokens(
     stop_ids = frozenset(stop.stop_token_ids) | frozenset(() if stop.ignore_eos else facts.eos_token_ids)
     final = min(len(prompt) + stop.max_tokens, max_model_len or facts.max_model_len)
     key, tokens = _key(sampling), list[int]()
-    sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32))
+    sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32), thinking=thinking)
     controls = RowControls.of(sequence)
     if stop.max_tokens == 0:
         return PacedAnswer(tokens, Finish.LIMIT)
@@ -73,9 +75,9 @@ def paced_tokens(
         probe = states[((last >> 32) * length) >> 32]
         x = mix((probe * PROBE_FACTOR + last + length * PLACE_FACTOR + key) & MASK)
         token = token_of(x, vocab_size)
-        blocked = stop_ids if length < len(prompt) + stop.min_tokens else frozenset()
+        blocked: Set[int] = stop_ids if length < len(prompt) + stop.min_tokens else frozenset()
         if controls is not None:
-            blocked |= forbidden(controls, vocab_size)
+            blocked = forbidden(controls, vocab_size, blocked)
         if token in blocked:
             _, token = redraw(x, vocab_size, blocked)
         tokens.append(token)
@@ -90,10 +92,11 @@ def paced_tokens(
             controls.fed(token)
 
 
-def forbidden(controls: RowControls, vocab_size: int) -> set[int]:
-    """Tokens that a sequence's controls would make less likely: in a world without logits they are not drawn at all."""
+def forbidden(controls: RowControls, vocab_size: int, blocked: Iterable[int] = ()) -> set[int]:
+    """Tokens that a sequence's controls, with what is blocked, would make less likely: in a world without logits they
+    are not drawn at all."""
     logits = np.zeros(vocab_size, np.float32)
-    controls.apply(logits)
+    controls.apply(logits, np.array([*blocked], np.int32))
     return set(np.flatnonzero(logits < 0).tolist())
 
 

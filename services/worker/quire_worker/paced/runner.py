@@ -86,7 +86,7 @@ class PacedRunner:
                 sequence = int(sampled[row])
                 blocked = set(batch.blocked[sequence].tolist() if sequence in batch.blocked else ())
                 if sequence in batch.controls:
-                    blocked |= forbidden(batch.controls[sequence], self._vocab_size)
+                    blocked = forbidden(batch.controls[sequence], self._vocab_size, blocked)
                 x[row], token[row] = redraw(int(x[row]), self._vocab_size, blocked)
         return token, _logprobs(x, token, batch.logprobs[sampled], self._vocab_size)
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Half a million tokens of KV.
 DEFAULT_PAGES = 32_768
 _DTYPE, _LAYOUT = "uint64", "token"
-_CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "batch_invariant")
+_CAPABILITIES = ("greedy", "temperature", "seed", "logprobs", "min_tokens", "thinking_token_budget", "batch_invariant")
 
 
 def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) -> ServedModel:

@@ -1,8 +1,9 @@
-"""A sequence's LogitControls as one array of int32, which a device reads in place and keeps up to date by itself.
+"""What a sequence asks of its logits as one array of int32, which a device reads in place and keeps up to date itself.
 
 It says what `RowControls` says, for those who cannot run Python between two steps: a header, then sections at the
 offsets that the header names. Float32 values are stored by their bits. The device adds each token that it is fed to the
-known ids, to their counts and to the ring of the output's last tokens; everything else stays as it was made.
+known ids, to their counts, to the ring of the output's last tokens and to what it knows of the thinking; everything
+else stays as it was made.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from quire_common.logit_controls import NEUTRAL
+from quire_worker.sampling.thinking_track import ThinkingTrack, fallbacks
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
@@ -43,7 +45,20 @@ RING_AT: Final = 13
 CAPACITY: Final = 14
 IDS_AT: Final = 15
 """CAPACITY ids, of which KNOWN are there, then as many counts of the output; both change."""
-HEADER: Final = 16
+BUDGET: Final = 16
+"""Tokens that it may think; -1: no budget."""
+SPENT: Final = 17
+"""Tokens since the start mark; -1: not thinking; changes, as the next two."""
+STARTED: Final = 18
+"""Tokens of the start mark with which the sequence ends."""
+ENDED: Final = 19
+"""The same of the end mark."""
+STARTS: Final = 20
+STARTS_AT: Final = 21
+"""STARTS tokens of the start mark, then as many fallbacks (see thinking_track)."""
+ENDS: Final = 22
+ENDS_AT: Final = 23
+HEADER: Final = 24
 # A step that was launched before the end was known feeds one token more.
 _SPARE = 4
 
@@ -83,6 +98,14 @@ def control_sheet(sequence: Sequence, vocab_size: int) -> Int32:
     for number in range(max(0, written - ring), written):
         last[number % ring] = sequence.output_ids[number]
     header[RING], header[RING_AT] = ring, place(last)
+    header[BUDGET] = -1
+    if sequence.thinking is not None:
+        budget = sequence.thinking
+        track = ThinkingTrack(budget, sequence.prompt_ids, sequence.output_ids.tolist())
+        header[BUDGET : ENDED + 1] = budget.max_tokens, track.spent, track.started, track.ended
+        for count, begin, mark in ((STARTS, STARTS_AT, budget.start_ids), (ENDS, ENDS_AT, budget.end_ids)):
+            header[count] = len(mark)
+            header[begin] = place(np.array((*mark, *fallbacks(mark)), np.int32))
     room = np.zeros(capacity - len(ids), np.int32)
     header[CAPACITY], header[IDS_AT] = capacity, place(ids, room, counts, room)
     return np.concatenate(sections)

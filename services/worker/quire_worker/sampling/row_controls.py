@@ -1,4 +1,4 @@
-"""RowControls: one sequence's LogitControls and repetition rule, and what they must know of its tokens.
+"""RowControls: a sequence's LogitControls, thinking budget and repetition rule, and what they must know of its tokens.
 
 Exact definition, in vLLM's order, for a row of raw logits x in float32:
 
@@ -9,6 +9,8 @@ Exact definition, in vLLM's order, for a row of raw logits x in float32:
     repetition_penalty  of every token of prompt or output: x / penalty where x > 0, x * penalty otherwise
     frequency_penalty   x -= penalty * times that the token is in the output
     presence_penalty    x -= penalty where the token is in the output
+    thinking budget     used up: all but the end mark's next token become -inf, and that one's logit is the raw one
+                        again, whatever the rest made of it (see thinking_track)
 
 All is a function of prompt ids, output ids and parameters, so an answer survives preemption and migration. Made when a
 sequence starts, then the device's: it alone knows what was drawn, and tells by `fed` before it draws again.
@@ -21,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.logit_controls import NEUTRAL
+from quire_worker.sampling.thinking_track import ThinkingTrack
 from quire_worker.sampling.token_counts import TokenCounts
 
 if TYPE_CHECKING:
@@ -48,23 +51,32 @@ class RowControls:
         self._presence = np.float32(controls.presence_penalty)
         self._counting = bool(self._repetition != 1 or self._frequency or self._presence)
         self._counts: TokenCounts | None = None
+        self._thinking: ThinkingTrack | None = None
         self._repetition_rule = sequence.stop.repetition
         self._min_tokens = sequence.stop.min_tokens
 
     @classmethod
     def of(cls, sequence: Sequence) -> RowControls | None:
         """None where the sequence asks for nothing of the kind."""
-        asks = sequence.sampling.controls is not None or sequence.stop.repetition is not None
-        return cls(sequence) if asks else None
+        asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking)
+        return cls(sequence) if any(each is not None for each in asks) else None
 
     def fed(self, token: int) -> None:
         """The token that was drawn last is part of the output, and is computed now."""
         self._output.append(token)
         if self._counts is not None:
             self._counts.add(token)
+        if self._thinking is not None:
+            self._thinking.fed(token)
 
     def apply(self, logits: Float32, blocked: Int32 | None = None) -> None:
         """Change a row of logits [V], in place."""
+        forced = self._forced()
+        if forced is not None:
+            raw = logits[forced]
+            logits.fill(_NEVER)
+            logits[forced] = raw
+            return
         if len(self._allowed):
             kept = logits[self._allowed]
             logits.fill(_NEVER)
@@ -82,7 +94,7 @@ class RowControls:
     @property
     def changes_logits(self) -> bool:
         """Whether `apply` does anything."""
-        return self.sequence.sampling.controls is not None
+        return self.sequence.sampling.controls is not None or self.sequence.thinking is not None
 
     @property
     def watches_repetition(self) -> bool:
@@ -99,6 +111,15 @@ class RowControls:
         found = rule.found_in(self._output)
         self._output.pop()
         return found
+
+    def _forced(self) -> int | None:
+        budget = self.sequence.thinking
+        if budget is None:
+            return None
+        track = self._thinking
+        if track is None:
+            track = self._thinking = ThinkingTrack(budget, self._prompt_ids, self._output)
+        return track.forced()
 
     def _known_counts(self) -> TokenCounts:
         counts = self._counts

@@ -1,8 +1,8 @@
 """What requests ask of their logits, applied to the rows that ask: see sampling/row_controls.py for the definition.
 
 Each such row has a sheet (sampling/control_sheet.py) on the device, found by its address. The row is copied in float32,
-changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not be drawn come last:
-nothing of the rest brings -inf back.
+changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not be drawn come after
+the rest, which brings nothing of -inf back; a token that is forced comes last, and is alone.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ RING: tl.constexpr = tl.constexpr(sheets.RING)
 RING_AT: tl.constexpr = tl.constexpr(sheets.RING_AT)
 CAPACITY: tl.constexpr = tl.constexpr(sheets.CAPACITY)
 IDS_AT: tl.constexpr = tl.constexpr(sheets.IDS_AT)
+BUDGET: tl.constexpr = tl.constexpr(sheets.BUDGET)
+SPENT: tl.constexpr = tl.constexpr(sheets.SPENT)
+STARTED: tl.constexpr = tl.constexpr(sheets.STARTED)
+ENDED: tl.constexpr = tl.constexpr(sheets.ENDED)
+STARTS: tl.constexpr = tl.constexpr(sheets.STARTS)
+STARTS_AT: tl.constexpr = tl.constexpr(sheets.STARTS_AT)
+ENDS: tl.constexpr = tl.constexpr(sheets.ENDS)
+ENDS_AT: tl.constexpr = tl.constexpr(sheets.ENDS_AT)
 LISTED: tl.constexpr = tl.constexpr(256)
 
 
@@ -75,6 +83,8 @@ def control_kernel(
             banned = tl.load(stop_id + row * stops + index)
             tl.store(target + banned, float("-inf"), mask=banned >= 0)
     tl.debug_barrier()
+    _force(logits + row * vocab, sheet, target, vocab, BLOCK)
+    tl.debug_barrier()
     tl.store(target, float("nan"), mask=good == 0)
 
 
@@ -87,6 +97,7 @@ def _append(sheet, token):
     counting = tl.load(sheet + COUNTING) != 0
     # Every thread has read before one of them writes.
     tl.debug_barrier()
+    _think(sheet, token)
     tl.store(sheet + WRITTEN, written + 1)
     tl.store(sheet + tl.load(sheet + RING_AT) + written % tl.maximum(ring, 1), token, mask=ring > 0)
     if counting:
@@ -102,6 +113,39 @@ def _append(sheet, token):
         tl.store(ids + place, token, mask=room)
         tl.store(ids + capacity + place, before + 1, mask=room)
         tl.store(sheet + KNOWN, tl.minimum(tl.maximum(known, place + 1), capacity))
+
+
+@triton.jit
+def _think(sheet, token):
+    """One token more, of thinking or what may begin it: see sampling/thinking_track.py."""
+    if tl.load(sheet + BUDGET) >= 0:
+        spent = tl.load(sheet + SPENT)
+        inside = spent >= 0
+        length = tl.load(sheet + tl.where(inside, ENDS, STARTS))
+        matched = tl.load(sheet + tl.where(inside, ENDED, STARTED))
+        mark = sheet + tl.load(sheet + tl.where(inside, ENDS_AT, STARTS_AT))
+        while (matched > 0) & (tl.load(mark + matched) != token):
+            matched = tl.load(mark + length + matched - 1)
+        matched += (tl.load(mark + matched) == token).to(tl.int32)
+        whole = matched == length
+        now = tl.where(inside, tl.where(whole, -1, spent + 1), tl.where(whole, 0, -1))
+        # Every thread has read before one of them writes.
+        tl.debug_barrier()
+        tl.store(sheet + SPENT, now)
+        tl.store(sheet + tl.where(inside, ENDED, STARTED), tl.where(whole, 0, matched))
+
+
+@triton.jit
+def _force(logits, sheet, target, vocab, BLOCK: tl.constexpr):
+    """Where the budget of thinking is used up, only the end mark's next token is left, with its raw logit."""
+    budget = tl.load(sheet + BUDGET)
+    if (budget >= 0) & (tl.load(sheet + SPENT) >= budget):
+        forced = tl.load(sheet + tl.load(sheet + ENDS_AT) + tl.load(sheet + ENDED))
+        lane = tl.arange(0, BLOCK)
+        for start in range(0, vocab, BLOCK):
+            token = start + lane
+            x = tl.load(logits + token, mask=token == forced, other=float("-inf")).to(tl.float32)
+            tl.store(target + token, x, mask=token < vocab)
 
 
 @triton.jit
