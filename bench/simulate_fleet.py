@@ -22,7 +22,7 @@ from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
-from quire_router.placement.registry import PAGE_AWARE, PLACEMENTS, Weights
+from quire_router.placement.registry import PAGE_AWARE, Weights, policies
 from quire_router.placement.replica_table import ReplicaTable
 from quire_router.placement.wish import Wish
 
@@ -88,8 +88,8 @@ class _Pool:
         self.table = ReplicaTable()
         self.directory = PageDirectory(pages, 10.0)
         view = PrefixView(self.table, self.directory, lambda: clock[0])
-        policy_of = PLACEMENTS[policy](self.table, view, setup.weights)
-        self.placer = Placer(self.table, policy_of, view if policy in PAGE_AWARE else None)
+        named = policies(policy, self.table, view, setup.weights)
+        self.placer = Placer(self.table, named, view if policy in PAGE_AWARE else None)
         self.listens = policy in PAGE_AWARE
         group = KvGroup("full", 1, "layout", "bf16", 1, 1, 1)
         model = ModelInfo("m", "A", 1 << 20, 1 << 17, (), b"d", PageGeometry(setup.speed.page, (group,), b"n" * 32))

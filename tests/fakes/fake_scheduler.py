@@ -26,7 +26,7 @@ STOP, LENGTH = 1, 2
 
 
 @dataclass
-class _Run:
+class Run:
     submit: pb.Submit
     prompt: list[int]
     sent: int
@@ -34,12 +34,13 @@ class _Run:
 
 
 @dataclass
-class _Life:
+class Life:
     """One session stream."""
 
-    runs: dict[int, _Run] = field(default_factory=dict)
+    runs: dict[int, Run] = field(default_factory=dict)
     failed: list[pb.Failed] = field(default_factory=list)
     admitted: list[pb.Admitted] = field(default_factory=list)
+    said: list[pb.SessionResponse] = field(default_factory=list)
     woken: asyncio.Event = field(default_factory=asyncio.Event)
     broken: Exception | None = None
     dying: bool = False
@@ -64,8 +65,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         digest: bytes = b"d",
         heartbeat_ms: int = 0,
         finish: int = LENGTH,
+        role: str = "both",
     ) -> None:
-        self.finish = finish
+        self.finish, self.role = finish, role
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
         self.digest, self.heartbeat_ms = digest, heartbeat_ms
@@ -83,13 +85,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.breaks: list[int] = []
         self.break_with: Exception = Unavailable("GONE", "This session is over.", "Open another.")
         self.old_handles: list[int] = []
-        self._lives: list[_Life] = []
+        self._lives: list[Life] = []
         self.submits: list[pb.Submit] = []
         self.aborts: list[int] = []
         self.aborted = asyncio.Event()
-        self.running: dict[int, _Run] = {}
+        self.running: dict[int, Run] = {}
         self.refuse: common_pb2.RequestError | None = None
         self.extra_load = 0
+        # Further fields of Load.
+        self.rates: dict[str, Any] = {}
         self._phase, self.progress, self.detail = phase, 0.0, ""
         self._phase_changed = asyncio.Event()
 
@@ -119,7 +123,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 ),
             ),
             instance="fake",
-            role="both",
+            role=self.role,
         )
 
     async def WatchPages(
@@ -137,13 +141,15 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 detail=self.detail,
                 running=len(self.running) + self.extra_load,
                 max_num_seqs=self.max_num_seqs,
+                role=self.role,
+                **self.rates,
             )
             await changed.wait()
 
     async def Session(
         self, request_iterator: AsyncIterator[pb.SessionRequest], context: Any
     ) -> AsyncIterator[pb.SessionResponse]:
-        life = _Life()
+        life = Life()
         reader = asyncio.create_task(self._read(request_iterator, life))
         self.sessions += 1
         self._lives.append(life)
@@ -165,21 +171,23 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         finally:
             self._lives.remove(life)
             reader.cancel()
-            for handle in life.runs:
-                self.running.pop(handle, None)
+            self.session_over(life)
 
-    async def _next(self, life: _Life) -> pb.SessionResponse:
+    async def _next(self, life: Life) -> pb.SessionResponse:
         while True:
             if life.broken is not None or not self.awake.is_set():
                 return pb.SessionResponse()
             if life.failed:
                 failed, life.failed = life.failed, []
                 return pb.SessionResponse(failed=failed)
+            if life.said:
+                return life.said.pop(0)
             if life.admitted:
                 admitted, life.admitted = life.admitted, []
                 return pb.SessionResponse(admitted=admitted)
             if life.runs and self.gate.is_set():
                 message = self._step(life.runs)
+                self.stepped(message, life)
                 self._count(message, life)
                 return message
             waits = [asyncio.ensure_future(life.woken.wait())]
@@ -192,7 +200,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if not done:
                 return pb.SessionResponse()  # a sign of life
 
-    def _count(self, message: pb.SessionResponse, life: _Life) -> None:
+    def _count(self, message: pb.SessionResponse, life: Life) -> None:
         """The session breaks when the first of `breaks` has been said in tokens; the others are of later sessions."""
         if self.breaks:
             self.breaks[0] -= len(message.token) // 4
@@ -200,7 +208,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 self.breaks.pop(0)
                 life.dying = True
 
-    async def _read(self, requests: AsyncIterator[pb.SessionRequest], life: _Life) -> None:
+    async def _read(self, requests: AsyncIterator[pb.SessionRequest], life: Life) -> None:
         async for request in requests:
             await self.reading.wait()
             for submit in request.submit:
@@ -209,9 +217,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 if self.refuse is not None:
                     life.failed.append(pb.Failed(handle=submit.handle, error=self.refuse))
                     continue
-                prompt = i32(submit.sequence.inputs[0].token_ids).tolist()
-                run = _Run(submit, prompt, len(submit.sequence.output_ids) // 4)
-                life.runs[submit.handle] = self.running[submit.handle] = run
+                self.begin(submit, life)
+            self.other(request, life)
             for handle in i32(request.abort).tolist():
                 self.aborts.append(handle)
                 life.runs.pop(handle, None)
@@ -219,6 +226,23 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if request.abort:
                 self.aborted.set()
             life.woken.set()
+
+    def begin(self, submit: pb.Submit, life: Life) -> None:
+        """Run it from now on."""
+        prompt = i32(submit.sequence.inputs[0].token_ids).tolist()
+        run = Run(submit, prompt, len(submit.sequence.output_ids) // 4)
+        life.runs[submit.handle] = self.running[submit.handle] = run
+
+    def session_over(self, life: Life) -> None:
+        """A session is over."""
+        for handle in life.runs:
+            self.running.pop(handle, None)
+
+    def other(self, request: pb.SessionRequest, life: Life) -> None:
+        """What a request has beside submits and aborts."""
+
+    def stepped(self, message: pb.SessionResponse, life: Life) -> None:
+        """A step is about to be said."""
 
     def break_sessions(self, error: Exception | None = None) -> None:
         """End every session, as a process that dies or does not want it any more."""
@@ -251,7 +275,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         for life in self._lives:
             life.woken.set()
 
-    def _step(self, mine: dict[int, _Run]) -> pb.SessionResponse:
+    def _step(self, mine: dict[int, Run]) -> pb.SessionResponse:
         handles: list[int] = []
         counts: list[int] = []
         tokens: list[int] = []

@@ -47,6 +47,18 @@ class RouterConfig(ServiceConfig):
     placement_load_cost: float = option(
         0.5, "kv_aware: loading a token from a kvstore, against computing it", at_least=0, at_most=1
     )
+    pd_threshold_tokens: int = option(
+        2048,
+        "while no rate is measured: prompts with so many uncached tokens are prefilled at a prefill replica",
+        at_least=1,
+    )
+    pd_least_tokens: int = option(256, "prompts with fewer uncached tokens never are", at_least=1)
+    pd_interference: float = option(
+        0.1,
+        "what a second of prefill costs each sequence that decodes beside it, in seconds of the request's own wait",
+        at_least=0,
+    )
+    pd_between_both: bool = option(False, "let replicas of the role `both` prefill for others too")
     page_index_pages: int = option(1_500_000, "pages that the index has room for; more are not known", at_least=1)
     page_grace_s: float = option(
         5.0, "how long the pages of a peer whose event stream broke are believed to be there", at_least=0

@@ -56,6 +56,26 @@ placement = metrics.histogram(
 placement_expected = metrics.gauge(
     "quire_router_placement_expected_cached_tokens", "Prompt tokens so far that caches should have had where they went."
 )
+pd_decisions = metrics.counter(
+    "quire_router_pd_decisions_total",
+    "Where there are prefill replicas: whether a prompt went to one, or why not.",
+    ("outcome",),
+)
+handoffs = metrics.counter(
+    "quire_router_pd_handoffs_total",
+    "Requests prefilled elsewhere, by how they came to their decode side: reserved (as planned), late (another was "
+    "looked for), prefill_lost, decode_lost, ended_first.",
+    ("outcome",),
+)
+second_token = metrics.histogram(
+    "quire_router_pd_second_token_seconds", "From the end of a prefill elsewhere to the second token."
+)
+pulls = metrics.histogram("quire_router_pd_pull_seconds", "How long a decode side pulled pages of one request.")
+pulled_pages = metrics.counter("quire_router_pd_pulled_pages_total", "Pages that decode sides pulled.")
+pull_failures = metrics.counter(
+    "quire_router_pd_pull_failures_total", "Pulls that did not bring all pages; the rest is computed.", ("code",)
+)
+open_transfers = metrics.gauge("quire_router_pd_open_transfers", "Transfers that wait to be pulled or released.")
 page_index_pages = metrics.gauge(
     "quire_router_page_index_pages", "Pages in the index: told of by their holders, or expected.", ("source",)
 )

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 from quire_router import metrics
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.pages.page_watchers import PageWatchers
+from quire_router.placement.disaggregation import Disaggregation, SplitOptions
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
-from quire_router.placement.registry import PAGE_AWARE, PLACEMENTS, Weights
+from quire_router.placement.registry import PAGE_AWARE, Weights, policies
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,8 +33,9 @@ class Placing:
         self._view = PrefixView(fleet.table, self.directory)
         self._watchers = PageWatchers(config, self.directory, self._held)
         weights = Weights(config.placement_cache_weight, config.placement_load_cost)
-        policy = PLACEMENTS[config.placement](fleet.table, self._view, weights)
-        self.placer = Placer(fleet.table, policy, self._view if self.wants_pages else None)
+        named = policies(config.placement, fleet.table, self._view, weights)
+        view = self._view if self.wants_pages else None
+        self.placer = Placer(fleet.table, named, view, Disaggregation(fleet.table, named, _split(config), view))
         metrics.placement_expected.set_function(lambda: self.placer.expected_tokens)
 
     def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
@@ -60,3 +62,13 @@ class Placing:
             self._view.stores.pop(instance, None)
         else:
             self._view.stores[instance] = number
+
+
+def _split(config: RouterConfig) -> SplitOptions:
+    return SplitOptions(
+        least_tokens=config.pd_least_tokens,
+        threshold_tokens=config.pd_threshold_tokens,
+        interference=config.pd_interference,
+        load_cost=config.placement_load_cost,
+        whole_too=config.pd_between_both,
+    )

@@ -21,6 +21,7 @@ from quire_router.core.pipeline import Pipeline
 from quire_router.engine.chooser import Chooser
 from quire_router.engine.fleet import Fleet
 from quire_router.engine.migration import Migration
+from quire_router.engine.transfers import Transfers
 from quire_router.engine.waiting_room import WaitingRoom
 from quire_router.http.cors import make_cors
 from quire_router.http.edge import Edge
@@ -79,7 +80,10 @@ class RouterService:
         self._room = WaitingRoom(self._detokenizer)
         handles = HandleCounter()
         self._placing = Placing(config, self.fleet)
-        self._migration = Migration(config, Chooser(self.fleet, self._placing.placer), handles, self._room)
+        self._transfers = Transfers()
+        chooser = Chooser(self.fleet, self._placing.placer)
+        self._migration = Migration(config, chooser, handles, self._room, self._transfers)
+        metrics.open_transfers.set_function(lambda: len(self._transfers))
         metrics.detokenize_backlog.set_function(lambda: self.fleet.backlog)
         self.admission = Admission(config.max_concurrent_requests)
         self._catalog = Catalog(config.served_model_name, self.fleet.models)
@@ -212,6 +216,7 @@ class RouterService:
         await self.http.close()
         await self.admin.close()
         self._migration.close()
+        self._transfers.close()
         await self._discovery.close()
         for task in self._tasks:
             task.cancel()

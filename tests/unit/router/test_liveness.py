@@ -115,12 +115,12 @@ def test_what_another_engine_is_told() -> None:
 
 async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
     choices: dict[int, Choice] = {}
-    out = SessionOutgoing("router", choices)
+    out = SessionOutgoing("router", choices.__contains__)
     made = [make_choice(make_job(), Outbox(), index) for index in range(10)]
     for choice in made:
         choice.sequence = Sequence(np.zeros(700_000, np.int32), Stop(10))
         choices[choice.handle] = choice
-        out.submit(choice)
+        out.submit(choice.handle, choice)
     del choices[made[3].handle]
     out.abort(made[3].handle)
     messages = aiter(out.messages())

@@ -124,7 +124,7 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     message.admitted.add(handle=second.handle, attempt=3, cached_tokens=9)  # of another attempt
     message.finished.add(handle=second.handle)
     choices = {first.handle: first, second.handle: second}
-    apply_events(message, choices)
+    apply_events(message, choices, {})
     assert apply_rows(message, choices, 5) == 4
     assert bytes(first.output_ids) == pack_i32([10, 11]) and bytes(second.output_ids) == pack_i32([13])
     assert (first.finish, second.finish) == (0, 2)

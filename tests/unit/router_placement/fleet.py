@@ -15,7 +15,7 @@ from quire_router.pages.page_directory import PageDirectory
 from quire_router.pages.page_keys import page_keys
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
-from quire_router.placement.registry import PAGE_AWARE, PLACEMENTS, Weights
+from quire_router.placement.registry import PAGE_AWARE, Weights, policies
 from quire_router.placement.replica_table import Placed, ReplicaRow, ReplicaTable
 from quire_router.placement.wish import Wish
 
@@ -41,8 +41,8 @@ class Fleet:
         self.table = ReplicaTable()
         self.directory = PageDirectory(1 << 14, 10.0)
         self.view = PrefixView(self.table, self.directory, lambda: self.now_s)
-        policies = PLACEMENTS[policy](self.table, self.view, weights or Weights())
-        self.placer = Placer(self.table, policies, self.view if policy in PAGE_AWARE else None)
+        named = policies(policy, self.table, self.view, weights or Weights())
+        self.placer = Placer(self.table, named, self.view if policy in PAGE_AWARE else None)
         self.model = model(**geometry)
         self.rows: list[ReplicaRow] = []
         for index in range(count):

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext, Sequence
     from quire_router.core.job import GenerateJob, Resume
+    from quire_router.core.kv_route import KvRoute, KvTransfer, PulledPages
     from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
     from quire_router.placement.replica_table import Placed
@@ -58,6 +59,8 @@ class Choice:
         "holder",
         "index",
         "job",
+        "kv_route",
+        "last_attempt",
         "last_token_ns",
         "model",
         "moves",
@@ -89,7 +92,8 @@ class Choice:
     ) -> None:
         self.index = index
         self.handle = handle
-        self.attempt = context.attempt
+        # Attempts may be promised to engines ahead of their turn: the last one that was.
+        self.attempt = self.last_attempt = context.attempt
         self.job = job
         self.sequence = sequence
         self.context = context
@@ -99,6 +103,8 @@ class Choice:
         self.holder: Holder | None = None
         self.digest: bytes | None = None
         self.moves: Moves | None = None
+        # Where its pages travel between engines.
+        self.kv_route: KvRoute | None = None
         # Until its engine has begun, or has let go of it; siblings are placed by the first of them.
         self.placed: Placed | None = None
         self.admitted_attempt = -1
@@ -177,10 +183,25 @@ class Choice:
             self.entries = [_TOLD] * resume.tokens
             self.offsets = [0] * resume.tokens
 
-    def renew(self, handle: int) -> None:
-        """Another attempt begins, from all that is known. What was said of the old handle finds nobody."""
+    def kv_transfer(self) -> KvTransfer | None:
+        """What the engine that it is with must be told of pages beside `to_submit`."""
+        return self.kv_route.kv_transfer(self.holder) if self.kv_route is not None else None
+
+    def pulled(self, found: PulledPages) -> None:
+        """The engine that it is with has got pages from another."""
+        if self.kv_route is not None:
+            self.kv_route.pulled(found)
+
+    def next_attempt(self) -> int:
+        """The number of an attempt that nobody else has."""
+        self.last_attempt += 1
+        return self.last_attempt
+
+    def renew(self, handle: int, attempt: int | None = None) -> None:
+        """Another attempt begins, from all that is known: the next, or one that was promised ahead. What was said of
+        the old handle finds nobody."""
         self.handle = handle
-        self.attempt += 1
+        self.attempt = self.next_attempt() if attempt is None else attempt
         self.context = replace(self.context, attempt=self.attempt)
         self.resumed = bool(self.output_ids)
 
@@ -206,6 +227,8 @@ class Choice:
                 self.stop_reason = _REPEATED
         if self.placed is not None:
             self.unplace()
+        if self.kv_route is not None:
+            self.kv_route.received(finish, now_ns)
         if token_ids:
             if not self.first_token_ns:
                 self.first_token_ns = now_ns
@@ -232,12 +255,23 @@ class Choice:
             self.ended = True
         if self.ended or (text and self.news) or (used and self.token_news):
             self.outbox.touch(self)
+        if self.ended and self.kv_route is not None:
+            self.kv_route.close()
         return self.ended
 
     def fail(self, error: QuireError) -> None:
         """The choice cannot go on, and its job with it."""
         self.ended = True
         self.outbox.fail(error)
+        if self.kv_route is not None:
+            self.kv_route.close()
+
+    def abort(self) -> None:
+        """Nobody wants it any more, wherever it is. Idempotent."""
+        if self.holder is not None:
+            self.holder.abort(self)
+        if self.kv_route is not None:
+            self.kv_route.close()
 
     def unconfirmed(self) -> bytes:
         """Tokens that the tokenizer has not answered for: a new Detokenize stream takes up here."""

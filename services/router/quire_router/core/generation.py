@@ -139,16 +139,18 @@ class Generation:
         """Where the time went, all hops; sums over the choices."""
         total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
         sums: dict[tuple[str, str], tuple[int, int]] = {}
-        for timing in (t for choice in self.choices for t in choice.timings):
+        routes = [choice.kv_route for choice in self.choices if choice.kv_route is not None]
+        told = [*(route.timings() for route in routes), *(choice.timings for choice in self.choices)]
+        for timing in (timing for hops in told for timing in hops):
             us, count = sums.get((timing.service, timing.phase), (0, 0))
             sums[timing.service, timing.phase] = (us + timing.us, count + timing.count)
         detokenize_us = int(sum(choice.detokenize_us for choice in self.choices))
         detokenize_rows = sum(choice.detokenize_rows for choice in self.choices)
-        moved = [choice for choice in self.choices if choice.attempt]
-        moved_us = sum(choice.moves.total_us for choice in moved if choice.moves is not None)
+        moves = [choice.moves for choice in self.choices if choice.moves is not None and choice.moves.times]
+        moved_us, moved = sum(one.total_us for one in moves), sum(one.times for one in moves)
         return [
             *self.router_timings,
-            *([HopTiming("router", "migrate", moved_us, sum(c.attempt for c in moved))] if moved else []),
+            *([HopTiming("router", "migrate", moved_us, moved)] if moved else []),
             HopTiming("router", "total", total_us),
             HopTiming("tokenizer", "detokenize", detokenize_us, detokenize_rows),
             *(HopTiming(service, phase, us, count) for (service, phase), (us, count) in sums.items()),
@@ -167,8 +169,7 @@ class Generation:
 
     def _abort(self) -> None:
         for choice in self.choices:
-            if choice.holder is not None:
-                choice.holder.abort(choice)
+            choice.abort()
 
     def _first_ns(self) -> int:
         """When the first token came, 0 while none has."""

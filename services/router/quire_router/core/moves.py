@@ -15,7 +15,7 @@ class Moves:
     `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now (loop time).
     `fruitless` counts attempts in a row that brought no token, `bystander` those that ended before they began.
     `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
-    was new.
+    was new. `times` counts moves, `total_us` the time without an engine before them.
     """
 
     __slots__ = (
@@ -28,6 +28,7 @@ class Moves:
         "reason",
         "refusals",
         "shunned",
+        "times",
         "total_us",
         "until_s",
         "wait_left_s",
@@ -45,6 +46,7 @@ class Moves:
         self.shunned: dict[str, float] = {}
         self.busy: set[str] = set()
         self.lost_ns = 0
+        self.times = 0
         self.total_us = 0
 
     def progress(self, choice: Choice, wait_s: float) -> None:
@@ -63,6 +65,7 @@ class Moves:
     def ended(self) -> int:
         """It has another; returns how long it had none, in microseconds."""
         us = (time.monotonic_ns() - self.lost_ns) // 1000 if self.lost_ns else 0
+        self.times += bool(self.lost_ns)
         self.total_us += us
         self.lost_ns = 0
         return us

@@ -5,7 +5,7 @@ its own word. Where the table is behind, the row is brought up to date and the r
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,14 @@ if TYPE_CHECKING:
     from quire_router.engine.fleet import Fleet
     from quire_router.engine.replica import Replica
     from quire_router.placement.placer import Placer
+    from quire_router.placement.replica_table import Placed, Rows
+
+
+class Sides(NamedTuple):
+    """`prefill` None: the other runs the choice as a whole."""
+
+    decode: Replica
+    prefill: Replica | None
 
 
 class Chooser:
@@ -31,31 +39,63 @@ class Chooser:
     def choose(self, choice: Choice, weight: int = 1, shunned: Container[str] = (), avoid: str = "") -> Replica | None:
         """A replica that can take the choice and its siblings now, and that will be told of it; None: nobody can.
 
-        `shunned` are not asked; `avoid` only where there is nobody else. The choice is marked as placed.
+        `shunned` are not asked; `avoid` only where there is nobody else, and so are replicas that only prefill. The
+        choice is marked as placed.
         """
         started_ns = time.perf_counter_ns()
-        fleet, bound = self._fleet, bool(choice.output_ids and choice.digest)
-        rows = fleet.table.able(choice.model, choice.digest if bound else None, choice.max_len)
-        if shunned:
-            rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
+        rows = self._able(choice, shunned)
         if avoid and len(rows) > 1:
-            rows = np.array([row for row in rows.tolist() if fleet.at(row).instance != avoid], np.intp)
+            rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
         wish = Wish(choice.to_submit(), weight, _session(choice))
         while len(rows):
-            placed = self._placer.place(wish, rows)
-            replica = fleet.at(placed.row)
-            if replica.can_take(choice):
+            decodes = self._fleet.table.decodes(rows)
+            placed = self._placer.place(wish, decodes if len(decodes) else rows)
+            replica = self._taker(choice, placed)
+            if replica is not None:
                 choice.placed = placed
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return replica
-            placed.began()
-            replica.show()
             rows = rows[rows != placed.row]
+        return None
+
+    def choose_sides(self, choice: Choice, shunned: Container[str] = ()) -> Sides | None:
+        """The same for one choice that is new, and where it pays with a replica that computes its prompt."""
+        started_ns = time.perf_counter_ns()
+        rows = self._able(choice, shunned)
+        wish = Wish(choice.to_submit(), 1, _session(choice))
+        while len(rows):
+            placed = self._placer.place_sides(wish, rows)
+            decode = self._taker(choice, placed.decode)
+            prefill = self._taker(choice, placed.prefill) if placed.prefill is not None else None
+            if decode is not None and (prefill is not None or placed.prefill is None):
+                choice.placed = placed.prefill or placed.decode
+                metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
+                return Sides(decode, prefill)
+            for one, replica in ((placed.decode, decode), (placed.prefill, prefill)):
+                if one is not None:
+                    one.began()
+                    rows = rows if replica is not None else rows[rows != one.row]
         return None
 
     def accepting(self, choice: Choice) -> list[Replica]:
         """Everybody who could run it now."""
         return self._fleet.accepting(choice)
+
+    def _able(self, choice: Choice, shunned: Container[str]) -> Rows:
+        fleet, bound = self._fleet, bool(choice.output_ids and choice.digest)
+        rows = fleet.table.able(choice.model, choice.digest if bound else None, choice.max_len)
+        if shunned:
+            rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
+        return rows
+
+    def _taker(self, choice: Choice, placed: Placed) -> Replica | None:
+        """The replica, if it can take the choice; if not, its row is brought up to date."""
+        replica = self._fleet.at(placed.row)
+        if replica.can_take(choice):
+            return replica
+        placed.began()
+        replica.show()
+        return None
 
 
 def _session(choice: Choice) -> str:

@@ -20,3 +20,8 @@ class Load:
     referenced_pages: int = 0
     waiting_prefill_tokens: int = 0
     decode_tokens_per_s: float = 0.0
+    prefill_tokens_per_s: float = 0.0
+    role: str = ""
+    """prefill, decode or both; '': it did not say."""
+    open_transfers: int = 0
+    pull_bytes_per_s: float = 0.0

@@ -55,6 +55,12 @@ def failure_loss(instance: str, error: QuireError, *, admitted: bool) -> Loss | 
     return None
 
 
+def not_a_prefill(instance: str) -> Loss:
+    """It let go of a choice as prefilled that was to be decoded there."""
+    error = Internal("NOT_A_PREFILL", "The engine ended a request early.", "Report it with the scheduler's log.")
+    return Loss("failed", instance, error, suspect=True)
+
+
 def session_lost() -> Unavailable:
     """The error of a request whose scheduler went away."""
     return Unavailable(

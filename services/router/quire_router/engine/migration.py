@@ -1,5 +1,7 @@
 """Gives every choice an engine, and another one when it loses it: with all its tokens, under a new handle and attempt.
 
+A choice that is better prefilled elsewhere begins as a Handoff, and comes here again when its prompt is computed.
+
 Where no replica can take a choice it waits for one, up to `--migration-wait-s` without an engine since its last token.
 A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another; engines that
 break while it only waits in their queues may be ten times as many. Knows nothing of streams; what an engine's failure
@@ -18,6 +20,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.core.moves import Moves
 from quire_router.engine.fleet import no_replica
+from quire_router.engine.handoff import Handoff
 from quire_router.engine.loss import session_lost
 
 if TYPE_CHECKING:
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from quire_router.engine.chooser import Chooser
     from quire_router.engine.loss import Loss
     from quire_router.engine.replica import Replica
+    from quire_router.engine.transfers import Transfers
     from quire_router.engine.waiting_room import WaitingRoom
 
 _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
@@ -46,18 +50,24 @@ class Migration:
         chooser: Chooser,
         handles: HandleCounter,
         room: WaitingRoom,
+        transfers: Transfers,
     ) -> None:
         self._wait_s = config.migration_wait_s
         self._limit = config.migration_limit
         self._chooser = chooser
         self._handles = handles
         self._room = room
+        self._transfers = transfers
         self._timer: asyncio.TimerHandle | None = None
         self._due_s = float("inf")
         self._closed = False
 
     def start(self, choices: Sequence[Choice]) -> None:
         """Siblings, for the first time: they go together, since they share their prompt's pages."""
+        if len(choices) == 1 and _may_part(choices[0]):
+            if not self._begin(choices[0]):
+                self._wait(choices[0], self._moves_of(choices[0]))
+            return
         replica = self._chooser.choose(choices[0], len(choices))
         if replica is not None:
             for choice in choices:
@@ -89,12 +99,28 @@ class Migration:
             log.warning("sequence lost its engine", emitted=len(choice.output_ids) // 4, **_facts(choice, loss))
         if self._gives_up(choice, moves, loss):
             return
-        now_s = asyncio.get_running_loop().time()
-        if loss.refused:
-            moves.refusals += 1
-            moves.shunned[loss.instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(moves.refusals, 8))
-        if not self._place(choice, moves, now_s):
-            self._wait(choice, moves)
+        self._shun(moves, loss)
+        instance = choice.kv_route.take_over() if choice.kv_route is not None else ""
+        if instance and moves.lost_ns:
+            _tell(choice, moves, instance)
+        if not instance:
+            self._place_or_wait(choice)
+
+    def prefilled(self, choice: Choice) -> None:
+        """See Mover."""
+        choice.settle()
+        if choice.finish:
+            self._room.enter(choice)
+        elif choice.kv_route is None or not choice.kv_route.take_over():
+            self._place_or_wait(choice)
+
+    def place_lost(self, choice: Choice, loss: Loss) -> None:
+        """See Mover."""
+        moves = self._moves_of(choice)
+        moves.avoid = loss.instance
+        log.info("decode side lost ahead of the first token", **_facts(choice, loss))
+        if not choice.ended and not self._gives_up(choice, moves, loss):
+            self._shun(moves, loss)
 
     def changed(self) -> None:
         """A replica may have become able to take what waits."""
@@ -131,8 +157,34 @@ class Migration:
                 return True
         return False
 
+    def _shun(self, moves: Moves, loss: Loss) -> None:
+        if loss.refused:
+            moves.refusals += 1
+            now_s = asyncio.get_running_loop().time()
+            moves.shunned[loss.instance] = now_s + min(_MAX_SHUN_S, _FIRST_SHUN_S * 2 ** min(moves.refusals, 8))
+
+    def _begin(self, choice: Choice) -> bool:
+        """Submit one that is new, to one replica or to two, if anybody can take it now."""
+        sides = self._chooser.choose_sides(choice)
+        if sides is None:
+            return False
+        if sides.prefill is None:
+            self._submit(choice, sides.decode)
+            return True
+        handoff = choice.kv_route = Handoff(choice, sides.prefill.session, self._transfers, self)
+        self._submit(choice, sides.prefill)
+        handoff.reserve(sides.decode.session, self._handles.take(offsets=choice.wants_logprobs))
+        return True
+
+    def _place_or_wait(self, choice: Choice) -> None:
+        moves = self._moves_of(choice)
+        if not self._place(choice, moves, asyncio.get_running_loop().time()):
+            self._wait(choice, moves)
+
     def _place(self, choice: Choice, moves: Moves, now_s: float) -> bool:
         """Submit it somewhere, if anybody can take it now."""
+        if _may_part(choice):
+            return self._begin(choice)
         shunned = [instance for instance, until_s in moves.shunned.items() if until_s > now_s]
         replica = self._chooser.choose(choice, shunned=shunned, avoid=moves.avoid)
         if replica is None:
@@ -182,6 +234,15 @@ class Migration:
         if choice.moves is None:
             choice.moves = Moves(self._wait_s, len(choice.output_ids))
         return choice.moves
+
+
+def _may_part(choice: Choice) -> bool:
+    """Whether it may be prefilled elsewhere: it is new, alone, and has more than one token to come. What is asked of a
+    prompt is said by an engine that computes all of it."""
+    sequence = choice.sequence
+    left = sequence.stop.max_tokens - len(choice.output_ids) // 4
+    alone = choice.job.siblings == 1
+    return not choice.submitted and alone and left > 1 and sequence.sampling.prompt_logprobs < 0
 
 
 def _next_due_s(moves: Moves, now_s: float) -> float:

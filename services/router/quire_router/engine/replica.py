@@ -55,6 +55,7 @@ class Replica:
         self.session = Session(
             instance, self.client.stub, make_detokenizer, router_id, watchdog, config.replica_timeout_s, lost
         )
+        self._role = ""
         self._on_change = changed
         self._serving = asyncio.Event()
         self._session_backoff = Backoff()
@@ -63,6 +64,11 @@ class Replica:
     def accepts(self) -> bool:
         """Whether new requests may be placed here now."""
         return self.load.phase == "ready" and self.model is not None and self.session.open
+
+    @property
+    def role(self) -> str:
+        """What it is for, as it said last: prefill, decode or both."""
+        return self.load.role or self._role or "both"
 
     @property
     def in_flight(self) -> int:
@@ -112,7 +118,7 @@ class Replica:
         while True:
             await self._serving.wait()
             try:
-                self.model = await self.client.model()
+                self.model, self._role = await self.client.model()
                 await self.session.run(self._opened)
                 reason = "the scheduler ended the session"
             except QuireError as error:
@@ -144,7 +150,7 @@ class Replica:
 
     def show(self) -> None:
         """Bring its row up to date."""
-        self.row.show(accepts=self.accepts, model=self.model)
+        self.row.show(accepts=self.accepts, model=self.model, role=self.role)
 
     def _changed(self) -> None:
         self.show()

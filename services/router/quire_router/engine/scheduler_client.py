@@ -32,10 +32,10 @@ class SchedulerClient:
         async for message in self.stub.WatchLoad(sb.WatchLoadRequest(interval_ms=LOAD_INTERVAL_MS)):
             yield load_from_pb(message)
 
-    async def model(self) -> ModelInfo:
-        """What it runs."""
+    async def model(self) -> tuple[ModelInfo, str]:
+        """What it runs, and its role."""
         response = await self.stub.GetModelInfo(sb.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
-        return model_from_pb(response.model)
+        return model_from_pb(response.model), response.role
 
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
         """Its pages with their tokens: from a change of an epoch on, or from a snapshot."""
@@ -66,4 +66,8 @@ def load_from_pb(message: sb.Load) -> Load:
         message.referenced_pages,
         message.waiting_prefill_tokens,
         message.decode_tokens_per_s,
+        message.prefill_tokens_per_s,
+        message.role,
+        message.open_transfers,
+        message.pull_bytes_per_s,
     )

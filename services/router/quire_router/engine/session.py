@@ -1,7 +1,8 @@
 """The one Session stream to a scheduler: submits and aborts out, steps in, each passed on to the tokenizer as it is.
 
 A step's handle, count, token and finish columns go to the Detokenize stream untouched, one message per step.
-Knows nothing of clients; a choice learns of its end here or from its Detokenize stream.
+Knows nothing of clients; a choice learns of its end here or from its Detokenize stream. What is said of pages that
+travel goes to the choice's KvRoute, or to the reservation that is kept here for it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,21 @@ import grpc
 from quire_common import errors
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
-from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, session_lost
-from quire_router.engine.session_codec import apply_events, apply_rows
+from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, not_a_prefill, session_lost
+from quire_router.engine.session_codec import apply_events, apply_rows, hop_timings, pulled_from_pb
 from quire_router.engine.session_outgoing import SessionOutgoing
 from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from quire.v1 import scheduler_pb2 as sb
     from quire.v1 import scheduler_pb2_grpc
     from quire_common.errors import QuireError
+    from quire_common.ticket import Ticket
     from quire_router.core.choice import Choice
+    from quire_router.core.delta import HopTiming
+    from quire_router.engine.reservation import Reservation
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watch, Watchdog
 
@@ -44,7 +48,8 @@ _SUSPECT = ("session_lost", "silent", "session_failed")
 class Session:
     """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer.
 
-    `lost` is told of every choice that the scheduler works on no more without having ended it.
+    `lost` is told of every choice that the scheduler works on no more without having ended it. `reservations` are
+    places for choices that are elsewhere as yet. `life` counts its streams.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class Session:
     ) -> None:
         self.instance = instance
         self.choices: dict[int, Choice] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self.life = 0
         self.detokenizer = make_detokenizer(self.choices, self._text_ended)
         self.open = False
         self._stub = stub
@@ -66,14 +73,49 @@ class Session:
         self._watchdog = watchdog
         self._timeout_s = timeout_s
         self._lost = lost
-        self._out = SessionOutgoing(router_id, self.choices)
+        self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, choice: Choice) -> None:
         """Start a choice here; only while `open`."""
         choice.holder = self
         self.choices[choice.handle] = choice
         self.detokenizer.open(choice)
-        self._out.submit(choice)
+        self._out.submit(choice.handle, choice)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Keep a place here; only while `open`."""
+        self.reservations[reservation.handle] = reservation
+        self._out.submit(reservation.handle, reservation)
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Nobody comes for the place. Idempotent."""
+        if self.reservations.pop(reservation.handle, None) is not None:
+            self._abort(reservation.handle)
+
+    def adopt(self, choice: Choice) -> None:
+        """A choice takes the place that was kept for it: it has the reservation's handle."""
+        del self.reservations[choice.handle]
+        choice.holder = self
+        self.choices[choice.handle] = choice
+        self.detokenizer.open(choice)
+
+    def hand_over_ticket(self, handle: int, ticket: Ticket) -> None:
+        """Tell a reservation where its pages are."""
+        self._out.hand_over(handle, ticket, b"", give_up=False)
+
+    def hand_over_token(self, handle: int, token: bytes, *, give_up: bool) -> None:
+        """Tell what adopted a reservation what the prefill side drew, and whether there is nothing more to pull."""
+        self._out.hand_over(handle, None, token, give_up=give_up)
+
+    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
+        """Somebody still waits for these transfers of this scheduler."""
+        if self.open:
+            self._out.renew_transfers(transfer_ids)
+
+    def release_transfer(self, transfer_id: bytes) -> None:
+        """Nobody waits for this transfer of this scheduler any more."""
+        if self.open:
+            self._out.release_transfer(transfer_id)
 
     def abort(self, choice: Choice) -> None:
         """Stop a choice here and at the tokenizer; nothing more is heard of it. Idempotent."""
@@ -87,7 +129,8 @@ class Session:
 
         Nothing that the scheduler says of this life is heard afterwards: its handles have gone and its call is over.
         """
-        self._out = SessionOutgoing(self._router_id, self.choices)
+        self._out = SessionOutgoing(self._router_id, self._wanted)
+        self.life += 1
         call = self._stub.Session(self._out.messages())
         watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
         reason, heard_ns = "session_ended", time.monotonic_ns()
@@ -125,8 +168,11 @@ class Session:
         """Only who promises signs of life is missed."""
         return max(self._timeout_s, _HEARTBEATS * heartbeat_ms / 1000) if heartbeat_ms else float("inf")
 
+    def _wanted(self, handle: int) -> bool:
+        return handle in self.choices or handle in self.reservations
+
     def _step(self, message: sb.SessionResponse, now_ns: int) -> None:
-        apply_events(message, self.choices)
+        apply_events(message, self.choices, self.reservations)
         if message.handle:
             apply_rows(message, self.choices, now_ns)
             self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
@@ -135,6 +181,33 @@ class Session:
             if choice is not None:
                 self.detokenizer.close(failed.handle)
                 self._fail(choice, errors.from_message(failed.error))
+            elif (reservation := self.reservations.pop(failed.handle, None)) is not None:
+                self._fail_reservation(reservation, errors.from_message(failed.error))
+        for pulled in message.pulled:
+            owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
+            if owner is not None:
+                owner.pulled(pulled_from_pb(pulled))
+        for prefilled in message.prefilled:
+            choice = self.choices.get(prefilled.handle)
+            if choice is not None and not choice.finish:  # the last token's text comes by this session's stream
+                self._prefilled(choice, hop_timings(prefilled.timings))
+
+    def _prefilled(self, choice: Choice, timings: Sequence[HopTiming]) -> None:
+        asked = choice.kv_transfer()
+        del self.choices[choice.handle]
+        self.detokenizer.close(choice.handle)
+        choice.unplace()
+        if choice.kv_route is None or asked is None or not asked.prefill_only:
+            self._lost(choice, not_a_prefill(self.instance))
+        else:
+            choice.kv_route.prefilled(timings)
+
+    def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
+        loss = failure_loss(self.instance, error, admitted=reservation.admitted)
+        if loss is None:
+            reservation.fail(error)
+        else:
+            reservation.lost(loss)
 
     def _fail(self, choice: Choice, error: QuireError) -> None:
         choice.unplace()
@@ -163,6 +236,10 @@ class Session:
             choice.unplace()
             self.detokenizer.close(choice.handle)
             self._lost(choice, ran if choice.admitted else waited)
+        kept = list(self.reservations.values())
+        self.reservations.clear()
+        for reservation in kept:
+            reservation.lost(waited)
 
 
 def _cut(watch: Watch) -> QuireError:

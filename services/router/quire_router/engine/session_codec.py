@@ -7,25 +7,39 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import f32, i32
 from quire_common.credit.prompt_logprobs import prompt_logprobs_from_pb
+from quire_common.errors import InvalidArgument, from_message
+from quire_common.telemetry.logs import get_logger
+from quire_common.ticket import ticket_from_pb
 from quire_router import metrics
 from quire_router.core.delta import HopTiming, LogprobEntry
+from quire_router.core.kv_route import PulledPages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from quire.v1 import common_pb2 as pb
     from quire.v1 import scheduler_pb2 as sb
     from quire_router.core.choice import Choice
+    from quire_router.core.kv_route import KvRoute
+    from quire_router.engine.reservation import Reservation
+
+log = get_logger(__name__)
 
 
-def apply_events(message: sb.SessionResponse, choices: Mapping[int, Choice]) -> None:
+def apply_events(
+    message: sb.SessionResponse, choices: Mapping[int, Choice], reservations: Mapping[int, Reservation]
+) -> None:
     """Admissions and ends; before the rows, so that the last row finds all that belongs to the end."""
     for admitted in message.admitted:
         choice = choices.get(admitted.handle)
-        if choice is not None and admitted.attempt == choice.attempt:
+        if choice is None:
+            _admit_reservation(admitted, reservations)
+        elif admitted.attempt == choice.attempt:
             choice.admitted_attempt = admitted.attempt
             if not choice.resumed:
                 choice.cached_tokens = admitted.cached_tokens
+            if choice.kv_route is not None and admitted.HasField("ticket"):
+                _give_ticket(choice.kv_route, admitted.ticket)
     if message.HasField("prompt_logprobs"):
         _apply_prompt_logprobs(message.prompt_logprobs, choices)
     for finished in message.finished:
@@ -34,9 +48,35 @@ def apply_events(message: sb.SessionResponse, choices: Mapping[int, Choice]) -> 
             continue
         if not choice.resumed:  # the emitted tokens of a resumed one may be in a cache too: they are no prompt
             choice.cached_tokens = max(choice.cached_tokens, finished.usage.cached_tokens)
-        choice.timings = tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in finished.timings)
+        choice.timings = hop_timings(finished.timings)
         if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
             choice.stop_reason = finished.stop_token_id
+
+
+def hop_timings(timings: Iterable[pb.HopTiming]) -> tuple[HopTiming, ...]:
+    """Wire to domain."""
+    return tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in timings)
+
+
+def pulled_from_pb(pulled: sb.Pulled) -> PulledPages:
+    """Wire to domain."""
+    error = from_message(pulled.error) if pulled.HasField("error") else None
+    return PulledPages(pulled.pages, pulled.wanted_pages, pulled.us, error)
+
+
+def _admit_reservation(admitted: sb.Admitted, reservations: Mapping[int, Reservation]) -> None:
+    reservation = reservations.get(admitted.handle)
+    if reservation is not None and admitted.attempt == reservation.attempt:
+        reservation.admitted = True
+        reservation.cached_tokens = admitted.cached_tokens
+
+
+def _give_ticket(route: KvRoute, message: sb.Ticket) -> None:
+    """One that cannot be read is none: its pages are computed again."""
+    try:
+        route.admitted(ticket_from_pb(message))
+    except InvalidArgument as error:
+        log.warning("bad ticket", instance=message.instance, reason=error.message)
 
 
 def _apply_prompt_logprobs(columns: pb.PromptLogprobColumns, choices: Mapping[int, Choice]) -> None:

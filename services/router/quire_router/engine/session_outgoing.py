@@ -1,4 +1,5 @@
-"""What one life of a session has to tell its scheduler: submits and aborts, built only when the stream takes them.
+"""What one life of a session has to tell its scheduler, built only when the stream takes it: submits, aborts,
+handovers, and transfers to renew or release.
 
 Bounded by what it refers to: choices that are admitted and wait here once each. One that is aborted before the stream
 took it is never sent. A message stays far below what gRPC carries, however long the prompts are.
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quire.v1 import scheduler_pb2 as sb
 from quire_common.columns import pack_i32
@@ -16,35 +17,73 @@ from quire_common.credit.hello import PROTOCOL_VERSION
 from quire_common.errors import internal_error
 from quire_common.sequence import context_to_pb, sequence_to_pb
 from quire_common.telemetry.logs import get_logger
+from quire_common.ticket import ticket_to_pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Sequence
 
-    from quire_router.core.choice import Choice
+    from quire_common.errors import QuireError
+    from quire_common.sequence import RequestContext
+    from quire_common.sequence import Sequence as TokenSequence
+    from quire_common.ticket import Ticket
+    from quire_router.core.kv_route import KvTransfer
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_SUBMITS = 256
 log = get_logger(__name__)
 
 
-class SessionOutgoing:
-    """Ends with its stream. `choices` is the session's table: what is not in it is not wanted any more."""
+class Submission(Protocol):
+    """What can be submitted: a choice, or a place for one."""
 
-    def __init__(self, router_id: str, choices: Mapping[int, Choice]) -> None:
+    context: RequestContext
+
+    def to_submit(self) -> TokenSequence:
+        """All that the engine must know of the sequence."""
+
+    def kv_transfer(self) -> KvTransfer | None:
+        """What it must know of pages that travel; None: none do."""
+
+    def fail(self, error: QuireError) -> None:
+        """No message can be made of it."""
+
+
+class SessionOutgoing:
+    """Ends with its stream. `wanted` says whether a handle is still in the session's tables."""
+
+    def __init__(self, router_id: str, wanted: Callable[[int], bool]) -> None:
         self._router_id = router_id
-        self._choices = choices
-        self._submits: deque[Choice] = deque()
+        self._wanted = wanted
+        self._submits: deque[tuple[int, Submission]] = deque()
+        self._handovers: list[tuple[int, Ticket | None, bytes, bool]] = []
         self._aborts: list[int] = []
+        self._renewed: list[bytes] = []
+        self._released: list[bytes] = []
         self._wake = asyncio.Event()
 
-    def submit(self, choice: Choice) -> None:
+    def submit(self, handle: int, submission: Submission) -> None:
         """Start it there."""
-        self._submits.append(choice)
+        self._submits.append((handle, submission))
+        self._wake.set()
+
+    def hand_over(self, handle: int, ticket: Ticket | None, token: bytes, *, give_up: bool) -> None:
+        """Tell what came of the prefill side; see the contract."""
+        self._handovers.append((handle, ticket, token, give_up))
         self._wake.set()
 
     def abort(self, handle: int) -> None:
         """Stop it there."""
         self._aborts.append(handle)
+        self._wake.set()
+
+    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
+        """Somebody still waits for these."""
+        self._renewed += transfer_ids
+        self._wake.set()
+
+    def release_transfer(self, transfer_id: bytes) -> None:
+        """Nobody waits for this any more."""
+        self._released.append(transfer_id)
         self._wake.set()
 
     async def messages(self) -> AsyncIterator[sb.SessionRequest]:
@@ -53,32 +92,53 @@ class SessionOutgoing:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while self._submits or self._aborts:
+            while self._submits or self._aborts or self._handovers or self._renewed or self._released:
                 yield self._next()
 
     def _next(self) -> sb.SessionRequest:
         message, size = sb.SessionRequest(), 0
         while self._submits and size < _MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
-            choice = self._submits.popleft()
-            if self._choices.get(choice.handle) is not choice:
+            handle, submission = self._submits.popleft()
+            if not self._wanted(handle):
                 continue
             try:
-                message.submit.append(_submit_to_pb(choice))
+                message.submit.append(_submit_to_pb(handle, submission))
             except Exception:
                 # One bad request must not end the stream of all.
-                log.exception("a submit could not be made", request_id=choice.context.request_id)
-                choice.fail(internal_error())
+                log.exception("a submit could not be made", request_id=submission.context.request_id)
+                submission.fail(internal_error())
                 continue
             size += message.submit[-1].ByteSize()
+        if not self._submits and self._handovers:  # a handover must not overtake its handle's submit
+            message.handover.extend([_handover_to_pb(*one) for one in self._handovers if self._wanted(one[0])])
+            self._handovers = []
         if self._aborts:
             message.abort = pack_i32(self._aborts)
             self._aborts = []
+        message.renew_transfer.extend(self._renewed)
+        message.release_transfer.extend(self._released)
+        self._renewed, self._released = [], []
         return message
 
 
-def _submit_to_pb(choice: Choice) -> sb.Submit:
-    return sb.Submit(
-        handle=choice.handle,
-        context=context_to_pb(choice.context),
-        sequence=sequence_to_pb(choice.to_submit()),
+def _submit_to_pb(handle: int, submission: Submission) -> sb.Submit:
+    message = sb.Submit(
+        handle=handle,
+        context=context_to_pb(submission.context),
+        sequence=sequence_to_pb(submission.to_submit()),
     )
+    transfer = submission.kv_transfer()
+    if transfer is not None:
+        message.transfer.prefill_only = transfer.prefill_only
+        message.transfer.await_handover = transfer.await_handover
+        message.transfer.lease_ms = transfer.lease_ms
+        if transfer.ticket is not None:
+            message.transfer.ticket.CopyFrom(ticket_to_pb(transfer.ticket))
+    return message
+
+
+def _handover_to_pb(handle: int, ticket: Ticket | None, token: bytes, give_up: bool) -> sb.Handover:
+    message = sb.Handover(handle=handle, token=token, give_up=give_up)
+    if ticket is not None:
+        message.ticket.CopyFrom(ticket_to_pb(ticket))
+    return message

@@ -2,31 +2,59 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from quire_router.placement.replica_table import Placed
 
 if TYPE_CHECKING:
-    from quire_router.placement.policy import Placement
+    from quire_router.placement.disaggregation import Disaggregation
     from quire_router.placement.prefix_view import PrefixView
+    from quire_router.placement.registry import Policies
     from quire_router.placement.replica_table import ReplicaTable, Rows
     from quire_router.placement.wish import Wish
 
 
-class Placer:
-    """`view` None: nothing is known of pages. `expected_tokens` counts prompt tokens that caches should have."""
+class PlacedSides(NamedTuple):
+    """`prefill` None: the other runs the request as a whole."""
 
-    def __init__(self, table: ReplicaTable, policy: Placement, view: PrefixView | None = None) -> None:
+    decode: Placed
+    prefill: Placed | None
+
+
+class Placer:
+    """`view` None: nothing is known of pages. `expected_tokens` counts prompt tokens that caches should have. With
+    `split`, `place_sides` may name two replicas."""
+
+    def __init__(
+        self,
+        table: ReplicaTable,
+        policies: Policies,
+        view: PrefixView | None = None,
+        split: Disaggregation | None = None,
+    ) -> None:
         self.expected_tokens = 0
         self._table = table
-        self._policy = policy
+        self._policies = policies
         self._view = view
+        self._split = split
 
     def place(self, wish: Wish, rows: Rows) -> Placed:
         """Choose among rows, of which there is at least one."""
-        row, cached = self._policy.choose(wish, rows), 0
+        return self._placed(wish, self._policies.whole.choose(wish, rows))
+
+    def place_sides(self, wish: Wish, rows: Rows) -> PlacedSides:
+        """Choose one or two among rows, of which there is at least one."""
+        if self._split is None:
+            return PlacedSides(self.place(wish, rows), None)
+        decode, prefill = self._split.choose(wish, rows)
+        if prefill is None:
+            return PlacedSides(self._placed(wish, decode), None)
+        return PlacedSides(self._pulled(wish, decode), self._placed(wish, prefill))
+
+    def _placed(self, wish: Wish, row: int) -> Placed:
+        cached = 0
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:
             device, stored = self._view.cached(wish, np.array([row]))
@@ -34,3 +62,9 @@ class Placer:
             self._view.expect(wish, row)
         self.expected_tokens += cached
         return Placed(self._table, row, wish.weight, wish.tokens - cached)
+
+    def _pulled(self, wish: Wish, row: int) -> Placed:
+        """What comes from elsewhere is no work ahead of an engine."""
+        if self._view is not None:
+            self._view.expect(wish, row)
+        return Placed(self._table, row, wish.weight, 0)

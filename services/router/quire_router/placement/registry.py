@@ -1,4 +1,4 @@
-"""Placement policies by name."""
+"""Placement policies by name, for whole requests and for the two sides of one that is prefilled elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from quire_router.placement.batch_load import BatchLoad
 from quire_router.placement.picks import InTurn, Least
 from quire_router.placement.policy import Placement
 from quire_router.placement.prefill_work import PrefillWork
+from quire_router.placement.pull_work import PullWork
 from quire_router.placement.same_session import SameSession, WithoutCrowds
 
 if TYPE_CHECKING:
@@ -24,10 +25,11 @@ _NO_ROW_TOKENS = 16384.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """See PrefillWork."""
+    """See PrefillWork and PullWork."""
 
     cache: float = 4.0
     load: float = 0.5
+    pull: float = 0.25
 
 
 def _round_robin(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
@@ -47,11 +49,37 @@ def _kv_aware(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placem
     return Placement(Least(), [work, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
 
 
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """`decode` None: whoever would run the request as a whole decodes it too."""
+
+    whole: Placement
+    prefill: Placement
+    decode: Placement | None = None
+
+
+def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights) -> Policies:
+    """Those of a name. Each has its own turn."""
+    make = PLACEMENTS[name]
+    decode = DECODE_SIDES.get(name)
+    return Policies(
+        make(table, view, weights),
+        make(table, view, weights),
+        decode(table, view, weights) if decode is not None else None,
+    )
+
+
+def _kv_aware_decode(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
+    pulls = PullWork(view, weights.pull)
+    return Placement(Least(), [pulls, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
+
+
 PLACEMENTS: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement]] = {
     "kv_aware": _kv_aware,
     "least_loaded": _least_loaded,
     "round_robin": _round_robin,
     "session": _session,
 }
+DECODE_SIDES: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement]] = {"kv_aware": _kv_aware_decode}
 # Policies that look at pages: only these need the streams of page events.
 PAGE_AWARE = ("kv_aware",)

@@ -19,6 +19,12 @@ if TYPE_CHECKING:
 
     Rows = NDArray[np.intp]
 
+# What a replica is for, as bits.
+PREFILL, DECODE = 1, 2
+ROLES = {"prefill": PREFILL, "decode": DECODE, "both": PREFILL | DECODE}
+# A rate of prefill is one of mixed steps: the best of late is nearest to what it can. It is forgotten slowly.
+_RATE_KEPT = 0.998
+
 
 class PagePool(NamedTuple):
     """Replicas of one pool name their pages alike."""
@@ -49,11 +55,17 @@ class ReplicaTable:
         self.digest: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.max_model_len: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.pool: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.role: NDArray[np.int8] = np.zeros(capacity, np.int8)
+        # KV of a token.
+        self.token_bytes: NDArray[np.float64] = np.zeros(capacity, np.float64)
         # What it said last of its load, all routers' requests included.
         self.running: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.waiting: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.batch: NDArray[np.int64] = np.ones(capacity, np.int64)
         self.queued_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # Prompt tokens that it computes and bytes of pages that it pulls per second; 0: not measured.
+        self.prefill_rate: NDArray[np.float64] = np.zeros(capacity, np.float64)
+        self.pull_rate: NDArray[np.float64] = np.zeros(capacity, np.float64)
         # How often it said so.
         self.reports: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # What this router sent since then: sequences, and prompt tokens that no cache was expected to have.
@@ -98,6 +110,22 @@ class ReplicaTable:
             same = (self.digest == self._digests.get(digest, -1)) & (self.max_model_len >= max_len)
         return np.flatnonzero(self.accepts & same)
 
+    def prefills(self, rows: Rows, *, whole_too: bool) -> Rows:
+        """Of the rows those that compute prompts for others; `whole_too`: also where requests are run as a whole."""
+        role = self.role[rows]
+        kept: Rows = rows[(role & PREFILL > 0) if whole_too else (role == PREFILL)]
+        return kept
+
+    def decodes(self, rows: Rows) -> Rows:
+        """Of the rows those that decode, and so run whole requests."""
+        kept: Rows = rows[self.role[rows] & DECODE > 0]
+        return kept
+
+    def rate(self, row: int) -> float:
+        """Prompt tokens per second, of the row or else of the best of its kind; 0: nothing is measured."""
+        own = float(self.prefill_rate[row])
+        return own or float(self.prefill_rate[self.digest == self.digest[row]].max())
+
     def knows_pages(self, pool: int) -> bool:
         """Whether its replicas said how they name pages."""
         return self.pools[pool].page_size > 0 and self.pools[pool].groups > 0
@@ -141,15 +169,17 @@ class ReplicaRow:
     def _void(self) -> bool:
         return bool(self._table.life[self.row] != self._life)
 
-    def show(self, *, accepts: bool, model: ModelInfo | None) -> None:
-        """Whether it accepts requests now, and what it runs."""
+    def show(self, *, accepts: bool, model: ModelInfo | None, role: str = "both") -> None:
+        """Whether it accepts requests now, what it runs, and what it is for."""
         table, row = self._table, self.row
         if self._void:
             return
         table.accepts[row] = accepts and model is not None
+        table.role[row] = ROLES.get(role, PREFILL | DECODE)
         if model is not None:
             table.model[row], table.digest[row], table.pool[row] = table.number_of(model)
             table.max_model_len[row] = model.max_model_len
+            table.token_bytes[row] = sum(g.page_bytes for g in model.pages.groups) / max(1, model.pages.page_size)
 
     def loaded(self, load: Load) -> None:
         """It said how busy it is."""
@@ -158,6 +188,8 @@ class ReplicaRow:
             return
         table.running[row], table.waiting[row], table.batch[row] = load.running, load.waiting, load.max_num_seqs
         table.queued_tokens[row] = load.waiting_prefill_tokens
+        table.prefill_rate[row] = max(load.prefill_tokens_per_s, table.prefill_rate[row] * _RATE_KEPT)
+        table.pull_rate[row] = load.pull_bytes_per_s
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1
 

@@ -1,0 +1,54 @@
+"""A place kept at a decode side for a choice that is prefilled elsewhere: a request of its own there, with a handle and
+an attempt, until the choice takes it over. Knows not when that is: see handoff.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire_router.core.kv_route import KvTransfer
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+    from quire_common.sequence import Sequence
+    from quire_router.core.choice import Choice
+    from quire_router.core.kv_route import PulledPages
+    from quire_router.engine.handoff import Handoff
+    from quire_router.engine.loss import Loss
+    from quire_router.engine.session import Session
+
+
+class Reservation:
+    """A Submission. Its session tells it what becomes of it, and forgets it when it is lost, cancelled or adopted."""
+
+    def __init__(self, handoff: Handoff, choice: Choice, session: Session, handle: int) -> None:
+        self.handle = handle
+        self.attempt = choice.next_attempt()
+        self.context = replace(choice.context, attempt=self.attempt)
+        self.session = session
+        self.known_bytes = len(choice.output_ids)
+        self.admitted = False
+        self.cached_tokens = 0
+        self._sequence = choice.to_submit()
+        self._handoff = handoff
+        self._choice = choice
+
+    def to_submit(self) -> Sequence:
+        """See Submission."""
+        return self._sequence
+
+    def kv_transfer(self) -> KvTransfer:
+        """See Submission."""
+        return KvTransfer(await_handover=True)
+
+    def fail(self, error: QuireError) -> None:
+        """See Submission: the fault is the request's own, so no other engine would take it."""
+        self._choice.fail(error)
+
+    def lost(self, loss: Loss) -> None:
+        """The decode side has let go of it."""
+        self._handoff.reservation_lost(loss)
+
+    def pulled(self, found: PulledPages) -> None:
+        """The pages have come ahead of the token."""
+        self._handoff.pulled(found)
