@@ -124,7 +124,7 @@ class Growth:
         by_age = active[np.argsort(slots.order_key[active])].tolist()
         # One page each: a slot starves when the next position is past its pages.
         # Stores that take long are not waited for, and no more pages are lent to them.
-        late = self._replica.kv.moves.are_late(now)
+        late = self._replica.moves.are_late(now)
         needy, coming = set(starving.tolist()), pools.coming_by_steps if late else pools.coming
         while len(needy) > coming and len(by_age) > 1:
             victim = by_age.pop()

@@ -12,12 +12,12 @@ import numpy as np
 
 from quire_common.credit import Finish
 from quire_common.errors import Internal, QuireError
-from quire_scheduler.kv_traffic import MoveEnd
 from quire_scheduler.lifecycle import PAGES_LOST
 from quire_scheduler.offload import BATCH_PAGES
 from quire_scheduler.outputs import FINISH_REASONS, FinishReason, Rows
 from quire_scheduler.page_allocator import Fence
 from quire_scheduler.page_identity import identify
+from quire_scheduler.page_moves import MoveEnd
 from quire_scheduler.request import Request, State
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class Harvest:
         took = report.moved_us.tolist() if len(report.moved_us) == count else [0] * count
         failed = report.moved_status.astype(np.bool_).tolist()
         columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), took)
-        self._replica.kv.moved(map(MoveEnd._make, zip(*columns, strict=True)), now)
+        for carried in self._replica.moves.ended(map(MoveEnd._make, zip(*columns, strict=True)), now):
+            self._replica.kv.cost.moved(carried, now)
 
     def _prefill(self, report: Report) -> None:
         slots = self._replica.slots

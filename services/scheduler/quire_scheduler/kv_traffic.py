@@ -15,7 +15,7 @@ from quire_scheduler.breaker import Breaker
 from quire_scheduler.invariant import require
 from quire_scheduler.offload import Offload
 from quire_scheduler.page_identity import most_hits
-from quire_scheduler.page_moves import Move, PageMoves
+from quire_scheduler.page_moves import Move
 from quire_scheduler.request import State
 from quire_scheduler.resume_cost import ResumeCost
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from quire_common.credit import PageGeometry
     from quire_common.sequence import RequestContext
     from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.page_moves import MoveEnd, PageMoves
     from quire_scheduler.page_names import PageNames
     from quire_scheduler.page_pools import PagePools
     from quire_scheduler.prefix_cache import PrefixCache
@@ -58,15 +59,6 @@ class LookupResult(NamedTuple):
     """Which life of the kvstore answered; 0: it does not say."""
 
 
-class MoveEnd(NamedTuple):
-    """What the worker says of a move. Of one that failed, `pages` from its first arrived."""
-
-    id: int
-    failed: bool
-    pages: int
-    us: int
-
-
 @dataclass(slots=True)
 class Effects:
     """What the service must do outside the core."""
@@ -93,19 +85,21 @@ class KvTraffic:
         geometry: PageGeometry,
         pools: PagePools,
         names: PageNames,
+        moves: PageMoves,
         cache: PrefixCache,
         stats: Stats,
         *,
         enabled: bool,
     ) -> None:
         self.enabled = enabled
-        self.moves = PageMoves(pools)
-        self.offload = Offload(config, pools, names, self.moves, stats, enabled=enabled)
+        self.offload = Offload(config, pools, names, moves, stats, enabled=enabled)
+        self._moves = moves
+        moves.owners[MoveKind.STORE] = self.offload.ended
+        moves.owners[MoveKind.LOAD] = self._loaded
         self._cache = cache
         self._min_tokens = config.kvstore_min_tokens
         self._page_size = geometry.page_size
-        self._page_bytes = [group.page_bytes for group in geometry.groups]
-        self._cost = ResumeCost(geometry.page_size, sum(self._page_bytes))
+        self._cost = ResumeCost(geometry.page_size, sum(group.page_bytes for group in geometry.groups))
         self._stats = stats
         self._breaker = Breaker()
         self._now = 0.0
@@ -199,7 +193,7 @@ class KvTraffic:
         for group, lease in enumerate(found.leases):
             pages = request.tables[group][local:end]
             move = Move(MoveKind.LOAD, group, pages, hashes, request, local, lease, found.medium)
-            self.moves.begin(move, request.context, self._now)
+            self._moves.begin(move, request.context, self._now)
         return end
 
     def swap(self, request: Request) -> bool:
@@ -216,30 +210,11 @@ class KvTraffic:
             self.offload.save(request)
         return request.swapped
 
-    def moved(self, ends: Iterable[MoveEnd], now: float) -> None:
-        """The worker reported moves; unknown ones are of no concern."""
-        carried = dict[MoveKind, tuple[int, int]]()
-        for end in ends:
-            move = self.moves.ended(end.id)
-            if move is None:
-                continue
-            arrived = min(end.pages, len(move.pages)) if end.failed else len(move.pages)
-            if move.kind is MoveKind.LOAD:
-                self._loaded(move, arrived, end.us)
-            else:
-                self.offload.ended(move, arrived, now)
-            self.moves.release(move)
-            amount, longest_us = carried.get(move.kind, (0, 0))
-            amount += arrived * self._page_bytes[move.group]
-            carried[move.kind] = (amount, max(longest_us, end.us))
-        for kind, (amount, longest_us) in carried.items():
-            self._cost.moved(kind, amount, longest_us, now)
-
     def lost(self) -> None:
         """The worker is gone: no move will be reported, no request will start."""
         for found in self._found.values():
             self._effects.releases += found.leases
-        self._effects.releases += [move.lease for move in self.moves.lost() if move.lease]
+        self._effects.releases += [move.lease for move in self._moves.lost() if move.lease]
         self._found.clear()
 
     def take_effects(self) -> Effects:
@@ -249,26 +224,25 @@ class KvTraffic:
 
     @property
     def idle(self) -> bool:
-        """No move in flight, no lease held."""
-        return not len(self.moves) and not self._found
+        """No lease is held of what was found."""
+        return not self._found
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Answers are of requests that wait with a seat; every lease is held once; the moves add up."""
+        """Answers are of requests that wait with a seat; every lease is held once."""
         seated = {request.uid for request in requests if request.state is State.READY}
         require(self._found.keys() <= seated, "a lease is held for nobody")
         leases = [lease for found in self._found.values() for lease in found.leases]
-        leases += [move.lease for move in self.moves.all() if move.lease]
+        leases += [move.lease for move in self._moves.all() if move.lease]
         require(len(leases) == len(set(leases)), "a lease is held twice")
         require(not set(leases) & set(self._effects.releases), "a lease is held and released")
-        self.moves.check_integrity()
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
         """What was asked for last."""
         most = min(most_hits(request, self._page_size), request.lookup_from + _MOST_ASKED)
         return tuple(request.hashes[request.lookup_from : most])
 
-    def _loaded(self, move: Move, arrived: int, us: int) -> None:
-        request, end = move.request, move.first + len(move.pages)
+    def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
+        request, end, arrived = move.request, move.first + len(move.pages), moved.pages
         self._effects.releases.append(move.lease)
         self.offload.forget(move.hashes[arrived:])
         if request is None:
@@ -279,4 +253,4 @@ class KvTraffic:
         # It may have left since, or run again on other pages.
         if request.tables and request.tables[move.group][move.first : end] == move.pages:
             request.lost_pages((move.first + arrived) * self._page_size)
-            request.timing.loaded(us, arrived)
+            request.timing.loaded(moved.us, arrived)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_scheduler.config import SchedulerConfig
-    from quire_scheduler.page_moves import PageMoves
+    from quire_scheduler.page_moves import MoveEnd, PageMoves
     from quire_scheduler.page_names import PageNames
     from quire_scheduler.page_pools import PagePools
     from quire_scheduler.request import Request
@@ -158,9 +158,9 @@ class Offload:
         if self.enabled and not self._selective and not group:
             self._stats.offload_missed += sum(digest not in self._known for digest in hashes)
 
-    def ended(self, move: Move, arrived: int, now: float) -> None:
-        """A store has ended, of whose pages the first `arrived` are there."""
-        self._now = now
+    def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
+        """A store has ended; its first pages are there."""
+        self._now, arrived = now, moved.pages
         if self._crowded:
             self._crowded, self._looked_at = False, [-self._window] * self._pools.groups
         if arrived:

@@ -1,7 +1,8 @@
-"""Page moves in flight, loads and stores, from the Grant that carries them to the Report of their end.
+"""Page moves in flight, from the Grant that carries them to the Report of their end.
 
-Pages of a load have a reference of the move's own, whatever happens to the request; pages of a store are lent to it.
-Knows nothing of leases' ends or of why pages move.
+Pages that a move writes have a reference of the move's own, whatever happens to the request; pages that it reads are
+lent to it. Whoever begins moves of a kind hears of their ends by `owners`. Knows nothing of leases' ends or of why
+pages move.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from quire_common.credit import MoveKind, PageMove
 from quire_scheduler.invariant import require
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from quire_common.sequence import RequestContext
     from quire_scheduler.page_pools import PagePools
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 
 _LATE_S = 0.25
+_WRITES = (MoveKind.LOAD, MoveKind.PULL)
 
 
 class Move(NamedTuple):
@@ -37,14 +39,34 @@ class Move(NamedTuple):
     medium: str = ""
 
 
-class PageMoves:
-    """One core's."""
+class MoveEnd(NamedTuple):
+    """What the worker says of a move. Of one that failed, `pages` from its first arrived."""
 
-    def __init__(self, pools: PagePools) -> None:
+    id: int
+    failed: bool
+    pages: int
+    us: int
+
+
+class Carried(NamedTuple):
+    """What moves of a kind brought that were reported together: bytes, and how long the longest took."""
+
+    kind: MoveKind
+    amount: int
+    longest_us: int
+
+
+class PageMoves:
+    """One core's. `page_bytes` by group."""
+
+    def __init__(self, pools: PagePools, page_bytes: Sequence[int]) -> None:
         self.storing_pages = 0
+        # Called with a move that has ended and has its pages still, its end with the pages that arrived, and the time.
+        self.owners: dict[MoveKind, Callable[[Move, MoveEnd, float], object]] = {}
         # Stores, oldest first, by when they began.
         self._began_s: dict[int, float] = {}
         self._pools = pools
+        self._page_bytes = page_bytes
         self._moves: dict[int, Move] = {}
         self._next = 1
         self._outgoing: list[PageMove] = []
@@ -68,10 +90,11 @@ class PageMoves:
 
     def begin(self, move: Move, context: RequestContext, now: float) -> None:
         """With the next Grant."""
-        if move.kind is MoveKind.LOAD:
+        if move.kind in _WRITES:
             self._pools.retain(move.group, move.pages)
         else:
             self._pools.lend(move.group, move.pages)
+        if move.kind is MoveKind.STORE:
             self._began_s[self._next] = now
             self.storing_pages += len(move.pages)
         self._moves[self._next] = move
@@ -86,28 +109,29 @@ class PageMoves:
         moves, self._outgoing = self._outgoing, []
         return moves
 
-    def ended(self, move_id: int) -> Move | None:
-        """The worker reported it; None where it is not known. `release` its pages when they are dealt with."""
-        self._began_s.pop(move_id, None)
-        return self._moves.pop(move_id, None)
-
-    def release(self, move: Move) -> None:
-        """Let go of the pages of one that has ended."""
-        if move.kind is MoveKind.LOAD:
-            self._pools.release(move.group, move.pages)
-        else:
-            self._pools.returned(move.group, move.pages)
-            self.storing_pages -= len(move.pages)
+    def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
+        """The worker reported these: their owners hear of it, then their pages are let go of. Unknown ones are of no
+        concern."""
+        carried = dict[MoveKind, Carried]()
+        for end in ends:
+            move = self._moves.pop(end.id, None)
+            if move is None:
+                continue
+            arrived = min(end.pages, len(move.pages)) if end.failed else len(move.pages)
+            self.owners[move.kind](move, end._replace(pages=arrived), now)
+            self._release(end.id, move)
+            _, amount, longest_us = carried.get(move.kind, (move.kind, 0, 0))
+            amount += arrived * self._page_bytes[move.group]
+            carried[move.kind] = Carried(move.kind, amount, max(longest_us, end.us))
+        return list(carried.values())
 
     def lost(self) -> list[Move]:
         """The worker is gone, no move will be reported: returns those that were in flight."""
-        moves = list(self._moves.values())
-        for move in moves:
-            self.release(move)
-        self._moves.clear()
-        self._began_s.clear()
+        moves, self._moves = self._moves, {}
+        for move_id, move in moves.items():
+            self._release(move_id, move)
         self._outgoing.clear()
-        return moves
+        return list(moves.values())
 
     def all(self) -> list[Move]:
         """Those in flight."""
@@ -121,6 +145,14 @@ class PageMoves:
         require(pages == self.storing_pages, "pages on their way to the kvstore were miscounted")
         require({move.id for move in self._outgoing} <= self._moves.keys(), "a move goes out that has ended")
 
-    def pages(self, kind: MoveKind) -> list[tuple[int, Sequence[int]]]:
-        """Of the moves in flight, by group."""
-        return [(move.group, move.pages) for move in self._moves.values() if move.kind is kind]
+    def pages(self, *, written: bool) -> list[tuple[int, Sequence[int]]]:
+        """Of the moves in flight that write their pages, or of the others, by group."""
+        return [(move.group, move.pages) for move in self._moves.values() if (move.kind in _WRITES) == written]
+
+    def _release(self, move_id: int, move: Move) -> None:
+        if move.kind in _WRITES:
+            self._pools.release(move.group, move.pages)
+        else:
+            self._pools.returned(move.group, move.pages)
+        if self._began_s.pop(move_id, None) is not None:
+            self.storing_pages -= len(move.pages)

@@ -115,12 +115,13 @@ class PagePools:
     def check_integrity(
         self,
         requests: Iterable[Request],
-        loads: Iterable[tuple[int, Sequence[int]]],
-        stores: Iterable[tuple[int, Sequence[int]]],
+        written: Iterable[tuple[int, Sequence[int]]],
+        read: Iterable[tuple[int, Sequence[int]]],
     ) -> None:
-        """All references are those of the requests' tables and of loads, all loans those of stores (group, pages)."""
-        requests, loads, stores = list(requests), list(loads), list(stores)
+        """All references are those of the requests' tables and of moves that write, all loans those of moves that read
+        (group, pages)."""
+        requests, written, read = list(requests), list(written), list(read)
         for group, pool in enumerate(self.pools):
             held = [request.tables[group] for request in requests if request.tables]
-            filled, read = ([pages for g, pages in moves if g == group] for moves in (loads, stores))
-            pool.check_integrity([*held, *filled], read)
+            filled, lent = ([pages for g, pages in moves if g == group] for moves in (written, read))
+            pool.check_integrity([*held, *filled], lent)

@@ -33,7 +33,7 @@ class Planner:
         replica.kv.tick(now)
         plenty = growth.plan(now)
         starts = self._starts.plan(now, may_start=plenty)
-        changes = bool(starts or growth or replica.stops or replica.kv.moves.outgoing)
+        changes = bool(starts or growth or replica.stops or replica.moves.outgoing)
         if not changes and not (replica.slots.num_active and policy.worth_a_step()):
             return None
         grant = Grant(replica.hello.epoch, replica.next_seq, start=starts, budget=policy.budget())
@@ -43,7 +43,7 @@ class Planner:
             replica.stops = []
         if growth:
             growth.put_into(grant)
-        grant.move = replica.kv.moves.take()
+        grant.move = replica.moves.take()
         policy.granted(grant.seq)
         replica.next_seq += 1
         replica.stats.grants += 1

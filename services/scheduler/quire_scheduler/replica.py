@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.credit import MoveKind
 from quire_scheduler.admission import Admission
 from quire_scheduler.deadlines import Deadlines
 from quire_scheduler.invariant import require
 from quire_scheduler.kv_traffic import KvTraffic
 from quire_scheduler.outputs import OutputBuffer
+from quire_scheduler.page_moves import PageMoves
 from quire_scheduler.page_names import PageNames
 from quire_scheduler.page_pools import PagePools
 from quire_scheduler.prefix_cache import PrefixCache
@@ -44,7 +44,11 @@ class Replica:
         self.waiting = WaitingRoom(POLICIES[config.scheduling_policy]())
         self.stats = Stats()
         self.rates = Rates()
-        self.kv = KvTraffic(config, hello.model.pages, self.pools, self.names, self.cache, self.stats, enabled=kvstore)
+        geometry = hello.model.pages
+        self.moves = PageMoves(self.pools, [group.page_bytes for group in geometry.groups])
+        self.kv = KvTraffic(
+            config, geometry, self.pools, self.names, self.moves, self.cache, self.stats, enabled=kvstore
+        )
         self.outputs = OutputBuffer()
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
@@ -54,18 +58,21 @@ class Replica:
         self.stops: list[int] = []
         self.next_seq = 1
 
+    def waiting_tokens(self) -> int:
+        """Tokens to prefill before all who wait for a slot can decode."""
+        return sum(request.known_len for request in self.requests.values() if request.waits)
+
     def check_integrity(self) -> None:
         """Every part by itself, and all of them against each other. AssertionError on any difference."""
         self.slots.check_integrity()
         self.waiting.check_integrity()
-        loads, stores = self.kv.moves.pages(MoveKind.LOAD), self.kv.moves.pages(MoveKind.STORE)
-        self.pools.check_integrity(self.requests.values(), loads, stores)
+        self.moves.check_integrity()
+        written, read = self.moves.pages(written=True), self.moves.pages(written=False)
+        self.pools.check_integrity(self.requests.values(), written, read)
         self.kv.check_integrity(self.requests.values())
         self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the waiting room lost count")
-        tokens = sum(request.known_len for request in waiting)
-        require(tokens == self.waiting.prefill_tokens, "waiting tokens were miscounted")
         for request in self.requests.values():
             require((request.slot >= 0) == bool(request.tables), "pages without a slot, or a slot without pages")
             for table in request.tables:

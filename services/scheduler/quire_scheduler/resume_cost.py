@@ -12,6 +12,7 @@ from quire_common.credit import MoveKind
 
 if TYPE_CHECKING:
     from quire_common.credit import Report
+    from quire_scheduler.page_moves import Carried
 
 # Of what was measured before, as much counts with each new measurement.
 _KEEP = 0.9
@@ -77,9 +78,10 @@ class ResumeCost:
                 beside = self._decode_us if rows > 1 else 0.0
                 self._prefill.add(tokens, max(us - beside, _LEAST_SHARE * us) / 1e6)
 
-    def moved(self, kind: MoveKind, amount: int, longest_us: int, now: float) -> None:
-        """Moves of a kind have ended, which were reported together; `amount` bytes arrived."""
-        self._lanes[kind].ended(amount, longest_us, now)
+    def moved(self, carried: Carried, now: float) -> None:
+        """Moves have ended. Those of other kinds than these cost nothing."""
+        if lane := self._lanes.get(carried.kind):
+            lane.ended(carried.amount, carried.longest_us, now)
 
     def looked_up(self, us: int) -> None:
         """The kvstore answered."""

@@ -168,7 +168,7 @@ class Scheduler:
     @property
     def quiet(self) -> bool:
         """Idle, and no page is referenced: stores have been reported too."""
-        return self.idle and self._replica.kv.idle and not self._replica.stops
+        return self.idle and self._replica.kv.idle and not len(self._replica.moves) and not self._replica.stops
 
     @property
     def stats(self) -> Stats:
@@ -203,7 +203,7 @@ class Scheduler:
             pages=pool.capacity,
             free_pages=pool.free,
             referenced_pages=pool.referenced,
-            waiting_prefill_tokens=replica.waiting.prefill_tokens + replica.slots.waiting_tokens(),
+            waiting_prefill_tokens=replica.waiting_tokens() + replica.slots.waiting_tokens(),
             decode_tokens_per_s=rates.decode_tokens_per_s if self.busy else 0.0,
             prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,

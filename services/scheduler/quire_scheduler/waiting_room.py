@@ -22,8 +22,6 @@ class WaitingRoom:
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        # Tokens to prefill before all who wait can decode.
-        self.prefill_tokens = 0
         # With the time since when.
         self._looking: dict[int, tuple[Request, float]] = {}
         # Of these, who had a seat before.
@@ -45,7 +43,6 @@ class WaitingRoom:
     def push(self, request: Request) -> None:
         """A new request."""
         self.policy.push(request)
-        self.prefill_tokens += request.known_len
 
     def next_queued(self, ahead: int, now: float) -> Request | None:
         """Hand out the policy's next, while fewer than `ahead` are ahead of it or it goes before those seated."""
@@ -77,8 +74,6 @@ class WaitingRoom:
 
     def seat(self, request: Request) -> None:
         """The request may start as soon as there is room; one that was preempted takes its old seat."""
-        if request.state is State.PREEMPTED:
-            self.prefill_tokens += request.known_len
         request.to(State.READY)
         heapq.heappush(self._seated, (request.order_key, request))
         self._num_seated += 1
@@ -93,13 +88,11 @@ class WaitingRoom:
         """Take the head out: it starts."""
         request = heapq.heappop(self._seated)[1]
         self._num_seated -= 1
-        self.prefill_tokens -= request.known_len
         request.to(State.STARTED)
         return request
 
     def discard(self, request: Request) -> None:
         """A request that waits is gone; called before its state changes."""
-        self.prefill_tokens -= request.known_len
         match request.state:
             case State.QUEUED:
                 request.to(State.FINISHED)

@@ -50,7 +50,7 @@ class Crowd:
             request = self.replica.requests[0, handle]
             hashes = tuple(bytes([handle, index]) for index in range(len(request.tables[0])))
             move = Move(MoveKind.STORE, 0, list(request.tables[0]), hashes, request)
-            self.replica.kv.moves.begin(move, RequestContext("store"), self.rig.now)
+            self.replica.moves.begin(move, RequestContext("store"), self.rig.now)
 
     def step(self, turns: int = 1) -> None:
         for _ in range(turns):
@@ -96,7 +96,7 @@ def test_when_a_store_is_late_its_pages_do_not_count() -> None:
     crowd.until_preempted()
     assert crowd.running == [OLDEST, SECOND], "the third gives the pages that the latest cannot give"
     crowd.step(STORE_TURNS // 2)
-    assert crowd.replica.kv.moves.stores == 1, "it is still under way"
+    assert crowd.replica.moves.stores == 1, "it is still under way"
     crowd.assert_answered()
 
 

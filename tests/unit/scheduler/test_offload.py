@@ -209,7 +209,7 @@ def test_stores_are_bounded_and_what_is_too_much_is_counted(policy: str) -> None
     for handle in range(24):
         rig.submit(handle, a_sequence(other(17, handle), 12))
     while rig.step() or not rig.core.quiet:
-        most = max(most, rig.core._replica.kv.moves.stores)
+        most = max(most, rig.core._replica.moves.stores)
         rig.core.check_integrity()
     rig.run()
     assert most == 1

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from quire_common.credit import Epoch, MoveKind, Report, StepTiming
+from quire_scheduler.page_moves import Carried
 from quire_scheduler.resume_cost import ResumeCost
 
 PAGE = 16
@@ -29,9 +30,9 @@ def measured(prefill_us: int, *, store_us: int = 1_000, load_us: int = 1_000, lo
     cost = ResumeCost(PAGE, PAGE_BYTES)
     cost.steps(steps((PAGE, 1, prefill_us)))
     if store_us:
-        cost.moved(MoveKind.STORE, PAGE_BYTES, store_us, 10.0)
+        cost.moved(Carried(MoveKind.STORE, PAGE_BYTES, store_us), 10.0)
     if load_us:
-        cost.moved(MoveKind.LOAD, PAGE_BYTES, load_us, 10.0)
+        cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, load_us), 10.0)
     if lookup_us:
         cost.looked_up(lookup_us)
     return cost
@@ -61,7 +62,7 @@ def test_what_was_not_measured_is_not_counted_on() -> None:
 
 def test_decoders_beside_a_prefill_are_not_its_cost() -> None:
     cost = ResumeCost(PAGE, PAGE_BYTES)
-    cost.moved(MoveKind.LOAD, PAGE_BYTES, 1_000, 10.0)
+    cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, 1_000), 10.0)
     cost.steps(steps((0, 64, 5_000), (PAGE, 64, 5_900)))
     assert not cost.swap_pays(10, 0), "900 us for a page, not 5900"
     for _ in range(50):
@@ -81,7 +82,7 @@ def test_moves_in_a_row_are_not_counted_for_each_others_wait() -> None:
     """Ten moves of 1 ms each that were begun together and reported one by one: the last had waited for nine."""
     cost = measured(1_500, load_us=0)
     for index in range(10):
-        cost.moved(MoveKind.LOAD, PAGE_BYTES, 1_000 * (index + 1), 20.0 + (index + 1) / 1_000)
+        cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, 1_000 * (index + 1)), 20.0 + (index + 1) / 1_000)
     assert cost.swap_pays(10, 0)
 
 
@@ -90,7 +91,7 @@ def test_reports_without_times_say_nothing() -> None:
     report = steps((PAGE, 1, 1_000_000))
     report.timing = []
     cost.steps(report)
-    cost.moved(MoveKind.LOAD, PAGE_BYTES, 1, 10.0)
+    cost.moved(Carried(MoveKind.LOAD, PAGE_BYTES, 1), 10.0)
     assert not cost.swap_pays(10, 0)
 
 
