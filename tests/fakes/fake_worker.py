@@ -24,9 +24,8 @@ from quire_common.credit import (
     KvGroup,
     Logprobs,
     ModelInfo,
-    MoveKind,
     PageGeometry,
-    PageMove,
+    RankAddress,
     Report,
     Start,
     StepTiming,
@@ -35,6 +34,7 @@ from quire_common.credit import (
 from quire_common.errors import Internal
 from tests.fakes.counted_answer import EOS, sample
 from tests.fakes.counted_answer import undisturbed as undisturbed
+from tests.fakes.fake_moves import FakeMoves
 from tests.fakes.fake_slots import Launched, Slot
 from tests.fakes.page_watermarks import Watermarks
 
@@ -59,6 +59,11 @@ def make_hello(
     )
 
 
+def with_address(hello: WorkerHello, name: bytes) -> WorkerHello:
+    """By which other fake workers find it to pull pages."""
+    return replace(hello, data_address=(RankAddress(0, "fake", name),))
+
+
 class FakeWorker:
     """`deliver` Grants, call `step`: applies them, launches at most one step, reports what completed."""
 
@@ -72,6 +77,7 @@ class FakeWorker:
         rng: np.random.Generator | None = None,
         fail_moves: float = 0.0,
         lose_pages: float = 0.0,
+        peers: dict[bytes, FakeWorker] | None = None,
     ) -> None:
         self.hello = hello
         self.store = {} if store is None else store
@@ -93,10 +99,13 @@ class FakeWorker:
         self._done: list[Launched] = []
         self._moved: list[tuple[int, int, int]] = []
         self._unacknowledged = False
-        self._rng = rng or np.random.default_rng(0)
-        self._fail_moves, self._lose_pages = fail_moves, lose_pages
+        self.rng = rng or np.random.default_rng(0)
+        self.fail_moves, self._lose_pages = fail_moves, lose_pages
+        # Workers whose pages may be pulled, this one among them, by what their addresses say.
+        self.peers = {} if peers is None else peers
+        self.peers |= {address.descriptor: self for address in hello.data_address}
         ps = hello.model.pages.page_size
-        self._kv = [np.full((n, ps), -1, np.int64) for n in hello.num_pages]
+        self.kv = [np.full((n, ps), -1, np.int64) for n in hello.num_pages]
         self.marks = [Watermarks(n, ps) for n in hello.num_pages]
         # Slots that were ended because their cached range will not come, by the Grant that was applied then.
         self._lost: list[tuple[int, int]] = []
@@ -105,7 +114,7 @@ class FakeWorker:
         self._applied = 0
         self._applied_log: list[tuple[int, int]] = []
         self._flying: deque[Launched] = deque()
-        self._moves: list[tuple[int, PageMove]] = []
+        self.moves = FakeMoves(self)
         # Sequences that have ended on the device, by the step that ended them.
         self._ghosts: list[tuple[int, Slot]] = []
 
@@ -116,7 +125,7 @@ class FakeWorker:
     @property
     def moving(self) -> bool:
         """Moves are in flight."""
-        return bool(self._moves)
+        return bool(self.moves)
 
     def deliver(self, grant: Grant) -> None:
         self.grants.append(grant)
@@ -128,7 +137,7 @@ class FakeWorker:
         self._unacknowledged |= bool(self.grants)
         while self.grants:
             self._apply(self.grants.popleft())
-        self._moved += self._finish_moves()
+        self._moved += self.moves.turn()
         self._admit()
         launched = self._launch()
         if self._flying and (len(self._flying) >= self._depth or not launched):
@@ -173,7 +182,8 @@ class FakeWorker:
                 self.slots[slot].tables[group].append(page)
                 self.marks[group].claim([page], self.slots[slot])
         for move in grant.move:
-            self._begin_move(move)
+            self.moves.begin(move)
+        self.moves.cancel(grant.cancel_move.tolist())
         if grant.budget is not None:
             self._budget = grant.budget
             if grant.budget.step_limit == 0:
@@ -188,11 +198,11 @@ class FakeWorker:
         for token in [*sequence.prompt_ids.tolist(), *sequence.output_ids.tolist()]:
             slot.append(token)
         assert start.cached_len < sequence.known_len, "the last token must be computed"
-        assert start.cached_len % self.page_size == 0, "pages are shared whole"
         for group, table in enumerate(slot.tables):
             assert min(table) > 0 and len(table) * self.page_size >= start.limit
             assert len(set(table)) == len(table), "a page twice in a table"
-            self.marks[group].claim(table[start.cached_len // self.page_size :], slot)
+            whole, begun = divmod(start.cached_len, self.page_size)
+            self.marks[group].claim(table[whole:], slot, begun)
         self.slots[start.slot] = slot
 
     def _end(self, index: int) -> None:
@@ -215,7 +225,9 @@ class FakeWorker:
                 ready = min(int(verdict) for verdict in verdicts)
                 for group, marks in enumerate(self.marks):
                     marks.claim(slot.tables[group][ready:cached], slot)
-                slot.computed, slot.waiting = ready * self.page_size, False
+                slot.waiting = False
+                if ready < cached:
+                    slot.computed = ready * self.page_size
 
     def _refs(self, group: int) -> dict[int, int]:
         refs: dict[int, int] = {}
@@ -223,31 +235,6 @@ class FakeWorker:
             for page in slot.tables[group]:
                 refs[page] = refs.get(page, 0) + 1
         return refs
-
-    def _begin_move(self, move: PageMove) -> None:
-        self._moves.append((int(self._rng.integers(*self.move_turns)), move))
-        if move.kind is MoveKind.LOAD:
-            self.marks[move.group].expect(move.device_page.tolist())
-
-    def _finish_moves(self) -> list[tuple[int, int, int]]:
-        """Ids, status and pages of moves that are due."""
-        due = [move for delay, move in self._moves if delay <= 0]
-        self._moves = [(delay - 1, move) for delay, move in self._moves if delay > 0]
-        done = []
-        for move in due:
-            pages, kv = move.device_page.tolist(), self._kv[move.group]
-            good = len(pages) if self._rng.random() >= self._fail_moves else int(self._rng.integers(0, len(pages)))
-            good = 0 if self.refuse_moves else good
-            for page, digest in zip(pages[:good], move.hashes, strict=False):
-                key = bytes([move.group]) + digest
-                if move.kind is MoveKind.STORE:
-                    self.store[key] = kv[page].tolist()
-                else:
-                    kv[page] = self.store[key]
-            done.append((move.id, int(good < len(pages)), good))
-            if move.kind is MoveKind.LOAD:
-                self.marks[move.group].arrived(pages, good)
-        return done
 
     def _launch(self) -> bool:
         if self._credit == 0 or self._budget is None:
@@ -291,7 +278,7 @@ class FakeWorker:
         return min(slot.limit, len(slot.tables[0]) * self.page_size)
 
     def _compute(self, step: Launched, index: int, slot: Slot, count: int) -> None:
-        if self._lose_pages and self._rng.random() < self._lose_pages:
+        if self._lose_pages and self.rng.random() < self._lose_pages:
             step.rows.append((index, [], int(Finish.ERROR)))
             step.errors.append((index, Internal("PAGES_LOST", "lost", "none")))
             self._end(index)
@@ -301,7 +288,7 @@ class FakeWorker:
             page, offset = divmod(position, self.page_size)
             for group, table in enumerate(slot.tables):
                 self.marks[group].check_writer(table[page], slot)
-                self._kv[group][table[page], offset] = slot.prefixes[position]
+                self.kv[group][table[page], offset] = slot.prefixes[position]
                 step.filled.append((slot, group, table[page], offset + 1))
                 step.writes.append((group, table[page], offset, slot.prefixes[position]))
         slot.computed += count
@@ -336,13 +323,13 @@ class FakeWorker:
     def _read_back(self, slot: Slot) -> None:
         want = np.array(slot.prefixes, np.int64)
         for group, table in enumerate(slot.tables):
-            got = self._kv[group][table].reshape(-1)[: len(want)]
+            got = self.kv[group][table].reshape(-1)[: len(want)]
             if not np.array_equal(got, want):
                 raise AssertionError(f"KV of slot {slot.start.slot} is not its own: {slot.start.context.request_id}")
 
     def _complete(self, step: Launched) -> Launched:
         for group, page, offset, value in step.writes:
-            self._kv[group][page, offset] = value
+            self.kv[group][page, offset] = value
         for slot, group, page, upto in step.filled:
             if not slot.stopped:
                 self.marks[group].fill(page, upto)

@@ -24,6 +24,8 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self.hello = hello
         self.worker: FakeWorker | None = None
         self.store: dict[bytes, list[int]] = {}
+        # Where it can pull pages from.
+        self.peers: dict[bytes, FakeWorker] = {}
         self.runs = 0
         self.step_s = 0.0
         # A Report comes between a Grant and its answer, as of a move that has just ended.
@@ -90,7 +92,8 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         self._epoch = epoch = Epoch(self.hello.epoch.boot_id, self.runs)
         self.attached = True
         hello = replace(self.hello, epoch=epoch)
-        self.worker = worker = FakeWorker(hello, store=self.store, rng=np.random.default_rng(self.runs))
+        rng = np.random.default_rng(self.runs)
+        self.worker = worker = FakeWorker(hello, store=self.store, rng=rng, peers=self.peers)
         yield worker_pb2.Report(hello=worker_hello_to_pb(hello))
         wake = asyncio.Event()
         reader = asyncio.ensure_future(self._read(request_iterator, worker, wake))

@@ -17,11 +17,12 @@ class Watermarks:
         self._pending: set[int] = set()
         self._failed: set[int] = set()
 
-    def claim(self, pages: Iterable[int], writer: object) -> None:
-        """The writer will fill these."""
+    def claim(self, pages: Iterable[int], writer: object, begun: int = 0) -> None:
+        """The writer will fill these, of which the first holds `begun` tokens already."""
         for page in pages:
             assert page not in self._writer and page not in self._pending, f"page {page} is another's to fill"
-            self._ready[page], self._writer[page] = 0, writer
+            assert self._ready[page] >= begun, f"page {page} does not hold what its sequence was started on"
+            self._ready[page], self._writer[page], begun = begun, writer, 0
             self._failed.discard(page)
 
     def check_writer(self, page: int, writer: object) -> None:
@@ -44,10 +45,12 @@ class Watermarks:
             self._pending.add(page)
             self._failed.discard(page)
 
-    def arrived(self, pages: list[int], good: int) -> None:
-        """The move has ended."""
+    def arrived(self, pages: list[int], good: int, tail_tokens: int = 0) -> None:
+        """The move has ended; its last page may hold fewer tokens than others."""
         self._pending.difference_update(pages)
         self._ready[pages[:good]] = self._size
+        if tail_tokens and good == len(pages):
+            self._ready[pages[-1]] = tail_tokens
         self._failed.update(pages[good:])
 
     def judge(self, pages: list[int], refs: dict[int, int]) -> int | str:
@@ -62,6 +65,9 @@ class Watermarks:
             return "wait"
         mine = all(refs[page] == 1 for page in tail) and all(pages[i] in self._failed for i in lost)
         return lost[0] if mine else "lost"
+
+    def filled(self, page: int) -> int:
+        return int(self._ready[page])
 
     def is_ready(self, page: int) -> bool:
         return bool(self._ready[page] == self._size)

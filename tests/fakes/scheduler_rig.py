@@ -11,8 +11,10 @@ import numpy as np
 from quire_common.credit import Grant, Report
 from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
+from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.grant_policy import GrantPolicy
+from quire_scheduler.handover import NO_TRANSFER, KvTransfer
 from quire_scheduler.kv_traffic import Lookup, LookupResult
 from quire_scheduler.outputs import FinishedNote, FinishReason, SessionOutputs
 from quire_scheduler.scheduler import Scheduler
@@ -74,6 +76,9 @@ class Rig:
         self.notes: dict[tuple[int, int], FinishedNote] = {}
         self.errors: dict[tuple[int, int], QuireError] = {}
         self.admitted: list[tuple[int, int]] = []
+        # Of requests that were prefilled for others: tickets, and who is done.
+        self.tickets: dict[tuple[int, int], Ticket] = {}
+        self.prefilled: list[tuple[int, int]] = []
         self.order: list[tuple[int, int]] = []
         self.leases: set[bytes] = set()
         self.released: list[bytes] = []
@@ -88,9 +93,18 @@ class Rig:
         self._grants: Delayed[Grant] = Delayed(grant_delay)
         self._reports: Delayed[Report] = Delayed(report_delay)
 
-    def submit(self, handle: int, sequence: Sequence, *, session: int = 0, **context: Any) -> None:
+    def submit(
+        self, handle: int, sequence: Sequence, *, session: int = 0, transfer: KvTransfer = NO_TRANSFER, **context: Any
+    ) -> None:
         context.setdefault("request_id", f"r{session}.{handle}")
-        self.core.submit(session, handle, RequestContext(**context), sequence, self.now)
+        self.core.submit(session, handle, RequestContext(**context), sequence, self.now, transfer)
+
+    def step_until(self, holds: Callable[[], bool], most: int = 500) -> None:
+        for _ in range(most):
+            if holds():
+                return
+            self.step()
+        raise AssertionError("it never came to that")
 
     def step(self) -> bool:
         """One turn; False where nothing moved."""
@@ -138,7 +152,8 @@ class Rig:
             ends = np.cumsum(out.count)
             for handle, count, finish in zip(handles, out.count.tolist(), out.finish.tolist(), strict=True):
                 key = (out.session, handle)
-                assert key not in self.ends and key not in self.errors, "a row after the end"
+                over = key in self.ends or key in self.errors or key in self.prefilled
+                assert not over, "a row after the end"
                 self.tokens[key] += out.token[at : at + count].tolist()
                 self.order += [key] * count
                 at += count
@@ -154,6 +169,8 @@ class Rig:
                 self.notes[out.session, note.handle] = note
                 assert (out.session, note.handle) in self.ends
             self.admitted += [(out.session, note.handle) for note in out.admitted]
+            self.tickets |= {(out.session, note.handle): note.ticket for note in out.admitted if note.ticket}
+            self.prefilled += [(out.session, note.handle) for note in out.prefilled]
             for failed in out.failed:
                 self.errors[out.session, failed.handle] = failed.error
 

@@ -20,7 +20,7 @@ from quire_common.telemetry.interceptors import aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.server import SchedulerService
-from tests.fakes.fake_worker import make_hello
+from tests.fakes.fake_worker import make_hello, with_address
 from tests.fakes.fake_worker_service import FakeWorkerService
 
 LIMIT_S = 60.0
@@ -64,7 +64,9 @@ async def stack(
     *, ready: bool = True, seqs: int = 4, prepare: Callable[[FakeWorkerService], None] | None = None, **options: Any
 ) -> AsyncIterator[Stack]:
     flags = {name: options.pop(name) for name in list(options) if name in SchedulerConfig.__dataclass_fields__}
-    worker = FakeWorkerService(make_hello(max_num_seqs=seqs, **options))
+    name: bytes = options.pop("name", b"")
+    hello = make_hello(max_num_seqs=seqs, **options)
+    worker = FakeWorkerService(with_address(hello, name) if name else hello)
     if prepare is not None:
         prepare(worker)
     await worker.start()
@@ -107,6 +109,8 @@ class Router:
         self.finish: dict[int, int] = {}
         self.finished: dict[int, scheduler_pb2.Finished] = {}
         self.failed: dict[int, Any] = {}
+        self.admitted: dict[int, scheduler_pb2.Admitted] = {}
+        self.prefilled: dict[int, scheduler_pb2.Prefilled] = {}
         self.messages = 0
         # Messages that said nothing, and the longest time between two of any kind.
         self.beats = 0
@@ -120,16 +124,23 @@ class Router:
         welcome: scheduler_pb2.SessionWelcome = first.welcome
         return welcome
 
-    async def submit(self, sequences: dict[int, Sequence], **context: Any) -> None:
+    async def submit(
+        self, sequences: dict[int, Sequence], transfer: scheduler_pb2.KvTransfer | None = None, **context: Any
+    ) -> None:
         message = scheduler_pb2.SessionRequest()
         for handle, sequence in sequences.items():
             submit = message.submit.add(handle=handle)
             submit.context.CopyFrom(context_to_pb(RequestContext(f"r{handle}", **context)))
             submit.sequence.CopyFrom(sequence_to_pb(sequence))
+            if transfer is not None:
+                submit.transfer.CopyFrom(transfer)
         await self._call.write(message)
 
     async def abort(self, *handles: int) -> None:
         await self._call.write(scheduler_pb2.SessionRequest(abort=pack_i32(handles)))
+
+    async def send(self, **fields: Any) -> None:
+        await self._call.write(scheduler_pb2.SessionRequest(**fields))
 
     async def until(self, holds: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):
@@ -173,6 +184,8 @@ class Router:
                     self.finish[handle] = finish
             for finished in message.finished:
                 self.finished[finished.handle] = finished
+            self.admitted |= {note.handle: note for note in message.admitted}
+            self.prefilled |= {note.handle: note for note in message.prefilled}
             for failed in message.failed:
                 self.failed[failed.handle] = from_message(failed.error)
 

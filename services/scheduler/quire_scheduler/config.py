@@ -39,6 +39,9 @@ class SchedulerConfig(ServiceConfig):
         choices=offload.POLICIES,
     )
     kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
+    transfer_lease_s: float = option(
+        10.0, "how long prefilled pages wait for a decode replica whose router does not renew", at_least=0.1
+    )
     session_queue: int = option(4096, "frames that may wait for a slow router before its session is ended", at_least=1)
     session_queue_bytes: int = option(
         16 << 20, "bytes that may wait for a slow router before its session is ended", at_least=1 << 16

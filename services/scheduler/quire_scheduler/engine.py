@@ -10,12 +10,13 @@ import asyncio
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from quire_common.errors import QuireError, Unavailable
+from quire_common.errors import NotFound, QuireError, Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
 from quire_scheduler.admission import draining_error
 from quire_scheduler.bell import Bell
 from quire_scheduler.clock import now_s
+from quire_scheduler.handover import NO_TRANSFER
 from quire_scheduler.kv_traffic import LookupResult
 from quire_scheduler.request_spans import RequestSpans
 from quire_scheduler.scheduler import Scheduler
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from quire_common.credit import Grant, ModelInfo, Report, WorkerHello
     from quire_common.sequence import RequestContext
     from quire_common.sequence import Sequence as TokenSequence
+    from quire_common.ticket import Ticket
     from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.handover import KvTransfer
     from quire_scheduler.kv_traffic import Lookup
     from quire_scheduler.outputs import SessionOutputs
     from quire_scheduler.request import Request
@@ -51,8 +54,9 @@ class KvStore(Protocol):
 class Engine:
     """One replica, over all epochs of its worker."""
 
-    def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None, instance: str = "") -> None:
         self.config = config
+        self.instance = instance
         self.core: Scheduler | None = None
         self.draining = False
         # The worker stops: it finishes what it holds, in this epoch.
@@ -90,7 +94,8 @@ class Engine:
 
     def attach(self, hello: WorkerHello) -> None:
         """The worker is there: a new epoch begins."""
-        self.core = Scheduler(self.config, hello, kvstore=self._kvstore is not None, ended=self._ended)
+        with_store = self._kvstore is not None
+        self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
         self.core.names.listeners.append(self.page_bell.ring)
         self._meter = metrics.Meter()
         self._worker_drains = False
@@ -119,16 +124,24 @@ class Engine:
     def close_session(self, session: int) -> None:
         """Nobody listens any more: what still runs is aborted. Idempotent."""
         self._sinks.pop(session, None)
-        if self.core is not None and self.core.abort_session(session, now_s()):
+        if self.core is not None:
+            self.core.abort_session(session, now_s())
             self._changed()
 
-    def submit(self, session: int, handle: int, context: RequestContext, sequence: TokenSequence) -> None:
+    def submit(
+        self,
+        session: int,
+        handle: int,
+        context: RequestContext,
+        sequence: TokenSequence,
+        transfer: KvTransfer = NO_TRANSFER,
+    ) -> None:
         """Take a request in; raises the QuireError that refuses it."""
         if self.core is None:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
         try:
-            self.core.submit(session, handle, traced, sequence, now_s())
+            self.core.submit(session, handle, traced, sequence, now_s(), transfer)
         except QuireError as error:
             self._spans.refused(session, handle, error.code)
             metrics.refused.labels(error.code).inc()
@@ -142,6 +155,22 @@ class Engine:
             for handle in handles:
                 self.core.abort(session, handle, now)
             self._changed()
+
+    def keep_transfers(self, renewed: Sequence[bytes], released: Sequence[bytes]) -> None:
+        """Leases that begin anew, and transfers that are over; unknown ones are of no concern."""
+        if self.core is not None and (renewed or released):
+            self.core.renew(renewed, now_s())
+            self.core.release(released)
+            self._changed()
+
+    def ticket(self, transfer_id: bytes) -> Ticket:
+        """The ticket of an open transfer; raises NotFound for any other."""
+        ticket = None if self.core is None else self.core.ticket(transfer_id)
+        if ticket is None:
+            raise NotFound(
+                "TRANSFER_UNKNOWN", "No such transfer is open here.", "Prefill again; transfers end with their lease."
+            )
+        return ticket
 
     def running(self, session: int) -> int:
         """Requests of the session that have not ended."""

@@ -128,12 +128,14 @@ class Harvest:
             self._append_unusual(report, rows, owners)
         drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
         first = slots.prefilling[slot]
-        if first.any():
-            self._first_tokens(slot[first & (report.count > 0) & present].tolist(), now)
+        heads = slot[first & (report.count > 0) & present].tolist() if first.any() else []
+        self._first_tokens(heads, now)
         if ends:
             drop += self._finishes(report, rows, owners, fence, now)
         elif report.error:
             self._errors(report.error, fence, now)
+        if heads or owners:
+            self._prefilled(heads, owners.values(), now)
         if drop:
             keep = np.ones(len(slot), np.bool_)
             keep[drop] = False
@@ -183,6 +185,16 @@ class Harvest:
             replica.stats.served_prompt(request)
             # Not before: what ends in no token may have pages that are not sound.
             replica.kv.offload.filled(request, least=1)
+
+    def _prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
+        """Of sequences that have drawn their first token, in time or after they were stopped, end those that want no
+        more."""
+        holder = self._replica.slots.holder
+        drawn = [request for slot in heads if (request := holder[slot])]
+        drawn += [request for request in late if request and request.known_len > request.sequence.known_len]
+        for request in drawn:
+            if request.prefill_only and request.state is not State.FINISHED:
+                self._lifecycle.prefilled(request, now)
 
     def _finishes(
         self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Internal
-from quire_scheduler.outputs import FailedNote, FinishedNote, FinishReason
+from quire_scheduler.outputs import FailedNote, FinishedNote, FinishReason, PrefilledNote
 from quire_scheduler.page_allocator import Fence
 from quire_scheduler.request import State
 
@@ -36,9 +36,19 @@ class Lifecycle:
 
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
         """The worker finished the sequence; the row that says so is added by the caller."""
+        self._replica.transfers.finished(request, now)
         self._leave(request, now, fence, trusted=True)
         self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
         self._count(request, reason.name.lower())
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It was to be prefilled alone and has drawn its token, maybe late: then its pages are gone."""
+        if request.state is State.STARTED:
+            self._replica.transfers.prefilled(request, now)
+        self._leave(request, now, None)
+        request.timing.finished(now)
+        self._replica.outputs.prefilled(request.session, PrefilledNote(request.handle, request.timing.hops()))
+        self._count(request, "prefilled")
 
     def abort(self, request: Request, now: float) -> None:
         """The session wants no more of it."""
@@ -61,6 +71,7 @@ class Lifecycle:
         `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
         quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
         """
+        self._replica.transfers.suspend(request)
         self._stop(request, swaps=swaps, stores=stores)
         request.to(State.PREEMPTED)
         request.timing.stopped(now, len(request.output))
@@ -82,6 +93,7 @@ class Lifecycle:
             self.fail(request, error, now, fence)
             return
         if request.state is State.STARTED:
+            self._replica.transfers.suspend(request)
             self._vacated(request, fence, trusted=awaited)
             request.to(State.PREEMPTED)
             request.timing.stopped(now, len(request.output))
@@ -119,6 +131,7 @@ class Lifecycle:
             case _:
                 request.to(State.FINISHED)
         replica.kv.abandon(request)
+        replica.transfers.abandon(request)
         del replica.requests[request.session, request.handle]
 
     def _count(self, request: Request, reason: str, code: str = "") -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.errors import QuireError
+    from quire_common.ticket import Ticket
     from quire_scheduler.timing import Hop
 
 
@@ -41,11 +42,12 @@ FINISH_REASONS[Finish.REPETITION] = FinishReason.REPETITION
 
 
 class AdmittedNote(NamedTuple):
-    """A request took its first slot."""
+    """A request took its first slot. `ticket`: its pages may be pulled with it."""
 
     handle: int
     attempt: int
     cached_tokens: int
+    ticket: Ticket | None = None
 
 
 class FinishedNote(NamedTuple):
@@ -56,6 +58,13 @@ class FinishedNote(NamedTuple):
     completion_tokens: int
     cached_tokens: int
     stop_token_id: int
+    hops: list[Hop]
+
+
+class PrefilledNote(NamedTuple):
+    """A request that was to be prefilled alone has drawn its token and is over."""
+
+    handle: int
     hops: list[Hop]
 
 
@@ -80,6 +89,7 @@ class SessionOutputs:
     finished: list[FinishedNote] = field(default_factory=list)
     failed: list[FailedNote] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prefilled: list[PrefilledNote] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -124,6 +134,10 @@ class OutputBuffer:
     def finished(self, session: int, note: FinishedNote) -> None:
         """A request ended by a row that was or will be added."""
         self._of(session).finished.append(note)
+
+    def prefilled(self, session: int, note: PrefilledNote) -> None:
+        """A request has been prefilled; the row of its token was or will be added."""
+        self._of(session).prefilled.append(note)
 
     def aborted(self, session: int, note: FinishedNote) -> None:
         """A request was aborted: it ends by a row without tokens."""

@@ -17,7 +17,10 @@ from quire_scheduler.invariant import require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from numpy.typing import NDArray
+
     from quire_common.sequence import RequestContext
+    from quire_common.ticket import Ticket
     from quire_scheduler.page_pools import PagePools
     from quire_scheduler.request import Request
 
@@ -37,6 +40,8 @@ class Move(NamedTuple):
     first: int = 0
     lease: bytes = b""
     medium: str = ""
+    # Of an export or a pull.
+    ticket: Ticket | None = None
 
 
 class MoveEnd(NamedTuple):
@@ -70,14 +75,15 @@ class PageMoves:
         self._moves: dict[int, Move] = {}
         self._next = 1
         self._outgoing: list[PageMove] = []
+        self._cancelled: list[int] = []
 
     def __len__(self) -> int:
         return len(self._moves)
 
     @property
     def outgoing(self) -> bool:
-        """Whether a Grant has moves to carry."""
-        return bool(self._outgoing)
+        """Whether a Grant has moves to carry, or their cancellations."""
+        return bool(self._outgoing or self._cancelled)
 
     @property
     def stores(self) -> int:
@@ -88,26 +94,33 @@ class PageMoves:
         """Whether a store takes so long that nobody should wait for its pages."""
         return bool(self._began_s) and now - next(iter(self._began_s.values())) > _LATE_S
 
-    def begin(self, move: Move, context: RequestContext, now: float) -> None:
-        """With the next Grant."""
+    def begin(self, move: Move, context: RequestContext, now: float) -> int:
+        """With the next Grant; returns the move's id."""
+        move_id, self._next = self._next, self._next + 1
         if move.kind in _WRITES:
             self._pools.retain(move.group, move.pages)
         else:
             self._pools.lend(move.group, move.pages)
         if move.kind is MoveKind.STORE:
-            self._began_s[self._next] = now
+            self._began_s[move_id] = now
             self.storing_pages += len(move.pages)
-        self._moves[self._next] = move
-        pages = np.array(move.pages, np.int32)
-        self._outgoing.append(
-            PageMove(self._next, move.kind, move.group, pages, move.hashes, move.lease, context=context)
-        )
-        self._next += 1
+        self._moves[move_id] = move
+        self._outgoing.append(_to_carry(move_id, move, context))
+        return move_id
 
     def take(self) -> list[PageMove]:
         """Moves for the next Grant."""
         moves, self._outgoing = self._outgoing, []
         return moves
+
+    def cancel(self, move_ids: Iterable[int]) -> None:
+        """End these early: with the next Grant, and still to be reported."""
+        self._cancelled += [move_id for move_id in move_ids if move_id in self._moves]
+
+    def take_cancelled(self) -> NDArray[np.int64]:
+        """Moves for the next Grant to cancel; those that have ended meanwhile are of no concern to the worker."""
+        cancelled, self._cancelled = self._cancelled, []
+        return np.array(cancelled, np.int64)
 
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
         """The worker reported these: their owners hear of it, then their pages are let go of. Unknown ones are of no
@@ -131,7 +144,12 @@ class PageMoves:
         for move_id, move in moves.items():
             self._release(move_id, move)
         self._outgoing.clear()
+        self._cancelled.clear()
         return list(moves.values())
+
+    def items(self) -> list[tuple[int, Move]]:
+        """Those in flight, by id."""
+        return list(self._moves.items())
 
     def all(self) -> list[Move]:
         """Those in flight."""
@@ -156,3 +174,22 @@ class PageMoves:
             self._pools.returned(move.group, move.pages)
         if self._began_s.pop(move_id, None) is not None:
             self.storing_pages -= len(move.pages)
+
+
+def _to_carry(move_id: int, move: Move, context: RequestContext) -> PageMove:
+    pages, ticket, pulls = np.array(move.pages, np.int32), move.ticket, move.kind is MoveKind.PULL
+    if ticket is None:
+        return PageMove(move_id, move.kind, move.group, pages, move.hashes, move.lease, context=context)
+    return PageMove(
+        move_id,
+        move.kind,
+        move.group,
+        pages,
+        move.hashes,
+        ticket.transfer_id,
+        context=context,
+        tail_tokens=ticket.tail_tokens,
+        lease_key=ticket.lease_key,
+        first_index=move.first if pulls else 0,
+        source=ticket.sources if pulls else (),
+    )

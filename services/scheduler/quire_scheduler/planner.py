@@ -44,6 +44,7 @@ class Planner:
         if growth:
             growth.put_into(grant)
         grant.move = replica.moves.take()
+        grant.cancel_move = replica.moves.take_cancelled()
         policy.granted(grant.seq)
         replica.next_seq += 1
         replica.stats.grants += 1

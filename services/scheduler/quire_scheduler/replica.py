@@ -16,6 +16,7 @@ from quire_scheduler.prefix_cache import PrefixCache
 from quire_scheduler.queue_policy import POLICIES
 from quire_scheduler.slot_table import SlotTable
 from quire_scheduler.stats import Rates, Stats
+from quire_scheduler.transfers import Transfers
 from quire_scheduler.waiting_room import WaitingRoom
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 class Replica:
     """Slots, pages, who waits, and what is to be told."""
 
-    def __init__(self, config: SchedulerConfig, hello: WorkerHello, *, kvstore: bool) -> None:
+    def __init__(self, config: SchedulerConfig, hello: WorkerHello, *, kvstore: bool, instance: str) -> None:
         self.config = config
         self.hello = hello
         self.page_size = hello.model.pages.page_size
@@ -49,6 +50,7 @@ class Replica:
         self.kv = KvTraffic(
             config, geometry, self.pools, self.names, self.moves, self.cache, self.stats, enabled=kvstore
         )
+        self.transfers = Transfers(self.moves, self.stats, hello, instance, config.transfer_lease_s)
         self.outputs = OutputBuffer()
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
@@ -70,6 +72,7 @@ class Replica:
         written, read = self.moves.pages(written=True), self.moves.pages(written=False)
         self.pools.check_integrity(self.requests.values(), written, read)
         self.kv.check_integrity(self.requests.values())
+        self.transfers.check_integrity()
         self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the waiting room lost count")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_scheduler.handover import NO_TRANSFER
 from quire_scheduler.invariant import require
 from quire_scheduler.timing import Timing
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.sequence import RequestContext, Sequence
+    from quire_scheduler.handover import KvTransfer
 
 
 class State(enum.Enum):
@@ -54,6 +56,7 @@ class Request:
     context: RequestContext
     sequence: Sequence
     timing: Timing
+    transfer: KvTransfer = NO_TRANSFER
     state: State = State.QUEUED
     # Lower goes first; the seat in the order, kept over preemption.
     order_key: int = 0
@@ -93,11 +96,23 @@ class Request:
 
     @classmethod
     def new(
-        cls, uid: int, session: int, handle: int, context: RequestContext, sequence: Sequence, now: float
+        cls,
+        uid: int,
+        session: int,
+        handle: int,
+        context: RequestContext,
+        sequence: Sequence,
+        now: float,
+        transfer: KvTransfer = NO_TRANSFER,
     ) -> Request:
         """A request that has just arrived."""
         output = array("i", sequence.output_ids.astype(np.int32).tobytes())
-        return cls(uid, session, handle, context, sequence, Timing(now), output=output)
+        return cls(uid, session, handle, context, sequence, Timing(now), transfer, output=output)
+
+    @property
+    def prefill_only(self) -> bool:
+        """It is over when it has drawn a token."""
+        return self.transfer.prefill_only
 
     @property
     def prompt_len(self) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire_common.errors import InvalidArgument, QuireError
 from quire_scheduler.admission import deadline_error, draining_error
 from quire_scheduler.credit import Credit
+from quire_scheduler.handover import NO_TRANSFER
 from quire_scheduler.harvest import Harvest
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.lockstep import Lockstep
@@ -24,10 +25,14 @@ from quire_scheduler.replica import Replica
 from quire_scheduler.request import Request
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quire_common.credit import Grant, Report, WorkerHello
     from quire_common.sequence import RequestContext, Sequence
+    from quire_common.ticket import Ticket
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.grant_policy import GrantPolicy
+    from quire_scheduler.handover import KvTransfer
     from quire_scheduler.kv_traffic import Effects, LookupResult
     from quire_scheduler.lifecycle import Ended
     from quire_scheduler.outputs import SessionOutputs
@@ -48,6 +53,7 @@ class LoadFigures(NamedTuple):
     decode_tokens_per_s: float
     prefill_tokens_per_s: float
     step_ms: float
+    open_transfers: int
 
 
 class Scheduler:
@@ -61,23 +67,33 @@ class Scheduler:
         *,
         kvstore: bool = False,
         ended: Ended | None = None,
+        instance: str = "",
     ) -> None:
-        self._replica = Replica(config, hello, kvstore=kvstore)
+        self._replica = Replica(config, hello, kvstore=kvstore, instance=instance)
         self._policy: GrantPolicy = policy or (Lockstep if config.lockstep else Credit)(config, hello)
         self._lifecycle = Lifecycle(self._replica, ended)
         self._planner = Planner(self._replica, self._lifecycle, self._policy)
         self._harvest = Harvest(self._replica, self._lifecycle)
         self._next_uid = 1
 
-    def submit(self, session: int, handle: int, context: RequestContext, sequence: Sequence, now: float) -> None:
+    def submit(
+        self,
+        session: int,
+        handle: int,
+        context: RequestContext,
+        sequence: Sequence,
+        now: float,
+        transfer: KvTransfer = NO_TRANSFER,
+    ) -> None:
         """Take a request in; raises what refuses it (then nothing more is said of it)."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
                 "HANDLE_IN_USE", f"Handle {handle} names a request that still runs.", "Choose a new handle."
             )
+        transfer.check()
         replica.admission.check(context, sequence, now)
-        request = Request.new(self._next_uid, session, handle, context, sequence, now)
+        request = Request.new(self._next_uid, session, handle, context, sequence, now, transfer)
         self._next_uid += 1
         if replica.identifies:
             identify(request, replica.page_size)
@@ -94,10 +110,11 @@ class Scheduler:
         return True
 
     def abort_session(self, session: int, now: float) -> int:
-        """End all requests of a session that nobody listens to any more; returns how many."""
+        """End all requests and transfers of a session that nobody listens to any more; returns how many requests."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]
         for handle in handles:
             self.abort(session, handle, now)
+        self._replica.transfers.leave(session)
         self._replica.outputs.forget(session)
         return len(handles)
 
@@ -121,8 +138,21 @@ class Scheduler:
         if request is not None:
             self._replica.waiting.seat(request)
 
+    def ticket(self, transfer_id: bytes) -> Ticket | None:
+        """The ticket of a transfer that is open."""
+        return self._replica.transfers.find(transfer_id)
+
+    def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
+        """Somebody waits still to pull these; unknown ones are of no concern."""
+        self._replica.transfers.renew(transfer_ids, now)
+
+    def release(self, transfer_ids: Iterable[bytes]) -> None:
+        """Nobody will pull these any more; unknown ones are of no concern."""
+        self._replica.transfers.release(transfer_ids)
+
     def expire(self, now: float) -> None:
-        """Fail what has passed its deadline."""
+        """Fail what has passed its deadline, and end transfers that nobody renews."""
+        self._replica.transfers.expire(now)
         for request in list(self._replica.deadlines.expired(now)):
             self._lifecycle.fail(request, deadline_error(), now)
 
@@ -139,10 +169,11 @@ class Scheduler:
         self._replica.admission.draining = True
 
     def end_all(self, error: QuireError | None, now: float) -> int:
-        """Fail every request, by default because the replica stops; returns how many."""
+        """Fail every request, by default because the replica stops, and all transfers; returns how many requests."""
         requests = list(self._replica.requests.values())
         for request in requests:
             self._lifecycle.fail(request, error or draining_error(), now)
+        self._replica.transfers.end_all()
         return len(requests)
 
     def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:
@@ -157,8 +188,8 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """No request waits or runs."""
-        return not self._replica.requests
+        """No request waits or runs, and nobody may pull pages."""
+        return not self._replica.requests and not len(self._replica.transfers)
 
     @property
     def busy(self) -> bool:
@@ -207,6 +238,7 @@ class Scheduler:
             decode_tokens_per_s=rates.decode_tokens_per_s if self.busy else 0.0,
             prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,
+            open_transfers=len(replica.transfers),
         )
 
     @property

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.credit.hello import epoch_to_pb, model_to_pb
 from quire_common.sequence import context_from_pb, sequence_from_pb
+from quire_common.ticket import ticket_to_pb
 from quire_scheduler.load_watch import watch_load
 from quire_scheduler.page_watch import PageWatches
 from quire_scheduler.session import Session
@@ -62,6 +63,9 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     ) -> AsyncIterator[common_pb2.PageEvents]:
         async for events in self._watches.watch(request):
             yield events
+
+    async def GetTicket(self, request: scheduler_pb2.GetTicketRequest, context: Any) -> scheduler_pb2.GetTicketResponse:
+        return scheduler_pb2.GetTicketResponse(ticket=ticket_to_pb(self._engine.ticket(request.transfer_id)))
 
     async def Drain(self, request: scheduler_pb2.DrainRequest, context: Any) -> scheduler_pb2.DrainResponse:
         timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None

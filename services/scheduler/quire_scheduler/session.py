@@ -13,9 +13,10 @@ from quire.v1 import scheduler_pb2
 from quire_common.columns import i32
 from quire_common.credit.hello import PROTOCOL_VERSION, epoch_to_pb
 from quire_common.errors import FailedPrecondition, Overloaded, QuireError, as_quire_error, to_message
-from quire_common.sequence import context_from_pb, sequence_from_pb, unsupported
+from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_common.telemetry.logs import get_logger
-from quire_scheduler.session_wire import outputs_to_pb
+from quire_scheduler.handover import NO_TRANSFER
+from quire_scheduler.session_wire import outputs_to_pb, transfer_from_pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -105,12 +106,15 @@ class Session:
                     return
         if message.abort:
             self._engine.abort(self._number, i32(message.abort, "abort").tolist())
+        self._engine.keep_transfers(message.renew_transfer, message.release_transfer)
 
     def _submit(self, submit: scheduler_pb2.Submit) -> None:
-        if submit.HasField("transfer"):
-            raise unsupported("transfer")
         self._engine.submit(
-            self._number, submit.handle, context_from_pb(submit.context), sequence_from_pb(submit.sequence)
+            self._number,
+            submit.handle,
+            context_from_pb(submit.context),
+            sequence_from_pb(submit.sequence),
+            transfer_from_pb(submit.transfer) if submit.HasField("transfer") else NO_TRANSFER,
         )
 
     def _put(self, message: scheduler_pb2.SessionResponse) -> bool:

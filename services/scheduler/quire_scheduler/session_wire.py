@@ -8,9 +8,13 @@ from quire.v1 import common_pb2, scheduler_pb2
 from quire_common.credit.logprobs import logprobs_to_pb
 from quire_common.credit.prompt_logprobs import prompt_logprobs_to_pb
 from quire_common.errors import to_message
+from quire_common.sequence import unsupported
+from quire_common.ticket import ticket_to_pb
+from quire_scheduler.handover import KvTransfer
 
 if TYPE_CHECKING:
     from quire_scheduler.outputs import FinishedNote, SessionOutputs
+    from quire_scheduler.timing import Hop
 
 
 def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
@@ -23,12 +27,25 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
     if out.prompt_logprobs:
         message.prompt_logprobs.CopyFrom(prompt_logprobs_to_pb(out.prompt_logprobs))
     for admitted in out.admitted:
-        message.admitted.add(handle=admitted.handle, attempt=admitted.attempt, cached_tokens=admitted.cached_tokens)
+        note = message.admitted.add(
+            handle=admitted.handle, attempt=admitted.attempt, cached_tokens=admitted.cached_tokens
+        )
+        if admitted.ticket is not None:
+            note.ticket.CopyFrom(ticket_to_pb(admitted.ticket))
     for finished in out.finished:
         message.finished.append(finished_to_pb(finished))
     for failed in out.failed:
         message.failed.add(handle=failed.handle, error=to_message(failed.error))
+    for prefilled in out.prefilled:
+        message.prefilled.add(handle=prefilled.handle, timings=_timings(prefilled.hops))
     return message
+
+
+def transfer_from_pb(message: scheduler_pb2.KvTransfer) -> KvTransfer:
+    """Wire to domain; raises Unsupported for the decode side."""
+    if message.HasField("ticket") or message.await_handover:
+        raise unsupported("transfer")
+    return KvTransfer(prefill_only=message.prefill_only, lease_ms=message.lease_ms)
 
 
 def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensResponse:
@@ -54,11 +71,12 @@ def finished_to_pb(note: FinishedNote) -> scheduler_pb2.Finished:
             completion_tokens=note.completion_tokens,
             cached_tokens=note.cached_tokens,
         ),
-        timings=[
-            common_pb2.HopTiming(service=hop.service, phase=hop.phase, us=hop.us, count=hop.operations)
-            for hop in note.hops
-        ],
+        timings=_timings(note.hops),
     )
     if note.stop_token_id >= 0:
         message.stop_token_id = note.stop_token_id
     return message
+
+
+def _timings(hops: list[Hop]) -> list[common_pb2.HopTiming]:
+    return [common_pb2.HopTiming(service=h.service, phase=h.phase, us=h.us, count=h.operations) for h in hops]

@@ -108,9 +108,10 @@ class Starts:
         capacity = count * replica.page_size
         slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
         request.timing.started(now)
+        ticket = replica.transfers.begin(request, now) if request.prefill_only else None
         if not request.admitted:
             request.admitted = True
-            note = AdmittedNote(request.handle, request.context.attempt, request.saved_tokens)
+            note = AdmittedNote(request.handle, request.context.attempt, request.saved_tokens, ticket)
             replica.outputs.admitted(request.session, note)
             replica.stats.prompt_tokens += request.prompt_len
             replica.stats.cached_tokens += request.saved_tokens
@@ -120,12 +121,14 @@ class Starts:
             sequence=request.resumed_sequence(),
             cached_len=request.cached_tokens,
             pages=tuple(np.array(table, np.int32) for table in request.tables),
-            limit=capacity,
+            limit=min(capacity, ceiling),
             context=request.context,
             max_model_len=replica.admission.max_len,
         )
 
     def _ceiling(self, request: Request) -> int:
-        """Positions that may ever be computed: the last token's KV is never needed."""
+        """Positions that may ever be computed here: the last token's KV is never needed."""
+        if request.prefill_only:
+            return request.known_len
         longest = request.prompt_len + request.sequence.stop.max_tokens
         return min(longest, self._replica.admission.max_len) - 1

@@ -47,6 +47,8 @@ class Stats:
     # Tokens whose KV came from the kvstore, by the slowest medium that it was found on.
     loaded_tokens: dict[str, int] = field(default_factory=dict)
     finished: dict[str, int] = field(default_factory=dict)
+    # Transfers of pages to others, by how they ended.
+    transfers: dict[str, int] = field(default_factory=dict)
 
     @property
     def recomputes(self) -> int:
