@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from quire_worker.engine.moves import MoveResult
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_common.credit import PageMove
 
 
@@ -14,7 +16,9 @@ class FakeMover:
     """`taken` are moves that run; `end` ends one. `full` refuses new ones."""
 
     def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
         self.taken: dict[int, PageMove] = {}
+        self.offered: dict[int, int] = {}
         self.full = False
         self.cancelled = 0
         self._ended: list[MoveResult] = []
@@ -29,6 +33,14 @@ class FakeMover:
         move = self.taken.pop(move_id)
         arrived = len(move.device_page) if pages is None else pages
         self._ended.append(MoveResult(move_id, arrived == len(move.device_page), arrived, 5))
+
+    def offer(self, move_id: int, pages: int) -> None:
+        self.offered[move_id] = pages
+
+    def end_early(self, move_id: int) -> None:
+        move = self.taken.pop(move_id, None)
+        if move is not None:
+            self._ended.append(MoveResult(move_id, ok=False, pages=0, us=5))
 
     def finished(self) -> list[MoveResult]:
         ended, self._ended = self._ended, []

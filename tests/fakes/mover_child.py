@@ -11,6 +11,7 @@ from pathlib import Path
 from quire_common.credit import PageMove
 from quire_common.pages import PageCorrupt, PageKey, check_page, frame_page
 from quire_worker.mover.child import run_child
+from quire_worker.mover.lanes import lanes
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.transports.transport import Landing, Shipment
 
@@ -65,4 +66,4 @@ class FolderCarrier:
 
 
 if __name__ == "__main__":
-    run_child(sys.argv[2:], lambda setup: FolderCarrier(Path(sys.argv[1]), setup))
+    run_child(sys.argv[2:], lambda given: lanes(FolderCarrier(Path(sys.argv[1]), given.setup), given))

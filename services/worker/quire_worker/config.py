@@ -62,7 +62,18 @@ class WorkerConfig(ServiceConfig):
         choices=("auto", "shm", "tcp", "grpc"),
     )
     mover_ring_bytes: int = option(
-        0, "memory that the mover process shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
+        0, "memory that a mover process shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
+    )
+    peer_listen: str = option(
+        "auto", "host:port where other workers pull pages; auto: a free port on the host of --listen; off: nowhere"
+    )
+    peer_advertise: str = option(
+        "", "host under which other workers reach --peer-listen; default: that of --advertise, or the one listened on"
+    )
+    peer_transport: str = option(
+        "auto",
+        "how pages travel from one worker to another: shm (same host) or tcp; auto: the first of these that is open",
+        choices=("auto", "shm", "tcp"),
     )
     paced: float | None = option(
         None, "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes", at_least=0

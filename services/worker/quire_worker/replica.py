@@ -6,22 +6,25 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.credit import Epoch, ModelInfo, WorkerHello
+from quire_common.credit import Epoch, ModelInfo, MoveKind, WorkerHello
 from quire_common.errors import ConfigError
 from quire_common.transport import channel_credentials
 from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
-from quire_worker.engine.moves import Mover, NoMover
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.mover.copier import HostCopier
+from quire_worker.mover.mover_on_demand import MoverOnDemand
 from quire_worker.mover.mover_process import COPY_BYTES, CUDA_COPY_BYTES, MoverProcess
-from quire_worker.mover.setup import MoverSetup
+from quire_worker.mover.movers import Movers
+from quire_worker.mover.peers.peer_door import PeerDoor
+from quire_worker.mover.setup import PEER_KINDS, STORE_KINDS, MoverSetup
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_worker.config import WorkerConfig
+    from quire_worker.engine.moves import Mover
     from quire_worker.engine.ports import Device, PageBytes, Runner
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.ring import Ring
@@ -81,14 +84,14 @@ class Replica:
     def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info
         self._loaded = loaded
-        self._mover = _make_mover(config, loaded)
+        self._door = PeerDoor(config)
+        self._mover = _make_movers(config, loaded, self._door)
         spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots)
         self._device = loaded.make_device(spec, config.lockstep)
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), 1 if config.lockstep else DEPTH)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake
-        if isinstance(self._mover, MoverProcess):
-            self._mover.wake = self.loop.wake
+        self._mover.wake = self.loop.wake
         self.loop.start()
 
     def hello(self, epoch: Epoch) -> WorkerHello:
@@ -101,21 +104,27 @@ class Replica:
             num_pages=(spec.num_pages,),
             model=self.info,
             capabilities=(self._loaded.device,),
+            data_address=self._door.addresses,
         )
 
     def close(self) -> None:
-        """End the threads and the mover."""
+        """End the threads and the movers."""
         self.loop.close()
         self._device.close()
         self._mover.close()
+        self._door.close()
 
 
-def _make_mover(config: WorkerConfig, loaded: ServedModel) -> Mover:
-    if not config.kvstore:
-        return NoMover()
-    channel_credentials(config)  # what is wrong with them is to end the start, not every move
-    return MoverProcess.start(
-        MoverSetup.of(config, loaded.info.pages),
-        loaded.make_copier,
-        copy_bytes=CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES,
-    )
+def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> Mover:
+    """One for pages of a kvstore, if there is one, and one for those of other workers, once there are any."""
+    geometry, copy_bytes = loaded.info.pages, CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
+    peers = MoverSetup.of(config, geometry, peers=True)
+
+    def start(setup: MoverSetup, inherited: dict[str, int]) -> Mover:
+        return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)
+
+    by_kind: dict[MoveKind, Mover] = dict.fromkeys(PEER_KINDS, MoverOnDemand(lambda: start(peers, door.inherited)))
+    if config.kvstore:
+        channel_credentials(config)  # what is wrong with them is to end the start, not every move
+        by_kind |= dict.fromkeys(STORE_KINDS, start(MoverSetup.of(config, geometry), {}))
+    return Movers(by_kind)

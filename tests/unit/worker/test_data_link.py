@@ -82,7 +82,7 @@ class Rig:
 
     def move(self, transport: Transport, way: str, answer_s: float, engine_s: float = 0.0) -> None:
         store = LateStore(self._clock, answer_s)
-        self._monkeypatch.setattr(data_link, "connect", lambda address: store)
+        self._monkeypatch.setattr(data_link, "connect", lambda address, frame_s: store)
 
         def engine(index: int) -> None:
             self._clock.now_s += engine_s

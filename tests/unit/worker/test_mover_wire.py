@@ -23,7 +23,7 @@ MOVE = PageMove(
 FRAMES = [
     Frame(Kind.READY),
     Frame.of(Kind.FILLED, 7, 1 << 40, [0, 5, 1, 6]),
-    pack_move(MOVE, 3, 12345),
+    pack_move(MOVE, 3, 5, 12345),
     Frame.of(Kind.RETURNED, 0, 0, []),
     Frame(Kind.SETUP, payload=b"x" * 5000),
 ]
@@ -48,9 +48,9 @@ def test_frames_arrive_however_they_are_cut() -> None:
 def test_columns_and_moves_are_what_they_were() -> None:
     assert FRAMES[1].numbers() == [0, 5, 1, 6] and FRAMES[1].pairs() == [(0, 5), (1, 6)]
     move, submitted_ns = unpack_move(FRAMES[2])
-    assert submitted_ns == 12345 and FRAMES[2].generation == 3
+    assert submitted_ns == 12345 and (FRAMES[2].generation, FRAMES[2].move, move.id) == (3, 5, 5)
     assert move.device_page.tolist() == [3, 4]
-    assert replace(move, device_page=MOVE.device_page, source_page=MOVE.source_page) == MOVE
+    assert replace(move, id=MOVE.id, device_page=MOVE.device_page, source_page=MOVE.source_page) == MOVE
 
 
 @pytest.mark.parametrize(

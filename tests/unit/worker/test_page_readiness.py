@@ -300,7 +300,7 @@ def test_malformed_and_unknown_moves_fail_alone() -> None:
             load(1, 1),
             PageMove(2, MoveKind.LOAD, 0, ids(2, 3), (b"h" * 32,)),
             PageMove(3, MoveKind.LOAD, 1, ids(4), (b"h" * 32,)),
-            PageMove(4, MoveKind.PULL, 0, ids(4), (b"h" * 32,)),
+            PageMove(4, MoveKind.COPY, 0, ids(4), (b"h" * 32,)),
             load(5, 1),
             load(6, 9, 9),
         )

@@ -16,6 +16,12 @@ and on a Unix socket, where descriptors travel:
     MAP      the arena, to read from                           -> END and a descriptor, or REFUSED
     LEND     here is a descriptor of the writer's own memory   -> END, or REFUSED
     TAKE     `page` lies there, its body at `offset`           -> TAKEN, or REFUSED
+
+Between two workers the one that has pages serves them, each once it is filled:
+
+    GET      as above                                          -> ALIVE or PAGE ..., END, or REFUSED
+    ALIVE    more is to come, if not yet                       the answer goes on
+    DONE     nothing more is wanted of the lease               -> END, or REFUSED
 """
 
 from __future__ import annotations
@@ -59,11 +65,13 @@ class Kind(enum.IntEnum):
     MAP = 4
     LEND = 5
     TAKE = 6
+    DONE = 7
     PAGE = 16
     END = 17
     TAKEN = 18
     REFUSED = 19
     """The payload is the error's code, ASCII."""
+    ALIVE = 20
 
 
 @dataclass(frozen=True, slots=True)

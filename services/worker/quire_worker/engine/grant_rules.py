@@ -44,6 +44,8 @@ class GrantRules:
         self._set_order(grant.order_slot)
         for move in grant.move:
             self._moves.submit(move)
+        for move_id in grant.cancel_move.tolist():
+            self._moves.end_early(move_id)
 
     def _start(self, start: Start, seq: int) -> None:
         slot, num_slots = start.slot, self._residents.spec.num_slots

@@ -8,7 +8,8 @@ import numpy as np
 
 from quire_common.credit import MoveKind
 from quire_common.errors import Internal
-from quire_worker.engine.moves import Mover, MoveResult
+from quire_worker.engine.lending import Lending
+from quire_worker.engine.moves import BRINGING, Mover, MoveResult
 
 if TYPE_CHECKING:
     from quire_common.credit import PageMove
@@ -25,50 +26,68 @@ class MoveDesk:
         self._mover = mover
         self._draft = draft
         self._observer = observer
+        self._lending = Lending(residents.states, mover)
         self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> None:
-        """Begin a move, or report it as failed: what a load should have brought is then recomputed."""
+        """Begin a move, or report it as failed: what it should have brought is then recomputed."""
         possible = self._is_possible(move)
-        if possible and move.kind == MoveKind.LOAD:
+        if possible and move.kind in BRINGING:
             self._residents.states.expect(move.device_page)
         if possible and self._mover.submit(move):
             self._open[move.id] = move
+            if move.kind == MoveKind.EXPORT:
+                self._lending.begin(move)
             return
-        if possible and move.kind == MoveKind.LOAD:
+        if possible and move.kind in BRINGING:
             self._residents.states.arrived(move.device_page, 0)
-        elif move.kind == MoveKind.LOAD:
+        elif move.kind in BRINGING:
             self._residents.void(move.device_page)
         self._note(move, MoveResult(move.id, ok=False, pages=0, us=0))
 
+    def end_early(self, move_id: int) -> None:
+        """The scheduler needs a move no more; one that has ended by itself was or will be reported as it ended."""
+        if move_id in self._open:
+            self._mover.end_early(move_id)
+
     def collect(self) -> None:
-        """Take in what the mover has finished."""
+        """Offer what has become ready, and take in what the mover has finished."""
+        self._lending.offer_ready()
         for result in self._mover.finished():
             move = self._open.pop(result.id, None)
             if move is None:
                 continue
-            if move.kind == MoveKind.LOAD:
-                self._residents.states.arrived(move.device_page, result.pages)
+            if move.kind in BRINGING:
+                self._residents.states.arrived(move.device_page, result.pages, move.tail_tokens)
+            elif move.kind == MoveKind.EXPORT:
+                self._lending.end(move.id)
             self._note(move, result)
 
     def cancel(self) -> None:
         """Forget all moves; no page is touched on their behalf afterwards."""
         self._mover.cancel()
         self._mover.finished()
+        self._lending.clear()
         self._open.clear()
 
     def check_integrity(self) -> None:
-        """Raise Internal where awaited pages and open loads differ."""
-        awaited = {int(page) for m in self._open.values() if m.kind == MoveKind.LOAD for page in m.device_page}
+        """Raise Internal where pages and open moves differ."""
+        awaited = {int(page) for m in self._open.values() if m.kind in BRINGING for page in m.device_page}
         if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
-            raise Internal("INTEGRITY", "Awaited pages and open loads differ.", "Report it with the worker's log.")
+            raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")
+        self._lending.check_integrity()
 
     def _is_possible(self, move: PageMove) -> bool:
         if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
             return False
+        residents, pages = self._residents, move.device_page
+        if move.kind == MoveKind.EXPORT:
+            return residents.can_lend(pages, move.tail_tokens)
+        if move.kind == MoveKind.PULL:
+            return residents.can_pull(pages, move.tail_tokens)
         if move.kind == MoveKind.LOAD:
-            return self._residents.can_load(move.device_page)
-        return move.kind == MoveKind.STORE and self._residents.can_store(move.device_page)
+            return residents.can_load(pages)
+        return move.kind == MoveKind.STORE and residents.can_store(pages)
 
     def _note(self, move: PageMove, result: MoveResult) -> None:
         self._draft.moves.append(result)

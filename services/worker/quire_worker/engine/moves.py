@@ -9,8 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from quire_common.credit import MoveKind
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_common.credit import PageMove
+
+
+BRINGING = frozenset({MoveKind.LOAD, MoveKind.PULL})
+"""Moves that fill pages of this worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +35,18 @@ class Mover(Protocol):
     """Carries pages. All methods but `close` are called from the model thread and return at once; a pool's pages are
     read and written within these calls alone."""
 
+    wake: Callable[[], None]
+    """Set by the replica; called, from whatever thread, when `finished` has something to do."""
+
     def submit(self, move: PageMove) -> bool:
         """Take a move on; False where it is refused (queue full, kind unknown), which counts as failed."""
+
+    def offer(self, move_id: int, pages: int) -> None:
+        """So many pages of an export, from its first on, hold what they are to hold. None do before the first offer."""
+
+    def end_early(self, move_id: int) -> None:
+        """Let a move end as failed, with the pages that have arrived; `finished` tells when no page will be read or
+        written on its behalf any more. Moves that are not known are ignored: they have ended."""
 
     def finished(self) -> list[MoveResult]:
         """Moves that ended since the last call, each once. Called at every step boundary, and after `wake`: pages are
@@ -42,11 +60,20 @@ class Mover(Protocol):
 
 
 class NoMover:
-    """For an engine without a store: refuses every move."""
+    """For an engine that moves no pages: refuses every move."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
 
     def submit(self, move: PageMove) -> bool:
         """Refused."""
         return False
+
+    def offer(self, move_id: int, pages: int) -> None:
+        """To nobody."""
+
+    def end_early(self, move_id: int) -> None:
+        """Nothing to end."""
 
     def finished(self) -> list[MoveResult]:
         """None."""

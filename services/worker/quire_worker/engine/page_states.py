@@ -31,6 +31,8 @@ class PageStates:
         """A move should have filled it and did not."""
         self.refs = np.zeros(num_pages, np.int32)
         """Slots whose tables hold it."""
+        self.lent = np.zeros(num_pages, np.int32)
+        """Exports that offer it: other workers read it."""
         self.busy_until = np.zeros(num_pages, np.int64)
         """The last step in flight of a sequence that held it and has left: until then nobody may write it."""
 
@@ -61,10 +63,13 @@ class PageStates:
         self.failed[pages] = False
         self.pending[pages] = True
 
-    def arrived(self, pages: Int32, count: int) -> None:
-        """The move has ended: the first `count` pages are whole, the others lost."""
+    def arrived(self, pages: Int32, count: int, tail_tokens: int = 0) -> None:
+        """The move has ended: the first `count` pages are there, the others lost. The last page of all is whole, or
+        holds `tail_tokens`."""
         self.pending[pages] = False
         self.ready[pages[:count]] = self.page_size
+        if tail_tokens and count == len(pages):
+            self.ready[pages[-1]] = tail_tokens
         self.failed[pages[count:]] = True
 
     def clear(self) -> None:
@@ -74,4 +79,5 @@ class PageStates:
         self.pending.fill(False)
         self.failed.fill(False)
         self.refs.fill(0)
+        self.lent.fill(0)
         self.busy_until.fill(0)

@@ -149,9 +149,10 @@ class Residents:
             self.states.fill(whole, np.full(len(whole), size, np.int32))
 
     def can_load(self, pages: Int32) -> bool:
-        """Whether a move may write these pages: nobody else does, and no running slot reads them."""
+        """Whether a move may write these pages: nobody else does, and neither a running slot nor another worker reads
+        them."""
         states, table = self.states, self.table
-        if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages):
+        if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages) or states.lent[pages].any():
             return False
         if states.pending[pages].any() or (states.busy_until[pages] > self.settled).any() or self._in_use(pages):
             return False
@@ -162,9 +163,18 @@ class Residents:
                 return False
         return True
 
+    def can_pull(self, pages: Int32, tail_tokens: int) -> bool:
+        """The same of pages that another worker has, the last of them with so many tokens where it is not whole."""
+        return len(pages) > 0 and self.can_load(pages) and 0 <= tail_tokens < self.spec.page_size
+
     def can_store(self, pages: Int32) -> bool:
         """Whether the pages are whole."""
         return grantable(pages, self.spec) and bool((self.states.ready[pages] == self.spec.page_size).all())
+
+    def can_lend(self, pages: Int32, tail_tokens: int) -> bool:
+        """Whether another worker may be promised these pages, now or when they are filled."""
+        named = len(pages) > 0 and grantable(pages, self.spec) and len(np.unique(pages)) == len(pages)
+        return named and 0 <= tail_tokens < self.spec.page_size
 
     def clear(self) -> None:
         """End all sequences and forget all pages."""
@@ -203,7 +213,7 @@ class Residents:
         """Raise PAGE_TAKEN where a slot may not write its pages; what it waits for may still be awaited."""
         states = self.states
         busy = (states.busy_until[own] > self.settled).any()
-        taken = busy or (states.writer[own] != NOBODY).any() or states.pending[fresh].any()
+        taken = busy or (states.writer[own] != NOBODY).any() or states.pending[fresh].any() or states.lent[fresh].any()
         if taken or (states.refs[own].any() and self._in_use(own)):
             raise _page_taken()
 
@@ -246,8 +256,9 @@ def _require(condition: bool, what: str) -> None:
 def _page_taken() -> QuireError:
     return FailedPrecondition(
         "PAGE_TAKEN",
-        "The slot was granted a page that another slot, a move or a step in flight may still write.",
-        "Grant a page for writing only when nobody else fills it, and when the steps of its last holder have ended.",
+        "The slot was granted a page that another slot, a move or a step in flight may still write, or that is lent.",
+        "Grant a page for writing only when nobody else fills it, when the steps of its last holder have ended, and "
+        "when its exports have been reported.",
     )
 
 

@@ -14,26 +14,28 @@ import signal
 import socket
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, NoReturn
 
-from quire_common.credit import MoveKind
 from quire_common.errors import QuireError
 from quire_common.telemetry.logs import get_logger, setup_logging
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
+from quire_worker.engine.moves import BRINGING
+from quire_worker.mover.ends import Equipment
 from quire_worker.mover.lane import Job
-from quire_worker.mover.load_lane import LoadLane
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
-from quire_worker.mover.store_lane import StoreLane
 from quire_worker.mover.wire import Frame, FrameReader, Kind, WireBroken, unpack_move
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from quire_worker.mover.carrier import Carrier
+    from quire_worker.mover.ends import MakeEnds
 
 log = get_logger(__name__)
 EXIT_ORPHANED = 3
+# Flags of sockets on which peers come in.
+LISTENERS = ("tcp", "unix")
 # Page I/O stands back where it wants the core of the engine.
 NICENESS = 5
 EXIT_FAILED = 1
@@ -43,39 +45,49 @@ _PR_SET_PDEATHSIG = 1
 
 
 class MoverChild:
-    """Reads frames on the calling thread; lanes do the work."""
+    """Reads frames on the calling thread; its ends do the work."""
 
-    def __init__(self, sock: socket.socket, ring: Ring, setup: MoverSetup, carrier: Carrier) -> None:
+    def __init__(
+        self, sock: socket.socket, ring: Ring, setup: MoverSetup, listeners: tuple[int, ...], make_ends: MakeEnds
+    ) -> None:
         self._sock = sock
         self._sending = threading.Lock()
-        self._loads = LoadLane(carrier, ring, self._send, setup.load_slots)
-        self._stores = StoreLane(carrier, ring, self._send)
+        self._heard_s = time.monotonic()
+        self._ends = make_ends(Equipment(setup, ring, self._send, listeners, self._silence_s))
 
     def serve(self, frames: Iterator[Frame]) -> None:
         """Until the frames end."""
         self._send(Frame(Kind.READY))
         for frame in frames:
+            self._heard_s = time.monotonic()
             self._take(frame)
-        self._loads.close()
-        self._stores.close()
+        for end in self._ends:
+            end.close()
 
     def _take(self, frame: Frame) -> None:
+        inward, outward = self._ends
         match frame.kind:
             case Kind.MOVE:
                 move, submitted_ns = unpack_move(frame)
-                lane = self._loads if move.kind == MoveKind.LOAD else self._stores
-                lane.put(Job(move, frame.generation, submitted_ns))
+                end = inward if move.kind in BRINGING else outward
+                end.put(Job(move, frame.generation, submitted_ns))
             case Kind.FILLED:
-                self._stores.filled(frame.generation, frame.move, frame.pairs())
+                outward.filled(frame.generation, frame.move, frame.pairs())
             case Kind.RETURNED:
-                self._loads.returned(frame.numbers())
+                inward.returned(frame.numbers())
             case Kind.CANCEL:
-                self._loads.cancel(frame.generation)
-                self._stores.cancel(frame.generation)
+                inward.cancel(frame.generation)
+                outward.cancel(frame.generation)
+            case Kind.CUT:
+                inward.cut(frame.move)
+                outward.cut(frame.move)
             case Kind.PING:
                 self._send(Frame(Kind.PONG))
             case _:
                 raise WireBroken(f"{frame.kind.name} is none of the engine's")
+
+    def _silence_s(self) -> float:
+        return time.monotonic() - self._heard_s
 
     def _send(self, frame: Frame) -> None:
         try:
@@ -85,20 +97,23 @@ class MoverChild:
             return  # the engine has gone; the reading thread sees it too
 
 
-def run_child(argv: Sequence[str], make_carrier: Callable[[MoverSetup], Carrier]) -> NoReturn:
+def run_child(argv: Sequence[str], make_ends: MakeEnds) -> NoReturn:
     """The process's whole life."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     parser = argparse.ArgumentParser(prog="python -m quire_worker.mover", description=__doc__)
     for name in ("parent", "socket", "ring"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    for name in LISTENERS:
+        parser.add_argument(f"--{name}", type=int)
     given = parser.parse_args(argv)
     os.nice(NICENESS)
     _end_with(given.parent)
     sock = socket.socket(fileno=given.socket)
     code = 0
     try:
-        _serve(sock, given.ring, make_carrier)
+        listeners = tuple(fd for name in LISTENERS if (fd := getattr(given, name)) is not None)
+        _serve(sock, given.ring, listeners, make_ends)
     except QuireError as error:
         log.error("the mover failed", code=error.code, error=error.message, fix=error.fix)
         code = EXIT_FAILED
@@ -107,12 +122,12 @@ def run_child(argv: Sequence[str], make_carrier: Callable[[MoverSetup], Carrier]
         code = EXIT_FAILED
     shutdown_tracing(LAST_SPANS_S)
     logging.shutdown()
-    # A lane may wait for a peer; nobody waits for the lane any more.
+    # A thread may wait for a peer; nobody waits for that thread any more.
     sys.stderr.flush()
     os._exit(code)
 
 
-def _serve(sock: socket.socket, ring_fd: int, make_carrier: Callable[[MoverSetup], Carrier]) -> None:
+def _serve(sock: socket.socket, ring_fd: int, listeners: tuple[int, ...], make_ends: MakeEnds) -> None:
     frames = _frames(sock)
     first = next(frames, None)
     if first is None:
@@ -123,7 +138,7 @@ def _serve(sock: socket.socket, ring_fd: int, make_carrier: Callable[[MoverSetup
     setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)
     setup_tracing("worker", setup.instance, setup.otlp_traces_endpoint)
     ring = Ring(ring_fd, setup.page_bytes, setup.slots)
-    MoverChild(sock, ring, setup, make_carrier(setup)).serve(frames)
+    MoverChild(sock, ring, setup, listeners, make_ends).serve(frames)
 
 
 def _frames(sock: socket.socket) -> Iterator[Frame]:

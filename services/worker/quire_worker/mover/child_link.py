@@ -23,7 +23,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.wire import Frame, FrameReader, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 log = get_logger(__name__)
 RECEIVE_BYTES = 1 << 18
@@ -36,9 +36,9 @@ class Patience:
     """Silence is counted in unanswered pings and not by a clock, so that a worker that was stopped itself does not
     blame its mover."""
 
-    ping_s: float = 1.0
-    silent_pings: int = 5
-    start_pings: int = 60
+    ping_s: float = 0.5
+    silent_pings: int = 10
+    start_pings: int = 120
     first_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
     steady_s: float = 10.0
@@ -56,19 +56,19 @@ class Lost:
 
 class ChildLink:
     """`send`, `take`, `give_up` and `close` belong to the model thread; `on_frames` is called from the link's own when
-    there is something to take."""
+    there is something to take. `fds` are descriptors that every process inherits, by the flags that name them."""
 
     def __init__(
         self,
         command: Sequence[str],
         setup: Frame,
-        ring_fd: int,
+        fds: Mapping[str, int],
         on_frames: Callable[[], None],
         patience: Patience = DEFAULT_PATIENCE,
     ) -> None:
         self._command = command
         self._setup = setup
-        self._ring_fd = ring_fd
+        self._fds = fds
         self._on_frames = on_frames
         self._patience = patience
         self._restarts = metrics.counter("quire_worker_mover_restarts_total", "Mover processes that ended or hung")
@@ -177,10 +177,11 @@ class ChildLink:
         return f"{reason} (exit code {code})"
 
     def _spawn(self, socket_fd: int) -> subprocess.Popen[bytes]:
-        fds = {"--parent": os.getpid(), "--socket": socket_fd, "--ring": self._ring_fd}
-        flags = [str(part) for pair in fds.items() for part in pair]
+        inherited = {"--socket": socket_fd, **self._fds}
+        numbers = {"--parent": os.getpid(), **inherited}
+        flags = [str(part) for pair in numbers.items() for part in pair]
         return subprocess.Popen(
-            [*self._command, *flags], stdin=subprocess.DEVNULL, pass_fds=(socket_fd, self._ring_fd), close_fds=True
+            [*self._command, *flags], stdin=subprocess.DEVNULL, pass_fds=tuple(inherited.values()), close_fds=True
         )
 
     def _converse(self, sock: socket.socket) -> str:

@@ -14,7 +14,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_common.credit import MoveKind
 from quire_common.errors import QuireError
 from quire_common.kv_client import Abandoned
 from quire_common.sequence import context_to_pb
@@ -44,9 +43,14 @@ class Job:
     generation: int
     submitted_ns: int
 
+    @property
+    def number(self) -> int:
+        """What the engine calls it."""
+        return self.move.id
+
 
 class Lane(ABC):
-    """What both have in common. `put`, `cancel` and `close` are called from the process's main thread."""
+    """What both have in common. `put`, `cancel`, `cut` and `close` are called from the process's main thread."""
 
     def __init__(self, name: str, carrier: Carrier, ring: Ring, send: Send) -> None:
         self._carrier = carrier
@@ -57,6 +61,7 @@ class Lane(ABC):
         self._jobs: deque[Job] = deque()
         self._current: Job | None = None
         self._generation = 0
+        self._cut: set[int] = set()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=f"mover-{name}", daemon=True)
         self._thread.start()
@@ -73,6 +78,13 @@ class Lane(ABC):
             self._generation = max(self._generation, generation)
             self._changed.notify_all()
 
+    def cut(self, number: int) -> None:
+        """That job is void, if it is here."""
+        with self._changed:
+            if any(job is not None and job.number == number for job in (self._current, *self._jobs)):
+                self._cut.add(number)
+                self._changed.notify_all()
+
     def close(self) -> None:
         """Void all jobs and end the thread, if it waits for nobody but the engine."""
         with self._changed:
@@ -80,7 +92,7 @@ class Lane(ABC):
             self._changed.notify_all()
 
     def _is_void(self, job: Job) -> bool:
-        return self._closed or job.generation < self._generation
+        return self._closed or job.generation < self._generation or job.number in self._cut
 
     def _wait(self, job: Job, ready: Callable[[], bool]) -> None:
         """Until `ready`, with the lock held; raises Abandoned where the job is void or over."""
@@ -96,6 +108,7 @@ class Lane(ABC):
                     return
                 job = self._jobs.popleft()
                 if self._is_void(job):
+                    self._cut.discard(job.number)
                     continue
                 self._current = job
             self._run(job)
@@ -112,10 +125,11 @@ class Lane(ABC):
             log.exception("a move failed", kind=job.move.kind.name)
         with self._changed:
             self._current = None
+            self._cut.discard(job.number)
             self._left_over(job)
             self._changed.notify_all()
-        _trace(job, pages)  # before the engine knows: it may close then
-        self._send(Frame.of(Kind.ENDED, job.generation, job.move.id, [pages, transport_code(self._carrier.transport)]))
+        trace_move(job, pages)  # before the engine knows: it may close then
+        self._send(ended(job, pages, self._carrier.transport))
 
     @abstractmethod
     def _carry(self, job: Job) -> int:
@@ -126,13 +140,18 @@ class Lane(ABC):
         """The job is over; called with the lock held."""
 
 
-def _trace(job: Job, pages: int) -> None:
-    """The move's span. Whatever breaks here, the lane goes on: others wait for its moves."""
+def ended(job: Job, pages: int, transport: str) -> Frame:
+    """The last word about a job."""
+    return Frame.of(Kind.ENDED, job.generation, job.number, [pages, transport_code(transport)])
+
+
+def trace_move(job: Job, pages: int) -> None:
+    """The move's span. Whatever breaks here, others go on: they are waited for."""
     move = job.move
     figures = {"quire.pages": pages, "quire.pages_wanted": len(move.hashes)}
     try:
         record_span(
-            "load_pages" if move.kind == MoveKind.LOAD else "store_pages",
+            f"{move.kind.name.lower()}_pages",
             extract(context_to_pb(move.context)),
             job.submitted_ns,
             time.time_ns(),

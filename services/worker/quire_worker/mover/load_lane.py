@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quire_worker.mover.lane import Job, Lane
 from quire_worker.mover.wire import Frame, Kind
@@ -57,14 +57,27 @@ class LoadLane(Lane):
     def _tell(self, job: Job) -> None:
         """The engine drops what is of an earlier generation and returns its slots: no need to look once more."""
         if self._waiting:
-            self._send(Frame.of(Kind.ARRIVED, job.generation, job.move.id, self._waiting))
+            self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
 
 
-class RingLanding:
-    """See Landing: one load's pages, in slots of its lane."""
+class Slots(Protocol):
+    """Who has slots to be filled, and tells the engine of them."""
 
-    def __init__(self, lane: LoadLane, ring: Ring, job: Job) -> None:
+    def take_slot(self, job: Job) -> int:
+        """A slot to be filled; waits for one, raises Abandoned."""
+
+    def hand_over(self, job: Job, index: int, slot: int) -> None:
+        """A page lies in a slot."""
+
+    def returned(self, slots: Sequence[int]) -> None:
+        """Slots are free again."""
+
+
+class RingLanding:
+    """See Landing: pages of one move, in slots of its lane's."""
+
+    def __init__(self, lane: Slots, ring: Ring, job: Job) -> None:
         self._lane = lane
         self._ring = ring
         self._job = job

@@ -10,55 +10,46 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger
-from quire_worker.engine.moves import MoveResult
 from quire_worker.mover.child_link import DEFAULT_PATIENCE, ChildLink, Lost, Patience
 from quire_worker.mover.copier import Copier
+from quire_worker.mover.open_move import OpenMove
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.transports.transport import TRANSPORTS
 from quire_worker.mover.wire import Frame, Kind, WireBroken, pack_move, transport_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from quire_common.credit import PageMove
+    from quire_worker.engine.moves import MoveResult
 
 COMMAND = (sys.executable, "-m", "quire_worker.mover")
 MAX_OPEN = 128
+# An export that nobody pulls costs a line in a table.
+MAX_EXPORTS = 1024
 # Half a millisecond of copying on a CPU; the engine calls several times a step.
 COPY_BYTES = 2 << 20
 # On a GPU a copy is only asked for.
 CUDA_COPY_BYTES = 128 << 20
 log = get_logger(__name__)
-
-
-@dataclass(slots=True, eq=False)
-class _Open:
-    """A move that has not ended."""
-
-    move: PageMove
-    submitted_ns: int = field(default_factory=time.perf_counter_ns)
-    wanted: deque[int] = field(default_factory=deque)
-    """Of a store: pages to be put into the ring."""
-    landed: int = 0
-    """Of a load: pages that have come into the ring, in order."""
-    arrived: int = 0
-    """Of a load: pages of these that are in the pool."""
-    ended: int | None = None
-    """The process is done with it, and so many pages are whole."""
+_USING = {
+    False: ("quire_worker_kv_transport", "1 for what carried pages of the kvstore last"),
+    True: ("quire_worker_peer_transport", "1 for what carried pages from or to another worker last"),
+}
 
 
 @dataclass(frozen=True, slots=True)
 class _Copy:
     """A page under way between pool and ring."""
 
-    open: _Open
+    open: OpenMove
     index: int
     slot: int
 
@@ -76,7 +67,9 @@ class MoverProcess:
         max_open: int = MAX_OPEN,
         copy_bytes: int = COPY_BYTES,
         patience: Patience = DEFAULT_PATIENCE,
+        inherited: Mapping[str, int] | None = None,
     ) -> None:
+        """`inherited`: further descriptors that the process gets, by the flags that name them."""
         self.wake: Callable[[], None] = lambda: None
         self._setup = setup
         self._ring = ring
@@ -86,24 +79,32 @@ class MoverProcess:
         self._copies_per_call = max(1, copy_bytes // setup.page_bytes)
         self._generation = 0
         self._incarnation = 1
-        self._open: dict[int, _Open] = {}
+        self._numbered = 0
+        self._open: dict[int, OpenMove] = {}
+        self._number_of: dict[int, int] = {}
         self._ended: list[MoveResult] = []
         self._landed: deque[_Copy] = deque()
         self._copying: deque[tuple[int, bool, list[_Copy]]] = deque()
         self._free = deque(setup.store_slots)
         self._awake = False
         self._pages = metrics.counter("quire_worker_mover_pages_total", "Pages moved", ("kind", "transport"))
-        using = metrics.gauge("quire_worker_kv_transport", "1 for what carried pages last", ("transport",))
+        using = metrics.gauge(*_USING[setup.peers], ("transport",))
         self._using = {name: using.labels(name) for name in TRANSPORTS}
-        self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), ring.fd, self._wake_once, patience)
+        fds = {"--ring": ring.fd, **(inherited or {})}
+        self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), fds, self._wake_once, patience)
 
     @classmethod
     def start(
-        cls, setup: MoverSetup, make_copier: Callable[[Ring], Copier], *, copy_bytes: int = COPY_BYTES
+        cls,
+        setup: MoverSetup,
+        make_copier: Callable[[Ring], Copier],
+        *,
+        copy_bytes: int = COPY_BYTES,
+        inherited: Mapping[str, int] | None = None,
     ) -> MoverProcess:
         """With a ring of its own."""
         ring = Ring.create(setup.page_bytes, setup.slots)
-        return cls(setup, ring, make_copier(ring), copy_bytes=copy_bytes)
+        return cls(setup, ring, make_copier(ring), copy_bytes=copy_bytes, inherited=inherited)
 
     @property
     def pid(self) -> int | None:
@@ -112,14 +113,38 @@ class MoverProcess:
 
     def submit(self, move: PageMove) -> bool:
         """See Mover. Refused too while there is no process."""
-        if move.kind not in (MoveKind.LOAD, MoveKind.STORE) or move.id in self._open:
+        if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
-        if sum(other.move.kind == move.kind for other in self._open.values()) >= self._max_open:
+        most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
+        if sum(other.move.kind == move.kind for other in self._open.values()) >= most:
             return False
-        if not self._send(pack_move(move, self._generation, time.time_ns())):
+        number = self._numbered + 1
+        if not self._send(pack_move(move, self._generation, number, time.time_ns())):
             return False
-        self._open[move.id] = _Open(move)
+        self._numbered = self._number_of[move.id] = number
+        self._open[number] = OpenMove(move, number)
         return True
+
+    def offer(self, move_id: int, pages: int) -> None:
+        """See Mover."""
+        number = self._number_of.get(move_id)
+        if number is not None:
+            self._open[number].offered = pages
+
+    def end_early(self, move_id: int) -> None:
+        """See Mover."""
+        number = self._number_of.get(move_id)
+        if number is None:
+            return
+        opened = self._open[number]
+        self._send(Frame(Kind.CUT, self._generation, number))
+        opened.cut, opened.ended = True, 0
+        opened.wanted.clear()
+        dropped = [copy.slot for copy in self._landed if copy.open is opened]
+        self._landed = deque(copy for copy in self._landed if copy.open is not opened)
+        opened.landed -= len(dropped)
+        self._return(dropped)
+        self._end_if_over(opened)
 
     def finished(self) -> list[MoveResult]:
         """See Mover. Here the pages are copied, as many as one call may."""
@@ -127,10 +152,10 @@ class MoverProcess:
         while (frame := self._link.take()) is not None:
             self._take(frame)
         self._settle()
-        left = self._copy_loads(self._copies_per_call)
-        left = self._copy_stores(left)
+        left = self._copy_in(self._copies_per_call)
+        left = self._copy_out(left)
         self._settle()
-        if not left and (self._landed or self._storable()):
+        if not left and (self._landed or self._copyable()):
             self._wake_once()
         ended, self._ended = self._ended, []
         return ended
@@ -140,6 +165,7 @@ class MoverProcess:
         self._generation += 1
         self._awake = False
         self._open.clear()
+        self._number_of.clear()
         self._ended = []
         self._copier.drain()
         landed = [copy.slot for copy in self._landed]
@@ -171,29 +197,31 @@ class MoverProcess:
             self._free.extend(frame.numbers())
             return
         opened = self._open.get(frame.move) if frame.generation == self._generation else None
+        if opened is not None and opened.cut:
+            opened = None
         if frame.kind == Kind.ARRIVED:
             pairs = frame.pairs()
             if opened is None:
                 self._return([slot for _, slot in pairs])
                 return
             for index, slot in pairs:
-                if opened.move.kind != MoveKind.LOAD or not opened.landed == index < len(opened.move.device_page):
+                if not opened.brings or not opened.landed == index < len(opened.move.device_page):
                     raise WireBroken(f"page {index} after {opened.landed} pages")
                 opened.landed += 1
                 self._landed.append(_Copy(opened, index, slot))
         elif frame.kind == Kind.WANTED:
             if opened is not None:
                 indices = frame.numbers()
-                if not all(0 <= index < len(opened.move.device_page) for index in indices):
+                if opened.brings or not all(0 <= index < len(opened.move.device_page) for index in indices):
                     raise WireBroken("it wants pages that the move has not")
-                opened.wanted.extend(indices)
+                opened.want(indices)
         elif frame.kind == Kind.ENDED:
             pages, code = frame.numbers()
             if opened is not None:
                 self._count(opened.move.kind, pages, transport_name(code))
                 opened.ended = max(0, min(pages, len(opened.move.device_page)))
                 opened.wanted.clear()
-                self._end_if_done(opened)
+                self._end_if_over(opened)
         else:
             raise WireBroken(f"{frame.kind.name} is none of the mover's")
 
@@ -203,35 +231,37 @@ class MoverProcess:
         for name, gauge in self._using.items():
             gauge.set(name == transport)
 
-    def _copy_loads(self, left: int) -> int:
+    def _copy_in(self, left: int) -> int:
         """At most `left` copies; returns how many more there may be."""
         copies = []
         while left and self._landed:
             copy = self._landed.popleft()
             if not self._begin(self._copier.to_page, copy):
-                return 0
+                left = 0
+                break
             copies.append(copy)
             left -= 1
         self._note(copies, to_ring=False)
         return left
 
-    def _copy_stores(self, left: int) -> int:
-        while left and (opened := self._storable()) is not None:
+    def _copy_out(self, left: int) -> int:
+        while left and (opened := self._copyable()) is not None:
             copies = []
-            while left and self._free and opened.wanted:
+            while left and self._free and opened.can_copy():
                 copy = _Copy(opened, opened.wanted.popleft(), self._free.popleft())
                 if not self._begin(self._copier.to_ring, copy):
-                    return 0
+                    left = 0
+                    break
                 copies.append(copy)
                 left -= 1
             self._note(copies, to_ring=True)
         return left
 
-    def _storable(self) -> _Open | None:
-        """A store with pages to copy, if there is a slot for one."""
+    def _copyable(self) -> OpenMove | None:
+        """A move with pages to copy into the ring, if there is a slot for one."""
         if not self._free:
             return None
-        return next((opened for opened in self._open.values() if opened.wanted), None)
+        return next((opened for opened in self._open.values() if opened.can_copy()), None)
 
     def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
         """Nothing that goes wrong with a cache may reach a user: with a pool that refuses, all moves are misses."""
@@ -241,6 +271,7 @@ class MoverProcess:
             log.exception("a page could not be copied")
             self._give_up("a page could not be copied")
             return False
+        copy.open.under_way += 1
         return True
 
     def _note(self, copies: list[_Copy], *, to_ring: bool) -> None:
@@ -252,33 +283,27 @@ class MoverProcess:
         while self._copying and self._copier.passed(self._copying[0][0]):
             _, to_ring, copies = self._copying.popleft()
             if to_ring:
-                opened = copies[0].open
                 pairs = [number for copy in copies for number in (copy.index, copy.slot)]
-                self._send(Frame.of(Kind.FILLED, self._generation, opened.move.id, pairs))
-                continue
-            self._return([copy.slot for copy in copies])
+                self._send(Frame.of(Kind.FILLED, self._generation, copies[0].open.number, pairs))
+            else:
+                self._return([copy.slot for copy in copies])
             for copy in copies:
-                copy.open.arrived += 1
-                self._end_if_done(copy.open)
+                copy.open.under_way -= 1
+                copy.open.arrived += not to_ring
+                self._end_if_over(copy.open)
 
-    def _end_if_done(self, opened: _Open) -> None:
-        """A load is over when its last page is in the pool."""
-        if opened.ended is None or opened.arrived < opened.landed:
-            return
-        pages = min(opened.ended, opened.arrived) if opened.move.kind == MoveKind.LOAD else opened.ended
-        self._end(opened, pages)
-
-    def _end(self, opened: _Open, pages: int) -> None:
-        del self._open[opened.move.id]
-        us = (time.perf_counter_ns() - opened.submitted_ns) // 1000
-        self._ended.append(MoveResult(opened.move.id, pages == len(opened.move.device_page), pages, us))
+    def _end_if_over(self, opened: OpenMove) -> None:
+        if opened.is_over() and self._open.pop(opened.number, None) is not None:
+            del self._number_of[opened.move.id]
+            self._ended.append(opened.result())
 
     def _lose(self) -> None:
         """The process is gone: every move has failed. What a load brought into the pool before is whole."""
         self._copier.drain()
         self._settle_lost()
         for opened in list(self._open.values()):
-            self._end(opened, opened.arrived)
+            opened.ended, opened.landed = opened.arrived, opened.arrived
+            self._end_if_over(opened)
         self._landed.clear()
         self._free = deque(self._setup.store_slots)
         self._incarnation += 1
@@ -286,6 +311,7 @@ class MoverProcess:
     def _settle_lost(self) -> None:
         for _, to_ring, copies in self._copying:
             for copy in copies:
+                copy.open.under_way -= 1
                 copy.open.arrived += not to_ring
         self._copying.clear()
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.config import ServiceConfig
+from quire_common.credit import MoveKind
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import identity
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 DEFAULT_SLOTS = 64
 DEFAULT_BYTES = 256 << 20
 SLOT_ALIGN = 4096
+STORE_KINDS = frozenset({MoveKind.LOAD, MoveKind.STORE})
+PEER_KINDS = frozenset({MoveKind.PULL, MoveKind.EXPORT})
 
 
 def slot_stride(page_bytes: int) -> int:
@@ -26,7 +29,8 @@ def slot_stride(page_bytes: int) -> int:
 
 @dataclass(frozen=True)
 class MoverSetup:
-    """The first half of the slots is for loads, the second for stores: a slow store holds up no load."""
+    """The first half of the slots is for moves that the process fills the ring for, the second for those that the
+    engine does: a slow store holds up no load. A process of peers has pulls and exports in their stead."""
 
     kvstore: str
     namespace: str
@@ -39,13 +43,16 @@ class MoverSetup:
     log_format: str = "json"
     otlp_traces_endpoint: str = ""
     kv_transport: str = "auto"
+    peers: bool = False
+    """It moves pages from and to other workers, and none of the kvstore's."""
+    peer_transport: str = "auto"
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
 
     @classmethod
-    def of(cls, config: WorkerConfig, geometry: PageGeometry) -> MoverSetup:
-        """For the pages of a loaded model. Raises ConfigError for a ring that is too small."""
+    def of(cls, config: WorkerConfig, geometry: PageGeometry, *, peers: bool = False) -> MoverSetup:
+        """For the pages of a loaded model, to a kvstore or to peers. Raises ConfigError for too small a ring."""
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)
         default = max(2, min(DEFAULT_SLOTS, DEFAULT_BYTES // stride))
@@ -58,7 +65,7 @@ class MoverSetup:
                 param="mover_ring_bytes",
             )
         return cls(
-            kvstore=config.kvstore,
+            kvstore="" if peers else config.kvstore,
             namespace=geometry.namespace.hex(),
             dtype=group.dtype,
             page_bytes=group.page_bytes,
@@ -68,10 +75,17 @@ class MoverSetup:
             log_format=config.log_format,
             otlp_traces_endpoint=config.otlp_traces_endpoint,
             kv_transport=config.kv_transport,
+            peers=peers,
+            peer_transport=config.peer_transport,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
             tls_ca=config.tls_ca,
         )
+
+    @property
+    def kinds(self) -> frozenset[MoveKind]:
+        """Moves that the process carries out."""
+        return PEER_KINDS if self.peers else STORE_KINDS
 
     @property
     def load_slots(self) -> range:

@@ -23,11 +23,11 @@ class StoreLane(Lane):
         self._emptied: list[int] = []
         super().__init__("store", carrier, ring, send)
 
-    def filled(self, generation: int, move: int, pairs: Sequence[tuple[int, int]]) -> None:
+    def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
         """Pages lie in the ring, as index and slot."""
         with self._changed:
             job = self._current
-            if job is not None and (job.generation, job.move.id) == (generation, move) and not self._is_void(job):
+            if job is not None and (job.generation, job.number) == (generation, number) and not self._is_void(job):
                 self._filled.update(pairs)
                 self._changed.notify_all()
                 return
@@ -35,7 +35,7 @@ class StoreLane(Lane):
 
     def want(self, job: Job, indices: Sequence[int]) -> None:
         """The engine is to put these into the ring."""
-        self._send(Frame.of(Kind.WANTED, job.generation, job.move.id, indices))
+        self._send(Frame.of(Kind.WANTED, job.generation, job.number, indices))
 
     def is_filled(self, index: int) -> bool:
         """Whether a page is there."""

@@ -2,15 +2,16 @@
 
     length u32 | kind u8 | generation u32 | move i64 | payload     little-endian; length counts what follows it
 
-The payload is an int32 column, but for SETUP (JSON) and MOVE (see `pack_move`). Bytes of pages never travel here: they
-lie in the ring. Knows nothing of what the frames bring about.
+`move` is a number that the engine gives to each move, and to no other. The payload is an int32 column, but for SETUP
+(JSON) and MOVE (see `pack_move`). Bytes of pages never travel here: they lie in the ring. Knows nothing of what the
+frames bring about.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
@@ -38,21 +39,24 @@ class Kind(enum.IntEnum):
     MOVE = 2
     """Carry this move out."""
     FILLED = 3
-    """Pages of a store lie in the ring: index, slot, index, slot, ..."""
+    """Pages of a store or an export lie in the ring: index, slot, index, slot, ..."""
     RETURNED = 4
-    """Slots of loads that the engine has emptied."""
+    """Slots of loads or pulls that the engine has emptied."""
     CANCEL = 5
     """Moves of generations before this frame's are void."""
     PING = 6
+    CUT = 7
+    """This move is void; the engine has ended it, or does when its last copies are over."""
     # from the mover
     READY = 16
     """It carries moves."""
     WANTED = 17
-    """Of a store's pages these are to be put into the ring, in this order."""
+    """Of a store's or an export's pages these are to be put into the ring: a store's in this order, an export's when
+    they are filled."""
     ARRIVED = 18
-    """Pages of a load lie in the ring, whole and in order: index, slot, index, slot, ..."""
+    """Pages of a load or a pull lie in the ring, whole and in order: index, slot, index, slot, ..."""
     RELEASED = 19
-    """Slots of stores that the mover has emptied."""
+    """Slots of stores or exports that the mover has emptied."""
     ENDED = 20
     """The move is over: how many of its pages, from the first on, are whole at their destination, and what has carried
     them (see `transport_code`)."""
@@ -132,9 +136,9 @@ def transport_name(code: int) -> str:
     return _TRANSPORTS[code]
 
 
-def pack_move(move: PageMove, generation: int, submitted_ns: int) -> Frame:
-    """A MOVE; `submitted_ns` is `time.time_ns()`, where its span begins."""
-    return Frame(Kind.MOVE, generation, move.id, _SUBMITTED.pack(submitted_ns) + encode_move(move))
+def pack_move(move: PageMove, generation: int, number: int, submitted_ns: int) -> Frame:
+    """A MOVE, which has its number for an id; `submitted_ns` is `time.time_ns()`, where its span begins."""
+    return Frame(Kind.MOVE, generation, number, _SUBMITTED.pack(submitted_ns) + encode_move(replace(move, id=number)))
 
 
 def unpack_move(frame: Frame) -> tuple[PageMove, int]:

@@ -1,23 +1,25 @@
-"""DataLink: a data connection to the store, made when it is needed and kept for the next move. One thread at a time."""
+"""DataLink: a data connection to who serves pages, made when it is needed and kept for the next move. One thread at a
+time."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import threading
 import time
 from typing import TYPE_CHECKING, NoReturn
 
 from quire_common.errors import NotFound
+from quire_common.kv_client import Abandoned
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import DataBroken, Head, Kind
-from quire_common.kv_data.lease_key import handle_of
+from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_common.pages import PageCorrupt
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from quire_common.kv_client import DataAccess
     from quire_common.kv_data.connection import Arrived
     from quire_common.kv_data.seal import Seals
 
@@ -25,18 +27,23 @@ if TYPE_CHECKING:
 
 CONNECT_S = 2.0
 FRAME_S = 5.0
-# Waiting for the store takes FRAME_S and its pages at this rate in all; who is slower breaks, and another way is taken.
+# Waiting for the other side takes FRAME_S and its pages at this rate in all; who is slower breaks, and another way is
+# taken.
 FLOOR_BYTES_PER_S = 50e6
 
 
 class Exchange:
     """What is said on a connection under one lease, about pages of `size` bytes in all. Raises DataBroken, also where
-    the store takes too long over the whole of it; what the engine takes meanwhile does not count."""
+    the other side takes too long over the whole of it; what the engine takes meanwhile does not count."""
 
     def __init__(self, connection: DataConnection, lease_key: bytes, size: int = 0) -> None:
         self.connection = connection
         self.seals: Seals = connection.client_seals(lease_key)
         self._handle = handle_of(lease_key)
+        self.allow(size)
+
+    def allow(self, size: int) -> None:
+        """From here on, it may take so long as so many bytes do."""
         self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
 
     def send(
@@ -57,14 +64,14 @@ class Exchange:
         self._spent_since(started)
 
     def arrived(self, *kinds: Kind) -> Arrived:
-        """The next head, genuine and of one of these kinds; raises NotFound where the store refuses."""
+        """The next head, genuine and of one of these kinds; raises NotFound where the other side refuses."""
         started = self._in_time()
         arrived = self.connection.receive()
         self._spent_since(started)
         if arrived is None:
-            raise DataBroken("ended", "the store has ended the connection")
+            raise DataBroken("ended", "the other side has ended the connection")
         try:
-            head = self.connection.admit(arrived, self.seals)
+            head = self._admit(arrived)
             if head.kind is Kind.REFUSED:
                 self._refused(arrived)
             if head.kind not in kinds:
@@ -80,10 +87,19 @@ class Exchange:
         self.connection.receive_payload(arrived, self.seals, into)
         self._spent_since(started)
 
+    def _admit(self, arrived: Arrived) -> Head:
+        """A refusal counts, too, that was made without a key: nothing comes of it that the connection's end would not
+        bring about."""
+        if arrived.head.kind is Kind.REFUSED:
+            with contextlib.suppress(DataBroken):
+                return self.connection.admit(arrived, self.seals)
+            self.seals = self.connection.client_seals(NO_KEY)
+        return self.connection.admit(arrived, self.seals)
+
     def _in_time(self) -> float:
         """Before each wait, so that what has come in the end counts, however late. Returns the time."""
         if self._left_s < 0:
-            raise DataBroken("slow", "the store takes too long over these pages")
+            raise DataBroken("slow", "the other side takes too long over these pages")
         return time.monotonic()
 
     def _spent_since(self, started: float) -> None:
@@ -93,49 +109,71 @@ class Exchange:
         code = bytearray(arrived.head.length)
         if code:
             self.connection.receive_payload(arrived, self.seals, memoryview(code))
-        raise NotFound(code.decode("ascii", "replace"), "The kvstore refuses on a data connection.", "It is a miss.")
+        raise NotFound(code.decode("ascii", "replace"), "Pages are refused on a data connection.", "It is a miss.")
 
 
 class DataLink:
-    """To one address at a time."""
+    """To one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange."""
 
-    def __init__(self) -> None:
+    def __init__(self, frame_s: float = FRAME_S) -> None:
+        self._frame_s = frame_s
         self._connection: DataConnection | None = None
         self._address: Address = ""
+        self._lock = threading.Lock()
+        self._is_cut = False
 
     @contextlib.contextmanager
-    def exchange(self, address: Address, access: DataAccess, size: int = 0) -> Iterator[Exchange]:
+    def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
         """`size`: see Exchange. Raises TransportDown where the connection cannot be had or breaks. Whatever is raised
         within ends it, but for refusals and wrong pages: who knows that more is to come after these closes it."""
         try:
-            yield Exchange(self._connected(address), access.key, size)
+            yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):
             raise
         except (DataBroken, OSError) as error:
+            silent = self._is_silent(error)
             self.close()
-            raise TransportDown(str(error)) from error
+            raise TransportDown(str(error), silent=silent) from error
         except BaseException:
             self.close()
             raise
 
+    def cut(self) -> None:
+        """From another thread: who waits here finds the connection ended, and there is no other from now on."""
+        with self._lock:
+            self._is_cut = True
+            if self._connection is not None:
+                self._connection.shut()
+
     def close(self) -> None:
         """Idempotent."""
-        connection, self._connection = self._connection, None
+        with self._lock:
+            connection, self._connection = self._connection, None
         if connection is not None:
             connection.shut()  # who waits for its end on another thread notices
             connection.close()
 
     def _connected(self, address: Address) -> DataConnection:
         if self._connection is not None:
-            # Between moves nothing is to come: what is there is the store's end.
+            # Between moves nothing is to come: what is there is the other side's end.
             if address == self._address and not self._connection.wait(0):
                 return self._connection
             self.close()
-        self._connection, self._address = connect(address), address
-        return self._connection
+        connection = connect(address, self._frame_s)
+        with self._lock:
+            self._connection, self._address = connection, address
+            if self._is_cut:
+                raise Abandoned
+        return connection
+
+    def _is_silent(self, error: Exception) -> bool:
+        """Whether nothing came in time, which on a connection that has ended cannot be."""
+        if isinstance(error, DataBroken) and error.reason == "slow":
+            return self._connection is None or not self._connection.wait(0)
+        return isinstance(error, TimeoutError)
 
 
-def connect(address: Address) -> DataConnection:
+def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
     """A new connection, greeted; raises DataBroken, OSError. A string is the name of an abstract Unix socket."""
     if isinstance(address, str):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -145,7 +183,7 @@ def connect(address: Address) -> DataConnection:
         if isinstance(address, str):
             sock.settimeout(CONNECT_S)
             sock.connect("\0" + address)
-        connection = DataConnection(sock, FRAME_S)
+        connection = DataConnection(sock, frame_s)
         connection.enter()
     except BaseException:
         sock.close()

@@ -29,7 +29,7 @@ class GrpcTransport:
     def probe(self, access: DataAccess) -> None:
         """See Transport: the access came this way."""
 
-    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
         """See Transport. The store checks each page before it sends it; one of many frames may go bad behind that."""
         try:
             self._receive(cargo, landing)
@@ -38,7 +38,7 @@ class GrpcTransport:
                 self._client.check(cargo.access.lease, landing.landed, context_to_pb(cargo.context))
             raise
 
-    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
         """See Transport."""
         sent: list[int] = []
 
@@ -58,7 +58,7 @@ class GrpcTransport:
     def close(self) -> None:
         """See Transport: the channel is another's."""
 
-    def _receive(self, cargo: Cargo, landing: Landing) -> None:
+    def _receive(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
         indices = range(landing.landed, len(cargo.run))
         pages = self._client.get_pages(cargo.access.lease, indices, context=context_to_pb(cargo.context))
         with contextlib.closing(pages):

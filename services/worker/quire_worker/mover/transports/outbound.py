@@ -15,6 +15,7 @@ from quire_common.pages import frame_page
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_common.kv_client import DataAccess
     from quire_worker.mover.transports.data_link import Exchange
     from quire_worker.mover.transports.transport import Cargo, Shipment
 
@@ -23,7 +24,7 @@ _MAX_WINDOW = 32
 
 
 def send_pages(
-    exchange: Exchange, cargo: Cargo, shipment: Shipment, put: Callable[[int, bytes, memoryview], None]
+    exchange: Exchange, cargo: Cargo[DataAccess], shipment: Shipment, put: Callable[[int, bytes, memoryview], None]
 ) -> None:
     """All that is left. `put(index, header, body)` sends one page, which the store answers with TAKEN."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // cargo.page_bytes))

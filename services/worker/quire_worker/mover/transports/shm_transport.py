@@ -48,10 +48,10 @@ class ShmTransport:
         except (DataBroken, OSError) as error:
             raise TransportDown(str(error)) from error
 
-    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
         """See Transport."""
         access = cargo.access
-        with self._fetching.exchange(access.arena, access) as exchange:
+        with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)
             try:
                 while (index := landing.landed) < min(len(cargo.run), len(access.offsets)):
@@ -66,11 +66,11 @@ class ShmTransport:
                 exchange.arrived(Kind.END)
                 raise
 
-    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
         """See Transport."""
         size = len(shipment.left) * cargo.page_bytes
         try:
-            with self._sending.exchange(cargo.access.arena, cargo.access, size) as exchange:
+            with self._sending.exchange(cargo.access.arena, cargo.access.key, size) as exchange:
                 self._lend(exchange, shipment.fd)
 
                 def put(index: int, header: bytes, body: memoryview) -> None:

@@ -39,29 +39,29 @@ class TcpTransport:
         except (DataBroken, OSError) as error:
             raise TransportDown(str(error)) from error
 
-    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
         """See Transport."""
         address = (self._host, cargo.access.data_port)
         size = (len(cargo.run) - landing.landed) * cargo.page_bytes
         try:
-            with self._fetching.exchange(address, cargo.access, size) as exchange:
+            with self._fetching.exchange(address, cargo.access.key, size) as exchange:
                 exchange.send(Kind.GET, pack_i32(range(landing.landed, len(cargo.run))))
                 while landing.landed < len(cargo.run):
                     self._receive_page(exchange, cargo, landing)
                 exchange.arrived(Kind.END)
         except PageCorrupt:
             self._fetching.close()  # with all that was still to come
-            with self._fetching.exchange(address, cargo.access) as exchange:
+            with self._fetching.exchange(address, cargo.access.key) as exchange:
                 exchange.send(Kind.DAMAGED, page=landing.landed)
                 exchange.arrived(Kind.END)
             raise
 
-    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
         """See Transport."""
         address = (self._host, cargo.access.data_port)
         size = len(shipment.left) * cargo.page_bytes
         try:
-            with self._sending.exchange(address, cargo.access, size) as exchange:
+            with self._sending.exchange(address, cargo.access.key, size) as exchange:
 
                 def put(index: int, header: bytes, body: memoryview) -> None:
                     for start in range(0, len(body), BODY_BYTES):
@@ -79,7 +79,7 @@ class TcpTransport:
         self._fetching.close()
         self._sending.close()
 
-    def _receive_page(self, exchange: Exchange, cargo: Cargo, landing: Landing) -> None:
+    def _receive_page(self, exchange: Exchange, cargo: Cargo[DataAccess], landing: Landing) -> None:
         """All parts of the next page, each to where it belongs."""
         index, came, last = landing.landed, 0, False
         while not last:

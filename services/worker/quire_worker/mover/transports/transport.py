@@ -1,4 +1,4 @@
-"""What a transport is: pages of one move between the ring and a kvstore, by one way.
+"""What a transport is: pages of one move between the ring and a kvstore, or from another worker, by one way.
 
 Both directions can go on where another transport broke off: a Landing knows how far it has come, a Shipment what is
 left.
@@ -7,7 +7,7 @@ left.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,18 +20,26 @@ if TYPE_CHECKING:
 TRANSPORTS = ("shm", "tcp", "grpc")
 
 
-class TransportDown(Exception):  # the next transport's turn, not an error of the store's
-    """This way is closed, or has broken down under way."""
+A_co = TypeVar("A_co", covariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+
+
+class TransportDown(Exception):  # the next transport's turn, not an error of the other side's
+    """This way is closed, or has broken down under way. `silent`: there may be somebody, who says nothing."""
+
+    def __init__(self, text: str, *, silent: bool = False) -> None:
+        super().__init__(text)
+        self.silent = silent
 
 
 @dataclass(frozen=True)
-class Cargo:
+class Cargo(Generic[A_co]):
     """The pages of a move, and the access that its lease gives to them."""
 
     run: PageRun
     dtype: str
     page_bytes: int
-    access: DataAccess
+    access: A_co
     context: RequestContext
 
 
@@ -77,24 +85,28 @@ class Shipment(Protocol):
         """Nobody needs the body any more."""
 
 
-class Transport(Protocol):
-    """`fetch` and `send` are called by one thread each. Both raise TransportDown, and QuireError where the store itself
-    refuses; `fetch` raises PageCorrupt where a page is not what its key says, and has the store look at it where that
-    is of use."""
+class Source(Protocol[A_contra]):
+    """A transport that brings pages. `fetch` is called by one thread, and raises TransportDown, QuireError where the
+    other side itself refuses, and PageCorrupt where a page is not what its key says."""
 
     name: str
 
-    def offered(self, access: DataAccess) -> bool:
-        """Whether the store says that there is this way."""
+    def offered(self, access: A_contra) -> bool:
+        """Whether the other side says that there is this way."""
+
+    def fetch(self, cargo: Cargo[A_contra], landing: Landing) -> None:
+        """All pages from the next one on."""
+
+    def close(self) -> None:
+        """Let go of connections and maps."""
+
+
+class Transport(Source["DataAccess"], Protocol):
+    """A kvstore's. `fetch` has the store look at a damaged page where that is of use. `send` is called by one thread,
+    and raises as `fetch` does."""
 
     def probe(self, access: DataAccess) -> None:
         """Whether it is open from here; raises TransportDown."""
 
-    def fetch(self, cargo: Cargo, landing: Landing) -> None:
-        """All pages from the next one on."""
-
-    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
         """All pages that are left."""
-
-    def close(self) -> None:
-        """Let go of connections and maps."""

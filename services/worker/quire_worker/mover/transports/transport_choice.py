@@ -81,11 +81,11 @@ class TransportChoice:
         except QuireError as error:
             log.info("how pages will travel is found out by the first of them", cause=error.message)
 
-    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
         """See Transport; raises Unavailable where no transport is left."""
         self._carry(cargo.access, lambda transport: transport.fetch(cargo, landing))
 
-    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
         """See Transport; raises Unavailable where no transport is left."""
         self._carry(cargo.access, lambda transport: transport.send(cargo, shipment))
 

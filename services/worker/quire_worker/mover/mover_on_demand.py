@@ -1,0 +1,105 @@
+"""MoverOnDemand: a Mover that is made when the first move comes, on a thread of its own.
+
+Most workers never exchange pages with others: they pay neither for the process nor for its ring. The first moves wait
+for some tenths of a second.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.moves import Mover, MoveResult, NoMover
+
+if TYPE_CHECKING:
+    from quire_common.credit import PageMove
+
+log = get_logger(__name__)
+MAX_WAITING = 128
+
+
+class MoverOnDemand:
+    """See Mover."""
+
+    def __init__(self, make: Callable[[], Mover]) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._make = make
+        self._thread: threading.Thread | None = None
+        self._made: Mover | None = None
+        self._mover: Mover | None = None
+        self._waiting: dict[int, PageMove] = {}
+        self._offered: dict[int, int] = {}
+        self._ended: list[MoveResult] = []
+
+    def submit(self, move: PageMove) -> bool:
+        """See Mover."""
+        if self._mover is not None:
+            return self._mover.submit(move)
+        if move.id in self._waiting or len(self._waiting) >= MAX_WAITING:
+            return False
+        self._waiting[move.id] = move
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._main, name="mover-start", daemon=True)
+            self._thread.start()
+        return True
+
+    def offer(self, move_id: int, pages: int) -> None:
+        """See Mover."""
+        if self._mover is not None:
+            self._mover.offer(move_id, pages)
+        else:
+            self._offered[move_id] = pages
+
+    def end_early(self, move_id: int) -> None:
+        """See Mover."""
+        if self._mover is not None:
+            self._mover.end_early(move_id)
+        elif self._waiting.pop(move_id, None) is not None:
+            self._fail(move_id)
+
+    def finished(self) -> list[MoveResult]:
+        """See Mover."""
+        if self._mover is None and self._made is not None:
+            self._begin(self._made)
+        ended, self._ended = self._ended, []
+        return ended if self._mover is None else ended + self._mover.finished()
+
+    def cancel(self) -> None:
+        """See Mover."""
+        self._waiting.clear()
+        self._offered.clear()
+        self._ended.clear()
+        if self._mover is not None:
+            self._mover.cancel()
+
+    def close(self) -> None:
+        """See Mover."""
+        self.cancel()
+        if self._thread is not None:
+            self._thread.join()
+        if self._made is not None:
+            self._made.close()
+
+    def _main(self) -> None:
+        try:
+            self._made = self._make()
+        except Exception:
+            log.exception("there is no mover: moves fail")
+            self._made = NoMover()
+        self.wake()
+
+    def _begin(self, mover: Mover) -> None:
+        self._mover = mover
+        mover.wake = self.wake
+        for move in self._waiting.values():
+            if not mover.submit(move):
+                self._fail(move.id)
+            elif move.id in self._offered:
+                mover.offer(move.id, self._offered[move.id])
+        self._waiting.clear()
+        self._offered.clear()
+
+    def _fail(self, move_id: int) -> None:
+        self._ended.append(MoveResult(move_id, ok=False, pages=0, us=0))

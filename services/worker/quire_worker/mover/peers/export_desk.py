@@ -1,0 +1,130 @@
+"""ExportDesk: which leases peers may pull pages of, and what the engine hears of them. Knows nothing of sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.lease_key import KEY_BYTES, NO_KEY
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.lane import ended, trace_move
+from quire_worker.mover.peers.export import Export, export_ended
+from quire_worker.mover.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_worker.mover.ends import Equipment
+    from quire_worker.mover.lane import Job
+    from quire_worker.mover.peers.export import Holder
+
+log = get_logger(__name__)
+# Keys of leases that have ended, so that who comes late gets a refusal that is genuine.
+_REMEMBERED = 1024
+# Pages of one export that lie in the ring at once: a share of it, so that slow peers hold up no others.
+_SHARE = 4
+_MAX_WINDOW = 8
+# The engine gives signs of life twice a second.
+ENGINE_SILENT_S = 2.0
+
+
+class ExportDesk:
+    """An Outward end. `find`, `done` and what follows are called from sessions' threads."""
+
+    def __init__(self, given: Equipment) -> None:
+        self._send = given.send
+        self._silence_s = given.silence_s
+        self._namespace = bytes.fromhex(given.setup.namespace)
+        self.window = max(1, min(_MAX_WINDOW, len(given.setup.store_slots) // _SHARE))
+        self._lock = threading.Lock()
+        self._exports: dict[int, Export] = {}
+        self._by_handle: dict[bytes, Export] = {}
+        self._ended: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def put(self, job: Job) -> None:
+        """See End. From now on peers find it."""
+        key = job.move.lease_key
+        if len(key) == KEY_BYTES and key != NO_KEY:
+            export = Export(job, self._namespace)
+            with self._lock:
+                if self._by_handle.setdefault(export.handle, export) is export:
+                    self._exports[job.number] = export
+                    return
+        log.warning("an export has no lease key of its own")
+        self._send(ended(job, 0, ""))
+
+    def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """See Outward."""
+        with self._lock:
+            export = self._exports.get(number)
+        self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
+
+    def cancel(self, generation: int) -> None:
+        """See End: peers of an earlier run find nothing from now on."""
+        with self._lock:
+            void = [export for export in self._exports.values() if export.job.generation < generation]
+        for export in void:
+            self._end(export)
+
+    def cut(self, number: int) -> None:
+        """See End."""
+        with self._lock:
+            export = self._exports.get(number)
+        if export is not None:
+            self._end(export)
+
+    def close(self) -> None:
+        """See End: the process ends, and its sessions with it."""
+
+    def find(self, handle: bytes) -> tuple[bytes, Export | None] | None:
+        """The lease's key, and its export unless that has ended; None where it was never known here, or long ago."""
+        with self._lock:
+            export = self._by_handle.get(handle)
+            if export is not None:
+                return export.key, export
+            key = self._ended.get(handle)
+            return None if key is None else (key, None)
+
+    def engine_is_silent(self) -> bool:
+        """Whether the worker hangs or was stopped: then nothing of it may be taken for a sign of life."""
+        return self._silence_s() > ENGINE_SILENT_S
+
+    def take_over(self, export: Export, holder: Holder, indices: Sequence[int]) -> None:
+        """See Export."""
+        self.release(export.take_over(holder, indices))
+
+    def ask(self, export: Export, indices: Sequence[int]) -> None:
+        """Have the engine put pages into the ring, each once it is filled."""
+        new = export.ask(indices)
+        if new:
+            self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
+
+    def leave(self, export: Export, holder: Holder) -> None:
+        """See Export."""
+        self.release(export.leave(holder))
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Slots are the engine's again."""
+        if slots:
+            self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
+
+    def done(self, export: Export, transport: str) -> None:
+        """The peer has all that it wants; raises NotFound where the export has ended meanwhile."""
+        if not self._end(export):
+            raise export_ended()
+        pages = len(export.run)
+        trace_move(export.job, pages)
+        self._send(ended(export.job, pages, transport))
+
+    def _end(self, export: Export) -> bool:
+        """Whether it was not over."""
+        with self._lock:
+            if self._exports.pop(export.job.number, None) is None:
+                return False
+            del self._by_handle[export.handle]
+            self._ended[export.handle] = export.key
+            if len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+        self.release(export.end())
+        return True

@@ -1,0 +1,71 @@
+"""PeerAccess: where the worker that has pages serves them, and what shows that they may be had."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire_common.config import split_address
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.credit import PageMove
+    from quire_common.credit.hello import RankAddress
+
+TCP, SHM = "tcp", "shm"
+SOCKET_PREFIX = "quire-worker-"
+# The name comes from the wire: it leads to no socket but a worker's.
+_SOCKET_NAME = re.compile(rf"{SOCKET_PREFIX}[0-9a-f]{{32}}")
+
+
+@dataclass(frozen=True)
+class PeerAccess:
+    """Of one pull. `tcp` is None, and `socket` empty, where that is no way; `first_index` is the place of the pull's
+    first page in the export."""
+
+    key: bytes = field(repr=False)
+    first_index: int
+    tcp: tuple[str, int] | None
+    socket: str
+
+    @classmethod
+    def of(cls, move: PageMove) -> PeerAccess:
+        """As a PULL's ticket says; what makes no sense there is no way."""
+        tcp, socket = None, ""
+        for address in rank_zero(move.source):
+            text = address.descriptor.decode("ascii", "replace")
+            if address.transport == TCP:
+                tcp = _host_and_port(text)
+            elif address.transport == SHM:
+                socket = _socket_here(text)
+        return cls(move.lease_key, move.first_index, tcp, socket)
+
+
+def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
+    """Those of the group's only rank."""
+    return [address for address in addresses if address.rank == 0]
+
+
+def boot_id() -> str:
+    """What tells this host, as it was booted, from all others; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _host_and_port(text: str) -> tuple[str, int] | None:
+    try:
+        return split_address(text, "a ticket's address")
+    except ConfigError:
+        return None
+
+
+def _socket_here(text: str) -> str:
+    """The socket's name, where it is of this host."""
+    host, _, name = text.partition("/")
+    return name if host and host == boot_id() and _SOCKET_NAME.fullmatch(name) else ""

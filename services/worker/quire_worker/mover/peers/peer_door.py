@@ -1,0 +1,77 @@
+"""PeerDoor: the sockets on which peers come in. The engine binds and keeps them, and each mover process inherits them,
+so that the addresses that tickets name hold as long as the worker lives.
+
+The Unix socket is abstract, with a random name: there is nothing in the file system that could be left behind, and only
+processes of the same host (of the same network namespace) find it.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from quire_common.config import split_address
+from quire_common.credit import RankAddress
+from quire_common.errors import ConfigError
+from quire_common.kv_data.seal import AVAILABLE
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.peers.peer_access import TCP
+
+if TYPE_CHECKING:
+    from quire_worker.config import WorkerConfig
+
+log = get_logger(__name__)
+AUTO, OFF = "auto", "off"
+_ANY_HOST = ("0.0.0.0", "::")
+_BACKLOG = 64
+
+
+class PeerDoor:
+    """Opens at once; raises ConfigError. `addresses` are for the worker's hello."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.addresses: tuple[RankAddress, ...] = ()
+        self._sockets: dict[str, socket.socket] = {}
+        if config.peer_listen == OFF:
+            return
+        if not AVAILABLE:
+            log.warning("no other worker can pull pages: the package cryptography is not installed")
+            return
+        if config.peer_transport in (AUTO, TCP):
+            self._open_tcp(config)
+
+    @property
+    def inherited(self) -> dict[str, int]:
+        """Descriptors for the mover process, by the flags that name them."""
+        return {flag: sock.fileno() for flag, sock in self._sockets.items()}
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        for sock in self._sockets.values():
+            sock.close()
+
+    def _open_tcp(self, config: WorkerConfig) -> None:
+        host, port = split_address(config.listen, "--listen")[0], 0
+        if config.peer_listen != AUTO:
+            host, port = split_address(config.peer_listen, "--peer-listen")
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as error:
+            raise ConfigError(
+                "PORT_IN_USE",
+                f"The worker's peer port cannot listen on {host}:{port}: {error.strerror}.",
+                "Choose another with --peer-listen (auto picks a free one, off is none).",
+                param="peer_listen",
+            ) from error
+        self._sockets["--tcp"] = listener
+        told = config.peer_advertise or _host_of(config.advertise) or host
+        if told in _ANY_HOST:
+            log.warning("no other host can pull pages: peers cannot dial every address of this one", host=told)
+            return
+        address = f"{told}:{listener.getsockname()[1]}"
+        self.addresses += (RankAddress(0, TCP, address.encode()),)
+
+
+def _host_of(advertise: str) -> str:
+    return split_address(advertise, "--advertise")[0] if advertise else ""

@@ -1,0 +1,20 @@
+"""The ends of a mover process of peers: pulls from other workers, and exports that they pull."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_worker.mover.ends import Ends
+from quire_worker.mover.peers.export_desk import ExportDesk
+from quire_worker.mover.peers.peer_port import PeerPort
+from quire_worker.mover.peers.pull_desk import PullDesk
+
+if TYPE_CHECKING:
+    from quire_worker.mover.ends import Equipment
+
+
+def peer_ends(given: Equipment) -> Ends:
+    """Both, at work."""
+    exports = ExportDesk(given)
+    PeerPort(given, exports)
+    return Ends(PullDesk(given), exports)

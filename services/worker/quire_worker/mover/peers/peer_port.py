@@ -1,0 +1,86 @@
+"""PeerPort: where peers come in that pull, and how many there may be.
+
+The sockets were bound by the engine, which keeps them: they outlive this process, and so does the address that tickets
+name. Whoever connects has to show the key of an export; of those who have not yet, the one who has waited longest makes
+room for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.connection import DataConnection
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.peers.peer_session import PeerSession
+
+if TYPE_CHECKING:
+    from quire_worker.mover.ends import Equipment
+    from quire_worker.mover.peers.export_desk import ExportDesk
+
+log = get_logger(__name__)
+MAX_SESSIONS = 256
+# For one frame, either way: a peer that was stopped is noticed after so long.
+FRAME_S = 2.0
+
+
+class PeerPort:
+    """Serves until the process ends."""
+
+    def __init__(self, given: Equipment, desk: ExportDesk, max_sessions: int = MAX_SESSIONS) -> None:
+        self._given = given
+        self._desk = desk
+        self._max_sessions = max_sessions
+        self._lock = threading.Lock()
+        self._sessions: dict[PeerSession, None] = {}
+        self._listeners = {fd: socket.socket(fileno=fd) for fd in given.listeners}
+        threading.Thread(target=self._accept, name="peer-port", daemon=True).start()
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        for fd in self._listeners:
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                try:
+                    sock = self._listeners[fd].accept()[0]
+                except OSError as error:  # it has gone already, or there are no descriptors: others will come
+                    log.warning("a peer's connection was not accepted", cause=str(error))
+                    time.sleep(0.01)
+                    continue
+                self._begin(sock)
+
+    def _begin(self, sock: socket.socket) -> None:
+        connection = DataConnection(sock, FRAME_S)
+        session = PeerSession(connection, self._desk, self._given)
+        with self._lock:
+            if len(self._sessions) >= self._max_sessions:
+                oldest = next((each for each in self._sessions if not each.proven), None)
+                log.warning("too many peers are connected", room_is_made=oldest is not None)
+                if oldest is None:
+                    connection.close()
+                    return
+                oldest.stop()
+                del self._sessions[oldest]
+            self._sessions[session] = None
+        try:
+            threading.Thread(target=self._run, args=(session,), name="peer", daemon=True).start()
+        except RuntimeError as error:  # the system has none left: it may have one for those who come later
+            with self._lock:
+                self._sessions.pop(session, None)
+            connection.close()
+            log.warning("a peer's connection got no thread", cause=str(error))
+
+    def _run(self, session: PeerSession) -> None:
+        try:
+            with contextlib.suppress(OSError):  # it was stopped before it began
+                session.run()
+        except Exception:
+            log.exception("a peer's connection failed")
+        finally:
+            with self._lock:
+                self._sessions.pop(session, None)

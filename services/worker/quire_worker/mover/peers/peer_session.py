@@ -1,0 +1,158 @@
+"""PeerSession: one connection of a peer that pulls, from its greeting to its end, on a thread of its own.
+
+Nothing that comes in changes anything before it is known to be made with the key of an export. What is no frame, or
+not genuine, ends the connection; that a lease is unknown or has ended is told. A peer that does not read holds its
+pages' slots for a bounded time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.columns import i32
+from quire_common.errors import InvalidArgument, QuireError, Unavailable
+from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
+from quire_common.kv_data.lease_key import NO_KEY
+from quire_common.pages import frame_page
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.peers.export import export_ended, export_unknown
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.kv_data.connection import Arrived, DataConnection
+    from quire_common.kv_data.seal import Seals
+    from quire_worker.mover.ends import Equipment
+    from quire_worker.mover.peers.export import Export
+    from quire_worker.mover.peers.export_desk import ExportDesk
+
+log = get_logger(__name__)
+# A peer waits for its next page as long as it hears that somebody is there.
+ALIVE_S = 0.5
+# One that has shown its key may take so long before it asks for something else.
+IDLE_S = 10.0
+# A page may take PAGE_S and its bytes at this rate.
+PAGE_S = 2.0
+FLOOR_BYTES_PER_S = 20e6
+
+
+class PeerSession:
+    """`run` is the thread. `proven`: it has shown the key of an export."""
+
+    def __init__(self, connection: DataConnection, desk: ExportDesk, given: Equipment) -> None:
+        self._connection = connection
+        self._desk = desk
+        self._ring = given.ring
+        self._dtype = given.setup.dtype
+        self._page_s = PAGE_S + given.setup.page_bytes / FLOOR_BYTES_PER_S
+        self.proven = False
+        self._handlers: dict[Kind, Callable[[Arrived, Seals, Export], None]] = {Kind.DONE: self._done}
+        if not connection.local:
+            self._handlers |= {Kind.GET: self._get}
+
+    def run(self) -> None:
+        """Until the peer ends, or does what it must not."""
+        try:
+            self._connection.greet()
+            while self._next():
+                pass
+        except DataBroken as error:
+            if error.reason != "ended":
+                log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
+        finally:
+            self._connection.close()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        self._connection.shut()
+
+    def _next(self) -> bool:
+        if self.proven and not self._connection.wait(IDLE_S):
+            return False
+        arrived = self._connection.receive()
+        if arrived is None:
+            return False
+        try:
+            return self._answer(arrived)
+        finally:
+            arrived.close_fds()
+
+    def _answer(self, arrived: Arrived) -> bool:
+        """Whether the connection goes on."""
+        head = arrived.head
+        found = self._desk.find(head.handle)
+        if found is None:
+            # There is no key to make a frame with: this one is made with none, and proves nothing.
+            self._refuse(head, self._connection.server_seals(NO_KEY), export_unknown())
+            return False
+        key, export = found
+        seals = self._connection.server_seals(key)
+        self._connection.admit(arrived, seals)
+        self.proven = True
+        try:
+            if export is None:
+                raise export_ended()
+            handler = self._handlers.get(head.kind)
+            if handler is None:
+                raise DataBroken("garbage", f"{head.kind.name} is none of this path's")
+            handler(arrived, seals, export)
+        except QuireError as error:
+            self._refuse(head, seals, error)
+            return False
+        return True
+
+    def _get(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+        """Each page as soon as it is there."""
+        handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
+        self._desk.take_over(export, self, indices)
+        try:
+            for place, index in enumerate(indices):
+                self._desk.ask(export, indices[place : place + self._desk.window])
+                slot = self._wait_for(export, index, handle, seals)
+                try:
+                    self._send_page(export, index, slot, seals)
+                finally:
+                    self._desk.release([slot])
+        finally:
+            self._desk.leave(export, self)
+        self._connection.send(Head(Kind.END, handle), seals)
+
+    def _indices(self, arrived: Arrived, seals: Seals, export: Export) -> list[int]:
+        asked = bytearray(arrived.head.length)
+        self._connection.receive_payload(arrived, seals, memoryview(asked))
+        indices: list[int] = i32(bytes(asked), "pages").tolist()
+        if len(set(indices)) != len(indices) or not all(0 <= index < len(export.run) for index in indices):
+            raise InvalidArgument("BAD_PAGES", "These are not pages of the export.", "Ask for pages of the ticket.")
+        return indices
+
+    def _wait_for(self, export: Export, index: int, handle: bytes, seals: Seals) -> int:
+        """The slot in which the page lies, in the end. Raises NotFound where the export is over."""
+        while (slot := export.take(self, index, ALIVE_S)) is None:
+            if self._desk.engine_is_silent():
+                raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
+            if self._connection.wait(0):
+                raise DataBroken("ended", "the peer has gone, or asks for too much at once")
+            self._connection.send(Head(Kind.ALIVE, handle), seals)
+        return slot
+
+    def _send_page(self, export: Export, index: int, slot: int, seals: Seals) -> None:
+        deadline = time.monotonic() + self._page_s
+        with self._ring.slot(slot) as body:
+            header = frame_page(export.run.key(index), self._dtype, body)
+            for start in range(0, len(body), BODY_BYTES):
+                with body[start : start + BODY_BYTES] as part:
+                    last = start + len(part) == len(body)
+                    self._connection.send(
+                        Head(Kind.PAGE, export.handle, index, start, len(part), last, header), seals, part
+                    )
+                if time.monotonic() > deadline:
+                    raise DataBroken("slow", "the peer takes too long over a page")
+
+    def _done(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+        self._desk.done(export, "shm" if self._connection.local else "tcp")
+        self._connection.send(Head(Kind.END, arrived.head.handle), seals)
+
+    def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
+        code = error.code.encode()
+        self._connection.send(Head(Kind.REFUSED, head.handle, head.page, length=len(code)), seals, code)

@@ -1,0 +1,112 @@
+"""Pull: one move's pages from another worker into the ring, on a thread of its own.
+
+It goes on with the next transport where one breaks, and comes again while that leads to anything. A peer that says
+nothing ends it: whoever hangs there hangs by every way.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import NotFound, QuireError
+from quire_common.kv_client import Abandoned
+from quire_common.pages import PageCorrupt, PageRun
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.load_lane import RingLanding
+from quire_worker.mover.peers.peer_access import PeerAccess
+from quire_worker.mover.peers.peer_port import FRAME_S
+from quire_worker.mover.transports.data_link import DataLink
+from quire_worker.mover.transports.peer_tcp import PeerTcp
+from quire_worker.mover.transports.transport import Cargo, TransportDown
+
+if TYPE_CHECKING:
+    from quire_worker.mover.ends import Equipment
+    from quire_worker.mover.lane import Job
+    from quire_worker.mover.load_lane import Slots
+    from quire_worker.mover.transports.transport import Source
+
+log = get_logger(__name__)
+# A ticket may be here before its export is there.
+EARLY_S = 1.0
+AGAIN_S = 0.05
+# So often in a row all ways may break without a page having come.
+FRUITLESS = 2
+
+
+class Pull:
+    """`run` is the thread's; `void` may be called from any. `used`: what carried pages last."""
+
+    def __init__(self, job: Job, slots: Slots, given: Equipment) -> None:
+        self.job = job
+        self.used = ""
+        setup, move = given.setup, job.move
+        run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
+        self._cargo = Cargo(run, setup.dtype, setup.page_bytes, PeerAccess.of(move), move.context)
+        self._landing = RingLanding(slots, given.ring, job)
+        self._link = DataLink(FRAME_S)
+        sources: list[Source[PeerAccess]] = [PeerTcp(self._link)]
+        self._ways = [
+            way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(self._cargo.access)
+        ]
+        self._voided = threading.Event()
+
+    @property
+    def is_void(self) -> bool:
+        """Whether nobody wants its pages any more."""
+        return self._voided.is_set()
+
+    def void(self) -> None:
+        """End it."""
+        self._voided.set()
+        self._link.cut()
+
+    def run(self) -> int:
+        """How many pages have landed, from the first on, each being what its key says."""
+        try:
+            self._go_on()
+        except Abandoned:
+            log.info("a pull was abandoned", arrived=self._landing.landed)
+        except (PageCorrupt, QuireError) as error:
+            log.warning(
+                "a pull ended early", arrived=self._landing.landed, wanted=len(self._cargo.run), error=str(error)
+            )
+        finally:
+            self._landing.close()
+            for way in self._ways:
+                way.close()
+        return self._landing.landed
+
+    def _go_on(self) -> None:
+        began, fruitless = time.monotonic(), 0
+        while fruitless < FRUITLESS and not self.is_void:
+            before = self._landing.landed
+            try:
+                if self._try_all_ways():
+                    return
+            except NotFound as error:
+                early = time.monotonic() - began < EARLY_S
+                if error.code != "EXPORT_UNKNOWN" or self._landing.landed or not early:
+                    raise
+                self._link.close()
+                self._voided.wait(AGAIN_S)
+                continue
+            fruitless = fruitless + 1 if self._landing.landed == before else 0
+
+    def _try_all_ways(self) -> bool:
+        """Whether there is nothing more to try: all have come, or the peer is silent."""
+        for way in self._ways:
+            before = self._landing.landed
+            try:
+                way.fetch(self._cargo, self._landing)
+            except TransportDown as error:
+                log.warning("a pull is interrupted", transport=way.name, silent=error.silent, cause=str(error))
+                if error.silent:
+                    return True
+                continue
+            finally:
+                if self._landing.landed > before:
+                    self.used = way.name
+            return True
+        return False

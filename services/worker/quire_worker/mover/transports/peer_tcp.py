@@ -1,0 +1,76 @@
+"""Another worker's peer port: pages over TCP, straight into the ring, each as soon as it is filled there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.columns import pack_i32
+from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.pages import PageCorrupt, check_parts
+
+if TYPE_CHECKING:
+    from quire_common.kv_data.connection import Arrived
+    from quire_worker.mover.peers.peer_access import PeerAccess
+    from quire_worker.mover.transports.data_link import DataLink, Exchange
+    from quire_worker.mover.transports.transport import Cargo, Landing
+
+
+class PeerTcp:
+    """See Source. The link is the pull's."""
+
+    name = "tcp"
+
+    def __init__(self, link: DataLink) -> None:
+        self._link = link
+
+    def offered(self, access: PeerAccess) -> bool:
+        """See Source."""
+        return access.tcp is not None
+
+    def fetch(self, cargo: Cargo[PeerAccess], landing: Landing) -> None:
+        """See Source. In the end the peer is told that nothing more is wanted."""
+        access = cargo.access
+        if access.tcp is None:
+            raise ValueError("this way was not offered")
+        with self._link.exchange(access.tcp, access.key) as exchange:
+            if landing.landed < len(cargo.run):
+                first = access.first_index
+                exchange.send(Kind.GET, pack_i32(range(first + landing.landed, first + len(cargo.run))))
+                while landing.landed < len(cargo.run):
+                    self._receive_page(exchange, cargo, landing)
+                exchange.arrived(Kind.END)
+            exchange.send(Kind.DONE)
+            exchange.arrived(Kind.END)
+
+    def close(self) -> None:
+        """See Source."""
+        self._link.close()
+
+    def _receive_page(self, exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
+        """All parts of the next page, each to where it belongs."""
+        index, came, last = landing.landed, 0, False
+        arrived = next_but_alive(exchange, cargo.page_bytes)
+        while not last:
+            head = arrived.head
+            if head.page != cargo.access.first_index + index or head.offset != came:
+                raise DataBroken("garbage", f"page {head.page} from {head.offset} on is not what comes next")
+            if came + head.length > cargo.page_bytes:
+                raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
+            room = landing.room()
+            exchange.receive_payload(arrived, room[came : came + head.length])
+            came += head.length
+            last = head.last
+            if not last:
+                arrived = exchange.arrived(Kind.PAGE)
+        check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)
+        landing.land()
+
+
+def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> Arrived:
+    """The next frame of the kind, however long it takes to be filled, as long as the peer gives signs of life. From
+    here on there is time for a page of so many bytes."""
+    while True:
+        exchange.allow(page_bytes)
+        arrived = exchange.arrived(kind, Kind.ALIVE)
+        if arrived.head.kind is kind:
+            return arrived
