@@ -132,7 +132,7 @@ class Driver:
         self._mover = mover
         self._spin = spin
         self._woken = threading.Event()
-        mover.wake = self._woken.set  # type: ignore[attr-defined]  # both arms have it
+        mover.wake = self._woken.set
 
     def carry(self, moves: list[PageMove]) -> Measured:
         measured, ended = Measured(), 0

@@ -32,6 +32,12 @@ class ThreadMover:
         self._jobs[move.kind].put(move)
         return True
 
+    def offer(self, move_id: int, pages: int) -> None:
+        """See Mover: it exports nothing."""
+
+    def end_early(self, move_id: int) -> None:
+        """See Mover: moves here end by themselves."""
+
     def finished(self) -> list[MoveResult]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
 

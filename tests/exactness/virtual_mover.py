@@ -30,6 +30,7 @@ class VirtualMover:
         self._store = store
         self._ended: list[MoveResult] = []
         self._run = 0
+        self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> bool:
         """See Mover."""
@@ -41,8 +42,17 @@ class VirtualMover:
             for page in move.device_page.tolist():
                 self._rubbish(page)
         run = self._run
+        self._open[move.id] = move
         self._time.after(self._store.move_us(), lambda: self._end(run, move))
         return True
+
+    def offer(self, move_id: int, pages: int) -> None:
+        """See Mover: nobody pulls from here."""
+
+    def end_early(self, move_id: int) -> None:
+        """See Mover."""
+        if self._open.pop(move_id, None) is not None:
+            self._ended.append(MoveResult(move_id, ok=False, pages=0, us=1))
 
     def finished(self) -> list[MoveResult]:
         """See Mover."""
@@ -52,13 +62,14 @@ class VirtualMover:
     def cancel(self) -> None:
         """See Mover."""
         self._run += 1
+        self._open.clear()
 
     def close(self) -> None:
         """See Mover."""
         self.cancel()
 
     def _end(self, run: int, move: PageMove) -> None:
-        if run != self._run:
+        if run != self._run or self._open.pop(move.id, None) is None:
             return
         wanted = most = len(move.device_page)
         if self._store.chance(self._store.weather.fail_moves):

@@ -31,10 +31,10 @@ class Fake:
         if self.fails:
             raise self.fails
 
-    def fetch(self, cargo: Cargo, landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
         self.probe(cargo.access)
 
-    def send(self, cargo: Cargo, shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
         self.probe(cargo.access)
 
     def close(self) -> None:
