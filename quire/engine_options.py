@@ -56,6 +56,7 @@ ENGINE_OPTIONS = (
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
+    _to("reasoning-config", "tokenizer", "vLLM's JSON: what the model writes around its thinking", "JSON"),
     EngineOption(
         "max-model-len",
         (("worker", "max-model-len"), ("scheduler", "max-model-len")),

@@ -84,6 +84,8 @@ class SamplingParams:
     # Keep so many tokens of the prompt, the last ones; -1: as many as the context has room for.
     truncate_prompt_tokens: int | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    # Most tokens that the model may think before its answer; None or -1: as many as it likes.
+    thinking_token_budget: int | None = None
     # False: token ids alone, no text.
     detokenize: bool = True
     # Known, but not served yet.
@@ -113,8 +115,9 @@ class SamplingParams:
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _integer(name, getattr(self, name), 0, _MAX_U32)
-        if self.truncate_prompt_tokens is not None:
-            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, 2**31 - 1)
+        for name in ("truncate_prompt_tokens", "thinking_token_budget"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), -1, 2**31 - 1)
         for name in ("stop_token_ids", "allowed_token_ids"):
             for token in getattr(self, name) or ():
                 _integer(name, token, 0, 2**31 - 1)

@@ -78,6 +78,8 @@ def build_request(
         request.max_tokens = params.max_tokens
     if params.truncate_prompt_tokens is not None:
         request.truncate_prompt_tokens = params.truncate_prompt_tokens
+    if params.thinking_token_budget is not None:
+        request.thinking_token_budget = params.thinking_token_budget
     if params.repetition_detection is not None:
         rule = params.repetition_detection
         request.repetition_detection.max_pattern_size = rule.max_pattern_size

@@ -11,6 +11,7 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32, pack_i32
 from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.fake_tokenizer import THINK, THOUGHT, FakeTokenizer
 from tests.fakes.router_rig import RouterRig, router_rig
 
 CONTROLS = {
@@ -96,6 +97,37 @@ async def test_bad_values_over_grpc_are_named(fields: dict[str, Any], says: str)
             [_ async for _ in rig.inference.Generate(ib.GenerateRequest(text="a", **fields))]
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert says in str(caught.value.details())
+        assert not rig.scheduler.submits
+
+
+@pytest.mark.parametrize("route", ["complete", "chat"])
+async def test_a_thinking_budget_reaches_the_engine_with_the_models_marks(route: str) -> None:
+    async with router_rig() as rig:
+        for budget in (0, 7):
+            assert (await getattr(rig, route)("a", max_tokens=1, thinking_token_budget=budget)).status_code == 200
+            thinking = rig.scheduler.submits[-1].sequence.thinking
+            assert (i32(thinking.start_ids).tolist(), i32(thinking.end_ids).tolist()) == ([THINK], [THOUGHT])
+            assert thinking.max_tokens == budget
+        for without in ({}, {"thinking_token_budget": -1}, {"thinking_token_budget": None}):
+            await getattr(rig, route)("a", max_tokens=1, **without)
+            assert not rig.scheduler.submits[-1].sequence.HasField("thinking")
+        request = ib.GenerateRequest(text="a", max_tokens=1, thinking_token_budget=9)
+        assert [response async for response in rig.inference.Generate(request)]
+        assert rig.scheduler.submits[-1].sequence.thinking.max_tokens == 9
+
+
+async def test_a_thinking_budget_that_cannot_be_kept_is_refused() -> None:
+    tokenizer = FakeTokenizer()
+    tokenizer.thinking_marks = ([], [])
+    async with router_rig(tokenizers=[tokenizer]) as rig:
+        for fields, code in (
+            ({"thinking_token_budget": 5}, "MODEL_DOES_NOT_THINK"),
+            ({"thinking_token_budget": -2}, "OUT_OF_RANGE"),
+            ({"thinking_token_budget": "5"}, "BAD_TYPE"),
+            ({"thinking_token_budget": 5, "use_beam_search": True}, "PARAMETER_UNSUPPORTED"),
+        ):
+            response = await rig.complete("a", **fields)
+            assert (response.status_code, response.json()["error"]["code"]) == (400, code)
         assert not rig.scheduler.submits
 
 

@@ -95,6 +95,8 @@ async def test_info(stub: Stub) -> None:
     assert (info.model, info.bos_token_id, info.has_chat_template, len(info.digest)) == ("tiny", 1, True, 32)
     assert i32(info.eos_token_ids).tolist() == [2, 4]
     assert info.vocab_size == 422
+    marks = await stub.GetTokenBytes(pb.GetTokenBytesRequest(token_ids=info.thinking_start_ids + info.thinking_end_ids))
+    assert list(marks.token_bytes) == [b"<think>", b"</think>"]
 
 
 async def test_render_a_chat_with_an_injection(stub: Stub) -> None:

@@ -18,7 +18,7 @@ from quire.v1.common_pb2 import RequestError
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, Unavailable
 
-EOS = 256
+EOS, THINK, THOUGHT = 256, 257, 258
 VOCAB = 300
 
 
@@ -42,6 +42,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.stepping.set()
         self.draining = False
         self.break_after: int | None = None
+        self.thinking_marks: tuple[list[int], list[int]] = ([THINK], [THOUGHT])
         self.health = health.aio.HealthServicer()
 
     def add(self, server: grpc.aio.Server) -> None:
@@ -82,7 +83,12 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
     async def GetTokenizerInfo(self, request: pb.GetTokenizerInfoRequest, context: Any) -> pb.GetTokenizerInfoResponse:
         await self.awake.wait()
         return pb.GetTokenizerInfoResponse(
-            model="fake", vocab_size=VOCAB, eos_token_ids=pack_i32([EOS]), has_chat_template=True
+            model="fake",
+            vocab_size=VOCAB,
+            eos_token_ids=pack_i32([EOS]),
+            has_chat_template=True,
+            thinking_start_ids=pack_i32(self.thinking_marks[0]),
+            thinking_end_ids=pack_i32(self.thinking_marks[1]),
         )
 
     async def Detokenize(

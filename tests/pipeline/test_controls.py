@@ -8,9 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
+
+from quire import Client, SamplingParams
 
 ROOT = Path(__file__).parents[2]
 PROMPT = "KING HENRY:\nOnce more unto the breach, dear friends,"
+# <think> and </think> of the demo model's vocabulary.
+THINKING_MARKS = (11, 12)
+NOT_A_MARK = list(range(20, 4096))
 GREEDY: dict[str, Any] = {"prompt": PROMPT, "temperature": 0, "max_tokens": 48, "return_token_ids": True}
 
 
@@ -62,6 +68,40 @@ def test_an_answer_that_goes_in_circles_can_be_ended(http: httpx.Client) -> None
     assert (ended["finish_reason"], ended["stop_reason"]) == ("repetition", "repetition_detected")
     assert any(tokens[-3 * size :] == tokens[-size:] * 3 for size in range(1, 101)) and len(tokens) < 600
     assert choice(http, **long)["token_ids"][: len(tokens)] == tokens
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [{"temperature": 0}, {"temperature": 1.2, "seed": 5}, {"top_k": 3, "seed": 1, "bad_words": ["</think>"]}],
+    ids=repr,
+)
+@pytest.mark.parametrize("budget", [0, 1, 17])
+def test_thinking_ends_when_its_budget_is_used_up(
+    http: httpx.Client, client: Client, sampling: dict[str, Any], budget: int
+) -> None:
+    """The prompt begins it, and the answer closes it where the budget says, whatever else is asked."""
+    thought, prompt = THINKING_MARKS[1], f"{PROMPT}<think>"
+    asked = {"temperature": 1, "ignore_eos": True, "allowed_token_ids": NOT_A_MARK, "max_tokens": 48, **sampling}
+    free = choice(http, prompt=prompt, **asked)["token_ids"]
+    kept = choice(http, prompt=prompt, **asked, thinking_token_budget=budget)["token_ids"]
+    assert thought not in free and kept.index(thought) == budget and kept[:budget] == free[:budget]
+    assert kept.count(thought) == 1 and len(kept) == 48
+    over_grpc = client.complete(prompt, SamplingParams(**asked, thinking_token_budget=budget))
+    assert list(over_grpc.outputs[0].token_ids) == kept
+
+
+def test_every_thought_has_the_budget(http: httpx.Client) -> None:
+    """Of a model that thinks of nothing but thinking."""
+    think, thought = THINKING_MARKS
+    restless = choice(http, logit_bias={str(think): 100}, thinking_token_budget=3, ignore_eos=True)["token_ids"]
+    assert restless == ([think] * 4 + [thought]) * 9 + [think] * 3
+
+
+def test_each_choice_has_its_own_thinking_budget(http: httpx.Client) -> None:
+    body = {**GREEDY, "prompt": f"{PROMPT}<think>", "temperature": 1, "seed": 3, "n": 3, "thinking_token_budget": 6}
+    choices = http.post("/v1/completions", json={**body, "allowed_token_ids": NOT_A_MARK}).json()["choices"]
+    assert [each["token_ids"].index(THINKING_MARKS[1]) for each in choices] == [6, 6, 6]
+    assert len({tuple(each["token_ids"][:6]) for each in choices}) == 3
 
 
 def test_prompt_logprobs_are_those_of_the_same_text_as_output(http: httpx.Client) -> None:

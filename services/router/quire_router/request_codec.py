@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32
@@ -61,7 +61,8 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         stop_token_ids=tuple(stop_token_ids.tolist()),
         ignore_eos=request.ignore_eos,
         repetition=repetition_from_pb(request.repetition_detection),
-        truncate_to=_truncate_to(request),
+        thinking_tokens=_at_least_minus_one(request, "thinking_token_budget", none=-1),
+        truncate_to=_at_least_minus_one(request, "truncate_prompt_tokens"),
         text=TextOptions(
             stop=tuple(request.stop),
             include_stop_str_in_output=request.include_stop_str_in_output,
@@ -95,11 +96,16 @@ def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
     return Resume(request.resume.output_ids, request.resume.characters)
 
 
-def _truncate_to(request: ib.GenerateRequest) -> int | None:
-    if not request.HasField("truncate_prompt_tokens"):
+def _at_least_minus_one(
+    request: ib.GenerateRequest,
+    name: Literal["thinking_token_budget", "truncate_prompt_tokens"],
+    none: int | None = None,
+) -> int | None:
+    value = getattr(request, name)
+    if not request.HasField(name) or value == none:
         return None
-    _check_range("truncate_prompt_tokens", request.truncate_prompt_tokens, -1, 2**31 - 1)
-    return request.truncate_prompt_tokens
+    _check_range(name, value, -1, 2**31 - 1)
+    return int(value)
 
 
 def _prompt(request: ib.GenerateRequest) -> Prompt:

@@ -80,4 +80,6 @@ def encode_info(vocabulary: Vocabulary) -> pb.GetTokenizerInfoResponse:
         bos_token_id=vocabulary.bos_id,
         has_chat_template=bool(vocabulary.templates),
         digest=vocabulary.digest,
+        thinking_start_ids=pack_i32(vocabulary.thinking.start),
+        thinking_end_ids=pack_i32(vocabulary.thinking.end),
     )

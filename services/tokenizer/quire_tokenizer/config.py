@@ -14,6 +14,9 @@ class TokenizerConfig(ServiceConfig):
     model: str = option("", "folder of the model: tokenizer.json, tokenizer_config.json, generation_config.json")
     tokenizer: str = option("", "folder of the tokenizer's files, where they are not the model's")
     chat_template: str = option("", "file with a chat template to use instead of the model's")
+    reasoning_config: str = option(
+        "", "vLLM's JSON: reasoning_start_str and reasoning_end_str, around what the model thinks (default: found)"
+    )
     allow_request_chat_template: bool = option(False, "let requests bring a chat template of their own")
     encode_threads: int = option(2, "threads that encode and decode texts too long for the event loop", at_least=1)
     max_texts: int = option(1024, "texts of one Encode or Decode", at_least=1)

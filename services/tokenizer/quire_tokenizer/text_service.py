@@ -107,7 +107,8 @@ class TextService:
 
     def _load(self) -> TextTools:
         config = self._config
-        vocabulary = Vocabulary(read_model_folder(config.model, config.tokenizer, config.chat_template))
+        folder = read_model_folder(config.model, config.tokenizer, config.chat_template)
+        vocabulary = Vocabulary(folder, config.reasoning_config)
         encoder = Encoder(vocabulary, self._work, max_texts=config.max_texts, max_text_bytes=config.max_text_bytes)
         renderer = ChatRenderer(
             vocabulary,

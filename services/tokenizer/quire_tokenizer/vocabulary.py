@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from quire_common.errors import ConfigError
 from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
 from quire_tokenizer.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
+from quire_tokenizer.thinking_marks import find_marks
 from quire_tokenizer.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ _NFC_SHRINKS = 3
 class Vocabulary:
     """What the services may ask of a model's tokens."""
 
-    def __init__(self, folder: ModelFolder) -> None:
+    def __init__(self, folder: ModelFolder, reasoning_config: str = "") -> None:
         self.model = folder.name
         self.tokenizer = _load(folder)
         self._tokens = {i: text for text, i in self.tokenizer.get_vocab(with_added_tokens=True).items()}
@@ -50,6 +51,7 @@ class Vocabulary:
         self.bos_id = self._id(self.token_variables.get("bos_token", ""))
         eos = (self._id(e) if isinstance(e, str) else e for e in folder.eos)
         self.eos_ids = frozenset(i for i in eos if i is not None)
+        self.thinking = find_marks(self.tokenizer, reasoning_config)
         self._table = build_pieces(self.tokenizer, self._tokens)
         self.max_bytes_per_token = _max_bytes_per_token(self.tokenizer, self._tokens, added.values())
         self.digest = _digest(folder)

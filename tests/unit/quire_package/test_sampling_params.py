@@ -52,6 +52,7 @@ BAD: list[dict[str, Any]] = [
     {"logit_bias": {-1: 0.0}},
     {"logit_bias": {1: math.nan}},
     {"allowed_token_ids": [2**31]},
+    {"thinking_token_budget": -2},
 ]
 
 

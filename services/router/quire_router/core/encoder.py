@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire_common.errors import InvalidArgument
+from quire_common.thinking import ThinkingBudget
 from quire_router.core.delta import HopTiming
 from quire_router.core.job import ChatPrompt, TextPrompt, TokenPrompt
 
@@ -69,6 +71,18 @@ class Encoder:
             if len(spaced) and (not len(alone) or (len(spaced) == len(alone) and spaced[0] != alone[0])):
                 found.append(tuple(spaced.tolist()))
         return found
+
+    async def thinking(self, max_tokens: int) -> ThinkingBudget:
+        """The budget, with the marks of the model's thinking. Raises InvalidArgument where it has none."""
+        start, end = await self._client.thinking_marks()
+        if not start or not end:
+            raise InvalidArgument(
+                "MODEL_DOES_NOT_THINK",
+                "thinking_token_budget is set, and no tokens are known that mark this model's thinking.",
+                "Leave it out, or start the tokenizer with --reasoning-config.",
+                param="thinking_token_budget",
+            )
+        return ThinkingBudget(start, end, max_tokens)
 
     async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
         """A prompt's text, for echo; that of its ids where it may have been cut."""

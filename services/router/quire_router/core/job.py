@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.repetition import RepetitionDetection
+    from quire_common.thinking import ThinkingBudget
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +101,8 @@ class GenerateJob:
     anybody is told of; one token is drawn, since that is what an engine does.
 
     `seed` None: the router picks one. `max_tokens` None: `default_max_tokens`, or the rest of the context where that is
-    None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` when
-    they are encoded.
+    None too. `sampling.seed` and `.sample` are set when the choices are made, `bad_words` join `sampling.controls` and
+    `thinking_tokens` become `thinking` when prompts are encoded.
     """
 
     model: str
@@ -116,6 +117,9 @@ class GenerateJob:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     repetition: RepetitionDetection | None = None
+    thinking_tokens: int | None = None
+    """How much the model may think."""
+    thinking: ThinkingBudget | None = None
     truncate_to: int | None = None
     """Keep so many tokens of each prompt, the last ones; -1: as many as the context has room for."""
     text: TextOptions = field(default_factory=TextOptions)

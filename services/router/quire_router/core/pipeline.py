@@ -162,6 +162,8 @@ class Pipeline:
     ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
         """The job with its words as tokens, and its prompts' ids, cut and checked."""
         job = await self._resolve_words(job, context)
+        if job.thinking_tokens is not None:
+            job = replace(job, thinking=await self._encoder.thinking(job.thinking_tokens))
         if job.sampling.controls is not None:
             check_vocabulary(job.sampling.controls, served.model.vocab_size)
         limit = served.model.max_model_len
@@ -213,6 +215,7 @@ class Pipeline:
                     sampling=replace(sampling, seed=seed, sample=sample, prompt_logprobs=scores),
                     cache_salt=salt,
                     skip_cache_read=scores >= 0,
+                    thinking=job.thinking,
                 )
                 handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
                 choice = Choice(len(choices), handle, job, sequence, context, outbox, served.model.name)

@@ -169,6 +169,7 @@ def job_request(
         stop_token_ids=values["stop_token_ids"],
         ignore_eos=values["ignore_eos"],
         repetition=repetition_of(values["repetition_detection"]),
+        thinking_tokens=None if values["thinking_token_budget"] == -1 else values["thinking_token_budget"],
         truncate_to=values["truncate_prompt_tokens"],
         text=TextOptions(
             stop=values["stop"],

@@ -15,9 +15,15 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_router.core.job import ChatPrompt
+    from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
 
 _TIMEOUT_S = 60.0
+
+
+async def _marks_of(peer: TokenizerLink) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    info = peer.info  # a healthy one has said it
+    return ((), ()) if info is None else (info.thinking_start, info.thinking_end)
 
 
 class TokenizerClient:
@@ -57,6 +63,10 @@ class TokenizerClient:
         request = tb.DecodeRequest(token_ids=[pack_i32(ids)], skip_special_tokens=skip_special_tokens)
         response = await self._pool.call(lambda peer: peer.stub.Decode(request, timeout=_TIMEOUT_S))
         return str(response.texts[0])
+
+    async def thinking_marks(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that begin and end the model's thinking; empty where it is not known to think."""
+        return await self._pool.call(_marks_of)
 
     async def token_bytes(self, ids: Sequence[int]) -> list[bytes]:
         """The bytes of each id."""

@@ -34,6 +34,9 @@ class TokenizerInfo:
     eos_token_ids: tuple[int, ...]
     has_chat_template: bool
     digest: bytes
+    thinking_start: tuple[int, ...]
+    """Tokens that mark the thinking; empty where the model is not known to think."""
+    thinking_end: tuple[int, ...]
 
 
 class TokenizerLink:
@@ -114,8 +117,11 @@ class TokenizerLink:
             except grpc.aio.AioRpcError as error:
                 log.debug("tokenizer does not answer", instance=self.instance, code=error.code().name)
             await backoff.wait()
-        eos = tuple(i32(info.eos_token_ids, "eos_token_ids").tolist())
-        self.info = TokenizerInfo(info.model, info.vocab_size, eos, info.has_chat_template, info.digest)
+        eos, start, end = (
+            tuple(i32(column, "GetTokenizerInfo").tolist())
+            for column in (info.eos_token_ids, info.thinking_start_ids, info.thinking_end_ids)
+        )
+        self.info = TokenizerInfo(info.model, info.vocab_size, eos, info.has_chat_template, info.digest, start, end)
 
     async def _serves(self) -> bool:
         try:

@@ -1,0 +1,69 @@
+"""ThinkingMarks: the tokens with which a model begins and ends to think, for budgets of thinking.
+
+Found among the tokens that were added to the vocabulary, or as --reasoning-config (vLLM's) says. Counts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import ConfigError
+from quire_common.thinking import MAX_MARK_TOKENS
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+_KNOWN = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+_KEYS = ("reasoning_start_str", "reasoning_end_str")
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingMarks:
+    """Token ids; both empty for a model that is not known to think."""
+
+    start: tuple[int, ...] = ()
+    end: tuple[int, ...] = ()
+
+
+def find_marks(tokenizer: Tokenizer, reasoning_config: str = "") -> ThinkingMarks:
+    """Of a tokenizer. `reasoning_config` is JSON of the strings that the model itself writes. Raises ConfigError."""
+    if reasoning_config:
+        return _configured(tokenizer, reasoning_config)
+    added = {token.content: i for i, token in tokenizer.get_added_tokens_decoder().items()}
+    for start, end in _KNOWN:
+        if start in added and end in added:
+            return ThinkingMarks((added[start],), (added[end],))
+    return ThinkingMarks()
+
+
+def _configured(tokenizer: Tokenizer, text: str) -> ThinkingMarks:
+    try:
+        config = json.loads(text)
+    except ValueError as error:
+        raise _bad("is no JSON") from error
+    if not isinstance(config, dict) or {*config} != {*_KEYS}:
+        raise _bad(f"does not have just {' and '.join(_KEYS)}")
+    marks = [_ids(tokenizer, config[key]) for key in _KEYS]
+    if not all(1 <= len(mark) <= MAX_MARK_TOKENS for mark in marks):
+        raise _bad(f"has a mark that is no text of 1 to {MAX_MARK_TOKENS} tokens")
+    return ThinkingMarks(*marks)
+
+
+def _ids(tokenizer: Tokenizer, text: object) -> tuple[int, ...]:
+    return tuple(tokenizer.encode(text, add_special_tokens=False).ids) if isinstance(text, str) else ()
+
+
+def _bad(what: str) -> ConfigError:
+    return ConfigError(
+        "BAD_REASONING_CONFIG",
+        f"--reasoning-config {what}.",
+        'Give JSON like {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}.',
+        param="reasoning_config",
+    )
