@@ -36,12 +36,14 @@ class Usage:
 
 @dataclass(frozen=True)
 class HopTiming:
-    """Microseconds that a service spent in a phase of this request, over `count` operations."""
+    """Microseconds that a service spent in a phase of this request, over `count` operations. `instance`: the scheduler
+    that told of it, where that is known."""
 
     service: str
     phase: str
     us: int
     count: int
+    instance: str = ""
 
 
 @dataclass(frozen=True)

@@ -111,7 +111,7 @@ def read_response(response: inference_pb2.GenerateResponse, request_id: str) -> 
         usage=Usage(usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens)
         if response.HasField("usage")
         else None,
-        timings=tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in response.timings),
+        timings=tuple(HopTiming(t.service, t.phase, t.us, t.count, t.instance) for t in response.timings),
         prompt_token_ids=tuple(unpack_i32(response.prompt_token_ids)),
         prompt_logprobs=tuple(_logprobs(entry) for entry in response.prompt_logprobs),
     )

@@ -9,7 +9,10 @@ from quire.outputs import HopTiming
 
 # A hop's own account of the whole request holds all other rows: it would be a bar that says nothing.
 _WHOLE = "total"
-_ORDER = ("router", "tokenizer", "scheduler", "worker", "kvstore")
+_ORDER = (
+    *("router", "tokenizer", "prefill scheduler", "prefill worker", "prefill kvstore"),
+    *("transfer", "scheduler", "worker", "kvstore"),
+)
 
 
 def timing_table(timings: Sequence[HopTiming], total_s: float) -> str:

@@ -62,6 +62,8 @@ async def test_the_first_token_comes_from_one_side_and_the_rest_from_the_other(s
     assert not front.aborts and not back.aborts
     timings = {(t["service"], t["phase"]): t for t in last["quire_timings"]}
     assert timings["prefill worker", "prefill"]["us"] == 77
+    instances = [host_of(rig, side).address for side in (front, back)]
+    assert [timings[hop]["instance"] for hop in (("prefill worker", "prefill"), ("transfer", "pull"))] == instances
     assert timings["transfer", "pull"]["us"] == 1234 and ("router", "handoff") in timings
     assert ("router", "migrate") not in timings
 

@@ -57,7 +57,13 @@ class GenerateFormat:
         last.usage.cached_tokens = usage.cached_tokens
         if self._generation.job.wants.timings:
             for timing in self._generation.timings():
-                last.timings.add(service=timing.service, phase=timing.phase, us=timing.us, count=timing.count)
+                last.timings.add(
+                    service=timing.service,
+                    phase=timing.phase,
+                    us=timing.us,
+                    count=timing.count,
+                    instance=timing.instance,
+                )
         return last
 
     def error(self, error: QuireError) -> ib.GenerateResponse:

@@ -40,12 +40,13 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class HopTiming:
-    """Microseconds that one phase of a service took, over `count` operations."""
+    """Microseconds that one phase of a service took, over `count` operations. `instance`: who says so."""
 
     service: str
     phase: str
     us: int
     count: int = 1
+    instance: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -138,12 +138,13 @@ class Generation:
     def timings(self) -> list[HopTiming]:
         """Where the time went, all hops; sums over the choices."""
         total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
-        sums: dict[tuple[str, str], tuple[int, int]] = {}
+        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
         routes = [choice.kv_route for choice in self.choices if choice.kv_route is not None]
         told = [*(route.timings() for route in routes), *(choice.timings for choice in self.choices)]
         for timing in (timing for hops in told for timing in hops):
-            us, count = sums.get((timing.service, timing.phase), (0, 0))
-            sums[timing.service, timing.phase] = (us + timing.us, count + timing.count)
+            key = timing.service, timing.phase, timing.instance
+            us, count = sums.get(key, (0, 0))
+            sums[key] = (us + timing.us, count + timing.count)
         detokenize_us = int(sum(choice.detokenize_us for choice in self.choices))
         detokenize_rows = sum(choice.detokenize_rows for choice in self.choices)
         moves = [choice.moves for choice in self.choices if choice.moves is not None and choice.moves.times]
@@ -153,7 +154,7 @@ class Generation:
             *([HopTiming("router", "migrate", moved_us, moved)] if moved else []),
             HopTiming("router", "total", total_us),
             HopTiming("tokenizer", "detokenize", detokenize_us, detokenize_rows),
-            *(HopTiming(service, phase, us, count) for (service, phase), (us, count) in sums.items()),
+            *(HopTiming(service, phase, *sums[service, phase, who], who) for service, phase, who in sums),
         ]
 
     def close(self) -> None:

@@ -29,12 +29,13 @@ class KvTransfer:
 
 @dataclass(frozen=True, slots=True)
 class PulledPages:
-    """What a decode side got of a ticket's pages. `error`: why not all, None where it has all."""
+    """What a decode side got of a ticket's pages. `error`: why not all, None where it has all. `instance`: who."""
 
     pages: int
     wanted: int
     us: int
     error: QuireError | None
+    instance: str = ""
 
 
 class KvRoute(Protocol):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from quire_router import metrics
@@ -85,7 +86,7 @@ class Handoff:
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         """See KvRoute."""
-        self._timings += [HopTiming(f"prefill {one.service}", one.phase, one.us, one.count) for one in timings]
+        self._timings += [replace(one, service=f"prefill {one.service}") for one in timings]
         if self.step is not Step.PREFILL:
             return
         self._prefilled_ns = time.monotonic_ns()
@@ -127,7 +128,7 @@ class Handoff:
             metrics.pull_failures.labels(found.error.code).inc()
         metrics.pulled_pages.inc(found.pages)
         metrics.pulls.observe(found.us / 1e6)
-        self._timings.append(HopTiming("transfer", "pull", found.us, found.pages))
+        self._timings.append(HopTiming("transfer", "pull", found.us, found.pages, found.instance))
         self._let_go()
 
     def received(self, finish: int, now_ns: int) -> None:

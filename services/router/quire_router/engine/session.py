@@ -172,7 +172,7 @@ class Session:
         return handle in self.choices or handle in self.reservations
 
     def _step(self, message: sb.SessionResponse, now_ns: int) -> None:
-        apply_events(message, self.choices, self.reservations)
+        apply_events(message, self.choices, self.reservations, self.instance)
         if message.handle:
             apply_rows(message, self.choices, now_ns)
             self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
@@ -186,11 +186,11 @@ class Session:
         for pulled in message.pulled:
             owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
             if owner is not None:
-                owner.pulled(pulled_from_pb(pulled))
+                owner.pulled(pulled_from_pb(pulled, self.instance))
         for prefilled in message.prefilled:
             choice = self.choices.get(prefilled.handle)
             if choice is not None and not choice.finish:  # the last token's text comes by this session's stream
-                self._prefilled(choice, hop_timings(prefilled.timings))
+                self._prefilled(choice, hop_timings(prefilled.timings, self.instance))
 
     def _prefilled(self, choice: Choice, timings: Sequence[HopTiming]) -> None:
         asked = choice.kv_transfer()

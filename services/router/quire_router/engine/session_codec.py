@@ -27,7 +27,10 @@ log = get_logger(__name__)
 
 
 def apply_events(
-    message: sb.SessionResponse, choices: Mapping[int, Choice], reservations: Mapping[int, Reservation]
+    message: sb.SessionResponse,
+    choices: Mapping[int, Choice],
+    reservations: Mapping[int, Reservation],
+    instance: str = "",
 ) -> None:
     """Admissions and ends; before the rows, so that the last row finds all that belongs to the end."""
     for admitted in message.admitted:
@@ -48,20 +51,20 @@ def apply_events(
             continue
         if not choice.resumed:  # the emitted tokens of a resumed one may be in a cache too: they are no prompt
             choice.cached_tokens = max(choice.cached_tokens, finished.usage.cached_tokens)
-        choice.timings = hop_timings(finished.timings)
+        choice.timings = hop_timings(finished.timings, instance)
         if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
             choice.stop_reason = finished.stop_token_id
 
 
-def hop_timings(timings: Iterable[pb.HopTiming]) -> tuple[HopTiming, ...]:
-    """Wire to domain."""
-    return tuple(HopTiming(t.service, t.phase, t.us, t.count) for t in timings)
+def hop_timings(timings: Iterable[pb.HopTiming], instance: str) -> tuple[HopTiming, ...]:
+    """Wire to domain, as an instance's account."""
+    return tuple(HopTiming(t.service, t.phase, t.us, t.count, instance) for t in timings)
 
 
-def pulled_from_pb(pulled: sb.Pulled) -> PulledPages:
-    """Wire to domain."""
+def pulled_from_pb(pulled: sb.Pulled, instance: str) -> PulledPages:
+    """Wire to domain, as an instance's account."""
     error = from_message(pulled.error) if pulled.HasField("error") else None
-    return PulledPages(pulled.pages, pulled.wanted_pages, pulled.us, error)
+    return PulledPages(pulled.pages, pulled.wanted_pages, pulled.us, error, instance)
 
 
 def _admit_reservation(admitted: sb.Admitted, reservations: Mapping[int, Reservation]) -> None:

@@ -103,7 +103,7 @@ class FrameParts:
         """Add `quire_timings` where they were asked for."""
         if self.parsed.job.wants.timings:
             answer["quire_timings"] = [
-                {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count}
+                {"service": t.service, "phase": t.phase, "us": t.us, "count": t.count, "instance": t.instance}
                 for t in self.generation.timings()
             ]
         return answer

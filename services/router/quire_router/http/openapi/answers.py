@@ -57,7 +57,7 @@ ANSWERS: Mapping[str, Schema] = {
         {"error": closed({"message": STRING, "type": STRING, "param": maybe(STRING), "code": STRING})},
     ),
     "Usage": closed({**_CHUNK_USAGE, "prompt_tokens_details": closed({"cached_tokens": INTEGER})}),
-    "HopTiming": closed({"service": STRING, "phase": STRING, "us": INTEGER, "count": INTEGER}),
+    "HopTiming": closed({"service": STRING, "phase": STRING, "us": INTEGER, "count": INTEGER, "instance": STRING}),
     "PromptLogprob": closed({"logprob": NUMBER, "rank": INTEGER, "decoded_token": STRING}),
     "CompletionLogprobs": closed(
         {
