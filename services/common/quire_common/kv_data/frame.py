@@ -20,7 +20,9 @@ and on a Unix socket, where descriptors travel:
 Between two workers the one that has pages serves them, each once it is filled:
 
     GET      as above                                          -> ALIVE or PAGE ..., END, or REFUSED
+             on a Unix socket                                  -> ALIVE or TAKE ..., END, or REFUSED
     ALIVE    more is to come, if not yet                       the answer goes on
+    TAKE     `page` lies at `offset` of what MAP gave          -> TAKEN, soon
     DONE     nothing more is wanted of the lease               -> END, or REFUSED
 """
 

@@ -7,6 +7,7 @@ processes of the same host (of the same network namespace) find it.
 
 from __future__ import annotations
 
+import secrets
 import socket
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,7 @@ from quire_common.credit import RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.mover.peers.peer_access import TCP
+from quire_worker.mover.peers.peer_access import SHM, SOCKET_PREFIX, TCP, boot_id
 
 if TYPE_CHECKING:
     from quire_worker.config import WorkerConfig
@@ -37,6 +38,8 @@ class PeerDoor:
         if not AVAILABLE:
             log.warning("no other worker can pull pages: the package cryptography is not installed")
             return
+        if config.peer_transport in (AUTO, SHM):
+            self._open_unix()
         if config.peer_transport in (AUTO, TCP):
             self._open_tcp(config)
 
@@ -49,6 +52,17 @@ class PeerDoor:
         """Nobody comes in any more."""
         for sock in self._sockets.values():
             sock.close()
+
+    def _open_unix(self) -> None:
+        host = boot_id()
+        if not host:
+            log.warning("workers of this host pull pages over TCP: the system has no boot id")
+            return
+        name = SOCKET_PREFIX + secrets.token_hex(16)
+        listener = self._sockets["--unix"] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("\0" + name)
+        listener.listen(_BACKLOG)
+        self.addresses += (RankAddress(0, SHM, f"{host}/{name}".encode()),)
 
     def _open_tcp(self, config: WorkerConfig) -> None:
         host, port = split_address(config.listen, "--listen")[0], 0

@@ -7,7 +7,9 @@ pages' slots for a bounded time.
 
 from __future__ import annotations
 
+import os
 import time
+from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.columns import i32
@@ -48,7 +50,9 @@ class PeerSession:
         self._page_s = PAGE_S + given.setup.page_bytes / FLOOR_BYTES_PER_S
         self.proven = False
         self._handlers: dict[Kind, Callable[[Arrived, Seals, Export], None]] = {Kind.DONE: self._done}
-        if not connection.local:
+        if connection.local:
+            self._handlers |= {Kind.MAP: self._map, Kind.GET: self._show}
+        else:
             self._handlers |= {Kind.GET: self._get}
 
     def run(self) -> None:
@@ -117,6 +121,51 @@ class PeerSession:
         finally:
             self._desk.leave(export, self)
         self._connection.send(Head(Kind.END, handle), seals)
+
+    def _map(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+        """The ring, to be read and not to be written."""
+        try:
+            fd = os.open(f"/proc/self/fd/{self._ring.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataBroken("bad_memory", f"the ring cannot be shared: {error}") from error
+        try:
+            self._connection.send(Head(Kind.END, arrived.head.handle), seals, fds=[fd])
+        finally:
+            os.close(fd)
+
+    def _show(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+        """Each page's place in the ring as soon as it is there; its slot is kept until the peer has taken it."""
+        handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
+        window, waiting = self._desk.window, deque[tuple[int, int]]()
+        self._desk.take_over(export, self, indices)
+        try:
+            for place, index in enumerate(indices):
+                self._desk.ask(export, indices[place : place + max(1, window - len(waiting))])
+                while waiting and (len(waiting) >= window or not export.is_filled(index) or self._connection.wait(0)):
+                    self._taken(waiting, seals)
+                slot = self._wait_for(export, index, handle, seals)
+                waiting.append((index, slot))
+                with self._ring.slot(slot) as body:
+                    header = frame_page(export.run.key(index), self._dtype, body)
+                place_of = self._ring.place(slot)
+                self._connection.send(Head(Kind.TAKE, handle, index, place_of, page_header=header), seals)
+            while waiting:
+                self._taken(waiting, seals)
+        finally:
+            self._desk.release([slot for _, slot in waiting])
+            self._desk.leave(export, self)
+        self._connection.send(Head(Kind.END, handle), seals)
+
+    def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> None:
+        """The peer has the page that it was shown first."""
+        arrived = self._connection.receive()
+        if arrived is None:
+            raise DataBroken("ended", "the peer has gone")
+        arrived.close_fds()
+        head = self._connection.admit(arrived, seals)
+        if head.kind is not Kind.TAKEN or head.page != waiting[0][0]:
+            raise DataBroken("garbage", f"{head.kind.name} of page {head.page} before page {waiting[0][0]} was taken")
+        self._desk.release([waiting.popleft()[1]])
 
     def _indices(self, arrived: Arrived, seals: Seals, export: Export) -> list[int]:
         asked = bytearray(arrived.head.length)

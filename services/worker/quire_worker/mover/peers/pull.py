@@ -18,6 +18,7 @@ from quire_worker.mover.load_lane import RingLanding
 from quire_worker.mover.peers.peer_access import PeerAccess
 from quire_worker.mover.peers.peer_port import FRAME_S
 from quire_worker.mover.transports.data_link import DataLink
+from quire_worker.mover.transports.peer_shm import PeerShm
 from quire_worker.mover.transports.peer_tcp import PeerTcp
 from quire_worker.mover.transports.transport import Cargo, TransportDown
 
@@ -46,7 +47,7 @@ class Pull:
         self._cargo = Cargo(run, setup.dtype, setup.page_bytes, PeerAccess.of(move), move.context)
         self._landing = RingLanding(slots, given.ring, job)
         self._link = DataLink(FRAME_S)
-        sources: list[Source[PeerAccess]] = [PeerTcp(self._link)]
+        sources: list[Source[PeerAccess]] = [PeerShm(self._link), PeerTcp(self._link)]
         self._ways = [
             way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(self._cargo.access)
         ]

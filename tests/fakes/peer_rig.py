@@ -1,0 +1,166 @@
+"""Workers that exchange pages, without an engine: a pool of bytes, a door and a real mover process each."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from quire_common.credit import MoveKind, PageMove, RankAddress
+from quire_worker.config import WorkerConfig
+from quire_worker.engine.moves import MoveResult
+from quire_worker.mover.child_link import Patience
+from quire_worker.mover.copier import HostCopier
+from quire_worker.mover.mover_process import MoverProcess
+from quire_worker.mover.peers.peer_door import PeerDoor
+from quire_worker.mover.ring import Ring
+from quire_worker.mover.setup import MoverSetup
+from tests.fakes.engine_bench import ids
+from tests.fakes.mover_rig import BytesPool, digest
+
+WAIT_S = 60.0
+PAGE_BYTES = 64 << 10
+EMPTY = b"." * PAGE_BYTES
+NAMESPACE = b"n" * 32
+KEY = b"k" * 32
+# The engine's signs of life are those of a worker; it gives its mover more time than they do.
+PATIENT = Patience(silent_pings=100, start_pings=600, first_backoff_s=0.01, max_backoff_s=0.1)
+
+
+def content(number: int) -> bytes:
+    return number.to_bytes(2, "big") * (PAGE_BYTES // 2)
+
+
+class PeerSide:
+    """One worker. Page n of its pool holds `content(n)` until it is written; what is exported is called by number.
+
+    `told` are the moves that have ended, each checked to be told once. `slots` of the ring: half for pulls.
+    """
+
+    def __init__(self, stir: threading.Event, *, slots: int = 16, transport: str = "auto", num_pages: int = 64) -> None:
+        self.pool = BytesPool(num_pages, PAGE_BYTES)
+        self.pool.pages = [content(page) for page in range(num_pages)]
+        self.slots = slots
+        self.told: dict[int, MoveResult] = {}
+        self.door = PeerDoor(WorkerConfig(peer_transport=transport))
+        setup = MoverSetup(
+            "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, log_format="pretty"
+        )
+        ring = Ring.create(PAGE_BYTES, slots)
+        copier = HostCopier(self.pool, ring)
+        self.mover = MoverProcess(setup, ring, copier, patience=PATIENT, inherited=self.door.inherited)
+        self.mover.wake = stir.set
+
+    @property
+    def sources(self) -> tuple[RankAddress, ...]:
+        return self.door.addresses
+
+    def export(self, move_id: int, *pages: int, key: bytes = KEY, offered: int | None = None) -> None:
+        hashes = tuple(digest(page) for page in pages)
+        assert self.mover.submit(PageMove(move_id, MoveKind.EXPORT, 0, ids(*pages), hashes, b"id", lease_key=key))
+        self.mover.offer(move_id, len(pages) if offered is None else offered)
+
+    def pull(
+        self, move_id: int, sources: tuple[RankAddress, ...], numbers: list[int], targets: list[int], *,
+        key: bytes = KEY, first: int = 0,
+    ) -> None:  # fmt: skip
+        for page in targets:
+            self.pool.pages[page] = EMPTY
+        hashes = tuple(digest(number) for number in numbers)
+        move = PageMove(
+            move_id, MoveKind.PULL, 0, ids(*targets), hashes, b"id", lease_key=key, first_index=first, source=sources
+        )
+        assert self.mover.submit(move)
+
+    def collect(self) -> None:
+        for result in self.mover.finished():
+            assert result.id not in self.told, "a move ended twice"
+            self.told[result.id] = result
+
+    def came(self, move_id: int) -> int | None:
+        """How many pages of a move came; None while it runs."""
+        return self.told[move_id].pages if move_id in self.told else None
+
+    @property
+    def pid(self) -> int:
+        until = time.monotonic() + WAIT_S
+        while (pid := self.mover.pid) is None:
+            assert time.monotonic() < until, "no process came"
+            time.sleep(0.01)
+        return pid
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def sockets(self) -> int:
+        """Of the process: its own to the engine, its listeners, and each connection."""
+        folder = Path(f"/proc/{self.pid}/fd")
+        with contextlib.suppress(OSError):
+            return sum(str(fd.readlink()).startswith("socket:") for fd in list(folder.iterdir()))
+        return 0
+
+    @property
+    def idle_sockets(self) -> int:
+        return 1 + len(self.door.inherited)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.signal(signal.SIGCONT)
+        self.mover.close()
+        self.door.close()
+
+
+class PeerRig:
+    """Any number of sides, and one thread that is the model thread of all."""
+
+    def __init__(self) -> None:
+        self._stir = threading.Event()
+        self.sides: list[PeerSide] = []
+
+    def side(self, *, slots: int = 16, transport: str = "auto") -> PeerSide:
+        self.sides.append(PeerSide(self._stir, slots=slots, transport=transport))
+        return self.sides[-1]
+
+    def until(self, condition: Callable[[], bool], limit_s: float = WAIT_S) -> float:
+        """Go on until something has happened; returns how long that took, in seconds."""
+        began = time.monotonic()
+        while True:
+            self._stir.clear()
+            for side in self.sides:
+                side.collect()
+            if condition():
+                return time.monotonic() - began
+            assert time.monotonic() - began < limit_s, [side.told for side in self.sides]
+            self._stir.wait(0.05)
+
+    def go_on_for(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        self.until(lambda: time.monotonic() >= until)
+
+    def assert_nothing_left(self) -> None:
+        """No connection, no slot and no export: with one lost, as many pages as the ring has would not pass."""
+        for side in self.sides:
+            self.until(lambda side=side: side.sockets() == side.idle_sockets)  # type: ignore[misc]  # a lambda's default
+        for number, (source, target) in enumerate(zip(self.sides, self.sides[1:] + self.sides[:1], strict=True)):
+            pages = list(range(1, 21))
+            key = bytes([200 + number]) * 32
+            source.export(9000 + number, *pages, key=key)
+            target.pull(9100 + number, source.sources, pages, [page + 40 for page in pages], key=key)
+            self.until(lambda n=number, t=target: 9100 + n in t.told)  # type: ignore[misc]  # a lambda's default
+            self.until(lambda n=number, s=source: 9000 + n in s.told)  # type: ignore[misc]  # a lambda's default
+            assert target.told[9100 + number].ok and source.told[9000 + number].ok
+            assert target.pool.pages[41:61] == [content(page) for page in pages]
+
+
+@contextlib.contextmanager
+def peer_rig() -> Iterator[PeerRig]:
+    rig = PeerRig()
+    try:
+        yield rig
+    finally:
+        for side in rig.sides:
+            side.close()
