@@ -131,7 +131,7 @@ async def test_files_that_rot_on_the_disk(seed: int, engine: str, tmp_path: Path
 
 async def test_what_one_replica_computed_the_other_finds() -> None:
     """Two that share a kvstore, the one that served it hangs when it is asked again."""
-    ports = {f"scheduler-{number}": _free_port() for number in (1, 2)}
+    ports = {f"scheduler-{number}": free_port() for number in (1, 2)}
     flags = caching("paced 5", {"disk-path": ""})
     flags |= {name: {"metrics-listen": f"127.0.0.1:{port}"} for name, port in ports.items()}
     script = next(script for script in scripts("paced 5") if not script.temperature)
@@ -157,7 +157,7 @@ async def test_what_one_replica_computed_the_other_finds() -> None:
         await assert_at_rest(rig)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return int(probe.getsockname()[1])
 

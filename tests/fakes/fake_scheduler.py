@@ -311,6 +311,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
             if finish:
                 done = message.finished.add(handle=handle)
                 done.usage.prompt_tokens, done.usage.completion_tokens = len(run.prompt), run.sent
+                done.usage.cached_tokens = self.cached_tokens
                 done.timings.add(service="scheduler", phase="queue", us=5, count=1)
                 done.timings.add(service="worker", phase="decode", us=7 * run.sent, count=run.sent)
                 if finish == STOP:

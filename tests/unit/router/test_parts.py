@@ -131,3 +131,18 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     assert (first.cached_tokens, second.cached_tokens) == (7, 0)
     assert [(e.token_id, e.logprob, e.rank, e.top_ids) for e in first.entries] == [(10, -1, 1, [50]), (11, -2, 2, [51])]
     assert [(e.token_id, e.top_ids, e.top_logprobs) for e in second.entries] == [(13, [53, 54], [-8, -9])]
+
+
+def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_the_admission() -> None:
+    job = make_job(n=2)
+    first, moved = (make_choice(job, Outbox(), i) for i in range(2))
+    moved.resumed, moved.cached_tokens = True, 5
+    choices = {first.handle: first, moved.handle: moved}
+    admission, end = sb.SessionResponse(), sb.SessionResponse()
+    for choice in choices.values():
+        admission.admitted.add(handle=choice.handle, attempt=0, cached_tokens=64)
+        end.finished.add(handle=choice.handle).usage.cached_tokens = 16
+    apply_events(admission, choices, {})
+    assert (first.cached_tokens, moved.cached_tokens) == (64, 5)
+    apply_events(end, choices, {})
+    assert (first.cached_tokens, moved.cached_tokens) == (16, 5), "of who moved, the first engine said it"

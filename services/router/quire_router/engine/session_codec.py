@@ -50,7 +50,8 @@ def apply_events(
         if choice is None:
             continue
         if not choice.resumed:  # the emitted tokens of a resumed one may be in a cache too: they are no prompt
-            choice.cached_tokens = max(choice.cached_tokens, finished.usage.cached_tokens)
+            # Fewer than at the admission where pages did not come after all.
+            choice.cached_tokens = finished.usage.cached_tokens
         choice.timings = hop_timings(finished.timings, instance)
         if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
             choice.stop_reason = finished.stop_token_id
