@@ -46,6 +46,29 @@ def chat(name: str, code: str, param: str | None, says: str = "", **fields: Any)
     return Bad(name, code, param=param, path="/v1/chat/completions", fields={"messages": messages, **fields}, says=says)
 
 
+PREFILL: dict[str, Any] = {"do_remote_decode": True}
+PULL: dict[str, Any] = {"do_remote_prefill": True, "remote_engine_id": "e", "remote_request_id": "ab"}
+TRANSFERS: list[tuple[str, str, str, Any, dict[str, Any]]] = [
+    ("no object", "BAD_TYPE", "kv_transfer_params", [1], {}),
+    ("unknown member", "UNKNOWN_FIELD", "remote_hosts", {"remote_hosts": "a"}, {}),
+    ("a word for a flag", "BAD_TYPE", "do_remote_decode", {"do_remote_decode": "yes"}, {}),
+    ("both", "CONTRADICTION", "kv_transfer_params", {**PREFILL, **PULL}, {}),
+    ("no engine", "MISSING_FIELD", "remote_engine_id", {**PULL, "remote_engine_id": None}, {}),
+    ("no transfer", "MISSING_FIELD", "remote_request_id", {**PULL, "remote_request_id": ""}, {}),
+    ("an odd transfer", "BAD_TRANSFER_ID", "remote_request_id", {**PULL, "remote_request_id": "cmpl-1"}, {}),
+    ("a long engine", "TOO_MANY_ITEMS", "remote_engine_id", {**PULL, "remote_engine_id": "e" * 1000}, {}),
+    ("a host as a number", "BAD_TYPE", "remote_host", {**PULL, "remote_host": 7}, {}),
+    ("port -1", "OUT_OF_RANGE", "remote_port", {**PULL, "remote_port": -1}, {}),
+    ("port 65536", "OUT_OF_RANGE", "remote_port", {**PULL, "remote_port": 65536}, {}),
+    ("blocks as a text", "BAD_TYPE", "remote_block_ids", {**PULL, "remote_block_ids": "0"}, {}),
+    ("no ranks", "OUT_OF_RANGE", "tp_size", {**PULL, "tp_size": 0}, {}),
+    ("two prompts", "TOO_MANY_SEQUENCES", "kv_transfer_params", PULL, {"prompt": ["a", "b"]}),
+    ("two siblings", "TOO_MANY_SEQUENCES", "kv_transfer_params", PREFILL, {"n": 2}),
+    ("the best of two", "TOO_MANY_SEQUENCES", "kv_transfer_params", PREFILL, {"best_of": 2}),
+    ("beams", "TOO_MANY_SEQUENCES", "kv_transfer_params", PULL, {"use_beam_search": True, "n": 2}),
+    ("a stream", "STREAM_ON", "kv_transfer_params", PREFILL, {"stream": True}),
+]
+
 TABLE = [
     completion("unknown model", "MODEL_NOT_FOUND", "model", "`other` does not exist here", 404, model="other"),
     completion("long text", "PROMPT_TOO_LONG", "prompt", prompt="x" * 200),
@@ -129,6 +152,11 @@ TABLE = [
     completion("stream_options alone", "STREAM_OFF", "stream_options", stream_options={"include_usage": True}),
     completion("unknown stream option", "UNKNOWN_FIELD", "usage", stream=True, stream_options={"usage": True}),
     completion("long cache salt", "TOO_MANY_ITEMS", "cache_salt", cache_salt="x" * 1000),
+    *(
+        completion(f"transfer: {name}", code, param, kv_transfer_params=value, **fields)
+        for name, code, param, value, fields in TRANSFERS
+    ),
+    chat("chat: transfer", "BAD_TYPE", "remote_port", kv_transfer_params={"remote_port": "80"}),
     chat("no messages", "MISSING_FIELD", "messages", messages=[]),
     chat("message of a wrong type", "BAD_TYPE", "messages[0]", messages=["hi"]),
     chat("message without a role", "BAD_TYPE", "messages[0].role", messages=[{"content": "a"}]),

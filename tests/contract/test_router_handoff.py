@@ -8,26 +8,11 @@ from typing import Any
 import grpc
 import pytest
 
-from quire.v1 import common_pb2
 from quire_common.columns import i32
+from tests.fakes.pd_rig import all_free, pd_rig, refusal, sides
 from tests.fakes.pd_scheduler import PdScheduler
-from tests.fakes.router_faults import PROMPT, WAIT_S, chunks_of, host_of, joined, nothing_left, text, until
-from tests.fakes.router_rig import RouterRig, router_rig
-
-
-def sides(decoders: int = 1, **options: Any) -> list[PdScheduler]:
-    """A prefill side, then decode sides."""
-    return [PdScheduler(role="prefill", **options), *(PdScheduler(role="decode", **options) for _ in range(decoders))]
-
-
-def pd_rig(fakes: list[PdScheduler], **config: Any) -> Any:
-    return router_rig(fakes, **{"pd_least_tokens": 1, "pd_threshold_tokens": 1, **config})
-
-
-def all_free(rig: RouterRig, fakes: list[PdScheduler]) -> bool:
-    """Nothing runs, waits, or is lent anywhere."""
-    reserved = any(r.session.reservations for r in rig.router.fleet.replicas.values())
-    return nothing_left(rig) and not reserved and not any(fake.kept or fake.transfers for fake in fakes)
+from tests.fakes.router_faults import PROMPT, WAIT_S, chunks_of, host_of, joined, text, until
+from tests.fakes.router_rig import RouterRig
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -268,7 +253,3 @@ async def test_who_runs_what_follows_the_roles() -> None:
         await until(lambda: not rig.router.fleet.replicas[host_of(rig, back).address].accepts)
         assert (await rig.complete("abc", max_tokens=4)).json()["choices"][0]["text"] == "abca"
         assert front.submits
-
-
-def refusal(code: str, grpc_code: grpc.StatusCode) -> Any:
-    return common_pb2.RequestError(code=code, message="m", fix="f", grpc_code=grpc_code.value[0])

@@ -59,6 +59,12 @@ class RouterConfig(ServiceConfig):
         at_least=0,
     )
     pd_between_both: bool = option(False, "let replicas of the role `both` prefill for others too")
+    kv_transfer_lease_s: float = option(
+        60.0,
+        "how long the pages of a kv_transfer_params prefill wait for their decode request",
+        at_least=1,
+        at_most=600,
+    )
     page_index_pages: int = option(1_500_000, "pages that the index has room for; more are not known", at_least=1)
     page_grace_s: float = option(
         5.0, "how long the pages of a peer whose event stream broke are believed to be there", at_least=0

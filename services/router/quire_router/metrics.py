@@ -75,6 +75,11 @@ pulled_pages = metrics.counter("quire_router_pd_pulled_pages_total", "Pages that
 pull_failures = metrics.counter(
     "quire_router_pd_pull_failures_total", "Pulls that did not bring all pages; the rest is computed.", ("code",)
 )
+client_transfers = metrics.counter(
+    "quire_router_pd_client_transfers_total",
+    "Requests whose kv_transfer_params say where they were prefilled: used, or why they are computed anew.",
+    ("outcome",),
+)
 open_transfers = metrics.gauge("quire_router_pd_open_transfers", "Transfers that wait to be pulled or released.")
 page_index_pages = metrics.gauge(
     "quire_router_page_index_pages", "Pages in the index: told of by their holders, or expected.", ("source",)

@@ -21,6 +21,7 @@ from quire_router.core.pipeline import Pipeline
 from quire_router.engine.chooser import Chooser
 from quire_router.engine.fleet import Fleet
 from quire_router.engine.migration import Migration
+from quire_router.engine.ticket_desk import TicketDesk
 from quire_router.engine.transfers import Transfers
 from quire_router.engine.waiting_room import WaitingRoom
 from quire_router.http.cors import make_cors
@@ -98,6 +99,9 @@ class RouterService:
             self.admission,
             token_bytes,
             self._rates.charge,
+            desk=TicketDesk(
+                self.fleet, self._transfers, self._migration, config.kv_transfer_lease_s, config.replica_timeout_s
+            ),
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)

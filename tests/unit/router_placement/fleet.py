@@ -13,6 +13,7 @@ from quire_common.sequence import Sequence, Stop, page_extras
 from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.pages.page_keys import page_keys
+from quire_router.placement.disaggregation import Disaggregation, SplitOptions
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
 from quire_router.placement.registry import PAGE_AWARE, Weights, policies
@@ -36,21 +37,30 @@ def sequence(count: int, seed: int = 0, **fields: Any) -> Sequence:
 class Fleet:
     """`count` replicas of one model, all of which accept."""
 
-    def __init__(self, policy: str, count: int = 3, weights: Weights | None = None, **geometry: Any) -> None:
+    def __init__(
+        self,
+        policy: str,
+        count: int = 3,
+        weights: Weights | None = None,
+        split: SplitOptions | None = None,
+        **geometry: Any,
+    ) -> None:
         self.now_s = 0.0
         self.table = ReplicaTable()
         self.directory = PageDirectory(1 << 14, 10.0)
         self.view = PrefixView(self.table, self.directory, lambda: self.now_s)
         named = policies(policy, self.table, self.view, weights or Weights())
-        self.placer = Placer(self.table, named, self.view if policy in PAGE_AWARE else None)
+        view = self.view if policy in PAGE_AWARE else None
+        self.split = Disaggregation(self.table, named, split or SplitOptions(), view)
+        self.placer = Placer(self.table, named, view, self.split)
         self.model = model(**geometry)
         self.rows: list[ReplicaRow] = []
         for index in range(count):
             self.add(f"replica-{index}")
 
-    def add(self, instance: str) -> ReplicaRow:
+    def add(self, instance: str, role: str = "both", of: ModelInfo | None = None) -> ReplicaRow:
         row = self.table.add(instance)
-        row.show(accepts=True, model=self.model)
+        row.show(accepts=True, model=of or self.model, role=role)
         row.held_as(self.directory.open())
         row.loaded(Load("ready", max_num_seqs=10))
         self.rows.append(row)
@@ -60,6 +70,17 @@ class Fleet:
         self.rows[index].loaded(
             Load("ready", running=running, max_num_seqs=rows, waiting_prefill_tokens=waiting_tokens)
         )
+
+    def measured(self, index: int, prefill: float = 0.0, pull: float = 0.0, **load: Any) -> None:
+        """A replica says how fast it is: prompt tokens and bytes per second."""
+        said = Load("ready", max_num_seqs=10, prefill_tokens_per_s=prefill, pull_bytes_per_s=pull, **load)
+        self.rows[index].loaded(said)
+
+    def sides(self, wanted: Sequence) -> tuple[int | None, int]:
+        """Who prefills a sequence, if another than who decodes it, and who decodes it; by index."""
+        chosen = self.split.choose(Wish(wanted), self.table.able("m", None, 0))
+        index = {row.row: at for at, row in enumerate(self.rows)}
+        return None if chosen.prefill is None else index[chosen.prefill], index[chosen.decode]
 
     def hold(self, index: int, held: Sequence, pages: int = 1 << 30) -> None:
         """A replica says that it has the first pages of a sequence."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext, Sequence
     from quire_router.core.job import GenerateJob, Resume
-    from quire_router.core.kv_route import KvRoute, KvTransfer, PulledPages
+    from quire_router.core.kv_route import KvOffer, KvRoute, KvTransfer, PulledPages
     from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
     from quire_router.placement.replica_table import Placed
@@ -59,6 +59,7 @@ class Choice:
         "holder",
         "index",
         "job",
+        "kv_offer",
         "kv_route",
         "last_attempt",
         "last_token_ns",
@@ -105,6 +106,7 @@ class Choice:
         self.moves: Moves | None = None
         # Where its pages travel between engines.
         self.kv_route: KvRoute | None = None
+        self.kv_offer: KvOffer | None = None
         # Until its engine has begun, or has let go of it; siblings are placed by the first of them.
         self.placed: Placed | None = None
         self.admitted_attempt = -1

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.core.delta import LogprobEntry
     from quire_router.core.job import Caller, GenerateJob
+    from quire_router.core.kv_route import KvOffer
     from quire_router.core.outbox import Outbox
     from quire_router.text.token_bytes import TokenBytes
 
@@ -111,6 +112,11 @@ class Generation:
     def told(self) -> int:
         """Choices that the client is told of."""
         return len(self.job.prompts) * self.job.n
+
+    @property
+    def kv_offer(self) -> KvOffer | None:
+        """How to have the pages that were computed and kept, where that was asked; call when all has ended."""
+        return self.choices[0].kv_offer
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
         """The prompt that a told choice goes on from."""

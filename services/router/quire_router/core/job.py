@@ -94,6 +94,16 @@ class Resume:
 
 
 @dataclass(frozen=True, slots=True)
+class KvSource:
+    """Where a client says that its prompt was prefilled. Its words: looked up and compared, never followed."""
+
+    engine: str
+    transfer_id: bytes
+    host: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateJob:
     """Every prompt yields n choices; choice i of prompt p has the index p * n + i.
 
@@ -136,6 +146,9 @@ class GenerateJob:
     length_penalty: float = 1.0
     best_of: int = 1
     prompt_only: bool = False
+    kv_export: bool = False
+    """Compute the prompt, draw one token, and keep the pages for whoever has what the answer says."""
+    kv_source: KvSource | None = None
 
     @property
     def siblings(self) -> int:

@@ -38,6 +38,26 @@ class PulledPages:
     instance: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class KvOffer:
+    """What a client needs to have pages that are kept for it: which engine has them, where discovery says that it is,
+    and what of."""
+
+    engine: str
+    host: str
+    port: int
+    transfer_id: bytes
+    pages: int
+    tokens: int
+    ranks: int
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Of discovery's address; port 0 where it has none."""
+    host, _, port = address.rpartition(":")
+    return (host, int(port)) if host and port.isdecimal() else (address, 0)
+
+
 class KvRoute(Protocol):
     """A choice has one where pages of it are to travel. All methods are called in the event loop."""
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from quire_router.core.handles import HandleCounter
     from quire_router.core.job import Caller, GenerateJob
     from quire_router.engine.migration import Migration
+    from quire_router.engine.ticket_desk import TicketDesk
     from quire_router.text.token_bytes import TokenBytes
 
 
@@ -57,6 +58,7 @@ class Pipeline:
         token_bytes: TokenBytes,
         charge: Callable[[str, int], None],
         *,
+        desk: TicketDesk,
         share_prefix_across_keys: bool,
     ) -> None:
         self._catalog = catalog
@@ -67,6 +69,7 @@ class Pipeline:
         self._token_bytes = token_bytes
         # Counts tokens of a tenant.
         self.charge = charge
+        self._desk = desk
         self._share = share_prefix_across_keys
 
     async def generate(
@@ -124,6 +127,7 @@ class Pipeline:
         encoded_ns = time.monotonic_ns()
         outbox = Outbox()
         choices = self._choices(job, caller, served, context, prompts, outbox)
+        await self._desk.prepare(choices[0])
         generation = Generation(
             job,
             caller,

@@ -48,8 +48,7 @@ class Chooser:
             rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
         wish = Wish(choice.to_submit(), weight, _session(choice))
         while len(rows):
-            decodes = self._fleet.table.decodes(rows)
-            placed = self._placer.place(wish, decodes if len(decodes) else rows)
+            placed = self._placer.place(wish, self._fit(choice, rows))
             replica = self._taker(choice, placed)
             if replica is not None:
                 choice.placed = placed
@@ -87,6 +86,15 @@ class Chooser:
         if shunned:
             rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
         return rows
+
+    def _fit(self, choice: Choice, rows: Rows) -> Rows:
+        """Of the rows those whose role it is, or else all."""
+        table = self._fleet.table
+        if choice.job.kv_export:
+            fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]
+        else:
+            fit = [table.decodes(rows)]
+        return next((some for some in fit if len(some)), rows)
 
     def _taker(self, choice: Choice, placed: Placed) -> Replica | None:
         """The replica, if it can take the choice; if not, its row is brought up to date."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 import enum
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from quire_router import metrics
 from quire_router.core.delta import ERROR, HopTiming
 from quire_router.core.kv_route import KvTransfer
+from quire_router.engine.pulling import Pulling
 from quire_router.engine.reservation import Reservation
 
 if TYPE_CHECKING:
@@ -24,19 +25,9 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice, Holder
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.loss import Loss
+    from quire_router.engine.mover import Mover
     from quire_router.engine.session import Session
-    from quire_router.engine.transfer import Transfer
     from quire_router.engine.transfers import Transfers
-
-
-class Mover(Protocol):
-    """Finds engines: the migration."""
-
-    def prefilled(self, choice: Choice) -> None:
-        """Its prefill side has done its part and has let go of it: it needs a decode side."""
-
-    def place_lost(self, choice: Choice, loss: Loss) -> None:
-        """An engine that was to have it is no more; the choice itself is well."""
 
 
 class Step(enum.Enum):
@@ -56,10 +47,9 @@ class Handoff:
         self._source = source
         self._transfers = transfers
         self._mover = mover
-        self._transfer: Transfer | None = None
+        self._pulling = Pulling()
         self._reservation: Reservation | None = None
         self._prefilled_ns = 0
-        self._timings: list[HopTiming] = []
 
     def reserve(self, session: Session, handle: int) -> None:
         """Keep a place at a decode side."""
@@ -70,23 +60,19 @@ class Handoff:
         """See KvRoute."""
         if self.step is Step.PREFILL:
             return KvTransfer(prefill_only=True)
-        if self._transfer is None or not self._transfer.open or holder is self._source:
-            return None
-        return KvTransfer(ticket=self._transfer.ticket)
+        return self._pulling.kv_transfer(holder)
 
     def admitted(self, ticket: Ticket) -> None:
         """See KvRoute."""
         if self.step is not Step.PREFILL:
             return
-        if self._transfer is not None:
-            self._transfer.release()
-        self._transfer = self._transfers.add(ticket, self._source)
+        self._pulling.begin(self._transfers.add(ticket, self._source))
         if self._reservation is not None:
             self._reservation.session.hand_over_ticket(self._reservation.handle, ticket)
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         """See KvRoute."""
-        self._timings += [replace(one, service=f"prefill {one.service}") for one in timings]
+        self._pulling.timings += [replace(one, service=f"prefill {one.service}") for one in timings]
         if self.step is not Step.PREFILL:
             return
         self._prefilled_ns = time.monotonic_ns()
@@ -101,7 +87,7 @@ class Handoff:
         self.step = Step.DECODE
         if not self._prefilled_ns:
             metrics.handoffs.labels("prefill_lost").inc()
-            self._let_go()
+            self._pulling.let_go()
         if reservation is None:
             return ""
         self._reservation = None
@@ -112,7 +98,7 @@ class Handoff:
                 choice.cached_tokens = reservation.cached_tokens
         token = bytes(choice.output_ids[reservation.known_bytes :])
         reservation.session.adopt(choice)
-        give_up = not token or not self._prefilled_ns or self._transfer is None
+        give_up = not token or not self._prefilled_ns or self._pulling.transfer is None
         reservation.session.hand_over_token(reservation.handle, token, give_up=give_up)
         return reservation.session.instance
 
@@ -124,26 +110,21 @@ class Handoff:
 
     def pulled(self, found: PulledPages) -> None:
         """See KvRoute."""
-        if found.error is not None:
-            metrics.pull_failures.labels(found.error.code).inc()
-        metrics.pulled_pages.inc(found.pages)
-        metrics.pulls.observe(found.us / 1e6)
-        self._timings.append(HopTiming("transfer", "pull", found.us, found.pages, found.instance))
-        self._let_go()
+        self._pulling.pulled(found)
 
     def received(self, finish: int, now_ns: int) -> None:
         """See KvRoute."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)
-            self._timings.append(HopTiming("router", "handoff", gap_us))
+            self._pulling.timings.append(HopTiming("router", "handoff", gap_us))
             self._prefilled_ns = 0
         if finish and finish != ERROR:
             self.close()
 
     def timings(self) -> Sequence[HopTiming]:
         """See KvRoute."""
-        return self._timings
+        return self._pulling.timings
 
     def close(self) -> None:
         """See KvRoute."""
@@ -154,9 +135,4 @@ class Handoff:
         if reservation is not None:
             metrics.handoffs.labels("ended_first").inc()
             reservation.session.cancel(reservation)
-        self._let_go()
-
-    def _let_go(self) -> None:
-        transfer, self._transfer = self._transfer, None
-        if transfer is not None:
-            transfer.release()
+        self._pulling.let_go()

@@ -242,7 +242,8 @@ def _may_part(choice: Choice) -> bool:
     sequence = choice.sequence
     left = sequence.stop.max_tokens - len(choice.output_ids) // 4
     alone = choice.job.siblings == 1
-    return not choice.submitted and alone and left > 1 and sequence.sampling.prompt_logprobs < 0
+    new = not choice.submitted and choice.kv_route is None
+    return new and alone and left > 1 and sequence.sampling.prompt_logprobs < 0
 
 
 def _next_due_s(moves: Moves, now_s: float) -> float:

@@ -9,11 +9,13 @@ from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import scheduler_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.credit.hello import ModelInfo, model_from_pb
+from quire_common.ticket import ticket_from_pb
 from quire_router.engine.load import Load
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, AsyncIterator
 
+    from quire_common.ticket import Ticket
     from quire_router.config import RouterConfig
 
 LOAD_INTERVAL_MS = 200
@@ -36,6 +38,11 @@ class SchedulerClient:
         """What it runs, and its role."""
         response = await self.stub.GetModelInfo(sb.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
         return model_from_pb(response.model), response.role
+
+    async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
+        """Of a transfer that is open there. Raises InvalidArgument for one that contradicts itself."""
+        response = await self.stub.GetTicket(sb.GetTicketRequest(transfer_id=transfer_id), timeout=timeout_s)
+        return ticket_from_pb(response.ticket)
 
     async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
         """Its pages with their tokens: from a change of an epoch on, or from a snapshot."""

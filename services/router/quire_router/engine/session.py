@@ -55,6 +55,7 @@ class Session:
     def __init__(
         self,
         instance: str,
+        address: str,
         stub: scheduler_pb2_grpc.SchedulerStub,
         make_detokenizer: MakeDetokenizer,
         router_id: str,
@@ -63,6 +64,7 @@ class Session:
         lost: Callable[[Choice, Loss], None],
     ) -> None:
         self.instance = instance
+        self.address = address
         self.choices: dict[int, Choice] = {}
         self.reservations: dict[int, Reservation] = {}
         self.life = 0

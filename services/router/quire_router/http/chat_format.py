@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
+from quire_router.http.kv_transfer_fields import kv_transfer_object
 from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -80,6 +81,8 @@ class ChatFormat:
         ]
         answer: dict[str, Any] = {**self._parts.fields, "choices": choices}
         answer["usage"] = usage_object(self._generation.usage())
+        if self._generation.job.kv_export:
+            answer["kv_transfer_params"] = kv_transfer_object(self._generation.kv_offer)
         if self._wants.prompt_logprobs >= 0:
             entries = self._generation.prompt_entries(0)
             answer["prompt_logprobs"] = prompt_logprobs(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
+from quire_router.http.kv_transfer_fields import kv_transfer_object
 from quire_router.http.logprob_format import completion_logprobs, echoed_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ class CompletionFormat:
         """All choices."""
         answer: dict[str, Any] = {**self._parts.fields, "choices": [self._choice(delta) for delta in deltas]}
         answer["usage"] = usage_object(self._generation.usage())
+        if self._generation.job.kv_export:
+            answer["kv_transfer_params"] = kv_transfer_object(self._generation.kv_offer)
         return orjson.dumps(self._parts.with_timings(answer))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:

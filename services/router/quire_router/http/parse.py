@@ -12,6 +12,7 @@ from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, TextOptions, 
 from quire_router.core.pipeline import check_logprobs
 from quire_router.http.control_fields import controls_of, repetition_of
 from quire_router.http.fields import check_fields
+from quire_router.http.kv_transfer_fields import check_export, with_kv_transfer
 from quire_router.http.prompts import json_text, messages_of, prompts_of
 from quire_router.http.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
 
@@ -84,7 +85,10 @@ def _of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: b
         )
     sampling = replace(job.sampling, logprobs=max(job.sampling.logprobs, 0))
     wants = replace(job.wants, logprobs=job.sampling.logprobs >= 0)
-    return replace(job, best_of=best_of, sampling=sampling, wants=wants)
+    job = replace(job, best_of=best_of, sampling=sampling, wants=wants)
+    if job.kv_export:
+        check_export(job, stream=stream)
+    return job
 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
@@ -193,6 +197,7 @@ def job_request(
     )
     if job.beams:
         check_beams(job)
+    job = with_kv_transfer(job, values["kv_transfer_params"], stream=stream)
     return ParsedRequest(
         job=job,
         stream=stream,

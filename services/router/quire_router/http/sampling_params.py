@@ -8,7 +8,7 @@ from quire_common.logit_controls import NEUTRAL
 from quire_router.http.fields import check_fields
 from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS, ParsedRequest, job_request
 from quire_router.http.prompts import required, token_prompt
-from quire_router.http.tables import GENERATE, SAMPLING, SAMPLING_PARAMS
+from quire_router.http.tables import EXTRA_ARGS, GENERATE, SAMPLING, SAMPLING_PARAMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +25,8 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
         **check_fields(required(outer, "sampling_params"), SAMPLING_PARAMS),
         **outer,
     }
+    if values["kv_transfer_params"] is None:
+        values["kv_transfer_params"] = check_fields(values["extra_args"] or {}, EXTRA_ARGS)["kv_transfer_params"]
     return job_request(
         values,
         limits,

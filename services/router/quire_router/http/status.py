@@ -52,6 +52,7 @@ class StatusRoutes:
         schedulers = [
             {
                 "instance": replica.instance,
+                "role": replica.role,
                 "phase": replica.load.phase,
                 "progress": round(replica.load.progress, 4),
                 "detail": replica.load.detail,
@@ -111,10 +112,12 @@ class StatusRoutes:
         schedulers = [
             {
                 "instance": replica.instance,
+                "role": replica.role,
                 "in_flight": replica.in_flight,
                 "running": replica.load.running,
                 "waiting": replica.load.waiting,
                 "max_num_seqs": replica.load.max_num_seqs,
+                "open_transfers": replica.load.open_transfers,
             }
             for replica in self._fleet.replicas.values()
         ]

@@ -79,7 +79,7 @@ SAMPLING: Mapping[str, Field] = {
     "structured_outputs": _later(),
     "response_format": _later({"type": "text"}),
     "return_tokens_as_token_ids": _later(False),
-    "kv_transfer_params": _later(),
+    "kv_transfer_params": Field("object"),
     "logits_processors": _later([]),
     "vllm_xargs": _later({}),
     "guided_json": _later(),
@@ -134,11 +134,21 @@ CHAT: Mapping[str, Field] = {
 SAMPLING_PARAMS: Mapping[str, Field] = {
     name: field
     for name, field in SAMPLING.items()
-    if name not in ("model", "stream", "stream_options", "request_id", "priority", "cache_salt", "return_token_ids")
+    if name
+    not in (
+        "model",
+        "stream",
+        "stream_options",
+        "request_id",
+        "priority",
+        "cache_salt",
+        "return_token_ids",
+        "kv_transfer_params",
+    )
 } | {
     "logprobs": Field("int", low=0, high=MAX_INT32),
     "detokenize": _HINT,
-    "extra_args": _later({}),
+    "extra_args": Field("object"),
     "output_kind": _later(),
     "best_of": _later(1),
 }
@@ -153,7 +163,22 @@ GENERATE: Mapping[str, Field] = {
     "priority": SAMPLING["priority"],
     "cache_salt": SAMPLING["cache_salt"],
     "features": _later(),
-    "kv_transfer_params": _later(),
+    "kv_transfer_params": SAMPLING["kv_transfer_params"],
+}
+# Where llm-d has it.
+EXTRA_ARGS: Mapping[str, Field] = {"kv_transfer_params": SAMPLING["kv_transfer_params"]}
+
+KV_TRANSFER: Mapping[str, Field] = {
+    "do_remote_decode": Field("bool", False),
+    "do_remote_prefill": Field("bool", False),
+    "remote_engine_id": Field("string", max_items=MAX_ID_CHARS),
+    "remote_request_id": Field("string", max_items=MAX_ID_CHARS),
+    "remote_host": Field("string", max_items=MAX_ID_CHARS),
+    "remote_port": Field("int", low=0, high=65535),
+    # What the ticket says itself.
+    "remote_block_ids": Field("list", max_items=1 << 20),
+    "remote_num_tokens": Field("int", low=0, high=MAX_INT32),
+    "tp_size": Field("int", low=1, high=MAX_INT32),
 }
 
 TOKENIZE: Mapping[str, Field] = {

@@ -100,7 +100,7 @@ class TextRoutes:
             "stream_options": body.get("stream_options"),
             "cache_salt": parsed.job.cache_salt or None,
             "priority": parsed.priority,
-            "kv_transfer_params": None,
+            "kv_transfer_params": body.get("kv_transfer_params"),
         }
         return [
             {"request_id": name, "token_ids": ids.tolist(), "sampling_params": params, **common}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_router.http.answer_format import DONE, FrameParts, finish_name, id_list, usage_object
+from quire_router.http.kv_transfer_fields import kv_transfer_object
 from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ class TokenFormat:
             "request_id": self._id,
             "choices": [self._choice(delta) for delta in deltas],
             "prompt_logprobs": prompt_logprobs(entries, scored, self._generation.token_bytes) if entries else None,
-            "kv_transfer_params": None,
+            "kv_transfer_params": kv_transfer_object(self._generation.kv_offer),
             "usage": usage_object(self._generation.usage()),
         }
         return orjson.dumps(answer)

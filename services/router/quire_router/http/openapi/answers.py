@@ -33,6 +33,7 @@ _IDS = array(INTEGER)
 _CHUNK_USAGE = {"prompt_tokens": INTEGER, "completion_tokens": INTEGER, "total_tokens": INTEGER}
 _PROMPT_LOGPROBS = array(maybe({"type": "object", "additionalProperties": ref("PromptLogprob")}))
 _HEAD = {"id": STRING, "created": INTEGER, "model": STRING, "system_fingerprint": maybe(STRING)}
+_KV_TRANSFER = maybe(ref("KvTransferParams"))
 _TIMINGS = {"quire_timings": array(ref("HopTiming"))}
 _CHAT_REST = {"logprobs": maybe(ref("ChatLogprobs")), "finish_reason": _FINISH}
 _CHAT_EXTRA = {"stop_reason": _STOP_REASON, "token_ids": _IDS}
@@ -71,7 +72,7 @@ ANSWERS: Mapping[str, Schema] = {
     "ChatLogprob": closed({**_CHAT_TOKEN, "top_logprobs": array(closed(_CHAT_TOKEN))}),
     "Completion": closed(
         {**_HEAD, "object": const("text_completion"), "choices": array(_COMPLETION_CHOICE), "usage": ref("Usage")},
-        _TIMINGS,
+        {"kv_transfer_params": _KV_TRANSFER, **_TIMINGS},
     ),
     "CompletionChunk": closed(
         {**_HEAD, "object": const("text_completion"), "choices": array(_COMPLETION_CHOICE)},
@@ -94,7 +95,12 @@ ANSWERS: Mapping[str, Schema] = {
             ),
             "usage": ref("Usage"),
         },
-        {"prompt_logprobs": _PROMPT_LOGPROBS, "prompt_token_ids": _IDS, **_TIMINGS},
+        {
+            "prompt_logprobs": _PROMPT_LOGPROBS,
+            "prompt_token_ids": _IDS,
+            "kv_transfer_params": _KV_TRANSFER,
+            **_TIMINGS,
+        },
     ),
     "ChatCompletionChunk": closed(
         {
@@ -114,7 +120,7 @@ ANSWERS: Mapping[str, Schema] = {
             "request_id": STRING,
             "choices": array(_TOKEN_CHOICE),
             "prompt_logprobs": maybe(_PROMPT_LOGPROBS),
-            "kv_transfer_params": NULL,
+            "kv_transfer_params": _KV_TRANSFER,
             "usage": ref("Usage"),
         }
     ),
@@ -130,7 +136,7 @@ ANSWERS: Mapping[str, Schema] = {
             "stream_options": maybe(OBJECT),
             "cache_salt": maybe(STRING),
             "priority": INTEGER,
-            "kv_transfer_params": NULL,
+            "kv_transfer_params": maybe(OBJECT),
         }
     ),
     "RenderedRequests": array(ref("RenderedRequest")),
@@ -159,10 +165,12 @@ ANSWERS: Mapping[str, Schema] = {
                 closed(
                     {
                         "instance": STRING,
+                        "role": STRING,
                         "in_flight": INTEGER,
                         "running": INTEGER,
                         "waiting": INTEGER,
                         "max_num_seqs": INTEGER,
+                        "open_transfers": INTEGER,
                     }
                 )
             ),
@@ -177,6 +185,7 @@ ANSWERS: Mapping[str, Schema] = {
                     {"phase": STRING, "progress": NUMBER},
                     {
                         "instance": STRING,
+                        "role": STRING,
                         "detail": STRING,
                         "session": STRING,
                         "model": maybe(STRING),

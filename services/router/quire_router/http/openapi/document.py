@@ -24,6 +24,7 @@ _REQUESTS: Mapping[str, Schema] = {
     "Invocation": either(ref("ChatCompletion"), ref("Completion")),
     "InvocationChunk": either(ref("ChatCompletionChunk"), ref("CompletionChunk")),
     "StreamOptions": body_schema(tables.STREAM_OPTIONS),
+    "KvTransferParams": body_schema(tables.KV_TRANSFER),
     "SamplingParams": body_schema(tables.SAMPLING_PARAMS),
     "TokenRequest": body_schema(tables.GENERATE, ["token_ids", "sampling_params"]),
     "TokenizeText": body_schema(tables.TOKENIZE, ["prompt"]),

@@ -1,0 +1,79 @@
+"""A choice of which the client wants the prompt computed and its pages kept: it ends with its first token, and its
+answer says how to have the pages. Who comes for them, and when, is the client's business: nobody renews the lease.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_router.core.delta import LENGTH, HopTiming
+from quire_router.core.kv_route import KvOffer, KvTransfer, host_and_port
+from quire_router.engine.session import Session
+from quire_router.engine.transfer import Transfer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.ticket import Ticket
+    from quire_router.core.choice import Choice, Holder
+    from quire_router.core.kv_route import PulledPages
+    from quire_router.engine.mover import Mover
+
+
+class Export:
+    """A KvRoute. The transfer is let go of where the choice does not end as it should."""
+
+    def __init__(self, choice: Choice, mover: Mover, lease_ms: int) -> None:
+        self._choice = choice
+        self._mover = mover
+        self._lease_ms = lease_ms
+        self._transfer: Transfer | None = None
+        self._timings: list[HopTiming] = []
+
+    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+        """See KvRoute."""
+        return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
+
+    def admitted(self, ticket: Ticket) -> None:
+        """See KvRoute."""
+        source = self._choice.holder
+        if not isinstance(source, Session):
+            return
+        self._let_go()
+        self._transfer = Transfer(ticket, source, of_session=False)
+        host, port = host_and_port(source.address)
+        self._choice.kv_offer = KvOffer(
+            source.instance, host, port, ticket.transfer_id, ticket.pages, ticket.tokens(), len(ticket.sources)
+        )
+
+    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+        """See KvRoute."""
+        self._timings += timings
+        self._choice.finish = LENGTH
+        self._mover.prefilled(self._choice)
+
+    def pulled(self, found: PulledPages) -> None:
+        """See KvRoute. Nobody pulls for it."""
+
+    def received(self, finish: int, now_ns: int) -> None:
+        """See KvRoute."""
+
+    def take_over(self) -> str:
+        """See KvRoute. It begins anew elsewhere, where another ticket is made."""
+        self._let_go()
+        return ""
+
+    def timings(self) -> Sequence[HopTiming]:
+        """See KvRoute."""
+        return self._timings
+
+    def close(self) -> None:
+        """See KvRoute."""
+        if not (self._choice.ended and self._choice.finish):
+            self._let_go()
+
+    def _let_go(self) -> None:
+        transfer, self._transfer = self._transfer, None
+        self._choice.kv_offer = None
+        if transfer is not None:
+            transfer.release()

@@ -1,0 +1,56 @@
+"""A choice whose client says where its prompt was prefilled: it runs as any other, with the ticket in its Submit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_router.core.delta import ERROR
+from quire_router.engine.pulling import Pulling
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.ticket import Ticket
+    from quire_router.core.choice import Holder
+    from quire_router.core.delta import HopTiming
+    from quire_router.core.kv_route import KvTransfer, PulledPages
+    from quire_router.engine.transfer import Transfer
+
+
+class GivenTicket:
+    """A KvRoute."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._pulling = Pulling()
+        self._pulling.begin(transfer)
+
+    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+        """See KvRoute."""
+        return self._pulling.kv_transfer(holder)
+
+    def admitted(self, ticket: Ticket) -> None:
+        """See KvRoute. Nobody was asked for one."""
+
+    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+        """See KvRoute. Nobody was asked to."""
+
+    def pulled(self, found: PulledPages) -> None:
+        """See KvRoute."""
+        self._pulling.pulled(found)
+
+    def received(self, finish: int, now_ns: int) -> None:
+        """See KvRoute."""
+        if finish and finish != ERROR:
+            self.close()
+
+    def take_over(self) -> str:
+        """See KvRoute. No place is kept."""
+        return ""
+
+    def timings(self) -> Sequence[HopTiming]:
+        """See KvRoute."""
+        return self._pulling.timings
+
+    def close(self) -> None:
+        """See KvRoute."""
+        self._pulling.let_go()

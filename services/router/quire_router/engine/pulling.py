@@ -1,0 +1,48 @@
+"""A decode side's use of one transfer: the ticket that its Submit carries, what came of the pull, and the end of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_router import metrics
+from quire_router.core.delta import HopTiming
+from quire_router.core.kv_route import KvTransfer
+
+if TYPE_CHECKING:
+    from quire_router.core.choice import Holder
+    from quire_router.core.kv_route import PulledPages
+    from quire_router.engine.transfer import Transfer
+
+
+class Pulling:
+    """`transfer` None: there is nothing to pull (any more)."""
+
+    def __init__(self) -> None:
+        self.transfer: Transfer | None = None
+        self.timings: list[HopTiming] = []
+
+    def begin(self, transfer: Transfer) -> None:
+        """Pages may be pulled with this; an earlier ticket is void."""
+        self.let_go()
+        self.transfer = transfer
+
+    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+        """For a Submit to this holder. Who lends the pages has them."""
+        if self.transfer is None or not self.transfer.open or holder is self.transfer.source:
+            return None
+        return KvTransfer(ticket=self.transfer.ticket)
+
+    def pulled(self, found: PulledPages) -> None:
+        """The puller needs the ticket no more."""
+        if found.error is not None:
+            metrics.pull_failures.labels(found.error.code).inc()
+        metrics.pulled_pages.inc(found.pages)
+        metrics.pulls.observe(found.us / 1e6)
+        self.timings.append(HopTiming("transfer", "pull", found.us, found.pages, found.instance))
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Nobody pulls. Idempotent."""
+        transfer, self.transfer = self.transfer, None
+        if transfer is not None:
+            transfer.release()

@@ -1,0 +1,171 @@
+"""Who prefills for whom, and when: estimates by hand on small tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire_router.placement.disaggregation import SplitOptions
+from quire_router.placement.replica_table import DECODE, PREFILL
+from quire_router.placement.wish import Wish
+from tests.unit.router_placement.fleet import PAGE, Fleet, model, sequence
+
+# A page is 1 byte in the tests' geometry.
+TOKEN_BYTES = 1 / PAGE
+
+
+def fleet(*roles: str, policy: str = "kv_aware", **options: Any) -> Fleet:
+    found = Fleet(policy, 0, split=SplitOptions(**{"least_tokens": 10, "threshold_tokens": 100, **options}))
+    for index, role in enumerate(roles):
+        found.add(f"replica-{index}", role)
+    return found
+
+
+def test_roles_are_columns_and_may_change() -> None:
+    found = fleet("prefill", "decode", "both")
+    rows = found.table.able("m", None, 0)
+    assert found.table.role[rows].tolist() == [PREFILL, DECODE, PREFILL | DECODE]
+    assert found.table.prefills(rows, whole_too=False).tolist() == [0]
+    assert found.table.prefills(rows, whole_too=True).tolist() == [0, 2]
+    assert found.table.decodes(rows).tolist() == [1, 2]
+    found.rows[0].show(accepts=True, model=found.model, role="decode")
+    assert found.table.decodes(rows).tolist() == [0, 1, 2]
+    found.rows[1].drop()
+    assert not found.table.role[1]
+
+
+@pytest.mark.parametrize(
+    ("roles", "expected"),
+    [
+        (("prefill", "decode"), (0, 1)),
+        (("decode", "decode"), (None, 0)),
+        (("both", "both"), (None, 0)),
+        (("prefill", "prefill"), (None, 0)),  # nobody decodes: a prefill replica runs it whole
+        (("prefill", "both"), (0, 1)),
+    ],
+)
+def test_there_must_be_two_sides(roles: tuple[str, ...], expected: tuple[int | None, int]) -> None:
+    assert fleet(*roles).sides(sequence(200)) == expected
+
+
+def test_replicas_that_run_whole_requests_prefill_for_others_where_that_is_wished() -> None:
+    found = fleet("both", "both", whole_too=True)
+    found.load(1, waiting_tokens=5000)
+    found.load(0, running=10)
+    prefill, decode = found.sides(sequence(200))
+    assert {prefill, decode} == {0, 1}
+
+
+def test_engines_of_another_model_or_pool_do_not_prefill() -> None:
+    found = fleet("decode")
+    found.add("other weights", "prefill", model(digest=b"e"))
+    found.add("other pages", "prefill", model(namespace=b"o" * 32))
+    assert found.sides(sequence(200)) == (None, 0)
+    found.add("same", "prefill")
+    assert found.sides(sequence(200)) == (3, 0)
+
+
+@pytest.mark.parametrize(("tokens", "remote"), [(9, False), (99, False), (100, True)])
+def test_a_number_of_tokens_decides_while_nothing_is_measured(tokens: int, remote: bool) -> None:
+    assert fleet("prefill", "decode").sides(sequence(tokens)) == ((0, 1) if remote else (None, 1))
+
+
+def test_only_tokens_that_no_cache_has_count() -> None:
+    found, wanted = fleet("prefill", "decode"), sequence(20 * PAGE)
+    found.hold(1, wanted, pages=14)
+    assert found.sides(wanted) == (None, 1)  # 96 to compute
+    found = fleet("prefill", "decode")
+    found.store(wanted)  # what a kvstore has counts half: 16 to compute, 304 to load
+    assert found.sides(wanted) == (0, 1)
+    blind = fleet("prefill", "decode", policy="round_robin")
+    blind.hold(1, wanted)
+    assert blind.sides(wanted) == (0, 1)
+
+
+def rated(pull_s: float, *, prefill: float = 1000.0, **options: Any) -> Fleet:
+    """1000 prompt tokens take a second to compute, and `pull_s` to pull."""
+    found = fleet("prefill", "decode", **options)
+    found.measured(0, prefill=prefill)
+    found.measured(1, prefill=1000.0, pull=1000 * TOKEN_BYTES / pull_s)
+    return found
+
+
+def test_alone_the_way_is_not_worth_it_and_company_or_queues_make_it_so() -> None:
+    long = sequence(1000)
+    assert rated(0.5).sides(long) == (None, 1)
+    waits = rated(0.5)
+    waits.measured(1, pull=1000 * TOKEN_BYTES / 0.5, waiting_prefill_tokens=600)
+    assert waits.sides(long) == (0, 1)
+    decodes = rated(0.5)
+    decodes.measured(1, pull=1000 * TOKEN_BYTES / 0.5, running=6)  # 6 sequences at 0.1: 0.6 s more
+    assert decodes.sides(long) == (0, 1)
+    assert decodes.table.prefill_rate[1] == pytest.approx(1000, rel=0.01)  # it computes nothing now, and still can
+    decodes.measured(0, prefill=1000.0, waiting_prefill_tokens=200)
+    assert decodes.sides(long) == (None, 1)
+
+
+def test_a_faster_engine_and_a_faster_way_are_worth_more() -> None:
+    long = sequence(1000)
+    assert rated(0.6, prefill=2000.0).sides(long) == (None, 1)
+    assert rated(0.4, prefill=2000.0).sides(long) == (0, 1)
+
+
+def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is_not_computed() -> None:
+    long = sequence(1000)
+    found = rated(0.9)
+    found.hold(0, long)
+    assert found.sides(long) == (0, 1)  # 8 tokens to compute there, and 0.9 s to pull: less than the second here
+    found = rated(0.9)
+    found.hold(0, long)
+    found.hold(1, long, pages=30)  # 520 to compute here: less than 0.47 s to pull, and 8 to compute there
+    assert found.sides(long) == (0, 1)
+    found.hold(1, long, pages=60)
+    assert found.sides(long) == (None, 1)
+
+
+def test_rates_of_who_was_not_measured_are_those_of_its_kind() -> None:
+    found = fleet("prefill", "decode")
+    found.measured(1, prefill=1000.0, pull=1e9, waiting_prefill_tokens=500)
+    assert found.table.rate(0) == 1000.0
+    assert found.sides(sequence(90)) == (0, 1)
+
+
+def test_the_side_with_the_least_to_do_is_taken() -> None:
+    found, wanted = fleet("prefill", "prefill", "decode", "decode"), sequence(30 * PAGE)
+    found.load(0, waiting_tokens=5000)
+    found.load(2, running=9)
+    assert found.sides(wanted) == (1, 3)
+    found.hold(0, wanted)
+    found.load(0, waiting_tokens=100)
+    assert found.sides(wanted) == (0, 3)
+    found.load(2, running=0)
+    found.hold(2, wanted, pages=20)
+    assert found.sides(wanted) == (0, 2)
+
+
+@pytest.mark.parametrize("policy", ["round_robin", "least_loaded", "session", "kv_aware"])
+def test_every_policy_has_both_sides(policy: str) -> None:
+    found = fleet("prefill", "prefill", "decode", "decode", policy=policy)
+    taken = [found.sides(sequence(200, seed)) for seed in range(8)]
+    assert {prefill for prefill, _ in taken} == {0, 1} and {decode for _, decode in taken} == {2, 3}
+
+
+def test_turns_are_not_lost_to_requests_that_stay_whole() -> None:
+    found = fleet("prefill", "decode", "decode", policy="round_robin")
+    taken = [found.sides(sequence(200 if index % 2 else 20, index))[1] for index in range(8)]
+    assert taken == [1, 2] * 4
+
+
+def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
+    found, wanted = fleet("prefill", "decode"), sequence(200)
+    placed = found.placer.place_sides(Wish(wanted), found.table.able("m", None, 0))
+    assert placed.prefill is not None and (placed.prefill.row, placed.decode.row) == (0, 1)
+    rows = np.array([0, 1])
+    assert found.table.queue(rows).tolist() == [200, 0]
+    assert found.table.load(rows).tolist() == [0.1, 0.1]
+    device, _stored = found.view.cached(Wish(wanted), rows)
+    assert device.tolist() == [192, 192]
+    placed.prefill.began()
+    assert found.table.queue(rows).tolist() == [0, 0]
