@@ -33,12 +33,13 @@ from quire_worker.step import Float32, StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
 
+_CONTEXT = 16_384
 _CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
+    "max_position_embeddings": _CONTEXT,
     "hidden_act": "silu",
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": True,
@@ -80,7 +81,7 @@ class CheckModel:
 
     def engine_spec(self, max_num_seqs: int) -> EngineSpec:
         """Sizes of an engine for it."""
-        return EngineSpec(max_num_seqs, 4096, self.spec.vocab_size, self.page_size, self.num_pages, (2,), 8)
+        return EngineSpec(max_num_seqs, _CONTEXT, self.spec.vocab_size, self.page_size, self.num_pages, (2,), 8)
 
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool) -> Device:
         """The device that is checked."""

@@ -1,8 +1,8 @@
 """Stage 1: kernels against float32 references.
 
-The tests of tests/unit/worker_triton run on whatever device there is. Then whole steps of every padded size: decoding,
-prefill and mixed, with filters and with controls, as graphs and kernel by kernel; NaN in every page and place that is
-not a sequence's own, and in memory that kernels have not written yet.
+First full steps, which are the longest graphs. Then the tests of tests/unit/worker_triton, on whatever device there is,
+and whole steps of every padded size: decoding, prefill and mixed, with filters and with controls, as graphs and kernel
+by kernel; NaN in every page and place that is not a sequence's own, and in memory that kernels have not written yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bench.gpu_checks.launching import run_one
 from bench.gpu_checks.record import Recorder
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
-from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, graph_sizes
+from quire_worker.cuda.step_size import MOST_CHUNKS, MOST_PADDED_ROWS, StepSize, graph_sizes
 from quire_worker.engine.ports import Device
 from quire_worker.engine.step_runner import StepOutcome
 from quire_worker.sampling.row_controls import RowControls
@@ -31,12 +31,15 @@ ROOT = Path(__file__).resolve().parents[2]
 # part of the largest logit. bf16 holds a number to within 2^-9 of itself, errors add up over the layers, and it is the
 # worst of hundreds of rows that counts.
 _TOLERANCE = {True: 2.0**-5, False: 1e-4}
-_MAX_SEQS, _MAX_TOKENS = 256, 2048
+_MAX_SEQS, _MAX_TOKENS, _FULL_TOKENS = 256, 2048, 8192
 _CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bias=((7, 4.0),), bad_words=((9,),))
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
     """All of it; `tiny`: a few sizes, and one of the tests' files."""
+    if not tiny:
+        with tempfile.TemporaryDirectory() as folder, _poisoned_memory():
+            _check_full_steps(recorder, CheckModel(Path(folder), 1536))
     # Those of this very check are other stages.
     tests = ["tests/unit/worker_triton", "--ignore=tests/unit/worker_triton/test_gpu_check.py"]
     tests = ["tests/unit/worker_triton/test_memory.py"] if tiny else tests
@@ -62,9 +65,20 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         for eager in (True,) if tiny else (False, True):
             device = model.make_device(model.engine_spec(seqs), 64 if tiny else _MAX_TOKENS, eager=eager)
             try:
-                _check_sizes(recorder, model, device, sizes, "kernel by kernel" if eager else "as graphs")
+                how = "kernel by kernel" if eager else "as graphs"
+                _check_sizes(recorder, model, device, sizes, f"steps of all sizes, {how}")
             finally:
                 device.close()
+
+
+def _check_full_steps(recorder: Recorder, model: CheckModel) -> None:
+    """Steps of more rows than the padded sizes have: without fresh prompts, for which they have no graph."""
+    sizes = [size for size in graph_sizes(_MAX_SEQS, _FULL_TOKENS) if size.rows > MOST_PADDED_ROWS]
+    device = model.make_device(model.engine_spec(_MAX_SEQS), _FULL_TOKENS, eager=False)
+    try:
+        _check_sizes(recorder, model, device, sizes, f"full steps ({_FULL_TOKENS} tokens) as graphs")
+    finally:
+        device.close()
 
 
 def _tiny_sizes() -> list[StepSize]:
@@ -82,7 +96,7 @@ class _poisoned_memory:  # noqa: N801  # a context manager, named as one
         torch.use_deterministic_algorithms(False)
 
 
-def _check_sizes(recorder: Recorder, model: CheckModel, device: Device, sizes: list[StepSize], how: str) -> None:
+def _check_sizes(recorder: Recorder, model: CheckModel, device: Device, sizes: list[StepSize], name: str) -> None:
     rng = np.random.default_rng(1)
     worst, failed = 0.0, list[str]()
     drawn = np.zeros(_MAX_SEQS + MOST_CHUNKS, np.int64)
@@ -98,7 +112,7 @@ def _check_sizes(recorder: Recorder, model: CheckModel, device: Device, sizes: l
         if outcome.failed or not error <= _TOLERANCE[model.on_gpu]:
             failed.append(f"{size}: {error:.3g} {[each.code for each in outcome.failed.values()][:3]}")
     told = "; ".join(failed[:5])
-    recorder.check(f"steps of all sizes, {how}", not failed, sizes=len(sizes), worst=worst, failed=told)
+    recorder.check(name, not failed, sizes=len(sizes), worst=worst, failed=told)
 
 
 def _error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
@@ -131,7 +145,8 @@ def _batch(model: CheckModel, size: StepSize, rng: np.random.Generator, drawn: I
     )
     rows = len(count)
     position = rng.integers(0, 3 * model.page_size, rows).astype(np.int32)
-    position[:decodes] += 1
+    # Full steps have graphs where no prompt is fresh.
+    position[: rows if size.rows > MOST_PADDED_ROWS else decodes] += 1
     need = -(-(position + count) // model.page_size)
     pages = rng.permutation(np.arange(1, model.num_pages)).astype(np.int32)
     table: Int32 = np.zeros((rows, int(need.max())), np.int32)

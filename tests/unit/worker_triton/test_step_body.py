@@ -175,3 +175,19 @@ def test_sizes() -> None:
     assert advance == [StepSize(1, filtered=True, controlled=True)]
     assert least_that_holds(sizes, StepSize(3, 100, 2)) == StepSize(16, 128, 64)
     assert least_that_holds(sizes, StepSize(3, 5000, 2)) is None
+
+
+def test_full_steps_have_graphs_that_waste_little() -> None:
+    sizes = graph_sizes(512, 8192)
+    assert sizes[0] == StepSize(1) and len(sizes) == len(set(sizes))
+    for decodes in range(0, 513, 7):
+        step = StepSize(decodes, 8192 - decodes, 20)
+        found = least_that_holds(sizes, step)
+        assert found is not None and found.total_rows <= 1.02 * 8192, step
+        assert found.rows <= 8192 and found.holds(step)
+    assert least_that_holds(sizes, StepSize(0, 7800, 20)) == StepSize(0, 8192, 64)
+    assert least_that_holds(sizes, StepSize(0, 7000, 20)) is None
+    assert least_that_holds(sizes, StepSize(0, 8192, 65)) is None
+    assert least_that_holds(sizes, StepSize(3, 3100, 2)) == StepSize(16, 4096, 64)
+    assert StepSize(0, 20, 20) in graph_sizes(4, 20) and StepSize(4, 20, 20) in graph_sizes(4, 20)
+    assert StepSize(0, 3000, 64) in graph_sizes(256, 3000)

@@ -25,7 +25,7 @@ from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize
+from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
 from quire_worker.engine.step_runner import StepOutcome, failed_draws
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, Fresh
@@ -173,6 +173,8 @@ class CudaDevice:
         if self._graphs is None or batch.scores or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):
             return None
         size = _size_of(batch)
+        if size.rows > MOST_PADDED_ROWS and self._find_fresh(batch):
+            return None
         try:
             return self._graphs.find(size)
         except RuntimeError:  # as in `prepare`

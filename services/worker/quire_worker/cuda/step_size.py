@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 _FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 _COARSE_STEP = 64
 _MIXED_DECODES = (0, 16, 64, 128, 192, 256, 384)
-# Larger steps keep the device busy for longer than their launches take: they need no graph, and no padding.
 _PREFILL_ROWS = (32, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096)
+MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
+"""Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
+_WASTE = 1 / 16
+_ROUNDED = 64
 MOST_CHUNKS = 64
 
 
@@ -54,6 +58,11 @@ class StepSize:
             and (self.controlled or not other.controlled)
         )
 
+    def suits(self, other: StepSize) -> bool:
+        """Whether the other fits, and this one is not large for nothing."""
+        wasteful = self.rows > MOST_PADDED_ROWS and self.total_rows > (1 + _WASTE) * other.total_rows
+        return self.holds(other) and not wasteful
+
 
 def decode_sizes(max_num_seqs: int) -> list[int]:
     """Numbers of decoding sequences that have a graph, up to and with the largest."""
@@ -62,17 +71,30 @@ def decode_sizes(max_num_seqs: int) -> list[int]:
 
 
 def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
-    """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, then those with filters,
-    then with controls too."""
+    """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, full ones, then those with
+    filters, then with controls too. `max_tokens`: of a step, those of decode rows too."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
     mixed_decodes = sorted({min(each, max_num_seqs) for each in _MIXED_DECODES} | {max_num_seqs})
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
     sizes += [StepSize(decodes, each, min(each, MOST_CHUNKS)) for decodes in mixed_decodes for each in rows]
+    if max_tokens not in rows:
+        sizes += _full_sizes(mixed_decodes, max_tokens)
     more = [(True, False), (True, True)]
     return sizes + [StepSize(s.decodes, s.rows, s.chunks, *asked) for asked in more for s in sizes]
 
 
+def _full_sizes(decodes: list[int], max_tokens: int) -> list[StepSize]:
+    """Steps that take all tokens there are: the more decode, the fewer are left to prefill."""
+    sizes = [StepSize(0, max_tokens, min(max_tokens, MOST_CHUNKS))]
+    for fewer, most in pairwise(decodes):
+        left = -(-(max_tokens - fewer - 1) // _ROUNDED) * _ROUNDED
+        rows = min(left, max_tokens)
+        if rows > 0:
+            sizes.append(StepSize(most, rows, min(rows, MOST_CHUNKS)))
+    return sizes
+
+
 def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:
-    """The size with the fewest rows that holds the wanted one; None: no size does."""
-    fitting = [size for size in sizes if size.holds(wanted)]
+    """The size with the fewest rows that suits the wanted one; None: no size does."""
+    fitting = [size for size in sizes if size.suits(wanted)]
     return min(fitting, key=lambda s: (s.total_rows, s.sequences, s.controlled, s.filtered), default=None)
