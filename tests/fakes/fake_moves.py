@@ -67,6 +67,8 @@ class FakeMoves:
                 continue
             if self._worker.refuse_moves:
                 flight.most = 0
+            elif self._worker.crowded_store and flight.move.kind is MoveKind.STORE:
+                flight.most = len(flight.move.hashes) - 1
             if flight.move.kind is not MoveKind.PULL:
                 self._carry(flight)
                 self._end(flight)

@@ -87,6 +87,8 @@ class FakeWorker:
         self.move_turns = (0, 4)
         self.step_us, self.move_us = 0, 100
         self.refuse_moves = False
+        # The kvstore never has room for the last page of a store.
+        self.crowded_store = False
         # Sequences end by an error where they would draw a token.
         self.draws_nan = False
         self.max_decoders = 0

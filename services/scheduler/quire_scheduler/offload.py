@@ -161,7 +161,8 @@ class Offload:
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
         """A store has ended; its first pages are there."""
         self._now, arrived = now, moved.pages
-        if self._crowded:
+        if self._crowded and arrived == len(move.hashes):
+            # Not after one that had no room: it would be tried again and again while nothing else happens.
             self._crowded, self._looked_at = False, [-self._window] * self._pools.groups
         if arrived:
             self._breaker.worked()

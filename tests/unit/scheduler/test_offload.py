@@ -161,6 +161,17 @@ def test_on_evict_pages_are_stored_when_they_are_about_to_leave() -> None:
     assert stats.loaded_tokens[""] > 20
 
 
+def test_what_the_kvstore_has_no_room_for_is_not_offered_again_while_nothing_happens() -> None:
+    rig = a_rig({}, "on-evict", num_pages=65, max_num_seqs=2, config={"kvstore_moves": 1})
+    rig.worker.crowded_store, rig.worker.move_turns = True, (6, 7)
+    for seed in range(8):
+        served(rig, seed, a_sequence(other(41, seed), 4))
+    tried = len(moves(rig, MoveKind.STORE))
+    for _ in range(50):
+        rig.step()
+    assert tried > 1 and len(moves(rig, MoveKind.STORE)) == tried
+
+
 def test_selective_stores_what_a_second_request_uses() -> None:
     store: Store = {}
     rig = a_rig(store, "selective", num_pages=200)
