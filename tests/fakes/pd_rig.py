@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 
 from quire.v1 import common_pb2
+from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.pd_scheduler import PdScheduler
 from tests.fakes.router_faults import nothing_left, until
 from tests.fakes.router_rig import RouterRig, router_rig
@@ -20,9 +21,11 @@ def sides(decoders: int = 1, **options: Any) -> list[PdScheduler]:
 
 
 @contextlib.asynccontextmanager
-async def pd_rig(fakes: Sequence[PdScheduler], **config: Any) -> AsyncIterator[RouterRig]:
+async def pd_rig(
+    fakes: Sequence[PdScheduler], tokenizers: Sequence[FakeTokenizer] | None = None, **config: Any
+) -> AsyncIterator[RouterRig]:
     """Whatever can be prefilled elsewhere is, and everybody is there."""
-    async with router_rig(fakes, **{"pd_least_tokens": 1, "pd_threshold_tokens": 1, **config}) as rig:
+    async with router_rig(fakes, tokenizers, **{"pd_least_tokens": 1, "pd_threshold_tokens": 1, **config}) as rig:
         await until(lambda: all(replica.accepts for replica in rig.router.fleet.replicas.values()))
         yield rig
 

@@ -45,6 +45,8 @@ class PdScheduler(FakeScheduler):
         self.kept: dict[int, Kept] = {}
         self.told: list[pb.Handover] = []
         self.transfers: dict[bytes, pb.Ticket] = {}
+        # Of transfers that end with their session.
+        self._owners: dict[bytes, Life] = {}
         self.released: list[bytes] = []
         self.renewed: list[bytes] = []
         self.pulled: list[int] = []
@@ -71,6 +73,8 @@ class PdScheduler(FakeScheduler):
             )
             if not self.mute:
                 admitted.ticket.CopyFrom(self.lend(submit))
+                if not submit.transfer.lease_ms:
+                    self._owners[admitted.ticket.transfer_id] = life
             life.said.append(pb.SessionResponse(admitted=[admitted]))
 
     def lend(self, submit: pb.Submit) -> pb.Ticket:
@@ -138,6 +142,9 @@ class PdScheduler(FakeScheduler):
     def session_over(self, life: Life) -> None:
         super().session_over(life)
         self.kept = {handle: kept for handle, kept in self.kept.items() if kept.life is not life}
+        for transfer_id in [transfer_id for transfer_id, its in self._owners.items() if its is life]:
+            del self._owners[transfer_id]
+            self.transfers.pop(transfer_id, None)
 
     def fail_kept(self, code: str, grpc_code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE) -> None:
         """All places that are kept here are lost."""

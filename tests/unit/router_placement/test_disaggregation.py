@@ -102,14 +102,14 @@ def test_alone_the_way_is_not_worth_it_and_company_or_queues_make_it_so() -> Non
     decodes.measured(1, pull=1000 * TOKEN_BYTES / 0.5, running=6)  # 6 sequences at 0.1: 0.6 s more
     assert decodes.sides(long) == (0, 1)
     assert decodes.table.prefill_rate[1] == pytest.approx(1000, rel=0.01)  # it computes nothing now, and still can
-    decodes.measured(0, prefill=1000.0, waiting_prefill_tokens=200)
+    decodes.measured(0, prefill=1000.0, waiting_prefill_tokens=700)
     assert decodes.sides(long) == (None, 1)
 
 
-def test_a_faster_engine_and_a_faster_way_are_worth_more() -> None:
+def test_a_faster_engine_is_worth_the_way_and_a_slow_way_is_worth_nothing() -> None:
     long = sequence(1000)
-    assert rated(0.6, prefill=2000.0).sides(long) == (None, 1)
-    assert rated(0.4, prefill=2000.0).sides(long) == (0, 1)
+    assert rated(0.5, prefill=2000.0).sides(long) == (0, 1)  # half a second there
+    assert rated(1.1, prefill=2000.0).sides(long) == (None, 1)
 
 
 def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is_not_computed() -> None:
@@ -117,12 +117,20 @@ def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is
     found = rated(0.9)
     found.hold(0, long)
     assert found.sides(long) == (0, 1)  # 8 tokens to compute there, and 0.9 s to pull: less than the second here
-    found = rated(0.9)
-    found.hold(0, long)
-    found.hold(1, long, pages=30)  # 520 to compute here: less than 0.47 s to pull, and 8 to compute there
-    assert found.sides(long) == (0, 1)
-    found.hold(1, long, pages=60)
+    found.hold(1, long, pages=60)  # 40 to compute here, 0.04 s to pull them
+    found.measured(1, prefill=1000.0, pull=500 * TOKEN_BYTES)
     assert found.sides(long) == (None, 1)
+
+
+def test_nobody_is_thought_so_slow_as_never_to_be_asked_again() -> None:
+    found = rated(0.1, prefill=50.0)
+    assert found.table.rate(0) == 500.0
+    found.rows[0].computed(50, 1_000)  # too short a prompt to tell
+    assert found.table.prefill_rate[0] == 50.0
+    found.rows[0].computed(400, 200_000)
+    assert found.table.prefill_rate[0] == 2000.0
+    found.rows[0].computed(400, 800_000)
+    assert found.table.prefill_rate[0] == 2000.0 and found.table.rate(1) == 1000.0
 
 
 def test_rates_of_who_was_not_measured_are_those_of_its_kind() -> None:

@@ -53,7 +53,15 @@ class Replica:
         self.row = row
         self.client = SchedulerClient(address, config)
         self.session = Session(
-            instance, address, self.client.stub, make_detokenizer, router_id, watchdog, config.replica_timeout_s, lost
+            instance,
+            address,
+            self.client.stub,
+            make_detokenizer,
+            router_id,
+            watchdog,
+            config.replica_timeout_s,
+            lost,
+            row.computed,
         )
         self._role = ""
         self._on_change = changed

@@ -17,7 +17,7 @@ from quire_common import errors
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
 from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, not_a_prefill, session_lost
-from quire_router.engine.session_codec import apply_events, apply_rows, hop_timings, pulled_from_pb
+from quire_router.engine.session_codec import apply_events, apply_rows, hop_timings, prefills, pulled_from_pb
 from quire_router.engine.session_outgoing import SessionOutgoing
 from quire_router.watchdog import is_cancelled
 
@@ -49,7 +49,8 @@ class Session:
     """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer.
 
     `lost` is told of every choice that the scheduler works on no more without having ended it. `reservations` are
-    places for choices that are elsewhere as yet. `life` counts its streams.
+    places for choices that are elsewhere as yet. `life` counts its streams. `computed` is told of prompts that were
+    computed there: tokens and microseconds.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Session:
         watchdog: Watchdog,
         timeout_s: float,
         lost: Callable[[Choice, Loss], None],
+        computed: Callable[[int, int], None],
     ) -> None:
         self.instance = instance
         self.address = address
         self.choices: dict[int, Choice] = {}
         self.reservations: dict[int, Reservation] = {}
-        self.life = 0
+        self.life = 1
         self.detokenizer = make_detokenizer(self.choices, self._text_ended)
         self.open = False
         self._stub = stub
@@ -75,6 +77,7 @@ class Session:
         self._watchdog = watchdog
         self._timeout_s = timeout_s
         self._lost = lost
+        self._computed = computed
         self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, choice: Choice) -> None:
@@ -132,7 +135,6 @@ class Session:
         Nothing that the scheduler says of this life is heard afterwards: its handles have gone and its call is over.
         """
         self._out = SessionOutgoing(self._router_id, self._wanted)
-        self.life += 1
         call = self._stub.Session(self._out.messages())
         watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
         reason, heard_ns = "session_ended", time.monotonic_ns()
@@ -161,6 +163,7 @@ class Session:
         finally:
             self._watchdog.drop(watch)
             self.open = False
+            self.life += 1
             call.cancel()
             if self.choices:
                 metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
@@ -189,6 +192,8 @@ class Session:
             owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
             if owner is not None:
                 owner.pulled(pulled_from_pb(pulled, self.instance))
+        for tokens, us in prefills(message):
+            self._computed(tokens, us)
         for prefilled in message.prefilled:
             choice = self.choices.get(prefilled.handle)
             if choice is not None and not choice.finish:  # the last token's text comes by this session's stream

@@ -15,7 +15,7 @@ from quire_router.core.delta import HopTiming, LogprobEntry
 from quire_router.core.kv_route import PulledPages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from quire.v1 import common_pb2 as pb
     from quire.v1 import scheduler_pb2 as sb
@@ -60,6 +60,14 @@ def apply_events(
 def hop_timings(timings: Iterable[pb.HopTiming], instance: str) -> tuple[HopTiming, ...]:
     """Wire to domain, as an instance's account."""
     return tuple(HopTiming(t.service, t.phase, t.us, t.count, instance) for t in timings)
+
+
+def prefills(message: sb.SessionResponse) -> Iterator[tuple[int, int]]:
+    """Of each request that is over, the prompt tokens that were computed for it and how long that took in us."""
+    for timings in (*(one.timings for one in message.finished), *(one.timings for one in message.prefilled)):
+        for timing in timings:
+            if (timing.service, timing.phase) == ("worker", "prefill"):
+                yield timing.count, timing.us
 
 
 def pulled_from_pb(pulled: sb.Pulled, instance: str) -> PulledPages:

@@ -75,19 +75,18 @@ class Disaggregation:
 
     def _pays(self, wish: Wish, whole: int, prefill: int, decode: int) -> bool:
         table = self._table
-        pull_rate = float(table.pull_rate[decode])
-        if not table.rate(prefill) or not pull_rate:
+        if not table.rate(prefill) or not table.pulls(decode):
             return self._uncached(wish, whole) >= self._options.threshold_tokens
-        pull_s = (wish.tokens - self._device(wish, decode)) * float(table.token_bytes[decode]) / pull_rate
-        return self._prefill_s(wish, whole) > self._prefill_s(wish, prefill) + pull_s
+        pull_s = (wish.tokens - self._device(wish, decode)) * float(table.token_bytes[decode]) / table.pulls(decode)
+        return self._prefill_s(wish, whole) > self._prefill_s(wish, prefill, pull_s)
 
-    def _prefill_s(self, wish: Wish, row: int) -> float:
-        """Until the prompt is computed there, and what it costs those who decode beside it."""
+    def _prefill_s(self, wish: Wish, row: int, pull_s: float = 0.0) -> float:
+        """Until the prompt is computed there, and what it costs those who decode beside it. Pages travel meanwhile."""
         table = self._table
-        own = self._uncached(wish, row)
-        queued = float(table.queue(np.array([row]))[0])
-        company = self._options.interference * float(table.running[row])
-        return (queued + own * (1.0 + company)) / table.rate(row)
+        own_s = self._uncached(wish, row) / table.rate(row)
+        queue_s = float(table.queue(np.array([row]))[0]) / table.rate(row)
+        company_s = self._options.interference * float(table.running[row]) * own_s
+        return queue_s + max(own_s, pull_s) + company_s
 
     def _uncached(self, wish: Wish, row: int) -> float:
         """Tokens that it has to compute; what a kvstore has costs a part."""

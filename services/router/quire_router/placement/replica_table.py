@@ -22,8 +22,13 @@ if TYPE_CHECKING:
 # What a replica is for, as bits.
 PREFILL, DECODE = 1, 2
 ROLES = {"prefill": PREFILL, "decode": DECODE, "both": PREFILL | DECODE}
-# A rate of prefill is one of mixed steps: the best of late is nearest to what it can. It is forgotten slowly.
+# Prefill is measured in mixed steps, and beside others that wait: the best of late is nearest to what a replica can. It
+# is forgotten slowly, and never thought to be less than this part of the best of its kind: who is believed to be slow
+# would not be asked, and so never be measured again.
 _RATE_KEPT = 0.998
+_LEAST_OF_BEST = 0.5
+# Shorter prompts measure what a step costs.
+_LEAST_MEASURED_TOKENS = 128
 
 
 class PagePool(NamedTuple):
@@ -122,9 +127,14 @@ class ReplicaTable:
         return kept
 
     def rate(self, row: int) -> float:
-        """Prompt tokens per second, of the row or else of the best of its kind; 0: nothing is measured."""
+        """Prompt tokens per second that the row computes; 0: nothing is measured of its kind."""
+        best = float(self.prefill_rate[self.digest == self.digest[row]].max())
         own = float(self.prefill_rate[row])
-        return own or float(self.prefill_rate[self.digest == self.digest[row]].max())
+        return max(own, _LEAST_OF_BEST * best) if own else best
+
+    def pulls(self, row: int) -> float:
+        """Bytes of pages per second that the row pulls; 0: nothing is measured of its kind."""
+        return float(self.pull_rate[row]) or float(self.pull_rate[self.digest == self.digest[row]].max())
 
     def knows_pages(self, pool: int) -> bool:
         """Whether its replicas said how they name pages."""
@@ -192,6 +202,12 @@ class ReplicaRow:
         table.pull_rate[row] = load.pull_bytes_per_s
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1
+
+    def computed(self, tokens: int, us: int) -> None:
+        """It computed so many tokens of one prompt in so long."""
+        if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
+            rate = self._table.prefill_rate
+            rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
     def held_as(self, holder: int) -> None:
         """Its number in the page directory."""
