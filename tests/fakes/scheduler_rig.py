@@ -14,9 +14,9 @@ from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.grant_policy import GrantPolicy
-from quire_scheduler.handover import NO_TRANSFER, KvTransfer
+from quire_scheduler.handover import NO_TRANSFER, Handover, KvTransfer
 from quire_scheduler.kv_traffic import Lookup, LookupResult
-from quire_scheduler.outputs import FinishedNote, FinishReason, SessionOutputs
+from quire_scheduler.outputs import FinishedNote, FinishReason, PulledNote, SessionOutputs
 from quire_scheduler.scheduler import Scheduler
 from tests.fakes.fake_worker import FakeWorker, make_hello
 
@@ -79,6 +79,7 @@ class Rig:
         # Of requests that were prefilled for others: tickets, and who is done.
         self.tickets: dict[tuple[int, int], Ticket] = {}
         self.prefilled: list[tuple[int, int]] = []
+        self.pulled: dict[tuple[int, int], PulledNote] = {}
         self.order: list[tuple[int, int]] = []
         self.leases: set[bytes] = set()
         self.released: list[bytes] = []
@@ -98,6 +99,9 @@ class Rig:
     ) -> None:
         context.setdefault("request_id", f"r{session}.{handle}")
         self.core.submit(session, handle, RequestContext(**context), sequence, self.now, transfer)
+
+    def hand_over(self, handle: int, *tokens: int, session: int = 0, **what: Any) -> None:
+        self.core.hand_over(session, handle, Handover(tokens=tokens, **what), self.now)
 
     def step_until(self, holds: Callable[[], bool], most: int = 500) -> None:
         for _ in range(most):
@@ -171,6 +175,9 @@ class Rig:
             self.admitted += [(out.session, note.handle) for note in out.admitted]
             self.tickets |= {(out.session, note.handle): note.ticket for note in out.admitted if note.ticket}
             self.prefilled += [(out.session, note.handle) for note in out.prefilled]
+            for pulled in out.pulled:
+                assert (out.session, pulled.handle) not in self.pulled, "a pull was told of twice"
+                self.pulled[out.session, pulled.handle] = pulled
             for failed in out.failed:
                 self.errors[out.session, failed.handle] = failed.error
 

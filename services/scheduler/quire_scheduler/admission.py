@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from quire_common.errors import DeadlineExceeded, InvalidArgument, Overloaded, Unavailable
 
@@ -11,6 +14,7 @@ if TYPE_CHECKING:
     from quire_common.sequence import RequestContext, Sequence
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.page_pools import PagePools
+    from quire_scheduler.request import Request
     from quire_scheduler.stats import Rates
     from quire_scheduler.waiting_room import WaitingRoom
 
@@ -45,6 +49,11 @@ class Admission:
             raise self._overloaded("QUEUE_FULL", f"{len(self._waiting)} requests wait already, which is the most.")
         if not self._waiting.policy.room(context.tenant, self._max_waiting):
             raise self._overloaded("TENANT_QUEUE_FULL", "Too many requests of this tenant wait already.")
+
+    def check_tokens(self, request: Request, tokens: tuple[int, ...]) -> None:
+        """Raise what makes the request impossible to go on with after these tokens, which another engine drew."""
+        output = np.array([*request.output, *tokens], np.int32)
+        self._check_sequence(replace(request.sequence, output_ids=output))
 
     def _check_sequence(self, sequence: Sequence) -> None:
         prompt, known, stop = sequence.prompt_ids, sequence.known_len, sequence.stop

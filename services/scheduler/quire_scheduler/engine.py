@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence as TokenSequence
     from quire_common.ticket import Ticket
     from quire_scheduler.config import SchedulerConfig
-    from quire_scheduler.handover import KvTransfer
+    from quire_scheduler.handover import Handover, KvTransfer
     from quire_scheduler.kv_traffic import Lookup
     from quire_scheduler.outputs import SessionOutputs
     from quire_scheduler.request import Request
@@ -147,6 +147,12 @@ class Engine:
             metrics.refused.labels(error.code).inc()
             raise
         self._changed()
+
+    def hand_over(self, session: int, handle: int, handover: Handover) -> None:
+        """To a request that awaits it; others need none."""
+        if self.core is not None:
+            self.core.hand_over(session, handle, handover, now_s())
+            self._changed()
 
     def abort(self, session: int, handles: Sequence[int]) -> None:
         """End requests; those that have ended already are of no concern."""

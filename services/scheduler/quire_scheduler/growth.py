@@ -1,6 +1,7 @@
 """Pages for sequences that run: topped up ahead of need while pages last, oldest first where they do not.
 
-Under pressure, what waits in spare slots gives way first, then the latest of those that run; the oldest always goes on.
+Under pressure, what waits in spare slots gives way first, then what is held without a slot, then the latest of those
+that run; the oldest always goes on.
 """
 
 from __future__ import annotations
@@ -104,7 +105,7 @@ class Growth:
         latest = active[np.argsort(slots.order_key[active])][: -excess - 1 : -1]
         # A spare samples its first token with its prompt and then waits: no more than that is lost.
         idle = latest[slots.known_len[latest] - slots.start_len[latest] <= 1]
-        coming, taken = pools.coming, 0
+        coming, taken = self._replica.holdings.coming(late=False), 0
         for slot in idle.tolist():
             if coming >= lacking:
                 break
@@ -115,7 +116,8 @@ class Growth:
         return taken > 0
 
     def _preempt(self, starving: NDArray[np.intp], now: float) -> None:
-        """Stop the latest until enough pages will come back for the rest; never the oldest.
+        """Stop the latest until enough pages will come back for the rest, but first those that hold pages without a
+        slot; never the oldest.
 
         Growth that this Grant gives to a victim does no harm: the worker ignores it for a slot that it stops.
         """
@@ -124,8 +126,9 @@ class Growth:
         by_age = active[np.argsort(slots.order_key[active])].tolist()
         # One page each: a slot starves when the next position is past its pages.
         # Stores that take long are not waited for, and no more pages are lent to them.
-        late = self._replica.moves.are_late(now)
-        needy, coming = set(starving.tolist()), pools.coming_by_steps if late else pools.coming
+        late, holdings = self._replica.moves.are_late(now), self._replica.holdings
+        needy, coming = set(starving.tolist()), holdings.coming(late=late)
+        coming += holdings.give_back(len(needy) - coming)
         while len(needy) > coming and len(by_age) > 1:
             victim = by_age.pop()
             request = slots.held(victim)

@@ -34,3 +34,13 @@ class KvTransfer:
 
 
 NO_TRANSFER = KvTransfer()
+
+
+@dataclass(frozen=True, slots=True)
+class Handover:
+    """The domain form of quire.v1.Handover. `refusal`: there was a ticket, which is of no use."""
+
+    ticket: Ticket | None = None
+    tokens: tuple[int, ...] = ()
+    give_up: bool = False
+    refusal: QuireError | None = None

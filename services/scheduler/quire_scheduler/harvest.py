@@ -73,6 +73,7 @@ class Harvest:
         columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), took)
         for carried in self._replica.moves.ended(map(MoveEnd._make, zip(*columns, strict=True)), now):
             self._replica.kv.cost.moved(carried, now)
+            self._replica.pulls.measured(carried, now)
 
     def _prefill(self, report: Report) -> None:
         slots = self._replica.slots

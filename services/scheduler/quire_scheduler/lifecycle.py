@@ -118,8 +118,6 @@ class Lifecycle:
     def _leave(self, request: Request, now: float, fence: Fence | None, *, trusted: bool = False) -> None:
         replica = self._replica
         match request.state:
-            case State.QUEUED | State.LOOKUP | State.READY:
-                replica.waiting.discard(request)
             case State.STARTED:
                 if fence is None:
                     self._stop(request)
@@ -128,8 +126,11 @@ class Lifecycle:
                 request.timing.stopped(now, len(request.output))
                 request.to(State.FINISHED)
                 replica.rates.finish()
-            case _:
+            case State.PREEMPTED:
                 request.to(State.FINISHED)
+            case _:
+                replica.pulls.abandon(request)
+                replica.waiting.discard(request)
         replica.kv.abandon(request)
         replica.transfers.abandon(request)
         del replica.requests[request.session, request.handle]

@@ -68,6 +68,16 @@ class PrefilledNote(NamedTuple):
     hops: list[Hop]
 
 
+class PulledNote(NamedTuple):
+    """A request has what it will get by its ticket: so many pages of those wanted. `error`: why not all."""
+
+    handle: int
+    pages: int
+    wanted: int
+    us: int
+    error: QuireError | None
+
+
 class FailedNote(NamedTuple):
     """A request failed; nothing more follows of it."""
 
@@ -90,6 +100,7 @@ class SessionOutputs:
     failed: list[FailedNote] = field(default_factory=list)
     prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
     prefilled: list[PrefilledNote] = field(default_factory=list)
+    pulled: list[PulledNote] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -138,6 +149,10 @@ class OutputBuffer:
     def prefilled(self, session: int, note: PrefilledNote) -> None:
         """A request has been prefilled; the row of its token was or will be added."""
         self._of(session).prefilled.append(note)
+
+    def pulled(self, session: int, note: PulledNote) -> None:
+        """A request needs its ticket no more."""
+        self._of(session).pulled.append(note)
 
     def aborted(self, session: int, note: FinishedNote) -> None:
         """A request was aborted: it ends by a row without tokens."""

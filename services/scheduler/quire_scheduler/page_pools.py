@@ -107,6 +107,12 @@ class PagePools:
             for pool, table in zip(self.pools, request.tables, strict=True)
         )
 
+    def unheld(self, tables: Sequence[Sequence[int]]) -> int:
+        """Of pages that moves read, those that nobody references: they are free when the moves end."""
+        return max(
+            sum(pool.references(page) == 0 for page in table) for pool, table in zip(self.pools, tables, strict=True)
+        )
+
     def advance(self, retired: int, completed: int) -> None:
         """See PageAllocator.advance."""
         for pool in self.pools:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from quire_scheduler.admission import Admission
 from quire_scheduler.deadlines import Deadlines
+from quire_scheduler.holdings import Holdings
 from quire_scheduler.invariant import require
 from quire_scheduler.kv_traffic import KvTraffic
 from quire_scheduler.outputs import OutputBuffer
@@ -13,6 +14,7 @@ from quire_scheduler.page_moves import PageMoves
 from quire_scheduler.page_names import PageNames
 from quire_scheduler.page_pools import PagePools
 from quire_scheduler.prefix_cache import PrefixCache
+from quire_scheduler.pulls import Pulls
 from quire_scheduler.queue_policy import POLICIES
 from quire_scheduler.slot_table import SlotTable
 from quire_scheduler.stats import Rates, Stats
@@ -52,6 +54,8 @@ class Replica:
         )
         self.transfers = Transfers(self.moves, self.stats, hello, instance, config.transfer_lease_s)
         self.outputs = OutputBuffer()
+        self.pulls = Pulls(geometry, self.pools, self.moves, self.cache, self.waiting, self.outputs, self.stats)
+        self.holdings = Holdings(self.pools, self.pulls, self.transfers)
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
         # By (session, handle): requests that have not ended.
@@ -62,7 +66,7 @@ class Replica:
 
     def waiting_tokens(self) -> int:
         """Tokens to prefill before all who wait for a slot can decode."""
-        return sum(request.known_len for request in self.requests.values() if request.waits)
+        return sum(request.known_len for request in self.requests.values() if request.waits and request.computes)
 
     def check_integrity(self) -> None:
         """Every part by itself, and all of them against each other. AssertionError on any difference."""
@@ -73,11 +77,13 @@ class Replica:
         self.pools.check_integrity(self.requests.values(), written, read)
         self.kv.check_integrity(self.requests.values())
         self.transfers.check_integrity()
+        self.pulls.check_integrity(self.requests.values())
         self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the waiting room lost count")
         for request in self.requests.values():
-            require((request.slot >= 0) == bool(request.tables), "pages without a slot, or a slot without pages")
+            has_place = request.slot >= 0 or request.holds
+            require(has_place == bool(request.tables), "pages without a slot, or a slot without pages")
             for table in request.tables:
                 require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from quire_common.sequence import RequestContext, Sequence
     from quire_scheduler.handover import KvTransfer
+    from quire_scheduler.pulls import Pull
 
 
 class State(enum.Enum):
@@ -29,6 +30,12 @@ class State(enum.Enum):
     LOOKUP = enum.auto()
     # Has its seat; waits for a slot and pages.
     READY = enum.auto()
+    # Waits for a handover, or for room among those that hold pages without a slot, and is waited for by nobody.
+    ASIDE = enum.auto()
+    # Holds pages and no slot: what they are to hold is on its way, or tokens are.
+    PULLING = enum.auto()
+    # Holds pages that will not be filled further, and has its seat; waits for a slot.
+    PULLED = enum.auto()
     # Holds a slot.
     STARTED = enum.auto()
     # Lost its slot; tokens of steps already launched may still come.
@@ -37,13 +44,19 @@ class State(enum.Enum):
 
 
 _NEXT: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.LOOKUP, State.READY, State.FINISHED}),
+    State.QUEUED: frozenset({State.LOOKUP, State.READY, State.ASIDE, State.FINISHED}),
     State.LOOKUP: frozenset({State.READY, State.FINISHED}),
-    State.READY: frozenset({State.LOOKUP, State.STARTED, State.FINISHED}),
+    State.READY: frozenset({State.LOOKUP, State.STARTED, State.ASIDE, State.PULLING, State.FINISHED}),
+    State.ASIDE: frozenset({State.QUEUED, State.READY, State.FINISHED}),
+    State.PULLING: frozenset({State.PULLED, State.ASIDE, State.FINISHED}),
+    State.PULLED: frozenset({State.STARTED, State.ASIDE, State.FINISHED}),
     State.STARTED: frozenset({State.PREEMPTED, State.FINISHED}),
     State.PREEMPTED: frozenset({State.READY, State.FINISHED}),
     State.FINISHED: frozenset(),
 }
+
+
+_WAITING = (State.QUEUED, State.LOOKUP, State.READY, State.ASIDE, State.PULLING, State.PULLED)
 
 
 @dataclass(slots=True, eq=False)
@@ -90,6 +103,13 @@ class Request:
     pages_lost: int = 0
     # Errors of which it is not known whether they were this request's.
     doubts: int = 0
+    # Of a handover that it awaits: what has not come; whether there was a ticket; what it gets by it.
+    lacks_ticket: bool = False
+    lacks_token: bool = False
+    ticketed: bool = False
+    pull: Pull | None = None
+    # The cached tokens beyond the local ones were pulled, not loaded.
+    pulled: bool = False
     admitted: bool = False
     # Its prompt is among the tokens counted by source.
     counted: bool = False
@@ -147,7 +167,17 @@ class Request:
     @property
     def waits(self) -> bool:
         """Whether it holds a place among the waiting."""
-        return self.state in (State.QUEUED, State.LOOKUP, State.READY)
+        return self.state in _WAITING
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has pages without a slot."""
+        return self.state in (State.PULLING, State.PULLED)
+
+    @property
+    def computes(self) -> bool:
+        """Whether all that is known of it is to be computed here, as far as can be said."""
+        return self.pull is None and not (self.lacks_ticket or self.lacks_token)
 
     def to(self, state: State) -> None:
         """Move on; only the transitions drawn above exist."""

@@ -36,8 +36,12 @@ class Rate:
         """How long so much would take; None where nobody knows."""
         return amount * self._seconds / self._amount if self._amount and self._seconds else None
 
+    def per_s(self) -> float:
+        """How much in a second; 0.0 where nobody knows."""
+        return self._amount / self._seconds if self._seconds else 0.0
 
-class _Lane:
+
+class Lane:
     """Moves of one kind are carried one after the other: a batch of them took no longer than since the last ended."""
 
     def __init__(self) -> None:
@@ -45,6 +49,7 @@ class _Lane:
         self._last_s = 0.0
 
     def ended(self, amount: int, longest_us: int, now: float) -> None:
+        """A batch has ended that was reported together."""
         seconds = longest_us / 1e6
         if self._last_s:
             seconds = min(seconds, now - self._last_s)
@@ -61,7 +66,7 @@ class ResumeCost:
         self._page_bytes = page_bytes
         self._prefill = Rate()
         self._decode_us = 0.0
-        self._lanes = {MoveKind.STORE: _Lane(), MoveKind.LOAD: _Lane()}
+        self._lanes = {MoveKind.STORE: Lane(), MoveKind.LOAD: Lane()}
         self._lookup = Rate()
 
     def steps(self, report: Report) -> None:

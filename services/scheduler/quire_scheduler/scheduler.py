@@ -16,6 +16,7 @@ from quire_common.errors import InvalidArgument, QuireError
 from quire_scheduler.admission import deadline_error, draining_error
 from quire_scheduler.credit import Credit
 from quire_scheduler.handover import NO_TRANSFER
+from quire_scheduler.handovers import Handovers
 from quire_scheduler.harvest import Harvest
 from quire_scheduler.lifecycle import Lifecycle
 from quire_scheduler.lockstep import Lockstep
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from quire_common.ticket import Ticket
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.grant_policy import GrantPolicy
-    from quire_scheduler.handover import KvTransfer
+    from quire_scheduler.handover import Handover, KvTransfer
     from quire_scheduler.kv_traffic import Effects, LookupResult
     from quire_scheduler.lifecycle import Ended
     from quire_scheduler.outputs import SessionOutputs
@@ -54,6 +55,7 @@ class LoadFigures(NamedTuple):
     prefill_tokens_per_s: float
     step_ms: float
     open_transfers: int
+    pull_bytes_per_s: float
 
 
 class Scheduler:
@@ -74,6 +76,7 @@ class Scheduler:
         self._lifecycle = Lifecycle(self._replica, ended)
         self._planner = Planner(self._replica, self._lifecycle, self._policy)
         self._harvest = Harvest(self._replica, self._lifecycle)
+        self._handovers = Handovers(self._replica, self._lifecycle)
         self._next_uid = 1
 
     def submit(
@@ -98,8 +101,13 @@ class Scheduler:
         if replica.identifies:
             identify(request, replica.page_size)
         replica.requests[session, handle] = request
-        replica.waiting.push(request)
+        self._handovers.submitted(request)
         replica.deadlines.add(request)
+
+    def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
+        """To a request that awaits it: a ticket, tokens, or that there is nothing to wait for. Others need none."""
+        if (request := self._replica.requests.get((session, handle))) is not None:
+            self._handovers.arrived(request, handover, now)
 
     def abort(self, session: int, handle: int, now: float) -> bool:
         """End a request; False where it has ended already. Its session is told by a row with reason ABORT."""
@@ -180,6 +188,7 @@ class Scheduler:
         """The epoch is over: fail every request and give up leases. Only `take_effects` is of use afterwards."""
         self.end_all(error, now)
         self._replica.kv.lost()
+        self._replica.pulls.lost()
         return self._replica.outputs.take()
 
     def count(self, session: int) -> int:
@@ -239,6 +248,7 @@ class Scheduler:
             prefill_tokens_per_s=rates.prefill_tokens_per_s if self.busy else 0.0,
             step_ms=rates.step_ms,
             open_transfers=len(replica.transfers),
+            pull_bytes_per_s=replica.pulls.bytes_per_s,
         )
 
     @property

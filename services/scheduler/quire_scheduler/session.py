@@ -16,7 +16,7 @@ from quire_common.errors import FailedPrecondition, Overloaded, QuireError, as_q
 from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler.handover import NO_TRANSFER
-from quire_scheduler.session_wire import outputs_to_pb, transfer_from_pb
+from quire_scheduler.session_wire import handover_from_pb, outputs_to_pb, transfer_from_pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -104,6 +104,8 @@ class Session:
                 refusal.failed.add(handle=submit.handle, error=to_message(error))
                 if not self._put(refusal):
                     return
+        for handover in message.handover:
+            self._engine.hand_over(self._number, handover.handle, handover_from_pb(handover))
         if message.abort:
             self._engine.abort(self._number, i32(message.abort, "abort").tolist())
         self._engine.keep_transfers(message.renew_transfer, message.release_transfer)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2, scheduler_pb2
+from quire_common.columns import i32
 from quire_common.credit.logprobs import logprobs_to_pb
 from quire_common.credit.prompt_logprobs import prompt_logprobs_to_pb
-from quire_common.errors import to_message
-from quire_common.sequence import unsupported
-from quire_common.ticket import ticket_to_pb
-from quire_scheduler.handover import KvTransfer
+from quire_common.errors import InvalidArgument, to_message
+from quire_common.ticket import Ticket, ticket_from_pb, ticket_to_pb
+from quire_scheduler.handover import Handover, KvTransfer
 
 if TYPE_CHECKING:
     from quire_scheduler.outputs import FinishedNote, SessionOutputs
@@ -38,14 +38,25 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
         message.failed.add(handle=failed.handle, error=to_message(failed.error))
     for prefilled in out.prefilled:
         message.prefilled.add(handle=prefilled.handle, timings=_timings(prefilled.hops))
+    for pulled in out.pulled:
+        told = message.pulled.add(
+            handle=pulled.handle, pages=pulled.pages, wanted_pages=pulled.wanted, us=max(pulled.us, 0)
+        )
+        if pulled.error is not None:
+            told.error.CopyFrom(to_message(pulled.error))
     return message
 
 
 def transfer_from_pb(message: scheduler_pb2.KvTransfer) -> KvTransfer:
-    """Wire to domain; raises Unsupported for the decode side."""
-    if message.HasField("ticket") or message.await_handover:
-        raise unsupported("transfer")
-    return KvTransfer(prefill_only=message.prefill_only, lease_ms=message.lease_ms)
+    """Wire to domain. A ticket that contradicts itself is of no use, and no reason to fail."""
+    ticket, refusal = _ticket_of(message)
+    return KvTransfer(message.prefill_only, ticket, message.await_handover, message.lease_ms, refusal)
+
+
+def handover_from_pb(message: scheduler_pb2.Handover) -> Handover:
+    """Wire to domain; raises InvalidArgument for a column that is none."""
+    ticket, refusal = _ticket_of(message)
+    return Handover(ticket, tuple(i32(message.token, "token").tolist()), message.give_up, refusal)
 
 
 def outputs_to_generated(out: SessionOutputs) -> scheduler_pb2.GenerateTokensResponse:
@@ -76,6 +87,17 @@ def finished_to_pb(note: FinishedNote) -> scheduler_pb2.Finished:
     if note.stop_token_id >= 0:
         message.stop_token_id = note.stop_token_id
     return message
+
+
+def _ticket_of(
+    message: scheduler_pb2.KvTransfer | scheduler_pb2.Handover,
+) -> tuple[Ticket | None, InvalidArgument | None]:
+    if not message.HasField("ticket"):
+        return None, None
+    try:
+        return ticket_from_pb(message.ticket), None
+    except InvalidArgument as error:
+        return None, error
 
 
 def _timings(hops: list[Hop]) -> list[common_pb2.HopTiming]:

@@ -1,4 +1,7 @@
-"""Which of those who wait take a slot: in order, while slots and pages last, and so far ahead as the policy wants."""
+"""Which of those who wait take a slot: in order, while slots and pages last, and so far ahead as the policy wants.
+
+Who pulls takes its turn twice: for pages, whether slots are free or not, and for a slot when they have come.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,11 @@ import numpy as np
 
 from quire_common.credit import Start
 from quire_scheduler.outputs import AdmittedNote
+from quire_scheduler.prefix_cache import Hit
+from quire_scheduler.request import State
 
 if TYPE_CHECKING:
     from quire_scheduler.grant_policy import GrantPolicy
-    from quire_scheduler.prefix_cache import Hit
     from quire_scheduler.replica import Replica
     from quire_scheduler.request import Request
 
@@ -32,7 +36,10 @@ class Starts:
             return []
         most = self._most_started()
         self._seat(most, now)
-        return self._start(most, now) if may_start else []
+        if not may_start:
+            return []
+        self._replica.pulls.recall()
+        return self._start(most, now)
 
     def _most_started(self) -> int:
         slots, policy = self._replica.slots, self._policy
@@ -48,7 +55,7 @@ class Starts:
         ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
         while request := waiting.next_queued(ahead, now):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
-            if kv.wants_lookup(request, local):
+            if request.pull is None and kv.wants_lookup(request, local):
                 waiting.look_up(request, now)
                 kv.ask(request, local)
             else:
@@ -57,44 +64,93 @@ class Starts:
     def _start(self, most: int, now: float) -> list[Start]:
         replica, starts = self._replica, list[Start]()
         slots, waiting = replica.slots, replica.waiting
-        while slots.num_active < most and slots.num_free and (request := waiting.head()):
-            hit, ceiling = replica.cache.match(request), self._ceiling(request)
-            count = self._pages(request, hit, ceiling)
+        while request := waiting.head():
+            if request.state is State.READY and request.pull is not None:
+                if not self._pull(request, now):
+                    break
+                continue
+            if slots.num_active >= most or not slots.num_free:
+                break
+            hit, ceiling = self._there(request), self._ceiling(request)
+            count = self._pages(request, hit, ceiling, now)
             if not count:
                 break
-            if replica.kv.must_ask(request, hit.pages):
+            if request.state is State.READY and replica.kv.must_ask(request, hit.pages):
                 waiting.look_up(request, now)
                 replica.kv.ask(request, hit.pages)
                 continue
-            starts.append(self._begin(waiting.start_head(), hit, count, ceiling, now))
+            begin = self._take_over if request.state is State.PULLED else self._take
+            waiting.start_head()
+            begin(request, hit, count)
+            starts.append(self._begin(request, ceiling, now))
         return starts
 
-    def _pages(self, request: Request, hit: Hit, ceiling: int) -> int:
-        """Pages to start the request with, the shared ones included; 0: not now."""
+    def _pull(self, request: Request, now: float) -> bool:
+        """The head of those seated takes its pages, or lets others go on where there are too many that hold some; False
+        where it waits for them, and all others with it."""
+        replica = self._replica
+        hit, pages = replica.cache.match(request), replica.pulls.pages(request)
+        if not replica.pulls.has_share(pages):
+            replica.waiting.stand_aside(request)
+        elif pages <= self._left(hit.pages, replica.pools.free_beside(hit.tables)):
+            replica.pulls.take(request, hit, now)
+            replica.holdings.moved_on()
+        else:
+            self._stuck(pages - hit.pages, request, now)
+            return False
+        return True
+
+    def _there(self, request: Request) -> Hit:
+        """What the request need not take: what is found on the device, or its own pages that were pulled."""
+        if request.state is State.PULLED:
+            return Hit(request.tables, len(request.tables[0]))
+        return self._replica.cache.match(request)
+
+    def _pages(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
+        """Pages to start the request with, those that are there included; 0: not now."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
         known, reach = request.known_len, policy.lead() + policy.slack()
         least, wanted = pools.pages_for(known), pools.pages_for(max(min(known + reach, ceiling), known))
-        left = hit.pages + pools.free_beside(hit.tables)
-        if not slots.num_active:
-            return min(wanted, left) if least <= left else 0
-        # What those that run will need soon stays free, lest a start at once preempt; a spare leaves them their lead.
-        kept = replica.page_size
         if slots.num_active >= policy.rows:
-            kept += reach
             # A spare draws its first token with its prompt; one that is short of its lead by then is taken back at
             # once, and would be started and taken back for ever.
             least = pools.pages_for(max(min(known + policy.lead() + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
-            computed = hit.pages * replica.page_size
+            computed = min(hit.pages * replica.page_size, known)
             if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
                 return 0
+        held = hit.pages if request.state is State.PULLED else 0
+        left = max(self._left(hit.pages, pools.free_beside(hit.tables)), held)
+        if least <= left:
+            replica.holdings.moved_on()
+            return max(min(wanted, left), held)
+        self._stuck(least - hit.pages, request, now)
+        return 0
+
+    def _left(self, held: int, free: int) -> int:
+        """Pages that may be held by one that holds some already, while so many are free."""
+        replica, policy = self._replica, self._policy
+        slots = replica.slots
+        if not slots.num_active:
+            return held + free
+        # What those that run will need soon stays free, lest a start at once preempt; a spare leaves them their lead.
+        spare = slots.num_active >= policy.rows
+        kept = replica.page_size + (policy.lead() + policy.slack() if spare else 0)
         missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
         # Nor does a start take the pages of one before it that asks the kvstore once more.
-        left -= int(missing.sum()) + sum(pools.pages_for(tokens) for tokens in replica.waiting.stood_up())
-        return min(wanted, left) if least <= left else 0
+        asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.stood_up())
+        return held + free - int(missing.sum()) - asking
 
-    def _begin(self, request: Request, hit: Hit, count: int, ceiling: int, now: float) -> Start:
+    def _stuck(self, lacking: int, head: Request, now: float) -> None:
+        """The head lacks pages."""
+        if self._replica.slots.num_active:
+            self._replica.holdings.moved_on()
+        else:
+            self._replica.holdings.unstick(lacking, head, now)
+
+    def _take(self, request: Request, hit: Hit, count: int) -> None:
+        """Pages for the request: those found, and others, to be loaded or computed."""
         replica = self._replica
         # Shared first, lest the others be made of them.
         replica.pools.share(request, hit.tables)
@@ -102,10 +158,24 @@ class Starts:
         loaded = replica.kv.load(request, hit.pages)
         replica.cache.begin(request, hit, loaded)
         request.took_pages(hit.pages * replica.page_size, loaded * replica.page_size)
+
+    def _take_over(self, request: Request, hit: Hit, count: int) -> None:
+        """The request has pages; what came into them, it need not compute."""
+        replica, size = self._replica, self._replica.page_size
+        replica.pools.give(request, count - hit.pages)
+        local, came = replica.pulls.hand_over(request)
+        whole = came // size
+        replica.kv.load(request, whole)
+        replica.cache.begin(request, Hit(tuple(table[:whole] for table in request.tables), whole), whole)
+        request.took_pages(local * size, came)
+        request.pulled, request.expected_tokens, request.offered_pages = True, whole * size, whole
+
+    def _begin(self, request: Request, ceiling: int, now: float) -> Start:
+        replica = self._replica
         if replica.cache.enabled:
             replica.stats.prefix_queries += request.known_len
             replica.stats.prefix_hits += request.local_tokens
-        capacity = count * replica.page_size
+        capacity = len(request.tables[0]) * replica.page_size
         slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
         request.timing.started(now)
         ticket = replica.transfers.begin(request, now) if request.prefill_only else None

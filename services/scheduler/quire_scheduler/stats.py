@@ -34,8 +34,9 @@ class Stats:
     prompt_computed: int = 0
     prompt_local: int = 0
     prompt_kvstore: int = 0
-    # Until disaggregated prefill is there, nothing is.
     prompt_transferred: int = 0
+    # Bytes that came from other engines.
+    pulled_bytes: int = 0
     # Lookups without an answer in time.
     lookups_failed: int = 0
     # Pages that stores brought to the kvstore or found there, that were not stored for want of room in its queue, that
@@ -67,7 +68,10 @@ class Stats:
         saved = min(request.cached_tokens, request.prompt_len)
         local = min(request.local_tokens, saved)
         self.prompt_local += local
-        self.prompt_kvstore += saved - local
+        if request.pulled:
+            self.prompt_transferred += saved - local
+        else:
+            self.prompt_kvstore += saved - local
         self.prompt_computed += request.prompt_len - saved
 
     def ended(self, reason: str) -> None:

@@ -30,6 +30,7 @@ class Timing:
     _queue: list[float] = field(default_factory=lambda: [0.0, 0])
     _lookup: list[float] = field(default_factory=lambda: [0.0, 0])
     _load: list[float] = field(default_factory=lambda: [0.0, 0])
+    _pull: list[float] = field(default_factory=lambda: [0.0, 0])
     _prefill: list[float] = field(default_factory=lambda: [0.0, 0])
     _decode: list[float] = field(default_factory=lambda: [0.0, 0])
 
@@ -43,6 +44,15 @@ class Timing:
     def loaded(self, us: int, pages: int) -> None:
         """Pages came from the kvstore."""
         _add(self._load, us / 1e6, pages)
+
+    def pulled(self, us: int, pages: int) -> None:
+        """Pages came from another engine."""
+        _add(self._pull, us / 1e6, pages)
+
+    @property
+    def pull_s(self) -> float:
+        """How long pages were on their way from another engine."""
+        return self._pull[0]
 
     def started(self, now: float) -> None:
         """Took a slot."""
@@ -77,6 +87,7 @@ class Timing:
             ("scheduler", "queue", self._queue),
             ("kvstore", "lookup", self._lookup),
             ("kvstore", "load", self._load),
+            ("worker", "pull", self._pull),
             ("worker", "prefill", self._prefill),
             ("worker", "decode", self._decode),
         )

@@ -54,8 +54,10 @@ class Transfer:
     # While its request has a token to draw.
     request: Request | None
     expires_s: float = 0.0
-    # Moves that export its pages; `suspended`: they were cancelled, since its request lost its slot.
+    # Moves that export its pages, which are in `tables` by group; `suspended`: they were cancelled, since its request
+    # lost its slot.
     exports: set[int] = field(default_factory=set)
+    tables: tuple[list[int], ...] = ()
     suspended: bool = False
 
 
@@ -90,8 +92,9 @@ class Transfers:
             self._end(transfer, End.FAILED)
             return None
         ticket, transfer.suspended = transfer.ticket, False
-        for group, table in enumerate(request.tables):
-            move = Move(MoveKind.EXPORT, group, table[: ticket.pages], ticket.handles, ticket=ticket)
+        transfer.tables = tuple(table[: ticket.pages] for table in request.tables)
+        for group, table in enumerate(transfer.tables):
+            move = Move(MoveKind.EXPORT, group, table, ticket.handles, ticket=ticket)
             export = self._moves.begin(move, request.context, now)
             transfer.exports.add(export)
             self._by_export[export] = transfer
@@ -145,11 +148,23 @@ class Transfers:
         for transfer in [t for t in self._open.values() if t.session == session and not t.detached]:
             self._end(transfer, End.RELEASED)
 
+    def left(self) -> list[Transfer]:
+        """Those whose request is gone, the earliest first."""
+        return [transfer for transfer in self._open.values() if transfer.request is None]
+
+    def newest(self) -> Transfer | None:
+        """The last of these."""
+        return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
+
+    def give_back(self, transfer: Transfer) -> None:
+        """Its pages are needed here."""
+        self._end(transfer, End.FAILED)
+
     def expire(self, now: float) -> None:
         """End those whose lease is over. One whose request still computes is not waited for yet."""
         if now < self._next_expiry_s:
             return
-        waiting = [transfer for transfer in self._open.values() if transfer.request is None]
+        waiting = self.left()
         for transfer in waiting:
             if transfer.expires_s <= now:
                 self._end(transfer, End.EXPIRED)

@@ -1,0 +1,98 @@
+"""Pages that are held without a slot: how many, for whom, and who gives them back when they lack."""
+
+from __future__ import annotations
+
+from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.request import State
+from tests.fakes.fake_worker import undisturbed
+from tests.fakes.scheduler_rig import a_sequence
+from tests.fakes.split_rig import DECODE, PREFILL, other_ids, prefilled, pulls, split_sides, state_of
+
+
+def test_pages_are_taken_before_a_slot_is_free() -> None:
+    prefill, decode = split_sides(max_num_seqs=1, num_slots=1)
+    decode.submit(9, a_sequence(5, 60))
+    decode.step()
+    ticket, token = prefilled(prefill)
+    decode.submit(1, a_sequence(14, 8), transfer=DECODE)
+    decode.hand_over(1, token, ticket=ticket)
+    decode.step_until(lambda: (0, 1) in decode.pulled)
+    assert state_of(decode) is State.PULLED and (0, 9) not in decode.ends
+    decode.run()
+    assert decode.order.index((0, 1)) == 60, "it waits for the slot like anybody else"
+    assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0][1:]
+
+
+def test_not_too_many_hold_pages_without_a_slot_and_others_pass_them() -> None:
+    prefill, decode = split_sides(num_pages=61, max_num_seqs=4)
+    ticketed = [prefilled(prefill, 25, handle) for handle in range(4)]
+    for handle, (ticket, _) in enumerate(ticketed):
+        decode.submit(handle, a_sequence(25, 8), transfer=DECODE)
+        decode.hand_over(handle, ticket=ticket)
+    decode.core._replica.cache.enabled = False
+    decode.submit(9, a_sequence(other_ids(9, 1), 4))
+    decode.step_until(lambda: (0, 9) in decode.ends)
+    states = [state_of(decode, handle) for handle in range(4)]
+    assert states == [State.PULLING, State.PULLING, State.ASIDE, State.ASIDE], "7 pages each, a quarter of 60 at most"
+    for handle, (_, token) in enumerate(ticketed):
+        decode.hand_over(handle, token)
+    decode.run()
+    for handle in range(4):
+        assert decode.tokens[0, handle] == undisturbed(a_sequence(25, 8))[0][1:]
+
+
+def test_who_runs_takes_pages_from_who_waits_for_tokens_the_newest_first() -> None:
+    prefill, decode = split_sides(num_pages=41, max_num_seqs=2, max_model_len=160)
+    first, second = prefilled(prefill, 18, 1), prefilled(prefill, 17, 2)
+    decode.core._replica.cache.enabled = False
+    for handle, (ticket, _) in ((1, first), (2, second)):
+        decode.submit(handle, a_sequence(18 if handle == 1 else 17, 8), transfer=DECODE)
+        decode.hand_over(handle, ticket=ticket)
+    decode.step_until(lambda: len(decode.pulled) == 2)
+    decode.submit(9, a_sequence(5, 154))
+    decode.step_until(lambda: state_of(decode, 2) is State.ASIDE)
+    assert state_of(decode, 1) is State.PULLING and decode.core.stats.preemptions == 0
+    decode.step_until(lambda: (0, 9) in decode.ends)
+    assert decode.core.stats.preemptions == 0
+    decode.hand_over(1, first[1])
+    decode.hand_over(2, second[1])
+    decode.run()
+    assert decode.tokens[0, 1] == undisturbed(a_sequence(18, 8))[0][1:]
+    assert decode.tokens[0, 2] == undisturbed(a_sequence(17, 8))[0][1:]
+    prefill.run()
+
+
+def test_what_was_given_back_on_its_way_is_pulled_again() -> None:
+    prefill, decode = split_sides(SchedulerConfig(max_num_batched_tokens=4), num_pages=41)
+    prefill.submit(1, a_sequence(30, 8), transfer=PREFILL)
+    prefill.step_until(lambda: (0, 1) in prefill.tickets)
+    decode.submit(1, a_sequence(30, 8), transfer=DECODE)
+    decode.hand_over(1, ticket=prefill.tickets[0, 1])
+    decode.step_until(lambda: state_of(decode) is State.PULLING)
+    replica = decode.core._replica
+    assert replica.holdings.give_back(1) == 8 and state_of(decode) is State.ASIDE
+    assert replica.holdings.coming(late=False) == 40, "they come back as soon as the moves are reported"
+    decode.core.check_integrity()
+    prefill.step_until(lambda: (0, 1) in prefill.prefilled)
+    decode.hand_over(1, *prefill.tokens[0, 1])
+    decode.run()
+    assert len(pulls(decode)) == 2 and decode.pulled[0, 1].pages == 8
+    assert decode.tokens[0, 1] == undisturbed(a_sequence(30, 8))[0][1:]
+    prefill.run()
+    assert prefill.core.stats.transfers == {"pulled": 1}
+
+
+def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while() -> None:
+    prefill, _ = split_sides(num_pages=13)
+    for handle in range(3):
+        prefilled(prefill, 14, handle)
+    assert prefill.core.load().free_pages <= 12
+    prefill.submit(9, a_sequence(other_ids(40, 1), 4))
+    for _ in range(20):
+        prefill.step()
+    assert prefill.core.load().open_transfers == 3 and not prefill.core.busy
+    prefill.now += 1.5
+    prefill.step_until(lambda: (0, 9) in prefill.ends)
+    assert prefill.core.stats.transfers["failed"] >= 1
+    prefill.core.abort_session(0, prefill.now)
+    prefill.run()
