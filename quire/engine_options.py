@@ -88,6 +88,7 @@ ENGINE_OPTIONS = (
     _to("attention-backend", "worker", "auto; on the CPU cpu or torch, on a GPU triton", "NAME"),
     _to("kv-cache-dtype", "worker", "type of KV pages: auto, or fp8 on a GPU", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
+    _to("logits-processors", "worker", "registered logits processors that requests may name, comma separated", "NAME"),
     EngineOption(
         "enable-prefix-caching",
         (("scheduler", "enable-prefix-caching"),),

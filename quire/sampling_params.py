@@ -88,9 +88,10 @@ class SamplingParams:
     thinking_token_budget: int | None = None
     # False: token ids alone, no text.
     detokenize: bool = True
+    # Of those that the worker allows, by name; see docs/python.md. Code does not travel.
+    logits_processors: Sequence[str] | None = None
     # Known, but not served yet.
     structured_outputs: Any = None
-    logits_processors: Any = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, _MAX_U32)
@@ -128,7 +129,15 @@ class SamplingParams:
             raise _bad("stop", self.stop, "strings that are not empty")
         if any(not isinstance(word, str) or not word for word in self.bad_words or ()):
             raise _bad("bad_words", self.bad_words, "strings that are not empty")
-        self._refuse_what_is_not_served()
+        if any(not isinstance(name, str) or not name for name in self.logits_processors or ()):
+            raise _bad("logits_processors", self.logits_processors, "names of processors that the worker allows")
+        if self.structured_outputs is not None:
+            raise Unsupported(
+                "UNSUPPORTED_PARAM",
+                "structured_outputs is not supported yet.",
+                "Leave structured_outputs at its default.",
+                param="structured_outputs",
+            )
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -140,13 +149,6 @@ class SamplingParams:
     def clone(self, **changes: Any) -> SamplingParams:
         """A copy, with changes if any; they are checked like the first time."""
         return replace(self, **changes)
-
-    def _refuse_what_is_not_served(self) -> None:
-        for name in ("structured_outputs", "logits_processors"):
-            if getattr(self, name) is not None:
-                raise Unsupported(
-                    "UNSUPPORTED_PARAM", f"{name} is not supported yet.", f"Leave {name} at its default.", param=name
-                )
 
 
 def _bad(name: str, value: object, wanted: str) -> InvalidArgument:

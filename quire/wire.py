@@ -187,6 +187,7 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
         repetition_penalty=params.repetition_penalty,
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=pack_i32(params.allowed_token_ids or (), "allowed_token_ids"),
+        logits_processors=params.logits_processors or (),
     )
     if params.seed is not None and params.seed >= 0:
         message.seed = params.seed

@@ -6,6 +6,7 @@ For machines without a GPU, and tiny models: slow, but it shows that what runs o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from quire_common.credit import Finish
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
@@ -37,6 +39,7 @@ class InterpretedDevice:
         self._tiling = Tiling.of(decoder.head_shape)
         self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
         self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
+        self._host_rows = HostRows(spec.logits_processors)
         self._repetition = RepetitionWatch()
         self._ended: list[StepOutcome] = []
 
@@ -45,7 +48,7 @@ class InterpretedDevice:
         decodes = int(batch.fed.sum())
         chunks = len(batch.count) - decodes
         more = _PADDING if chunks else 0
-        controlled = any(each.changes_logits for each in batch.controls.values())
+        controlled = any(each.changes_logits and not each.runs_python for each in batch.controls.values())
         size = StepSize(
             decodes + _PADDING, len(batch.token) - decodes + more, chunks + more, filtered=True, controlled=controlled
         )
@@ -57,9 +60,10 @@ class InterpretedDevice:
         body = self._body
         body.uploaded.copy_(torch.from_numpy(host))
         body.results.fill_(12345)
-        hidden = body.launch(layout)
         places = np.arange(len(batch.count), dtype=np.int32)
         places[decodes:] += _PADDING
+        python = any(each.runs_python for each in batch.controls.values())
+        hidden = body.launch(layout, partial(self._host_rows.edit, batch, places) if python else None)
         results = body.results.numpy()
         if used > _WORDS or body.logits is None:
             raise RuntimeError("the step does not fit")
@@ -96,6 +100,7 @@ class InterpretedDevice:
         """See Device."""
         self._ended = []
         self._sheets.clear()
+        self._host_rows.clear()
 
     def close(self) -> None:
         """See Device."""

@@ -10,6 +10,7 @@ import pytest
 from quire.v1 import common_pb2 as pb
 from quire.v1 import inference_pb2 as ib
 from quire_common.columns import i32, pack_i32
+from quire_common.logits_processors import capabilities_of
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import THINK, THOUGHT, FakeTokenizer
 from tests.fakes.router_rig import RouterRig, router_rig
@@ -129,6 +130,31 @@ async def test_a_thinking_budget_that_cannot_be_kept_is_refused() -> None:
             response = await rig.complete("a", **fields)
             assert (response.status_code, response.json()["error"]["code"]) == (400, code)
         assert not rig.scheduler.submits
+
+
+async def test_logits_processors_go_by_name() -> None:
+    scheduler = FakeScheduler(capabilities=["top_k", *capabilities_of(["shout", "whisper"])])
+    async with router_rig([scheduler]) as rig:
+        for names in (["shout"], ["whisper", "shout"], []):
+            assert (await rig.complete("a", max_tokens=1, logits_processors=names)).status_code == 200
+            assert list(rig.scheduler.submits[-1].sequence.sampling.logits_processors) == names
+        sampling = pb.SamplingParams(logits_processors=["whisper"])
+        request = ib.GenerateRequest(text="a", max_tokens=1, sampling=sampling)
+        assert [response async for response in rig.inference.Generate(request)]
+        assert list(rig.scheduler.submits[-1].sequence.sampling.logits_processors) == ["whisper"]
+        sent = len(rig.scheduler.submits)
+        error = (await rig.chat("a", logits_processors=["shut", "shout"])).json()["error"]
+        assert (error["code"], error["param"]) == ("UNKNOWN_LOGITS_PROCESSOR", "logits_processors")
+        assert "'shut'" in error["message"] and "shout, whisper" in error["message"]
+        for wrong in ([{"qualname": "os.system"}], 3, ["shout"] * 17, [""]):
+            assert (await rig.complete("a", logits_processors=wrong)).status_code == 400
+        assert len(rig.scheduler.submits) == sent
+
+
+async def test_logits_processors_are_unknown_where_none_are_allowed() -> None:
+    async with router_rig() as rig:
+        response = await rig.complete("a", logits_processors=["shout"])
+        assert response.status_code == 400 and "--logits-processors" in response.json()["error"]["message"]
 
 
 async def test_a_prompt_is_truncated_on_the_left() -> None:

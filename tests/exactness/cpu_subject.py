@@ -17,6 +17,7 @@ from quire_worker.model_source import model_info
 from quire_worker.sampling.row_controls import RowControls
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
+from tests.fakes.some_processors import PROCESSORS
 from tests.unit.worker_model.batches import Run, make_batch
 from tests.unit.worker_model.folders import write_config
 
@@ -74,7 +75,7 @@ class CpuSubject:
         size = self.scale.page_size
         pages = list(range(1, -(-max_len // size) + 1))
         logprobs: list[float] = []
-        controls = RowControls.of(sequence)
+        controls = RowControls.of(sequence, PROCESSORS)
         while True:
             emitted = len(tokens) - prompt
             run = Run(

@@ -281,7 +281,7 @@ def _controlled(asks: tuple[Ask, ...], scale: Scale, seed: int) -> Iterator[Ask]
 
 
 def _thinking(asks: Iterator[Ask], scale: Scale, seed: int) -> Iterator[Ask]:
-    """Some may think only so long."""
+    """Some may think only so long, and some have their logits changed by Python."""
     rng = np.random.default_rng((seed, 81))
     for ask in asks:
         # Of few tokens, so that marks half drawn, and drawn twice, are met.
@@ -289,7 +289,9 @@ def _thinking(asks: Iterator[Ask], scale: Scale, seed: int) -> Iterator[Ask]:
         start, end = (tuple(rng.choice(few, int(rng.integers(1, most))).tolist()) for most in (3, 4))
         budget = ThinkingBudget(start, end, int(rng.choice([0, 1, 2, 5, 12])))
         thinks, begins = rng.random(2) < (0.2, 0.8)
-        yield replace(ask, thinking=budget, begins_thinking=bool(begins)) if thinks else ask
+        processors = ("contrary",) if rng.random() < 0.15 else ()
+        given = replace(ask, sampling=replace(ask.sampling, processors=processors))
+        yield replace(given, thinking=budget, begins_thinking=bool(begins)) if thinks else given
 
 
 def _some_controls(rng: np.random.Generator, vocab_size: int) -> LogitControls:

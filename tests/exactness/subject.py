@@ -15,6 +15,7 @@ from quire_worker.paced.hashing import contributions
 from quire_worker.paced.page_array import PageArray
 from quire_worker.paced.runner import PacedRunner
 from tests.exactness.scenario import Scale
+from tests.fakes.some_processors import PROCESSORS
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
@@ -83,7 +84,13 @@ def engine_spec(subject: Subject, max_num_seqs: int, num_pages: int) -> EngineSp
     """The sizes of an engine on the subject."""
     info = subject.info
     return EngineSpec(
-        max_num_seqs, info.max_model_len, info.vocab_size, info.pages.page_size, num_pages, info.eos_token_ids
+        max_num_seqs,
+        info.max_model_len,
+        info.vocab_size,
+        info.pages.page_size,
+        num_pages,
+        info.eos_token_ids,
+        logits_processors=PROCESSORS,
     )
 
 
@@ -149,5 +156,6 @@ class PacedSubject:
             output_ids=sequence.output_ids.tolist(),
             facts=replace(self._facts, max_model_len=max_len),
             thinking=sequence.thinking,
+            processors=PROCESSORS,
         )
         return Answer(answer.tokens, answer.finish)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -66,7 +66,9 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         heartbeat_ms: int = 0,
         finish: int = LENGTH,
         role: str = "both",
+        capabilities: Sequence[str] = (),
     ) -> None:
+        self.capabilities = capabilities
         self.finish, self.role = finish, role
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
@@ -121,6 +123,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 pages=common_pb2.PageGeometry(
                     page_size=PAGE_SIZE, groups=[common_pb2.KvGroup(page_bytes=1)], namespace=NAMESPACE
                 ),
+                capabilities=self.capabilities,
             ),
             instance="fake",
             role=self.role,

@@ -14,6 +14,7 @@ from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, TooLarge, Unsupported
 from quire_common.logit_controls import LogitControls, check_controls, controls_from_pb, controls_into_pb
+from quire_common.logits_processors import check_names
 from quire_common.pages import PageExtras
 from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
 from quire_common.thinking import ThinkingBudget, thinking_from_pb, thinking_to_pb
@@ -54,6 +55,8 @@ class Sampling:
     logprobs: int = -1
     controls: LogitControls | None = None
     prompt_logprobs: int = -1
+    processors: tuple[str, ...] = ()
+    """Logits processors, by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +133,7 @@ def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
         sampling.prompt_logprobs = s.prompt_logprobs
     if s.controls is not None:
         controls_into_pb(s.controls, sampling)
+    sampling.logits_processors.extend(s.processors)
     return pb.SequenceSpec(
         kind=pb.REQUEST_KIND_GENERATE,
         inputs=[pb.InputSegment(token_ids=pack_i32(sequence.prompt_ids))],
@@ -172,9 +176,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 
 
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
-    """Wire to domain; raises Unsupported or InvalidArgument naming the parameter."""
-    if message.logits_processors:
-        raise unsupported("logits_processors")
+    """Wire to domain; raises InvalidArgument naming the parameter."""
     sampling = Sampling(
         temperature=message.temperature,
         top_k=max(message.top_k, 0),
@@ -185,6 +187,7 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
         logprobs=message.logprobs if message.HasField("logprobs") else -1,
         controls=controls_from_pb(message),
         prompt_logprobs=message.prompt_logprobs if message.HasField("prompt_logprobs") else -1,
+        processors=tuple(message.logits_processors),
     )
     check_sampling(sampling)
     return sampling
@@ -215,6 +218,7 @@ def check_sampling(sampling: Sampling) -> None:
             )
     if sampling.controls is not None:
         check_controls(sampling.controls)
+    check_names(sampling.processors)
 
 
 def unsupported(name: str) -> Unsupported:

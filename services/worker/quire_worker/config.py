@@ -53,6 +53,9 @@ class WorkerConfig(ServiceConfig):
         "type of KV pages; auto: what is computed in; fp8: e4m3 on a GPU, half the memory, a little less exact",
         choices=("auto", "fp8", "fp8_e4m3"),
     )
+    logits_processors: tuple[str, ...] = option(
+        (), "logits processors that requests may name, of those that installed packages register"
+    )
     torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
     lockstep: bool = option(False, "form a step only when the one before has ended: the plain twin of free running")
     kvstore: str = option("", "host:port of a kvstore for page moves; empty: every move fails at once")

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import ConfigError
+from quire_common.logits_processors import capabilities_of
 from quire_worker.replica import ServedModel, from_host, on_host
+from quire_worker.sampling.logits_processor import load_processors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from quire_worker.model.decoder import Decoder
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.ring import Ring
+    from quire_worker.sampling.logits_processor import LogitsProcessors
 
 
 def _nobody(decoder: Decoder[Any], pages: Tensor) -> None:
@@ -56,18 +59,24 @@ def load_configured(
         attention_backend=config.attention_backend,
         kv_cache_dtype=config.kv_cache_dtype,
     )
+    processors = load_processors(config.logits_processors, Path(config.model))
     if on_gpu:
-        return _load_on_gpu(config, options, progress, show)
+        return _load_on_gpu(config, options, processors, progress, show)
     loaded = load_model(config.model, options, progress)
     show(loaded.runner.decoder, loaded.runner.pool.tensor)
     return ServedModel(
-        on_host(loaded.runner), from_host(loaded.runner.pool), model_info(config.name, loaded), loaded.num_pages
+        on_host(loaded.runner),
+        from_host(loaded.runner.pool),
+        model_info(config.name, loaded, processors),
+        loaded.num_pages,
+        logits_processors=processors,
     )
 
 
 def _load_on_gpu(
     config: WorkerConfig,
     options: LoadOptions,
+    processors: LogitsProcessors,
     progress: Callable[[str, int, int], None],
     show: Callable[[Decoder[Any], Tensor], None],
 ) -> ServedModel:
@@ -97,16 +106,16 @@ def _load_on_gpu(
         progress("graphs", 0, 0)
         return loaded.model.make_device(spec, config.max_num_batched_tokens, eager=config.enforce_eager)
 
-    info = model_info(config.name, loaded)
+    info = model_info(config.name, loaded, processors)
 
     def make_copier(ring: Ring) -> Copier:
         return CudaCopier(loaded.pages, ring)
 
-    return ServedModel(make_device, make_copier, info, loaded.pages.num_pages, device="cuda")
+    return ServedModel(make_device, make_copier, info, loaded.pages.num_pages, "cuda", processors)
 
 
-def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel) -> ModelInfo:
-    """The contract's words for a loaded model."""
+def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, processors: Iterable[str] = ()) -> ModelInfo:
+    """The contract's words for a loaded model, and for the logits processors beside it."""
     facts, geometry = loaded.facts, loaded.geometry
     groups = tuple(
         KvGroup(g.name, g.page_bytes, g.layout, g.dtype, g.layers, g.kv_heads, g.head_dim, g.window)
@@ -122,7 +131,7 @@ def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel) -> Mode
         pages=PageGeometry(geometry.page_size, groups, geometry.namespace),
         parameters=facts.parameters,
         weights_version=facts.digest.hex()[:16],
-        capabilities=facts.capabilities,
+        capabilities=facts.capabilities + capabilities_of(processors),
     )
 
 

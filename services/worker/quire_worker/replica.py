@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Epoch, ModelInfo, MoveKind, WorkerHello
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quire_worker.engine.ports import Device, PageBytes, Runner
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.ring import Ring
+    from quire_worker.sampling.logits_processor import LogitsProcessors
 
 
 MakeDevice = Callable[[EngineSpec, bool], "Device"]
@@ -52,6 +53,7 @@ class ServedModel:
     info: ModelInfo
     num_pages: int
     device: str = "cpu"
+    logits_processors: LogitsProcessors = field(default_factory=dict)
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0) -> EngineSpec:
         """The sizes of an engine that runs it. `num_slots` 0: the default; raises ConfigError for too few."""
@@ -70,6 +72,7 @@ class ServedModel:
             num_pages=self.num_pages,
             eos_token_ids=self.info.eos_token_ids,
             slots=num_slots,
+            logits_processors=self.logits_processors,
         )
 
 

@@ -53,6 +53,8 @@ BAD: list[dict[str, Any]] = [
     {"logit_bias": {1: math.nan}},
     {"allowed_token_ids": [2**31]},
     {"thinking_token_budget": -2},
+    {"logits_processors": [len]},
+    {"logits_processors": [""]},
 ]
 
 
@@ -65,7 +67,7 @@ def test_a_bad_value_is_a_typed_error_that_names_it(fields: dict[str, Any]) -> N
     assert raised.value.fix
 
 
-@pytest.mark.parametrize("fields", [{"logits_processors": []}, {"structured_outputs": {}}], ids=repr)
+@pytest.mark.parametrize("fields", [{"structured_outputs": {}}], ids=repr)
 def test_what_is_not_served_yet_is_refused_by_name(fields: dict[str, Any]) -> None:
     with pytest.raises(Unsupported, match=next(iter(fields))):
         SamplingParams(**fields)

@@ -14,7 +14,9 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.repetition_watch import RepetitionWatch
+from quire_worker.engine.step_runner import failed_draws
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.sampling import draw
 from quire_worker.sampling import control_sheet as sheets
@@ -22,6 +24,7 @@ from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from quire_worker.step import PromptScores, StepBatch
+from tests.fakes.some_processors import PROCESSORS
 from tests.unit.worker_triton.test_triton_sampling import make, on_device
 
 ON_GPU = torch.cuda.is_available()
@@ -215,6 +218,47 @@ def test_nothing_left_and_damaged_rows_are_told_apart() -> None:
     draw(logits.to(DEVICE), device, last, token, finish, filtered=True, pdl=False, changed=rows.changed(logits, False))
     wanted = sample(logits, columns).tolist()
     assert token.tolist() == wanted and wanted[:2] == [NOTHING_LEFT, -1] and wanted[2] >= 0 and wanted[3] == -1
+
+
+@pytest.mark.parametrize("seed", range(4 if ON_GPU else 2))
+def test_rows_that_python_changes_are_drawn_as_on_the_cpu(seed: int) -> None:
+    """Beside rows with sheets and rows without anything; one's processor fails at its fourth token."""
+    logits, columns = make(6, 60 + seed)
+    rng = np.random.default_rng(seed)
+    rows = Rows([None, some_controls(rng), None, some_controls(rng), None, some_controls(rng)], seed)
+    for row, name, controls in ((2, "contrary", None), (3, "contrary", some_controls(rng)), (4, "weary", None)):
+        ids = rng.integers(0, ALPHABET, 9).astype(np.int32)
+        sequence = Sequence(ids, Stop(40), Sampling(controls=controls, processors=(name,)))
+        rows.rows[row] = RowControls(sequence, PROCESSORS)
+    # The engine's, which are told of nothing before the results are there.
+    told = {row: RowControls(controls.sequence, PROCESSORS) for row, controls in rows.rows.items()}
+    columns.controls = rows.rows
+    host, places = HostRows(PROCESSORS), np.arange(6, dtype=np.int32)
+    for step in range(5):
+        wanted = sample(logits, columns)
+        batch = rows.batch(fed=step > 0)
+        batch.controls = told
+        changed = host.edit(batch, places, logits.to(DEVICE), rows.last, rows.changed(logits, fed=step > 0))
+        token, finish = (torch.full((6,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
+        fed = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
+        draw(logits.to(DEVICE), on_device(columns), fed, token, finish, filtered=True, pdl=False, changed=changed)
+        assert token.tolist() == wanted.tolist()
+        failed = failed_draws(batch, token.cpu().numpy())
+        assert [(row, each.code) for row, each in failed.items()] == [(4, "LOGITS_PROCESSOR_FAILED")] * (step == 3)
+        rows.feed(np.maximum(wanted, 0))
+
+
+def test_rows_that_python_changes_need_no_sheet_beside_them() -> None:
+    rows = Rows([None, None], 1)
+    sequence = Sequence(np.array([1, 2], np.int32), Stop(9), Sampling(processors=("contrary",)))
+    rows.rows = {1: RowControls(sequence, PROCESSORS)}
+    assert rows.sheets.addresses(rows.batch(fed=False)) == {}
+    logits = torch.zeros(2, 9)
+    address, changed = HostRows(PROCESSORS).edit(  # type: ignore[misc]  # it is there, since a row asks
+        rows.batch(fed=False), np.arange(2, dtype=np.int32), logits.to(DEVICE), rows.last, None
+    )
+    assert address.tolist() == [0, 1]
+    assert torch.isinf(changed[1]).nonzero().flatten().tolist() == [3, 8]
 
 
 def test_a_repetition_ends_its_sequence_as_soon_as_it_is_seen() -> None:

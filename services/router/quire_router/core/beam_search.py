@@ -240,6 +240,7 @@ def check_beams(job: GenerateJob) -> None:
         "bad_words": job.bad_words,
         "penalties, biases and allowed tokens": job.sampling.controls,
         "repetition_detection": job.repetition,
+        "logits_processors": job.sampling.processors,
         "thinking_token_budget": job.thinking_tokens is not None,
         "prompt_logprobs": job.sampling.prompt_logprobs >= 0,
         "stream": job.wants.news,

@@ -12,6 +12,7 @@ import numpy as np
 
 from quire_common.errors import QuireError, Unsupported
 from quire_common.logit_controls import NEUTRAL, check_vocabulary
+from quire_common.logits_processors import check_known, processors_in
 from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
 from quire_common.telemetry import tracing
 from quire_router import metrics
@@ -166,6 +167,7 @@ class Pipeline:
     ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
         """The job with its words as tokens, and its prompts' ids, cut and checked."""
         job = await self._resolve_words(job, context)
+        check_known(job.sampling.processors, processors_in(served.model.capabilities))
         if job.thinking_tokens is not None:
             job = replace(job, thinking=await self._encoder.thinking(job.thinking_tokens))
         if job.sampling.controls is not None:

@@ -163,6 +163,7 @@ def job_request(
             min_p=values["min_p"],
             logprobs=logprobs,
             controls=controls_of(values),
+            processors=values["logits_processors"],
             prompt_logprobs=max(prompt_logprobs, logprobs) if echo else prompt_logprobs,
         ),
         bad_words=values["bad_words"],

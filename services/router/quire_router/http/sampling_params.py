@@ -64,6 +64,7 @@ def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
         "stop_token_ids": (list(job.stop_token_ids), []),
         "include_stop_str_in_output": (text.include_stop_str_in_output, False),
         "ignore_eos": (job.ignore_eos, False),
+        "logits_processors": (list(sampling.processors), []),
         "thinking_token_budget": (job.thinking_tokens, None),
         "skip_special_tokens": (text.skip_special_tokens, True),
         "spaces_between_special_tokens": (text.spaces_between_special_tokens, True),

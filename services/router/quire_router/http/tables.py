@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
+from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
 from quire_common.repetition import MAX_PATTERN_SIZE
 from quire_router.http.fields import MAX_INT32, Field
 
@@ -53,6 +54,7 @@ SAMPLING: Mapping[str, Field] = {
     "include_stop_str_in_output": Field("bool", False),
     "ignore_eos": Field("bool", False),
     "repetition_detection": Field("object"),
+    "logits_processors": Field("strings", (), high=MAX_NAME_CHARS, max_items=MAX_PROCESSORS),
     "thinking_token_budget": Field("int", low=-1, high=MAX_INT32),
     "truncate_prompt_tokens": Field("int", low=-1, high=MAX_INT32),
     "use_beam_search": Field("bool", False),
@@ -80,7 +82,6 @@ SAMPLING: Mapping[str, Field] = {
     "response_format": _later({"type": "text"}),
     "return_tokens_as_token_ids": _later(False),
     "kv_transfer_params": Field("object"),
-    "logits_processors": _later([]),
     "vllm_xargs": _later({}),
     "guided_json": _later(),
     "guided_regex": _later(),

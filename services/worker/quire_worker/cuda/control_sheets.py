@@ -33,10 +33,10 @@ class ControlSheets:
         return sum(sheet.nbytes for _, sheet in self._held.values())
 
     def addresses(self, batch: StepBatch) -> dict[int, int]:
-        """Sequence -> address of its sheet, of those whose logits are to be changed."""
+        """Sequence -> address of its sheet, of those whose logits the device is to change."""
         found = {}
         for sequence, controls in batch.controls.items():
-            if controls.changes_logits:
+            if controls.changes_logits and not controls.runs_python:
                 found[sequence] = self._sheet(int(batch.slot[sequence]), controls).data_ptr()
         return found
 

@@ -22,6 +22,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_logprobs import start_logprobs
 from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
@@ -37,9 +38,10 @@ if TYPE_CHECKING:
     from quire_common.errors import Internal
     from quire_worker.cuda.device_logprobs import PendingLogprobs
     from quire_worker.cuda.device_scores import PendingScores
-    from quire_worker.cuda.step_body import StepBody
+    from quire_worker.cuda.step_body import Edit, StepBody
     from quire_worker.cuda.step_graphs import StepGraph, StepGraphs
     from quire_worker.ops.triton.fresh_attention import FreshPlans
+    from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step import Int32, StepBatch
 
 log = get_logger(__name__)
@@ -70,6 +72,7 @@ class CudaDevice:
         graphs: StepGraphs | None,
         stream: torch.cuda.Stream,
         fresh: FreshPlans | None,
+        processors: LogitsProcessors,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._body = body
@@ -83,6 +86,7 @@ class CudaDevice:
         self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._turn = 0
         self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
+        self._host_rows = HostRows(processors)
         self._repetition = RepetitionWatch()
         self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
@@ -104,7 +108,7 @@ class CudaDevice:
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
             hidden = None
             if graph is None:
-                hidden = body.launch(layout)
+                hidden = body.launch(layout, self._edit(batch, layout))
             else:
                 graph.replay()
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
@@ -117,6 +121,12 @@ class CudaDevice:
             done.record(self._stream)
         took = (time.perf_counter_ns() - begin) // 1000
         self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, scores, took))
+
+    def _edit(self, batch: StepBatch, layout: StepLayout) -> Edit | None:
+        if not _runs_python(batch):
+            return None
+        places = _places(batch, layout)
+        return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
 
     def prepare(self) -> bool:
         """See Device: capture a size, or plan a length, that is missing."""
@@ -162,6 +172,7 @@ class CudaDevice:
         self._check()
         self._ended.clear()
         self._sheets.clear()
+        self._host_rows.clear()
 
     def close(self) -> None:
         """See Device."""
@@ -169,8 +180,10 @@ class CudaDevice:
         self._thread.join(CLOSE_LIMIT_S)
 
     def _find_graph(self, batch: StepBatch) -> StepGraph | None:
-        # Rare, and needs what a graph does not keep: hidden rows of the prompt.
-        if self._graphs is None or batch.scores or (batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS):
+        # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before the draw.
+        if self._graphs is None or batch.scores or _runs_python(batch):
+            return None
+        if batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS:
             return None
         size = _size_of(batch)
         if size.rows > MOST_PADDED_ROWS and self._find_fresh(batch):
@@ -253,8 +266,13 @@ def _size_of(batch: StepBatch) -> StepSize:
     decodes = int(np.count_nonzero(batch.fed))
     asks = (batch.top_k > 0) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
     filtered = bool((asks & (batch.temperature > 0.0)).any())
-    controlled = bool(batch.controls) and any(each.changes_logits for each in batch.controls.values())
+    changed = (each.changes_logits and not each.runs_python for each in batch.controls.values())
+    controlled = bool(batch.controls) and any(changed)
     return StepSize(decodes, len(batch.token) - decodes, len(batch.count) - decodes, filtered, controlled)
+
+
+def _runs_python(batch: StepBatch) -> bool:
+    return bool(batch.controls) and any(each.runs_python for each in batch.controls.values())
 
 
 def _places(batch: StepBatch, layout: StepLayout) -> Int32:

@@ -50,4 +50,4 @@ class CudaModel:
         suits = FreshPlans.suit(shape, windows) and not even and self.pages.dtype == torch.bfloat16
         fresh = FreshPlans(shape, self.pages.device, max_tokens) if suits else None
         torch.cuda.synchronize()
-        return CudaDevice(body, tiling, graphs, stream, fresh)
+        return CudaDevice(body, tiling, graphs, stream, fresh, spec.logits_processors)

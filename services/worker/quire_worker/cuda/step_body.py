@@ -7,11 +7,13 @@ the plain twin of the graph. Results of a size lie at fixed places: tokens, then
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from quire_worker.cuda.host_rows import Changed
 from quire_worker.ops.triton.attention_plan import TritonPlan
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.feed import feed_tokens
@@ -22,6 +24,9 @@ from quire_worker.ops.triton.sampling import DrawColumns, draw
 if TYPE_CHECKING:
     from quire_worker.cuda.step_layout import StepLayout
     from quire_worker.model.decoder import Decoder
+
+Edit = Callable[[Tensor, Tensor, Changed], Changed]
+"""(logits, last_token, what is changed) -> what is changed then; see HostRows."""
 
 
 class StepBody:
@@ -39,8 +44,9 @@ class StepBody:
         """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
 
     @torch.inference_mode()
-    def launch(self, layout: StepLayout) -> Tensor:
-        """Launch all kernels of a step whose columns are uploaded; returns the hidden rows of all its tokens."""
+    def launch(self, layout: StepLayout, edit: Edit | None = None) -> Tensor:
+        """Launch all kernels of a step whose columns are uploaded; returns the hidden rows of all its tokens. `edit`:
+        called before anything is drawn, in steps that are not captured."""
         size = layout.size
         views = self._views(layout)
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
@@ -50,6 +56,8 @@ class StepBody:
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
         self.logits = self.decoder.logits(last)
         changed = self._changed(layout, views, self.logits) if size.controlled else None
+        if edit is not None:
+            changed = edit(self.logits, self.last_token, changed)
         sequences = size.sequences
         draw(
             self.logits,

@@ -8,6 +8,7 @@ import numpy as np
 
 from quire_common.errors import InvalidArgument, QuireError, TooLarge, Unsupported
 from quire_common.logit_controls import check_vocabulary
+from quire_common.logits_processors import check_known
 from quire_common.sequence import check_sampling
 from quire_common.thinking import check_thinking
 
@@ -63,6 +64,7 @@ def check_start(start: Start, spec: EngineSpec) -> None:
         )
     if sequence.sampling.controls is not None:
         check_vocabulary(sequence.sampling.controls, spec.vocab_size)
+    check_known(sequence.sampling.processors, spec.logits_processors)
     if sequence.thinking is not None:
         check_thinking(sequence.thinking, spec.vocab_size)
     _check_tables(start, spec)

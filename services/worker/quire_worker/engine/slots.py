@@ -40,6 +40,7 @@ class SlotTable:
     def __init__(self, spec: EngineSpec) -> None:
         n = spec.num_slots
         self.page_size = spec.page_size
+        self._processors = spec.logits_processors
         self.state = np.zeros(n, np.int8)
         self.token = np.zeros((n, spec.max_model_len), np.int32)
         """The tokens that are prefilled. What is sampled here stays on the device."""
@@ -156,7 +157,7 @@ class SlotTable:
         self.seed[slot] = sampling.seed
         self.sample_index[slot] = sampling.sample
         self.logprobs[slot] = sampling.logprobs
-        controls = self.controls[slot] = RowControls.of(sequence)
+        controls = self.controls[slot] = RowControls.of(sequence, self._processors)
         self.controlled[slot] = controls is not None
         self.scored[slot] = 1 + sampling.prompt_logprobs
         self.started_ns[slot] = now_ns

@@ -1,12 +1,16 @@
-"""The fixed sizes of an engine."""
+"""What is fixed of an engine: its sizes, and the logits processors that requests may name."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from quire_common.sequence import MAX_STOP_TOKEN_IDS
+
+if TYPE_CHECKING:
+    from quire_worker.sampling.logits_processor import LogitsProcessors
 
 SLOTS_PER_SEQ = 2.5
 
@@ -24,6 +28,7 @@ class EngineSpec:
     max_stop_ids: int = MAX_STOP_TOKEN_IDS
     slots: int = 0
     """0: 2.5 for each sequence that decodes."""
+    logits_processors: LogitsProcessors = field(default_factory=dict)
 
     @cached_property
     def num_slots(self) -> int:

@@ -152,10 +152,12 @@ def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, 
 
 def failed_draws(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
     """The errors of sequences that should have drawn and did not; `token` [S] as StepOutput.token has it."""
-    return {
-        sequence: nothing_left() if token[sequence] == _NOTHING_LEFT else nan_logits()
-        for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist()
-    }
+    failed: dict[int, QuireError] = {}
+    for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():
+        controls = batch.controls.get(sequence)
+        failure = None if controls is None else controls.failure
+        failed[sequence] = failure or (nothing_left() if token[sequence] == _NOTHING_LEFT else nan_logits())
+    return failed
 
 
 def _as_slot_error(error: Exception) -> QuireError:
@@ -177,7 +179,8 @@ def nothing_left() -> QuireError:
     """The error of a sequence that forbids itself every token."""
     return InvalidArgument(
         "NO_TOKEN_LEFT",
-        "allowed_token_ids, bad_words, logit_bias, penalties and min_tokens of this request leave no token to draw.",
+        "allowed_token_ids, bad_words, logit_bias, penalties, logits_processors and min_tokens of this request leave "
+        "no token to draw.",
         "Allow more tokens, or forbid fewer.",
         param="allowed_token_ids",
     )

@@ -7,6 +7,7 @@ was fed back gives other tokens than these.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
     from quire_common.sequence import Stop
     from quire_common.thinking import ThinkingBudget
     from quire_worker.paced.facts import PacedFacts
+    from quire_worker.sampling.logits_processor import LogitsProcessors
 
 GREEDY = Sampling()
+_NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def paced_tokens(
     facts: PacedFacts = DEFAULT_FACTS,
     max_model_len: int = 0,
     thinking: ThinkingBudget | None = None,
+    processors: LogitsProcessors = _NO_PROCESSORS,
 ) -> PacedAnswer:
     """The undisturbed answer. `output_ids` were emitted before a migration and count as output; `max_model_len` 0: that
     of the facts."""
@@ -66,7 +70,7 @@ def paced_tokens(
     final = min(len(prompt) + stop.max_tokens, max_model_len or facts.max_model_len)
     key, tokens = _key(sampling), list[int]()
     sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32), thinking=thinking)
-    controls = RowControls.of(sequence)
+    controls = RowControls.of(sequence, processors)
     if stop.max_tokens == 0:
         return PacedAnswer(tokens, Finish.LIMIT)
     while True:

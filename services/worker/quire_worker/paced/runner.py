@@ -88,6 +88,8 @@ class PacedRunner:
                 if sequence in batch.controls:
                     blocked = forbidden(batch.controls[sequence], self._vocab_size, blocked)
                 x[row], token[row] = redraw(int(x[row]), self._vocab_size, blocked)
+                if sequence in batch.controls and batch.controls[sequence].failure is not None:
+                    token[row] = DAMAGED
         return token, _logprobs(x, token, batch.logprobs[sampled], self._vocab_size)
 
     def _advance(self, batch: StepBatch) -> UInt64:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
+from quire_common.logits_processors import capabilities_of
 from quire_common.pages import namespace_digest
 from quire_worker.paced.facts import ARCHITECTURE, read_facts
 from quire_worker.paced.faults import StepFaults, parse_faults
 from quire_worker.paced.page_array import BYTES_PER_TOKEN, PageArray
 from quire_worker.paced.runner import PacedRunner
 from quire_worker.replica import ServedModel, from_host, on_host
+from quire_worker.sampling.logits_processor import load_processors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +31,7 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
     progress("config", 0, 0)
     facts, size = read_facts(config.model, config.max_model_len), config.page_size
     pages = PageArray(_num_pages(config), size)
+    processors = load_processors(config.logits_processors, Path(config.model))
     faults = StepFaults(parse_faults(config.paced_fault))
     runner = PacedRunner(pages, facts.vocab_size, config.paced or 0.0, config.paced_prefill_us_per_token, faults=faults)
     group = KvGroup("full", pages.page_bytes, _LAYOUT, _DTYPE, 1, 1, 1)
@@ -41,9 +45,9 @@ def load_paced(config: WorkerConfig, progress: Callable[[str, int, int], None]) 
         digest=facts.digest,
         pages=PageGeometry(size, (group,), namespace),
         weights_version=facts.digest.hex()[:16],
-        capabilities=_CAPABILITIES,
+        capabilities=_CAPABILITIES + capabilities_of(processors),
     )
-    return ServedModel(on_host(runner), from_host(pages), info, pages.num_pages)
+    return ServedModel(on_host(runner), from_host(pages), info, pages.num_pages, logits_processors=processors)
 
 
 def _num_pages(config: WorkerConfig) -> int:

@@ -6,6 +6,7 @@ Exact definition, in vLLM's order, for a row of raw logits x in float32:
     bad_words           a word's last token becomes -inf where the output ends with the tokens before it
     min_tokens          stop ids become -inf (`blocked`, see sampler)
     logit_bias          x += bias
+    logits_processors   in the request's order
     repetition_penalty  of every token of prompt or output: x / penalty where x > 0, x * penalty otherwise
     frequency_penalty   x -= penalty * times that the token is in the output
     presence_penalty    x -= penalty where the token is in the output
@@ -18,28 +19,35 @@ sequence starts, then the device's: it alone knows what was drawn, and tells by 
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire_common.logit_controls import NEUTRAL
+from quire_worker.sampling.row_processors import RowProcessors
 from quire_worker.sampling.thinking_track import ThinkingTrack
 from quire_worker.sampling.token_counts import TokenCounts
 
 if TYPE_CHECKING:
+    from quire_common.errors import QuireError
     from quire_common.sequence import Sequence
+    from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step import Float32, Int32
 
 _NEVER = np.float32(-np.inf)
+_NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 
 class RowControls:
     """Belongs to the thread that runs steps, but for its making, which is cheap: ids are looked at when first used."""
 
-    def __init__(self, sequence: Sequence) -> None:
+    def __init__(self, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> None:
         controls = sequence.sampling.controls or NEUTRAL
         self.sequence = sequence
         """As it started: a device that keeps the tokens itself begins with this."""
+        self.failure: QuireError | None = None
+        """Of a logits processor: the sequence cannot go on."""
         self._prompt_ids = sequence.prompt_ids
         self._output: list[int] = sequence.output_ids.tolist()
         self._allowed = np.array(controls.allowed_token_ids, np.int64)
@@ -50,16 +58,18 @@ class RowControls:
         self._frequency = np.float32(controls.frequency_penalty)
         self._presence = np.float32(controls.presence_penalty)
         self._counting = bool(self._repetition != 1 or self._frequency or self._presence)
+        named = [(name, processors[name]) for name in sequence.sampling.processors]
+        self._processors = RowProcessors(named, sequence.prompt_ids) if named else None
         self._counts: TokenCounts | None = None
         self._thinking: ThinkingTrack | None = None
         self._repetition_rule = sequence.stop.repetition
         self._min_tokens = sequence.stop.min_tokens
 
     @classmethod
-    def of(cls, sequence: Sequence) -> RowControls | None:
-        """None where the sequence asks for nothing of the kind."""
-        asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking)
-        return cls(sequence) if any(each is not None for each in asks) else None
+    def of(cls, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> RowControls | None:
+        """None where the sequence asks for nothing of the kind. `processors` has all that it names."""
+        asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking, sequence.sampling.processors)
+        return cls(sequence, processors) if any(asks) else None
 
     def fed(self, token: int) -> None:
         """The token that was drawn last is part of the output, and is computed now."""
@@ -88,13 +98,24 @@ class RowControls:
             logits[blocked] = _NEVER
         if len(self._bias):
             logits[self._bias_ids] += self._bias
+        if self._processors is not None:
+            self.failure = self._processors.run(self._output, logits)
+            if self.failure is not None:
+                logits.fill(_NEVER)
+                return
         if self._counting:
             self._known_counts().penalise(logits, self._repetition, self._frequency, self._presence)
 
     @property
     def changes_logits(self) -> bool:
         """Whether `apply` does anything."""
-        return self.sequence.sampling.controls is not None or self.sequence.thinking is not None
+        sampling = self.sequence.sampling
+        return sampling.controls is not None or self.sequence.thinking is not None or self.runs_python
+
+    @property
+    def runs_python(self) -> bool:
+        """Whether `apply` calls what others wrote, which runs on the host alone."""
+        return self._processors is not None
 
     @property
     def watches_repetition(self) -> bool:

@@ -1,0 +1,51 @@
+"""Logits processors by name: how a model's capabilities tell of those that a worker runs, and how names are checked.
+
+A request carries names, never code: what runs is what the worker's operator installed and allowed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.errors import InvalidArgument, TooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+MAX_PROCESSORS = 16
+MAX_NAME_CHARS = 256
+_CAPABILITY = "logits_processor:"
+
+
+def capabilities_of(names: Iterable[str]) -> tuple[str, ...]:
+    """What a model that has these processors is able to do."""
+    return tuple(_CAPABILITY + name for name in names)
+
+
+def processors_in(capabilities: Iterable[str]) -> list[str]:
+    """The names among capabilities."""
+    return [each.removeprefix(_CAPABILITY) for each in capabilities if each.startswith(_CAPABILITY)]
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise TooLarge for more, or longer, names than a request may have."""
+    if len(names) > MAX_PROCESSORS or any(len(name) > MAX_NAME_CHARS for name in names):
+        raise TooLarge(
+            "TOO_MANY_ITEMS",
+            f"logits_processors names {len(names)}, or one by more than {MAX_NAME_CHARS} characters.",
+            f"Name {MAX_PROCESSORS} at most.",
+            param="logits_processors",
+        )
+
+
+def check_known(names: Sequence[str], known: Iterable[str]) -> None:
+    """Raise InvalidArgument for one that is not there, and say which are."""
+    there = sorted(known)
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise InvalidArgument(
+            "UNKNOWN_LOGITS_PROCESSOR",
+            f"There is no logits processor {unknown[0][:64]!r} here.",
+            f"Name one of: {', '.join(there)}." if there else "None are allowed; see the worker's --logits-processors.",
+            param="logits_processors",
+        )

@@ -1,0 +1,66 @@
+"""HostRows: rows whose logits Python changes, between the model and the draw of a step on a GPU.
+
+Only steps with such rows pay for it: they are launched kernel by kernel, and the model thread waits until the step's
+logits are there. All that such a request asks of its logits is applied on the host, by the reference's own code.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire_worker.sampling.row_controls import RowControls
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from quire_worker.sampling.logits_processor import LogitsProcessors
+    from quire_worker.step import Int32, StepBatch
+
+
+class HostRows:
+    """Belongs to the model thread."""
+
+    def __init__(self, processors: LogitsProcessors) -> None:
+        self._processors = processors
+        # By slot, the batch's controls and our own of the same sequence: the batch's are told of tokens by the thread
+        # that takes results, a step later.
+        self._held: dict[int, tuple[RowControls, RowControls]] = {}
+
+    def clear(self) -> None:
+        """All sequences are gone."""
+        self._held.clear()
+
+    def edit(self, batch: StepBatch, places: Int32, logits: Tensor, last_token: Tensor, changed: Changed) -> Changed:
+        """What the rows that run Python are drawn from, beside what is `changed` already. `places`: row of logits
+        [N, V] by sequence; last_token [slots]: what was drawn before this step. Waits for the current stream."""
+        asked = [sequence for sequence, controls in batch.controls.items() if controls.runs_python]
+        rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
+        values = logits.index_select(0, rows).float().cpu()
+        drawn = last_token.cpu().numpy()
+        for row, sequence in zip(values.numpy(), asked, strict=True):
+            slot, told = int(batch.slot[sequence]), batch.controls[sequence]
+            own = self._own(slot, told)
+            if batch.fed[sequence]:
+                own.fed(int(drawn[slot]))
+            own.apply(row, batch.blocked.get(sequence))
+            told.failure = own.failure
+        if changed is None:
+            nobody = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
+            changed = nobody, torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+        address, target = changed
+        target.index_copy_(0, rows, values.to(logits.device))
+        # The sheets' addresses have been used; for the draw, anything but 0 says that the row was changed.
+        return address.index_fill(0, rows, 1), target
+
+    def _own(self, slot: int, told: RowControls) -> RowControls:
+        held = self._held.get(slot)
+        if held is None or held[0] is not told:
+            held = self._held[slot] = told, RowControls(told.sequence, self._processors)
+        return held[1]
+
+
+Changed = tuple["Tensor", "Tensor"] | None
+"""int64 [N], not 0 where a row is drawn from the second, float32 [N, V], in place of its logits."""

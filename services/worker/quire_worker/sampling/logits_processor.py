@@ -1,0 +1,71 @@
+"""LogitsProcessor: what an installed package may do to the logits of requests that name it, and how it is found.
+
+A package registers a factory under a name, in the entry-point group `quire.logits_processors`; --logits-processors says
+which of the registered names a worker loads. Nothing of it ever comes from a request but the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from quire_worker.step import Float32, Int32
+
+GROUP = "quire.logits_processors"
+
+
+class LogitsProcessor(Protocol):
+    """Called before each token of a request that asks for it, on the thread that runs steps: what it takes, all wait.
+
+    It must be pure: the same ids and logits give the same result, whatever was computed before and beside. A request
+    may move to another worker between two tokens, and its answer must not show it.
+    """
+
+    def __call__(self, prompt_ids: Int32, output_ids: Int32, logits: Float32) -> Float32:
+        """The row [vocabulary] to draw from: `logits`, edited in place, or another of its shape.
+
+        `logits` has the request's own masks and biases, and not yet its penalties; -inf forbids a token. The ids are
+        not to be written to. What it raises, and a result with NaN or +inf, fails the request alone.
+        """
+
+
+class MakeLogitsProcessor(Protocol):
+    """What an entry point names: called once, when the worker starts."""
+
+    def __call__(self, model: Path) -> LogitsProcessor:
+        """`model` is the model's folder, whose tokenizer a processor may want to read."""
+
+
+LogitsProcessors = Mapping[str, LogitsProcessor]
+
+
+def load_processors(names: Sequence[str], model: Path) -> dict[str, LogitsProcessor]:
+    """The allowed processors by name. Raises ConfigError for one that is not installed or cannot be made."""
+    registered = {point.name: point for point in entry_points(group=GROUP)} if names else {}
+    found: dict[str, LogitsProcessor] = {}
+    for name in names:
+        if name not in registered:
+            known = ", ".join(sorted(registered)) or "none"
+            raise ConfigError(
+                "LOGITS_PROCESSOR_MISSING",
+                f"No installed package has a logits processor {name!r}.",
+                f"Install the package that does; registered in {GROUP}: {known}.",
+                param="logits_processors",
+            )
+        try:
+            found[name] = registered[name].load()(model)
+        except Exception as error:
+            raise ConfigError(
+                "LOGITS_PROCESSOR_BROKEN",
+                f"The logits processor {name!r} ({registered[name].value}) cannot be made: {error!r}.",
+                "Mend the package, or leave the name out.",
+                param="logits_processors",
+            ) from error
+    return found
