@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
+import pytest
 
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress
+from quire_common.errors import ConfigError
 from quire_common.pages import chain_hashes
 from quire_worker.config import WorkerConfig
+from quire_worker.mover.peers.peer_door import PeerDoor
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, Told, a_start, ids
 from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_model
@@ -56,9 +61,10 @@ def pull(move_id: int, source: tuple[RankAddress, ...], *pages: int, first: int 
     )  # fmt: skip
 
 
-def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with() -> None:
+@pytest.mark.parametrize("transport", ["auto", "shm", "tcp"])
+def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: str) -> None:
     runner = CountingRunner(64, 4, VOCAB)
-    with a_worker() as prefills, a_worker(runner) as decodes:
+    with a_worker(peer_transport=transport) as prefills, a_worker(runner, peer_transport=transport) as decodes:
         here, there = Side(prefills), Side(decodes)
         here.scheduler.grant(
             start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], move=[export(1, 1, 2, 3, 4)], budget=A_CHUNK
@@ -72,6 +78,111 @@ def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with() -> None:
         np.testing.assert_array_equal(runner.pages[[11, 12, 13]].ravel(), PROMPT[:12])
         start = a_start(0, PROMPT, [11, 12, 13, 14, 15, 16], output=tuple(first), cached=len(PROMPT))
         there.scheduler.grant(start=[start])
-        assert first + there.finished(0) == continuation(PROMPT, 8, VOCAB)
+        assert first + there.finished(0) == says(8)
         assert runner.batches[0].position.tolist() == [len(PROMPT)], "nothing is computed again"
         assert here.told.errors == there.told.errors == []
+
+
+def half_way(here: Side, there: Side) -> None:
+    """One has prefilled a page of what the other pulls."""
+    here.scheduler.grant(
+        start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], move=[export(1, 1, 2, 3, 4)], budget=A_CHUNK
+    )
+    there.scheduler.grant(move=[pull(1, here.hello.data_address, 11, 12, 13, 14)], budget=ROOMY)
+    here.prefilled(0, 4)
+
+
+def arrived(runner: CountingRunner, page: int, tokens: list[int]) -> None:
+    """Wait until a page of the pool holds these; the worker tells only of the whole move."""
+    clock = threading.Event()
+    for _ in range(3000):
+        if runner.pages[page].tolist() == tokens:
+            return
+        clock.wait(0.01)
+    raise AssertionError(f"page {page} did not come")
+
+
+def goes_on_alone(there: Side, runner: CountingRunner, cached: int) -> None:
+    """With what has come, and computes the rest."""
+    there.scheduler.grant(
+        start=[a_start(0, PROMPT, [11, 12, 13, 14, 15, 16], cached=len(PROMPT), output=tuple(says(1)))]
+    )
+    assert says(1) + there.finished(0) == says(8) and there.told.errors == []
+    assert runner.batches[0].position.tolist() == [cached]
+
+
+def says(count: int) -> list[int]:
+    return continuation(PROMPT, count, VOCAB)
+
+
+def test_a_pull_is_cancelled_by_a_grant() -> None:
+    runner = CountingRunner(64, 4, VOCAB)
+    with a_worker() as prefills, a_worker(runner) as decodes:
+        here, there = Side(prefills), Side(decodes)
+        half_way(here, there)
+        arrived(runner, 11, PROMPT[:4])
+        there.scheduler.grant(cancel_move=np.array([1, 2], np.int64))
+        assert there.moved(1) == (1, 1)
+        goes_on_alone(there, runner, cached=4)
+        here.scheduler.grant(cancel_move=np.array([1], np.int64))
+        assert here.moved(1) == (1, 0)
+
+
+def test_an_export_is_cancelled_by_a_grant_and_its_pages_are_of_use_again() -> None:
+    runner = CountingRunner(64, 4, VOCAB)
+    with a_worker() as prefills, a_worker(runner) as decodes:
+        here, there = Side(prefills), Side(decodes)
+        half_way(here, there)
+        arrived(runner, 11, PROMPT[:4])
+        here.scheduler.grant(stop_slot=ids(0), stop_keep_pages=ids(0), cancel_move=np.array([1], np.int64))
+        assert here.moved(1) == (1, 0) and there.moved(1) == (1, 1)
+        goes_on_alone(there, runner, cached=4)
+        here.scheduler.grant(start=[a_start(1, [5] * 6, [1, 2, 3], max_tokens=1)], budget=ROOMY)
+        assert here.finished(1) == continuation([5] * 6, 1, VOCAB) and here.told.errors == []
+
+
+def test_a_scheduler_that_takes_the_exporter_over_is_no_source_of_what_the_last_one_promised() -> None:
+    runner = CountingRunner(64, 4, VOCAB)
+    with a_worker() as prefills, a_worker(runner) as decodes:
+        here, there = Side(prefills), Side(decodes)
+        half_way(here, there)
+        arrived(runner, 11, PROMPT[:4])
+        newer = Side(prefills)
+        newer.scheduler.grant(start=[a_start(0, [5] * 14, [1, 2, 3, 4], max_tokens=1)], budget=ROOMY)
+        newer.finished(0)
+        assert there.moved(1) == (1, 1)
+        there.scheduler.grant(move=[pull(2, here.hello.data_address, 21, 22, 23, 24)])
+        assert there.moved(2) == (1, 0)
+        goes_on_alone(there, runner, cached=4)
+        assert newer.hello.data_address == here.hello.data_address and newer.told.moved == {}
+
+
+def test_a_worker_that_serves_nobody_says_so_and_pulls_all_the_same() -> None:
+    runner = CountingRunner(64, 4, VOCAB)
+    with a_worker(peer_listen="off") as closed, a_worker() as opened:
+        here, there = Side(opened), Side(closed)
+        assert there.hello.data_address == ()
+        there.scheduler.grant(move=[export(1, 1, 2, 3, 4)])
+        assert there.moved(1) == (1, 0)
+        here.scheduler.grant(
+            start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], move=[export(1, 1, 2, 3, 4)], budget=ROOMY
+        )
+        there.scheduler.grant(move=[pull(2, here.hello.data_address, 11, 12, 13, 14)], budget=ROOMY)
+        assert there.moved(2) == (0, 4) and here.moved(1) == (0, 4) and runner.batches == []
+
+
+def test_where_others_find_the_peer_port() -> None:
+    options = {"listen": "127.0.0.1:7", "peer_listen": "127.0.0.1:0", "peer_transport": "tcp"}
+    for more, host in (({}, b"127.0.0.1"), ({"advertise": "engine.local:7"}, b"engine.local"), (
+        {"advertise": "engine.local:7", "peer_advertise": "10.0.0.9"}, b"10.0.0.9")):  # fmt: skip
+        door = PeerDoor(WorkerConfig(**(options | more)))  # type: ignore[arg-type]  # flags are strings here
+        (address,) = door.addresses
+        assert address.descriptor.rpartition(b":")[0] == host
+        port = address.descriptor.rpartition(b":")[2].decode()
+        with pytest.raises(ConfigError, match="--peer-listen") as error:
+            PeerDoor(WorkerConfig(peer_listen=f"127.0.0.1:{port}", peer_transport="tcp"))
+        assert error.value.code == "PORT_IN_USE"
+        door.close()
+    everywhere = PeerDoor(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
+    assert everywhere.addresses == ()
+    everywhere.close()

@@ -18,7 +18,7 @@ from quire_worker.mover.mover_on_demand import MoverOnDemand
 from quire_worker.mover.mover_process import COPY_BYTES, CUDA_COPY_BYTES, MoverProcess
 from quire_worker.mover.movers import Movers
 from quire_worker.mover.peers.peer_door import PeerDoor
-from quire_worker.mover.setup import PEER_KINDS, STORE_KINDS, MoverSetup
+from quire_worker.mover.setup import STORE_KINDS, MoverSetup
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> M
     def start(setup: MoverSetup, inherited: dict[str, int]) -> Mover:
         return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)
 
-    by_kind: dict[MoveKind, Mover] = dict.fromkeys(PEER_KINDS, MoverOnDemand(lambda: start(peers, door.inherited)))
+    by_kind: dict[MoveKind, Mover] = dict.fromkeys(door.kinds, MoverOnDemand(lambda: start(peers, door.inherited)))
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move
         by_kind |= dict.fromkeys(STORE_KINDS, start(MoverSetup.of(config, geometry), {}))

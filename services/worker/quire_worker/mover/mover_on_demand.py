@@ -76,7 +76,7 @@ class MoverOnDemand:
 
     def close(self) -> None:
         """See Mover."""
-        self.cancel()
+        self._waiting.clear()
         if self._thread is not None:
             self._thread.join()
         if self._made is not None:

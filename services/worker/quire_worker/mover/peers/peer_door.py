@@ -12,11 +12,12 @@ import socket
 from typing import TYPE_CHECKING
 
 from quire_common.config import split_address
-from quire_common.credit import RankAddress
+from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.peers.peer_access import SHM, SOCKET_PREFIX, TCP, boot_id
+from quire_worker.mover.setup import PEER_KINDS
 
 if TYPE_CHECKING:
     from quire_worker.config import WorkerConfig
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 AUTO, OFF = "auto", "off"
 _ANY_HOST = ("0.0.0.0", "::")
-_BACKLOG = 64
+# All pulls of another worker may begin at once.
+_BACKLOG = 256
 
 
 class PeerDoor:
@@ -36,12 +38,19 @@ class PeerDoor:
         if config.peer_listen == OFF:
             return
         if not AVAILABLE:
-            log.warning("no other worker can pull pages: the package cryptography is not installed")
+            log.warning("no pages go from worker to worker: the package cryptography is not installed")
             return
         if config.peer_transport in (AUTO, SHM):
             self._open_unix()
         if config.peer_transport in (AUTO, TCP):
             self._open_tcp(config)
+
+    @property
+    def kinds(self) -> frozenset[MoveKind]:
+        """Moves that there can be: without a key's library none, and without an address nobody comes for exports."""
+        if not AVAILABLE:
+            return frozenset()
+        return PEER_KINDS if self.addresses else frozenset({MoveKind.PULL})
 
     @property
     def inherited(self) -> dict[str, int]:
