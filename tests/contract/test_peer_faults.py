@@ -37,6 +37,13 @@ def pulling(rig: PeerRig, transport: str = "auto", came: int = 2) -> tuple[PeerS
     return here, there
 
 
+def know_of_all(rig: PeerRig, here: PeerSide, there: PeerSide) -> None:
+    """Both processes are there, and the one knows of all that was exported before this."""
+    here.export(900, 7, key=b"e" * 32)
+    there.pull(900, here.sources, [7], [57], key=b"e" * 32)
+    rig.until(lambda: 900 in here.told and 900 in there.told)
+
+
 def failed(side: PeerSide, pages: int) -> None:
     """The side's first move has failed with so many pages, and there is nothing of the others."""
     assert (side.told[1].ok, side.came(1)) == (False, pages)
@@ -122,9 +129,9 @@ def test_a_key_that_is_not_the_leases_opens_nothing(transport: str) -> None:
 
 def test_a_frame_with_the_leases_name_and_without_its_key_ends_the_connection() -> None:
     with peer_rig() as rig:
-        here = rig.side()
+        here, there = rig.side(), rig.side()
         here.export(1, *PAGES)
-        rig.until(lambda: here.sockets() >= here.idle_sockets)
+        know_of_all(rig, here, there)
         host, port = address_of(here, "tcp").descriptor.decode().split(":")
         for kind in (Kind.GET, Kind.DONE, Kind.PAGE):
             connection = DataConnection(socket.create_connection((host, int(port))), 30)
@@ -132,13 +139,14 @@ def test_a_frame_with_the_leases_name_and_without_its_key_ends_the_connection() 
             connection.send(Head(kind, handle_of(KEY)), connection.client_seals(b"x" * 32))
             assert connection.receive() is None
             connection.close()
-        assert here.told == {}
+        assert 1 not in here.told
 
 
 def test_pages_that_the_export_has_not_are_refused() -> None:
     with peer_rig() as rig:
-        here = rig.side()
+        here, there = rig.side(), rig.side()
         here.export(1, *PAGES)
+        know_of_all(rig, here, there)
         host, port = address_of(here, "tcp").descriptor.decode().split(":")
         for asked in ([6], [-1], [0, 0], [2**31 - 1]):
             connection = DataConnection(socket.create_connection((host, int(port))), 30)
@@ -154,9 +162,7 @@ def test_pages_that_the_export_has_not_are_refused() -> None:
 def test_a_lease_that_comes_to_be_known_a_little_later_is_waited_for(transport: str) -> None:
     with peer_rig() as rig:
         here, there = rig.side(transport=transport), rig.side(transport=transport)
-        here.export(5, 7, key=b"e" * 32)  # the process is there
-        there.pull(5, here.sources, [7], [37], key=b"e" * 32)
-        rig.until(lambda: 5 in there.told)
+        know_of_all(rig, here, there)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.go_on_for(0.3)
         here.export(1, *PAGES)
@@ -180,8 +186,8 @@ def test_an_exporter_that_is_dead_before_it_was_asked_is_noticed_at_once() -> No
     with peer_rig() as rig:
         here, there = rig.side(), rig.side()
         here.export(1, *PAGES)
-        there.export(1, *PAGES)  # its process is there
-        sources, _ = here.sources, (here.pid, there.pid)
+        know_of_all(rig, here, there)
+        sources = here.sources
         here.close()
         rig.sides.remove(here)
         there.pull(2, sources, PAGES, TARGETS)
@@ -279,12 +285,11 @@ def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
     """Each has more to read than sockets hold, and exports have eight slots in all."""
     with peer_rig() as rig:
         here, there = rig.side(transport=transport), rig.side(transport=transport)
-        pages, stuck = list(range(1, 61)), []
-        there.export(1, 1)  # its process is there
-        for number in range(6):
-            key = bytes([number + 1]) * 32
+        pages, keys = list(range(1, 61)), [bytes([number + 1]) * 32 for number in range(6)]
+        for number, key in enumerate(keys):
             here.export(number, *pages, key=key)
-            stuck.append(still(here, transport, key, len(pages)))
+        know_of_all(rig, here, there)
+        stuck = [still(here, transport, key, len(pages)) for key in keys]
         key = b"z" * 32
         here.export(100, *PAGES, key=key)
         there.pull(100, here.sources, PAGES, TARGETS, key=key)
@@ -295,7 +300,7 @@ def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
             sock.close()
         for number in range(6):
             here.mover.end_early(number)
-        rig.until(lambda: len(here.told) == 7)
+        rig.until(lambda: len(here.told) == 8)
         rig.assert_nothing_left()
 
 
@@ -344,9 +349,9 @@ def test_a_pull_that_is_cancelled_ends_at_once_with_what_has_come(transport: str
         here, there = pulling(rig, transport)
         there.mover.end_early(1)
         assert rig.until(lambda: 1 in there.told) < 1.0
-        failed(there, 2)
-        here.mover.offer(1, 6)
         rig.until(lambda: here.sockets() == here.idle_sockets)
+        here.mover.offer(1, 6)
+        rig.go_on_for(0.2)
         failed(there, 2)
         there.pull(2, here.sources, PAGES, TARGETS)
         rig.until(lambda: 2 in there.told and 1 in here.told)
@@ -388,8 +393,8 @@ def test_a_new_run_of_the_puller_lets_its_pulls_go(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
         there.mover.cancel()
-        here.mover.offer(1, 6)
         rig.until(lambda: here.sockets() == here.idle_sockets)
+        here.mover.offer(1, 6)
         rig.go_on_for(0.2)
         assert there.told == here.told == {} and there.pool.pages[TARGETS[2]] == EMPTY
         here.mover.end_early(1)
