@@ -6,12 +6,9 @@ from __future__ import annotations
 import pytest
 
 from quire_common.credit import RankAddress
+from tests.fakes.peer_pulls import EACH, PAGES, TARGETS
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay
-
-EACH = pytest.mark.parametrize("transport", ["shm", "tcp"])
-PAGES = [1, 2, 3, 4, 5, 6]
-TARGETS = [31, 32, 33, 34, 35, 36]
 
 
 def both(rig: PeerRig, transport: str = "auto", slots: int = 16) -> tuple[PeerSide, PeerSide]:

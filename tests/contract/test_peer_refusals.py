@@ -1,0 +1,187 @@
+"""Who may have pages of another worker: frames, keys, leases and connections that are not as they should be."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from quire_common.columns import pack_i32
+from quire_common.kv_data.connection import DataConnection
+from quire_common.kv_data.frame import Head, Kind
+from quire_common.kv_data.lease_key import NO_KEY, handle_of
+from tests.fakes.peer_pulls import (
+    EACH,
+    LATE_S,
+    PAGES,
+    TARGETS,
+    a_relay,
+    address_of,
+    failed,
+    know_of_all,
+    through,
+)
+from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
+
+
+@pytest.mark.parametrize("mode", ["flip", "garbage"])
+def test_frames_that_were_changed_on_the_way_are_no_pages(mode: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        with a_relay(here, mode) as relay:
+            here.export(1, *PAGES)
+            there.pull(1, through(relay), PAGES, TARGETS)
+            rig.until(lambda: 1 in there.told)
+            failed(there, 0)
+            relay.mode = "pass"
+            there.pull(2, through(relay), PAGES, TARGETS)
+            rig.until(lambda: 2 in there.told and 1 in here.told)
+            assert there.told[2].ok and here.told[1].ok
+        rig.assert_nothing_left()
+
+
+@EACH
+def test_a_key_that_is_not_the_leases_opens_nothing(transport: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        here.export(1, *PAGES)
+        there.pull(1, here.sources, PAGES, TARGETS, key=b"x" * 32)
+        there.pull(2, here.sources, PAGES, TARGETS, key=NO_KEY)
+        rig.until(lambda: len(there.told) == 2)
+        failed(there, 0)
+        assert here.told == {}
+        there.pull(3, here.sources, PAGES, TARGETS)
+        rig.until(lambda: 3 in there.told and 1 in here.told)
+        assert there.told[3].ok and here.told[1].ok
+        rig.assert_nothing_left()
+
+
+def test_a_frame_with_the_leases_name_and_without_its_key_ends_the_connection() -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        here.export(1, *PAGES)
+        know_of_all(rig, here, there)
+        host, port = address_of(here, "tcp").descriptor.decode().split(":")
+        for kind in (Kind.GET, Kind.DONE, Kind.PAGE):
+            connection = DataConnection(socket.create_connection((host, int(port))), 30)
+            connection.enter()
+            connection.send(Head(kind, handle_of(KEY)), connection.client_seals(b"x" * 32))
+            assert connection.receive() is None
+            connection.close()
+        assert 1 not in here.told
+
+
+def test_pages_that_the_export_has_not_are_refused() -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        here.export(1, *PAGES)
+        know_of_all(rig, here, there)
+        host, port = address_of(here, "tcp").descriptor.decode().split(":")
+        for asked in ([6], [-1], [0, 0], [2**31 - 1]):
+            connection = DataConnection(socket.create_connection((host, int(port))), 30)
+            connection.enter()
+            seals, payload = connection.client_seals(KEY), pack_i32(asked)
+            connection.send(Head(Kind.GET, handle_of(KEY), length=len(payload)), seals, payload)
+            arrived = connection.receive()
+            assert arrived is not None and connection.admit(arrived, seals).kind is Kind.REFUSED
+            connection.close()
+
+
+@EACH
+def test_a_lease_that_comes_to_be_known_a_little_later_is_waited_for(transport: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        know_of_all(rig, here, there)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.go_on_for(0.3)
+        here.export(1, *PAGES)
+        rig.until(lambda: 1 in there.told)
+        assert there.told[1].ok
+
+
+@EACH
+def test_a_lease_that_has_ended_is_refused_at_once(transport: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        here.export(1, *PAGES)
+        there.pull(2, here.sources, PAGES, TARGETS)
+        rig.until(lambda: 2 in there.told and 1 in here.told)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        assert rig.until(lambda: 1 in there.told) < 1.0
+        failed(there, 0)
+
+
+@EACH
+def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
+    """Each has more to read than sockets hold, and exports have eight slots in all."""
+    with peer_rig() as rig:
+        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        pages, keys = list(range(1, 61)), [bytes([number + 1]) * 32 for number in range(6)]
+        for number, key in enumerate(keys):
+            here.export(number, *pages, key=key)
+        know_of_all(rig, here, there)
+        stuck = [still(here, transport, key, len(pages)) for key in keys]
+        key = b"z" * 32
+        here.export(100, *PAGES, key=key)
+        there.pull(100, here.sources, PAGES, TARGETS, key=key)
+        assert rig.until(lambda: 100 in there.told) < LATE_S
+        assert there.told[100].ok
+        rig.until(lambda: here.sockets() == here.idle_sockets)  # they were let go
+        for sock in stuck:
+            sock.close()
+        for number in range(6):
+            here.mover.end_early(number)
+        rig.until(lambda: len(here.told) == 8)
+        rig.assert_nothing_left()
+
+
+def still(side: PeerSide, transport: str, key: bytes, pages: int) -> socket.socket:
+    """A peer that asks for pages, and then does nothing more."""
+    told = address_of(side, transport).descriptor.decode()
+    if transport == "tcp":
+        host, _, port = told.rpartition(":")
+        sock = socket.create_connection((host, int(port)))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    else:
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect("\0" + told.partition("/")[2])
+    connection = DataConnection(sock, 30)
+    connection.enter()
+    payload = pack_i32(range(pages))
+    head = Head(Kind.GET, handle_of(key), length=len(payload))
+    connection.send(head, connection.client_seals(key), payload)
+    return sock
+
+
+@EACH
+def test_strangers_who_say_nothing_are_let_go(transport: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        here.export(1, *PAGES)
+        told = address_of(here, "tcp").descriptor.decode() if transport == "tcp" else ""
+        name = "" if transport == "tcp" else address_of(here, "shm").descriptor.decode().partition("/")[2]
+        strangers = []
+        for _ in range(300):  # more than it takes
+            sock = socket.socket(socket.AF_INET if transport == "tcp" else socket.AF_UNIX)
+            sock.connect(("127.0.0.1", int(told.rpartition(":")[2])) if transport == "tcp" else "\0" + name)
+            strangers.append(sock)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: 1 in there.told)
+        assert there.told[1].ok
+        rig.until(lambda: here.sockets() == here.idle_sockets)
+        for sock in strangers:
+            sock.close()
+        rig.assert_nothing_left()
+
+
+@EACH
+def test_a_page_that_is_not_what_it_is_called_ends_the_pull(transport: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        here.export(1, *PAGES)
+        there.pull(1, here.sources, [1, 2, 13, 4, 5, 6], TARGETS)  # whoever asks knows better what the third is
+        rig.until(lambda: 1 in there.told)
+        failed(there, 2)
+        here.mover.end_early(1)
+        rig.until(lambda: 1 in here.told)
+        rig.assert_nothing_left()

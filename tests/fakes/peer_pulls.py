@@ -1,0 +1,53 @@
+"""What tests of two workers that exchange pages share: one pulls six pages from the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire_common.credit import RankAddress
+from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content
+from tests.tcp_relay import TcpRelay
+
+EACH = pytest.mark.parametrize("transport", ["shm", "tcp"])
+PAGES = [1, 2, 3, 4, 5, 6]
+TARGETS = [31, 32, 33, 34, 35, 36]
+# A stopped peer is noticed after two seconds; a loaded machine is late with everything.
+NOTICED_S = 2.0
+LATE_S = 8.0
+
+
+def pulling(rig: PeerRig, transport: str = "auto", came: int = 2) -> tuple[PeerSide, PeerSide]:
+    """One pulls from the other, and waits for what is not filled yet."""
+    here, there = rig.side(transport=transport), rig.side(transport=transport)
+    here.export(1, *PAGES, offered=came)
+    there.pull(1, here.sources, PAGES, TARGETS)
+    arrived = TARGETS[came - 1] if came else 0
+    rig.until(lambda: there.pool.pages[arrived] != EMPTY)
+    return here, there
+
+
+def failed(side: PeerSide, pages: int) -> None:
+    """The side's first move has failed with so many pages, and there is nothing of the others."""
+    assert (side.told[1].ok, side.came(1)) == (False, pages)
+    for place, target in enumerate(TARGETS):
+        assert side.pool.pages[target] == (content(PAGES[place]) if place < pages else EMPTY)
+
+
+def know_of_all(rig: PeerRig, here: PeerSide, there: PeerSide) -> None:
+    """Both processes are there, and the one knows of all that was exported before this."""
+    here.export(900, 7, key=b"e" * 32)
+    there.pull(900, here.sources, [7], [57], key=b"e" * 32)
+    rig.until(lambda: 900 in here.told and 900 in there.told)
+
+
+def address_of(side: PeerSide, transport: str) -> RankAddress:
+    return next(address for address in side.sources if address.transport == transport)
+
+
+def through(relay: TcpRelay) -> tuple[RankAddress, ...]:
+    return (RankAddress(0, "tcp", f"127.0.0.1:{relay.port}".encode()),)
+
+
+def a_relay(side: PeerSide, mode: str) -> TcpRelay:
+    port = int(address_of(side, "tcp").descriptor.rpartition(b":")[2])
+    return TcpRelay(("127.0.0.1", port), mode)
