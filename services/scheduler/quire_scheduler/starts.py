@@ -90,13 +90,15 @@ class Starts:
         where it waits for them, and all others with it."""
         replica = self._replica
         hit, pages = replica.cache.match(request), replica.pulls.pages(request)
+        # What another is still filling is pulled, not waited for.
+        ready = [table[: hit.ready] for table in hit.tables]
         if not replica.pulls.has_share(pages):
             replica.waiting.stand_aside(request)
-        elif pages <= self._left(hit.pages, replica.pools.free_beside(hit.tables)):
+        elif pages <= self._left(hit.ready, replica.pools.free_beside(ready)):
             replica.pulls.take(request, hit, now)
             replica.holdings.moved_on()
         else:
-            self._stuck(pages - hit.pages, request, now)
+            self._stuck(pages - hit.ready, request, now)
             return False
         return True
 

@@ -96,3 +96,15 @@ def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while() -
     assert prefill.core.stats.transfers["failed"] >= 1
     prefill.core.abort_session(0, prefill.now)
     prefill.run()
+
+
+def test_what_another_is_still_filling_is_pulled_and_must_be_free() -> None:
+    prefill, decode = split_sides(SchedulerConfig(max_num_batched_tokens=2), num_pages=8)
+    ticket, token = prefilled(prefill)
+    decode.submit(9, a_sequence(14, 2))
+    decode.submit(1, a_sequence(14, 8), transfer=DECODE)
+    decode.hand_over(1, token, ticket=ticket)
+    decode.step_until(lambda: (0, 1) in decode.pulled)
+    decode.run()
+    assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0][1:]
+    assert decode.tokens[0, 9] == undisturbed(a_sequence(14, 2))[0]
