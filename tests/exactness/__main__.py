@@ -1,4 +1,4 @@
-"""Serve scenarios by their numbers: python -m tests.exactness [warm] paced|cpu|demo FIRST [LAST]"""
+"""Serve scenarios by their numbers: python -m tests.exactness [warm|pd] paced|cpu|demo FIRST [LAST]"""
 
 from __future__ import annotations
 
@@ -6,22 +6,29 @@ import sys
 import time
 
 from tests.exactness.events import table
-from tests.exactness.hunt import run_scenarios
+from tests.exactness.hunt import run_plainly, run_scenarios
 from tests.exactness.judge import judge
+from tests.exactness.pd_judge import judge_pd
+from tests.exactness.pd_scenario import make_pd_scenario
+from tests.exactness.pd_subjects import PdSubjects
 from tests.exactness.scenario import make_scenario
 from tests.exactness.subjects import make_subject
 from tests.exactness.warm_judge import judge_warm
 from tests.exactness.warm_scenario import make_warm_scenario
 
 
-def main(kind: str, first: str, last: str = "", *, warm: bool) -> None:
+def main(kind: str, first: str, last: str = "", *, about: str = "") -> None:
     began, seeds = time.monotonic(), range(int(first), int(last or first) + 1)
-    asked = (make_warm_scenario, judge_warm) if warm else (make_scenario, judge)
-    events = run_scenarios(make_subject(kind), seeds, *asked)
+    if about == "pd":
+        events = run_plainly(PdSubjects(kind), seeds, make_pd_scenario, judge_pd)
+    else:
+        asked = (make_warm_scenario, judge_warm) if about else (make_scenario, judge)
+        events = run_scenarios(make_subject(kind), seeds, *asked)
     print(f"{events['scenarios']} scenarios on the {kind} engine in {time.monotonic() - began:.1f} s")
     print(table(events))
 
 
 if __name__ == "__main__":
     arguments = sys.argv[1:]
-    main(*[each for each in arguments if each != "warm"], warm="warm" in arguments)
+    about = arguments.pop(0) if arguments[:1] in (["warm"], ["pd"]) else ""
+    main(*arguments, about=about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from tests.exactness.events import Events
 from tests.exactness.judge import Wrong, judge, judge_alone
@@ -15,9 +15,20 @@ from tests.exactness.virtual_kvstore import StoreWeather
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from _typeshed import DataclassInstance
+
     from tests.exactness.scenario import Scale, Scenario
     from tests.exactness.subject import Subject
 
+    class Scaled(Protocol):
+        """What scenarios are made for."""
+
+        @property
+        def scale(self) -> Scale:
+            """Its sizes."""
+
+    S = TypeVar("S", bound=Scaled)
+    C = TypeVar("C", bound=DataclassInstance)
     Make = Callable[[int, Scale], Scenario]
     Judge = Callable[[Subject, Scenario], Events]
 
@@ -39,13 +50,28 @@ def run_scenarios(subject: Subject, seeds: Iterable[int], make: Make = make_scen
     return events
 
 
+def run_plainly(
+    subject: S, seeds: Iterable[int], make: Callable[[int, Scale], C], judge: Callable[[S, C], Events]
+) -> Events:
+    """What happened in all of them; raises the first Wrong as it is."""
+    events = Events()
+    for seed in seeds:
+        events.update(judge(subject, make(seed, subject.scale)))
+        events["scenarios"] += 1
+    return events
+
+
 def first_wrong(
-    subject: Subject, seeds: Iterable[int], make: Make = make_scenario, judge: Judge = judge_alone, **weather: object
+    subject: S,
+    seeds: Iterable[int],
+    make: Callable[[int, Scale], C] = make_scenario,  # type: ignore[assignment]  # the usual kind
+    judge: Callable[[S, C], Events] = judge_alone,  # type: ignore[assignment]  # the usual kind
+    **weather: object,
 ) -> tuple[int, Wrong] | None:
     """The first scenario that goes wrong free-running, if any does. `weather`: what all of them have in common."""
     for seed in seeds:
         try:
-            judge(subject, replace(make(seed, subject.scale), **weather))  # type: ignore[arg-type]  # names fields of Scenario
+            judge(subject, replace(make(seed, subject.scale), **weather))
         except Wrong as wrong:
             return seed, wrong
     return None

@@ -117,7 +117,9 @@ class VirtualReplica:
         self._core = Scheduler(self._config, hello, kvstore=self._scenario.kvstore)
         # So narrow that short answers fill it too.
         self._core._replica.slots.tokens = TokenMatrix(spec.num_slots, self._scenario.token_width)
-        grants = DelayLine(self.time, self._rng, self._scenario.grant_us, lambda g: self._worker.granted(run, g))
+        grants: DelayLine[bytes] = DelayLine(
+            self.time, self._rng, self._scenario.grant_us, lambda frame: self._worker.granted(run, frame)
+        )
         reports = DelayLine(self.time, self._rng, self._scenario.report_us, self._reported)
         self._grants = grants
         self._worker.attached(reports.send)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import numpy as np
 
+T = TypeVar("T")
 # The virtual epoch, in Unix seconds: what the scheduler is told starts here.
 BEGIN_S = 1_000_000.0
 
@@ -51,11 +52,11 @@ class VirtualTime:
             what()
 
 
-class DelayLine:
-    """Bytes in order, each `least` to `most` microseconds late: what TCP makes of a jittery network."""
+class DelayLine(Generic[T]):
+    """Frames in order, each `least` to `most` microseconds late: what TCP makes of a jittery network."""
 
     def __init__(
-        self, time: VirtualTime, rng: np.random.Generator, delay_us: tuple[int, int], deliver: Callable[[bytes], None]
+        self, time: VirtualTime, rng: np.random.Generator, delay_us: tuple[int, int], deliver: Callable[[T], None]
     ) -> None:
         self._time = time
         self._rng = rng
@@ -63,7 +64,7 @@ class DelayLine:
         self._deliver = deliver
         self._last_us = 0
 
-    def send(self, frame: bytes) -> None:
+    def send(self, frame: T) -> None:
         """It arrives after all that was sent before."""
         least, most = self._delay_us
         self._last_us = max(self._last_us, self._time.now_us + int(self._rng.integers(least, most + 1)))

@@ -1,0 +1,72 @@
+"""Prefill at one replica and decode at another is one replica that does both, token for token: greedy and seeded, with
+pages that come late, in part or wrong, leases that end, workers that are lost, and clients that leave.
+
+`make test` serves some scenarios, `make exactness` 500 requests on the CPU engine and thousands on the paced runner;
+`python -m tests.exactness pd paced 17` one.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.exactness.events import require_events, table
+from tests.exactness.hunt import first_wrong, run_plainly
+from tests.exactness.mutations import Mutation
+from tests.exactness.pd_judge import judge_pd
+from tests.exactness.pd_mutations import PD_MUTATIONS
+from tests.exactness.pd_scenario import make_pd_scenario
+from tests.exactness.pd_subjects import PdSubjects
+
+QUICK = {"paced": 15, "cpu": 3}
+FULL = {"paced": 500, "cpu": 150, "demo": 10}
+# Requests of the CPU engine that `make exactness` serves at least.
+REQUESTS = 500
+# Scenarios that a broken rule may survive at most.
+MOST = 100
+# Of which every hundred scenarios must have seen this many, or they have lost their bite.
+LEAST = {
+    "aborted": 60,
+    "decode workers lost": 30,
+    "ended by a stop id": 80,
+    "ended by length": 300,
+    "pages pulled": 1000,
+    "pages refused": 10,
+    "prefill workers lost": 30,
+    "prefilled for others": 400,
+    "pulled in part": 80,
+    "pulled whole": 200,
+    "pulls ahead of prefill": 400,
+    "pulls broken off": 10,
+    "pulls of nothing": 40,
+    "requests": 600,
+}
+
+
+def serve(kind: str, count: int) -> int:
+    events = run_plainly(PdSubjects(kind), range(count), make_pd_scenario, judge_pd)
+    print(f"\n{count} scenarios of prefill and decode apart on the {kind} engine\n{table(events)}")
+    # A model's scenarios are too few to have seen everything.
+    if kind == "paced":
+        require_events(events, {name: least * count // 100 for name, least in LEAST.items()})
+    return events["requests"]
+
+
+@pytest.mark.parametrize("kind", QUICK)
+def test_apart_is_together(kind: str) -> None:
+    serve(kind, QUICK[kind])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", FULL)
+def test_apart_is_together_at_length(kind: str) -> None:
+    requests = serve(kind, FULL[kind])
+    assert kind != "cpu" or requests >= REQUESTS
+
+
+@pytest.mark.parametrize("mutation", PD_MUTATIONS, ids=lambda mutation: mutation.name)
+def test_a_broken_rule_of_handovers_is_found(mutation: Mutation, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutation.break_rule(monkeypatch)
+    found = first_wrong(PdSubjects("paced"), range(MOST), make_pd_scenario, judge_pd, **mutation.weather)
+    assert found is not None, f"{MOST} scenarios went well though a rule was broken: {mutation.name}"
+    seed, wrong = found
+    print(f"\n{mutation.name}: found by scenario {seed}: {str(wrong)[:200]}")
