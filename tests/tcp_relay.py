@@ -18,13 +18,13 @@ class TcpRelay:
     comes `delay_s` later. `garbage`: answers are noise. `flip`: one byte of each piece of an answer is another one.
     Changes hold at once, for connections that are open too."""
 
-    def __init__(self, target: tuple[str, int], mode: str = "pass", host: str = "127.0.0.1") -> None:
+    def __init__(self, target: tuple[str, int], mode: str = "pass", host: str = "127.0.0.1", port: int = 0) -> None:
         self.mode = mode
         self.delay_s = 0.5
         # Pieces that something was done to.
         self.harmed = 0
         self.target = target
-        self._listener = socket.create_server((host, 0))
+        self._listener = socket.create_server((host, port))
         self.port = int(self._listener.getsockname()[1])
         self._ended = threading.Event()
         self._sockets: list[socket.socket] = []
@@ -69,6 +69,7 @@ class TcpRelay:
         with contextlib.suppress(OSError):
             while data := source.recv(_CHUNK_BYTES):
                 if self.mode == "silent":
+                    self.harmed += 1
                     continue
                 sink.sendall(self._harm(data) if answers else data)
             sink.shutdown(socket.SHUT_WR)

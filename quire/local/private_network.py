@@ -20,6 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -51,8 +52,10 @@ class PrivateNetwork:
         try:
             self._descriptors = {name: _new_namespace() for name in names}
             subnet = self._free_subnet()
+            # This process's own.
+            self.gateway = f"{subnet}.1"
             self.hosts = {name: f"{subnet}.{number}" for number, name in enumerate(names, 2)}
-            self._build(subnet)
+            self._build()
         except BaseException:
             self.close()
             raise
@@ -77,6 +80,10 @@ class PrivateNetwork:
         """Run a command in the switch's namespace, through which all passes; returns what it says."""
         return self._run(self._tools["nsenter"], f"--net={self._path(self._switch)}", "--", *command, text=text)
 
+    def is_there(self) -> bool:
+        """Whether anything of it can be seen in the system."""
+        return Path(f"/sys/class/net/{self._uplink}").exists()
+
     def close(self) -> None:
         """Let go of it. Processes inside keep theirs until they end."""
         if self._switch >= 0:
@@ -85,7 +92,7 @@ class PrivateNetwork:
                 os.close(descriptor)
             self._switch = -1
 
-    def _build(self, subnet: str) -> None:
+    def _build(self) -> None:
         here = f"/proc/{os.getpid()}/ns/net"
         lines = ["link set lo up", "link add br0 type bridge", "link set br0 up"]
         lines += [f"link add up0 type veth peer name {self._uplink} netns {here}", "link set up0 master br0 up"]
@@ -97,7 +104,7 @@ class PrivateNetwork:
         for name, host in self.hosts.items():
             inside = f"link set lo up\naddress add {host}/24 dev eth0\nlink set eth0 up"
             self._run(*self.prefix(name), self._tools["ip"], "-batch", "-", text=inside)
-        outside = f"address add {subnet}.1/24 dev {self._uplink}\nlink set {self._uplink} up"
+        outside = f"address add {self.gateway}/24 dev {self._uplink}\nlink set {self._uplink} up"
         self._run(self._tools["ip"], "-batch", "-", text=outside)
 
     def _free_subnet(self) -> str:

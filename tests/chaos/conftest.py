@@ -17,7 +17,8 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def seed() -> int:
-    """QUIRE_CHAOS_SEED, or another one each time; printed, since it is what a failure is run again with."""
-    chosen = int(os.environ.get("QUIRE_CHAOS_SEED") or int.from_bytes(os.urandom(3)))
-    print(f"\nQUIRE_CHAOS_SEED={chosen}")
+    """CHAOS_SEED or QUIRE_CHAOS_SEED, or another each time; printed, since it is what a failure is run again with."""
+    said = os.environ.get("CHAOS_SEED") or os.environ.get("QUIRE_CHAOS_SEED")
+    chosen = int(said or int.from_bytes(os.urandom(3)))
+    print(f"\nCHAOS_SEED={chosen}")
     return chosen

@@ -79,6 +79,16 @@ def make_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
     return scripts
 
 
+def make_long_scripts(count: int, seed: int, least: int, most: int) -> list[Script]:
+    """Prompts of some hundred tokens to a thousand, each its own from the first word on."""
+    rng = random.Random(seed)
+    scripts = []
+    for script in make_scripts(count, seed, least, most):
+        prompt = f"ACT {script.number}.\n" + "".join(rng.choices(LINES, k=rng.randint(12, 40)))
+        scripts.append(replace(script, prompt=prompt))
+    return scripts
+
+
 def make_conversations(users: int, turns: int, seed: int, least: int, most: int) -> list[Script]:
     """Turns of users, each with all that its user said before; some users begin with the same long text. n of some."""
     rng = random.Random(seed)
