@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import pytest
@@ -100,10 +100,16 @@ async def scheduler_of(worker: FakeWorkerService, *, ready: bool = True, **flags
         await service.close()
 
 
+class Reached(Protocol):
+    """A scheduler service somewhere."""
+
+    stub: Any
+
+
 class Router:
     """One Session stream, collected."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Reached) -> None:
         self._call = stack.stub.Session()
         self.tokens: dict[int, list[int]] = {}
         self.finish: dict[int, int] = {}
