@@ -155,6 +155,10 @@ class TieredStore(VirtualStore):
                 framed += part
             yield index, self._spoiled(framed, "get")
 
+    def check(self, lease: bytes, index: int, context: object) -> bool:
+        """See KvClient."""
+        return self._store.check(lease, index)
+
     def _run(self, lookup: Lookup) -> PageRun:
         return PageRun(self._kept.namespace, 0, lookup.hashes)
 
