@@ -59,6 +59,9 @@ class RouterConfig(ServiceConfig):
         at_least=0,
     )
     pd_between_both: bool = option(False, "let replicas of the role `both` prefill for others too")
+    pd_by_rates: bool = option(
+        True, "weigh both ways by what was measured; off: --pd-threshold-tokens alone decides, as in other engines"
+    )
     kv_transfer_lease_s: float = option(
         60.0,
         "how long the pages of a kv_transfer_params prefill wait for their decode request",

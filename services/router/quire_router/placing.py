@@ -71,4 +71,5 @@ def _split(config: RouterConfig) -> SplitOptions:
         interference=config.pd_interference,
         load_cost=config.placement_load_cost,
         whole_too=config.pd_between_both,
+        by_rates=config.pd_by_rates,
     )

@@ -112,6 +112,11 @@ def test_a_faster_engine_is_worth_the_way_and_a_slow_way_is_worth_nothing() -> N
     assert rated(1.1, prefill=2000.0).sides(long) == (None, 1)
 
 
+def test_by_tokens_alone_where_rates_are_not_asked() -> None:
+    assert rated(0.5, by_rates=False).sides(sequence(1000)) == (0, 1)
+    assert rated(0.5, by_rates=False).sides(sequence(99)) == (None, 1)
+
+
 def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is_not_computed() -> None:
     long = sequence(1000)
     found = rated(0.9)

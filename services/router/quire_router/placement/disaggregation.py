@@ -26,13 +26,14 @@ class SplitOptions:
     """`least_tokens`: fewer that no cache has are never worth the way. `threshold_tokens`: from so many on it is taken,
     while nothing is measured. `interference`: what a second of prefill costs each sequence that decodes beside it, in
     seconds of the request's own. `load_cost`: as in PrefillWork. `whole_too`: replicas that run whole requests may
-    prefill for others."""
+    prefill for others. Without `by_rates` the number of tokens decides always."""
 
     least_tokens: int = 256
     threshold_tokens: int = 2048
     interference: float = 0.1
     load_cost: float = 0.5
     whole_too: bool = False
+    by_rates: bool = True
 
 
 class Sides(NamedTuple):
@@ -75,7 +76,7 @@ class Disaggregation:
 
     def _pays(self, wish: Wish, whole: int, prefill: int, decode: int) -> bool:
         table = self._table
-        if not table.rate(prefill) or not table.pulls(decode):
+        if not (self._options.by_rates and table.rate(prefill) and table.pulls(decode)):
             return self._uncached(wish, whole) >= self._options.threshold_tokens
         pull_s = (wish.tokens - self._device(wish, decode)) * float(table.token_bytes[decode]) / table.pulls(decode)
         return self._prefill_s(wish, whole) > self._prefill_s(wish, prefill, pull_s)
