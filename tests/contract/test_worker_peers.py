@@ -11,38 +11,18 @@ from quire_common.credit import Budget, MoveKind, PageMove, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.pages import chain_hashes
 from quire_worker.config import WorkerConfig
+from quire_worker.mover.peers import peer_door
 from quire_worker.mover.peers.peer_door import PeerDoor
 from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import ROOMY, Told, a_start, ids
-from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_model
+from tests.fakes.engine_bench import ROOMY, a_start, ids
+from tests.fakes.worker_server import VOCAB, WorkerServer, counting_model
+from tests.fakes.worker_side import Side
 
 PROMPT = list(range(20, 34))  # three full pages of 4, and two tokens
 HANDLES = (*chain_hashes(PROMPT, 4), b"t" * 32)
 TAIL = 2
 LEASE_KEY = b"k" * 32
 A_CHUNK = Budget(1000, 1000, chunk_cap=4, partial_prefills=9, step_limit=1)
-
-
-class Side:
-    """A worker with a scheduler's hand on it."""
-
-    def __init__(self, worker: WorkerServer) -> None:
-        self.scheduler, self.told = FakeScheduler(worker.stub), Told()
-        self.hello = self.scheduler.attach()
-
-    def moved(self, move_id: int) -> tuple[int, int]:
-        while move_id not in self.told.moved:
-            self.told.add(self.scheduler.next_report())
-        return self.told.moved[move_id]
-
-    def finished(self, slot: int) -> list[int]:
-        while slot not in self.told.finish:
-            self.told.add(self.scheduler.next_report())
-        return self.told.tokens[slot]
-
-    def prefilled(self, slot: int, position: int) -> None:
-        while self.told.prefill.get(slot, 0) < position:
-            self.told.add(self.scheduler.next_report())
 
 
 def a_worker(runner: CountingRunner | None = None, **options: str) -> WorkerServer:
@@ -65,7 +45,7 @@ def pull(move_id: int, source: tuple[RankAddress, ...], *pages: int, first: int 
 def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: str) -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker(peer_transport=transport) as prefills, a_worker(runner, peer_transport=transport) as decodes:
-        here, there = Side(prefills), Side(decodes)
+        here, there = Side(prefills.stub), Side(decodes.stub)
         here.scheduler.grant(
             start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], move=[export(1, 1, 2, 3, 4)], budget=A_CHUNK
         )
@@ -118,7 +98,7 @@ def says(count: int) -> list[int]:
 def test_a_pull_is_cancelled_by_a_grant() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
-        here, there = Side(prefills), Side(decodes)
+        here, there = Side(prefills.stub), Side(decodes.stub)
         half_way(here, there)
         arrived(runner, 11, PROMPT[:4])
         there.scheduler.grant(cancel_move=np.array([1, 2], np.int64))
@@ -131,7 +111,7 @@ def test_a_pull_is_cancelled_by_a_grant() -> None:
 def test_an_export_is_cancelled_by_a_grant_and_its_pages_are_of_use_again() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
-        here, there = Side(prefills), Side(decodes)
+        here, there = Side(prefills.stub), Side(decodes.stub)
         half_way(here, there)
         arrived(runner, 11, PROMPT[:4])
         here.scheduler.grant(stop_slot=ids(0), stop_keep_pages=ids(0), cancel_move=np.array([1], np.int64))
@@ -144,10 +124,10 @@ def test_an_export_is_cancelled_by_a_grant_and_its_pages_are_of_use_again() -> N
 def test_a_scheduler_that_takes_the_exporter_over_is_no_source_of_what_the_last_one_promised() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
-        here, there = Side(prefills), Side(decodes)
+        here, there = Side(prefills.stub), Side(decodes.stub)
         half_way(here, there)
         arrived(runner, 11, PROMPT[:4])
-        newer = Side(prefills)
+        newer = Side(prefills.stub)
         newer.scheduler.grant(start=[a_start(0, [5] * 14, [1, 2, 3, 4], max_tokens=1)], budget=ROOMY)
         newer.finished(0)
         assert there.moved(1) == (1, 1)
@@ -160,7 +140,7 @@ def test_a_scheduler_that_takes_the_exporter_over_is_no_source_of_what_the_last_
 def test_a_worker_that_serves_nobody_says_so_and_pulls_all_the_same() -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker(peer_listen="off") as closed, a_worker() as opened:
-        here, there = Side(opened), Side(closed)
+        here, there = Side(opened.stub), Side(closed.stub)
         assert there.hello.data_address == ()
         there.scheduler.grant(move=[export(1, 1, 2, 3, 4)])
         assert there.moved(1) == (1, 0)
@@ -183,6 +163,11 @@ def test_where_others_find_the_peer_port() -> None:
             PeerDoor(WorkerConfig(peer_listen=f"127.0.0.1:{port}", peer_transport="tcp"))
         assert error.value.code == "PORT_IN_USE"
         door.close()
-    everywhere = PeerDoor(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
-    assert everywhere.addresses == ()
-    everywhere.close()
+
+
+def test_a_worker_that_listens_everywhere_names_the_address_of_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    for own, told in (("10.0.0.7", [b"10.0.0.7"]), ("", [])):
+        monkeypatch.setattr(peer_door, "own_host", lambda family, own=own: own)
+        door = PeerDoor(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
+        assert [address.descriptor.rpartition(b":")[0] for address in door.addresses] == told
+        door.close()

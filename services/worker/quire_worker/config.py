@@ -71,7 +71,7 @@ class WorkerConfig(ServiceConfig):
         "auto", "host:port where other workers pull pages; auto: a free port on the host of --listen; off: nowhere"
     )
     peer_advertise: str = option(
-        "", "host under which other workers reach --peer-listen; default: that of --advertise, or the one listened on"
+        "", "host under which other workers reach --peer-listen; default: that of --advertise, or what is listened on"
     )
     peer_transport: str = option(
         "auto",

@@ -137,6 +137,33 @@ class CountingCopier(HostCopier):
 
 
 @pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+def test_a_move_that_is_ended_early_is_told_of_once_and_takes_no_slot_along(tmp_path: Path, kind: MoveKind) -> None:
+    with MoverRig(tmp_path, slots=4) as rig:
+        rig.stored(1, 2, 3, 4)
+        rig.pool.clear(11, 12, 13, 14)
+        gate = rig.gate(kind)
+        moves = {
+            MoveKind.LOAD: (load(2, 1, 11, 12, 13, 14), load(3, 1, 15)),
+            MoveKind.STORE: (store(2, 5, 6, 7, 8), store(3, 9)),
+        }[kind]
+        assert all(rig.mover.submit(move) for move in moves)
+        gate.let_through(3)  # the engine hears of the first pages when the third finds no slot
+        for _ in range(4):
+            rig.drive(gate.await_page)
+        rig.until(lambda: kind == MoveKind.STORE or rig.pool.pages[12] == body(2))
+        for move_id in (3, 2, 2, 77):
+            rig.mover.end_early(move_id)
+        arrived = 2 if kind == MoveKind.LOAD else 0
+        results = rig.mover.finished()
+        assert [(result.id, result.ok, result.pages) for result in results] == [(3, False, 0), (2, False, arrived)]
+        gate.open()
+        # Their ids are free, and what comes late of them is not taken for what they are now.
+        assert rig.do(load(2, 1, 21, 22, 23)).ok and rig.do(store(3, *range(30, 40))).ok
+        assert rig.pool.pages[13:16] == [EMPTY, EMPTY, body(15)]
+        assert rig.pool.pages[21:24] == [body(1), body(2), body(3)]
+
+
+@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
 def test_one_call_copies_a_bounded_number_of_bytes(tmp_path: Path, kind: MoveKind) -> None:
     with MoverRig(tmp_path, slots=32, copy_bytes=2 * PAGE_BYTES, copier=CountingCopier) as rig:
         copier = rig.copier
@@ -207,6 +234,28 @@ def test_a_page_counts_when_its_copy_has_ended(tmp_path: Path) -> None:
             rig.woken.set()
         assert rig.results(1)[0].ok
         assert rig.pool.pages[11:13] == [body(1), body(2)]
+
+
+@pytest.mark.parametrize("kind", [MoveKind.LOAD, MoveKind.STORE])
+def test_a_move_that_is_ended_early_is_told_of_when_its_copies_are_over(tmp_path: Path, kind: MoveKind) -> None:
+    with MoverRig(tmp_path, slots=2, copier=LateCopier) as rig:
+        copier = rig.copier
+        assert isinstance(copier, LateCopier)
+        assert rig.mover.submit(store(1, 1))
+        rig.until(lambda: bool(copier.begun))
+        copier.drain()
+        assert rig.results(1)[0].ok
+        assert rig.mover.submit(load(2, 1, 11) if kind == MoveKind.LOAD else store(2, 2))
+        rig.until(lambda: bool(copier.begun))
+        rig.mover.end_early(2)
+        assert rig.mover.finished() == [] and not rig.mover.submit(load(2, 1, 12))
+        copier.drain()
+        (result,) = rig.mover.finished()
+        assert (result.id, result.ok, result.pages) == (2, False, 1 if kind == MoveKind.LOAD else 0)
+        assert rig.mover.submit(load(2, 1, 12))
+        rig.until(lambda: bool(copier.begun))
+        copier.drain()
+        assert rig.results(1)[0].ok
 
 
 def test_a_cancel_waits_for_copies_and_keeps_their_slots(tmp_path: Path) -> None:

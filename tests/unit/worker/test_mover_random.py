@@ -28,7 +28,7 @@ class Course:
         self.expected: dict[int, bytes] = dict.fromkeys(TARGETS, EMPTY)
         """What a target holds that no open load may write."""
         self.next_id = 1
-        self.done = {"ok": 0, "failed": 0, "cancelled": 0, "killed": 0}
+        self.done = {"ok": 0, "failed": 0, "cancelled": 0, "killed": 0, "ended early": 0}
         rig.pool.clear(*TARGETS)
         rig.stored(1)
 
@@ -37,8 +37,10 @@ class Course:
             draw = self.random.random()
             if draw < 0.5:
                 self.submit()
-            elif draw < 0.94:
+            elif draw < 0.9:
                 self.look(wait=bool(self.open) and self.random.random() < 0.5)
+            elif draw < 0.94:
+                self.end_early()
             elif draw < 0.99:
                 self.cancel()
             else:
@@ -62,6 +64,14 @@ class Course:
         elif move.kind == MoveKind.LOAD:
             self.expected |= dict.fromkeys(move.device_page.tolist(), EMPTY)
         self.next_id += 1
+
+    def end_early(self) -> None:
+        """It is told of by the next look at the latest: copies here end when they begin."""
+        for move_id in self.random.sample(sorted(self.open), min(len(self.open), 1)):
+            self.rig.mover.end_early(move_id)
+            self.done["ended early"] += 1
+            self.look(wait=False)
+            assert move_id not in self.open
 
     def look(self, wait: bool) -> None:
         results = self.rig.mover.finished()

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 AUTO, OFF = "auto", "off"
 _ANY_HOST = ("0.0.0.0", "::")
+# Of networks for documentation: nobody's.
+_ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
 # All pulls of another worker may begin at once.
 _BACKLOG = 256
 
@@ -88,12 +90,22 @@ class PeerDoor:
                 param="peer_listen",
             ) from error
         self._sockets["--tcp"] = listener
-        told = config.peer_advertise or _host_of(config.advertise) or host
-        if told in _ANY_HOST:
-            log.warning("no other host can pull pages: peers cannot dial every address of this one", host=told)
+        told = config.peer_advertise or _host_of(config.advertise) or (own_host(family) if host in _ANY_HOST else host)
+        if not told or told in _ANY_HOST:
+            log.warning("no other host can pull pages: --peer-advertise does not say where, and there is no route")
             return
         address = f"{told}:{listener.getsockname()[1]}"
         self.addresses += (RankAddress(0, TCP, address.encode()),)
+
+
+def own_host(family: socket.AddressFamily) -> str:
+    """The address by which this host reaches others, and they it; empty where it has no route to them."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE[family])  # nothing is sent
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])
 
 
 def _host_of(advertise: str) -> str:
