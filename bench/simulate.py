@@ -31,7 +31,7 @@ POLICIES = ("kv_aware", "least_loaded", "round_robin")
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run: times in ms."""
+    """Of one run: times in ms. `apart`: the part that was prefilled elsewhere; `second`: until its second token."""
 
     hit_rate: float
     ttft: tuple[float, float]
@@ -40,6 +40,8 @@ class Figures:
     goodput: float
     decision: tuple[float, float]
     busy: float
+    apart: float = 0.0
+    second: tuple[float, float] = (0.0, 0.0)
 
 
 def figures(outcome: Outcome) -> Figures:
@@ -57,6 +59,8 @@ def figures(outcome: Outcome) -> Figures:
         goodput=float(good.sum()) / outcome.makespan_s,
         decision=_percentiles(np.array(outcome.decisions_s) * 1e3),
         busy=outcome.busy,
+        apart=outcome.apart / len(runs),
+        second=_percentiles(np.array(outcome.seconds) * 1e3) if outcome.seconds else (0.0, 0.0),
     )
 
 
@@ -98,7 +102,7 @@ def main() -> int:
     )
     weights = Weights(cache=options.cache_weight)
     setup = Setup(replicas=options.replicas, speed=speed, bandwidth=options.bandwidth, weights=weights)
-    requests, origin = _requests(options, speed.page)
+    requests, origin = load_requests(options, speed.page)
     tokens = sum(request.input_tokens for request in requests)
     print(f"{len(requests):,} requests, {tokens / 1e6:.0f} M prompt tokens, {origin}")
     full = simulate(scaled(requests, 1.0), setup)
@@ -110,7 +114,7 @@ def main() -> int:
         return scaled(requests, len(requests) / (load * capacity * replicas))
 
     failed = []
-    results: dict[str, dict[str, Figures]] = {"policy": {}, "load": {}, "pd": {}}
+    results: dict[str, dict[str, Figures]] = {"policy": {}, "load": {}}
     arrivals = at(options.load, options.replicas)
     oracle = oracle_hits(arrivals, speed.page, options.replicas * speed.pages)
     title = f"{options.replicas} replicas, {options.load:.0%} of capacity"
@@ -128,14 +132,6 @@ def main() -> int:
             found = figures(simulate(at(load, options.replicas), replace(setup, policy=policy)))
             results["load"][f"{policy} {load}"] = found
             print(row(policy, found, oracle), flush=True)
-        print()
-    if options.ratios:
-        print(HEAD.format("prefill : decode") + "\n" + RULE)
-        for ratio in options.ratios:
-            prefill = int(ratio.split(":")[0])
-            split = replace(setup, prefill=prefill, decode=options.replicas - prefill)
-            results["pd"][ratio] = figures(simulate(arrivals, split))
-            print(row(ratio, results["pd"][ratio], oracle), flush=True)
         print()
     if options.fleets:
         print(HEAD.format("kv_aware, replicas") + "\n" + RULE)
@@ -167,29 +163,34 @@ def _missed(found: dict[str, Figures], oracle: float) -> list[str]:
     return missed
 
 
-def _requests(options: argparse.Namespace, page: int) -> tuple[list[TraceRequest], str]:
+def load_requests(options: argparse.Namespace, page: int) -> tuple[list[TraceRequest], str]:
+    """The trace that the options name, and where it is from."""
     path = options.trace or os.environ.get("QUIRE_TRACE", "")
     if path and Path(path).is_file():
         return load_trace(Path(path), page, options.requests), f"from {Path(path).name}"
     return make_trace(options.requests or 12_000, page), "made up in the shape of a chat service's"
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    """What to replay, on what."""
     parser.add_argument("--trace", default="", help="Mooncake's JSONL; default: QUIRE_TRACE, else a made-up one")
     parser.add_argument("--requests", type=int, default=0, help="the first so many; 0: all")
     parser.add_argument("--replicas", type=int, default=16)
     parser.add_argument("--load", type=float, default=0.7, help="arrivals as a part of capacity")
-    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=tuple(PLACEMENTS))
-    parser.add_argument("--loads", nargs="*", type=float, default=[], help="other loads, for the plot of goodput")
-    parser.add_argument("--ratios", nargs="*", default=["4:12", "8:8", "12:4"], help="prefill to decode replicas")
-    parser.add_argument("--fleets", nargs="*", type=int, default=[1, 4, 100, 1000], help="numbers of replicas")
     parser.add_argument("--prefill-rate", type=float, default=Speed.prefill_tokens_per_s)
     parser.add_argument("--chunk", type=int, default=Speed.chunk)
     parser.add_argument("--cache-tokens", type=int, default=3_000_000, help="pages of each replica, in tokens")
-    parser.add_argument("--bandwidth", type=float, default=Setup.bandwidth, help="bytes per second between workers")
-    parser.add_argument("--cache-weight", type=float, default=Weights().cache)
+    parser.add_argument("--bandwidth", type=float, default=Setup.bandwidth, help="bytes per second into a decode side")
     parser.add_argument("--plots", default="", help="folder for SVG plots")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_trace_options(parser)
+    parser.add_argument("--policies", nargs="+", default=list(POLICIES), choices=tuple(PLACEMENTS))
+    parser.add_argument("--loads", nargs="*", type=float, default=[], help="other loads, for the plot of goodput")
+    parser.add_argument("--fleets", nargs="*", type=int, default=[1, 4, 100, 1000], help="numbers of replicas")
+    parser.add_argument("--cache-weight", type=float, default=Weights().cache)
     return parser.parse_args()
 
 

@@ -1,25 +1,25 @@
 """The router's placement over simulated replicas, in virtual time: the real table, directory, policies and bookkeeping.
 
-What a router hears comes as late as it does in the field: load every 200 ms, page events every 100 ms, first tokens at
-once. With separate pools a request is placed twice: where it is computed, and where it decodes once its pages are
-there; its first token is the prefill side's.
+What a router hears comes as late as it does in the field: load and rates every 200 ms, page events every 100 ms, first
+tokens at once. With roles, the router's own decision says who is prefilled elsewhere. Such a request's first token is
+the prefill side's; what its decode side has not travels while it is computed, over one link per decode side.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from bench.simulate_links import Links
 from bench.simulate_replica import Run, SimReplica, Speed
 from quire_common.credit.hello import KvGroup, ModelInfo, PageGeometry
 from quire_common.sequence import Sequence, Stop
 from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
+from quire_router.placement.disaggregation import Disaggregation, SplitOptions
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
 from quire_router.placement.registry import PAGE_AWARE, Weights, policies
@@ -33,35 +33,43 @@ if TYPE_CHECKING:
 
     from bench.simulate_trace import TraceRequest
     from quire_router.pages.page_table import Keys
+    from quire_router.placement.placer import PlacedSides
     from quire_router.placement.replica_table import PagePool, Placed, ReplicaRow
 
 _TICK_S, _LOAD_S, _EVENTS_S = 0.02, 0.2, 0.1
+# Of a replica's own means; see the scheduler's Rates.
+_HORIZON_S = 5.0
 _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """`prefill` and `decode` replicas; both 0: all `replicas` do both. `bandwidth`: bytes a second between workers."""
+    """`prefill` of the `replicas` prefill and the others decode; 0: all do both. `bandwidth`: bytes a second into a
+    decode side. `measured`: replicas tell their rates; without, the split's threshold decides."""
 
     policy: str = "kv_aware"
     replicas: int = 16
     prefill: int = 0
-    decode: int = 0
     speed: Speed = field(default_factory=Speed)
     bandwidth: float = 25e9
     token_bytes: int = 131_072
     weights: Weights = field(default_factory=Weights)
+    split: SplitOptions = field(default_factory=SplitOptions)
+    measured: bool = True
 
 
 @dataclass
 class Outcome:
-    """What became of the requests, in the order of arrival, and what decisions took (seconds of CPU)."""
+    """What became of the requests, in the order of arrival, and what decisions took (seconds of CPU). `apart`: of how
+    many the prompt was computed elsewhere; `seconds`: between their first and second token."""
 
     runs: list[Run]
     gaps: list[tuple[float, int]]
     decisions_s: list[float]
     makespan_s: float
     busy: float
+    apart: int
+    seconds: list[float]
 
 
 class _KnownWish(Wish):
@@ -81,74 +89,100 @@ class _KnownWish(Wish):
         return [self.keys]
 
 
-class _Pool:
-    """Replicas of one role, and a placer for them."""
+class _Member:
+    """A replica, its row, and what it tells of itself."""
 
-    def __init__(self, setup: Setup, count: int, policy: str, pages: int, clock: list[float], *, decodes: bool) -> None:
+    def __init__(self, replica: SimReplica, row: ReplicaRow, *, measured: bool) -> None:
+        self.replica = replica
+        self.row = row
+        self._measured = measured
+        self._tokens = self._span_s = 0.0
+        self._told = (0, 0.0)
+
+    def tell_load(self, pull_rate: float) -> None:
+        replica = self.replica
+        tokens, busy_s = replica.prefilled_tokens - self._told[0], replica.busy_s - self._told[1]
+        self._told = replica.prefilled_tokens, replica.busy_s
+        keep = max(0.0, 1.0 - busy_s / _HORIZON_S)
+        self._tokens, self._span_s = self._tokens * keep + tokens, self._span_s * keep + busy_s
+        rate = self._tokens / self._span_s if self._span_s and self._measured else 0.0
+        self.row.loaded(
+            Load(
+                "ready",
+                running=replica.running,
+                waiting=replica.queued,
+                max_num_seqs=replica.speed.rows,
+                waiting_prefill_tokens=replica.waiting_tokens,
+                prefill_tokens_per_s=rate,
+                pull_bytes_per_s=pull_rate if self._measured else 0.0,
+            )
+        )
+
+    def tell_prefill(self, run: Run) -> None:
+        if self._measured:
+            self.row.computed(run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6))
+
+    def tell_pages(self, directory: PageDirectory, holder: int) -> None:
+        # Of a page that came and went since the last frame, the last word counts.
+        stored = [key for key in self.replica.stored if self.replica.has(key)]
+        gone = [key for key in self.replica.removed if not self.replica.has(key)]
+        if stored:
+            directory.add(holder, np.array(stored, np.uint64))
+        if gone:
+            directory.remove(holder, np.array(gone, np.uint64))
+
+
+class _Fleet:
+    """All replicas, and the router's placer for them."""
+
+    def __init__(self, setup: Setup, clock: list[float]) -> None:
         self.table = ReplicaTable()
-        self.directory = PageDirectory(pages, 10.0)
+        self.directory = PageDirectory(setup.speed.pages * setup.replicas, 10.0)
         view = PrefixView(self.table, self.directory, lambda: clock[0])
-        named = policies(policy, self.table, view, setup.weights)
-        self.placer = Placer(self.table, named, view if policy in PAGE_AWARE else None)
-        self.listens = policy in PAGE_AWARE
-        group = KvGroup("full", 1, "layout", "bf16", 1, 1, 1)
+        named = policies(setup.policy, self.table, view, setup.weights)
+        self.listens = setup.policy in PAGE_AWARE
+        known = view if self.listens else None
+        split = Disaggregation(self.table, named, setup.split, known) if setup.prefill else None
+        self.placer = Placer(self.table, named, known, split)
+        page_bytes = setup.token_bytes * setup.speed.page
+        group = KvGroup("full", page_bytes, "layout", "bf16", 1, 1, 1)
         model = ModelInfo("m", "A", 1 << 20, 1 << 17, (), b"d", PageGeometry(setup.speed.page, (group,), b"n" * 32))
-        self.replicas = [SimReplica(setup.speed, decodes=decodes) for _ in range(count)]
-        self.rows: list[ReplicaRow] = []
-        for index in range(count):
+        self.links = Links(setup.replicas, setup.bandwidth, setup.token_bytes * setup.speed.page)
+        self.members: list[_Member] = []
+        for index in range(setup.replicas):
+            role = "both" if not setup.prefill else "prefill" if index < setup.prefill else "decode"
             row = self.table.add(f"replica-{index}")
-            row.show(accepts=True, model=model)
+            row.show(accepts=True, model=model, role=role)
             row.held_as(self.directory.open())
-            self.rows.append(row)
+            self.members.append(_Member(SimReplica(setup.speed), row, measured=setup.measured))
         self.hear_load()
 
-    def place(self, request: TraceRequest) -> Placed:
-        return self.placer.place(_KnownWish(request), self.table.able("m", None, 0))
+    def place(self, request: TraceRequest) -> PlacedSides:
+        return self.placer.place_sides(_KnownWish(request), self.table.able("m", None, 0))
 
     def hear_load(self) -> None:
-        for replica, row in zip(self.replicas, self.rows, strict=True):
-            row.loaded(
-                Load(
-                    "ready",
-                    running=replica.running,
-                    waiting=replica.queued,
-                    max_num_seqs=replica.speed.rows,
-                    waiting_prefill_tokens=replica.waiting_tokens,
-                )
-            )
+        for index, member in enumerate(self.members):
+            member.tell_load(self.links.rates[index])
 
     def hear_pages(self) -> None:
-        for replica, row in zip(self.replicas, self.rows, strict=True):
+        for member in self.members:
             if self.listens:
-                holder = int(self.table.holder[row.row])
-                # Of a page that came and went since the last frame, the last word counts.
-                stored = [key for key in replica.stored if replica.has(key)]
-                gone = [key for key in replica.removed if not replica.has(key)]
-                if stored:
-                    self.directory.add(holder, np.array(stored, np.uint64))
-                if gone:
-                    self.directory.remove(holder, np.array(gone, np.uint64))
-            replica.stored.clear()
-            replica.removed.clear()
+                member.tell_pages(self.directory, int(self.table.holder[member.row.row]))
+            member.replica.stored.clear()
+            member.replica.removed.clear()
 
 
 def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
     """Replay the requests until the last has ended."""
     clock = [0.0]
-    split = setup.prefill > 0
-    count = setup.prefill if split else setup.replicas
-    pages = setup.speed.pages * count
-    front = _Pool(setup, count, setup.policy, pages, clock, decodes=not split)
-    back = _Pool(setup, setup.decode, "least_loaded", 1, clock, decodes=True) if split else None
-    pools = [front, back] if back is not None else [front]
+    fleet = _Fleet(setup, clock)
+    replicas, links = [member.replica for member in fleet.members], fleet.links
     placed: dict[int, Placed] = {}
+    decoders: dict[int, int] = {}
     runs: list[Run] = []
     decisions: list[float] = []
-    moving: list[tuple[float, int, Run]] = []
     twins: dict[int, Run] = {}
-    order = itertools.count()
-    ended, at = 0, 0
-    ticks = 0
+    ended = at = ticks = apart = 0
     while ended < len(requests):
         ticks += 1
         until_s = ticks * _TICK_S
@@ -156,44 +190,49 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
             request = requests[at]
             clock[0] = request.arrival_s
             started = time.thread_time()
-            one = front.place(request)
+            decode, prefill = fleet.place(request)
             decisions.append(time.thread_time() - started)
-            run = Run(request, request.arrival_s, row=one.row)
-            placed[id(run)] = one
+            first = prefill or decode
+            run = Run(request, request.arrival_s, apart=prefill is not None)
+            placed[id(run)] = first
+            if prefill is not None and request.output_tokens > 1:
+                decoders[id(run)] = decode.row
+                apart += 1
             runs.append(run)
-            front.replicas[one.row].submit(run)
+            replicas[first.row].submit(run)
             at += 1
         clock[0] = until_s
-        while back is not None and moving and moving[0][0] <= until_s:
-            arrives_s, _, run = heapq.heappop(moving)
-            twin = Run(run.request, run.arrived_s)
-            twins[id(twin)] = run
-            back.replicas[back.place(run.request).row].join(twin, arrives_s)
-        for pool in pools:
-            for replica in pool.replicas:
-                replica.advance(until_s)
-                for run in replica.begun:
-                    placed.pop(id(run)).began()
-                for run in replica.ended:
-                    if pool is front and back is not None and run.request.output_tokens > 1:
-                        transfer_s = run.request.input_tokens * setup.token_bytes / setup.bandwidth
-                        heapq.heappush(moving, (run.done_s + transfer_s, next(order), run))
-                        continue
-                    twins.pop(id(run), run).done_s = run.done_s
-                    ended += 1
-                replica.begun.clear()
-                replica.ended.clear()
+        # Those that prefill come first: what they have done by now may arrive by now.
+        for index, member in enumerate(fleet.members):
+            for row, run, arrives_s in links.arrived(until_s) if index == setup.prefill else ():
+                twin = Run(run.request, run.arrived_s)
+                twins[id(twin)] = run
+                replicas[row].join(twin, arrives_s)
+            replica = member.replica
+            replica.advance(until_s)
+            for run in replica.begun:
+                placed.pop(id(run)).began()
+                member.tell_prefill(run)
+            for run in replica.ended:
+                if (row := decoders.pop(id(run), -1)) >= 0:
+                    missing = len(run.request.keys) - replicas[row].depth(run.request)
+                    links.send(row, run, missing)
+                    continue
+                first_run = twins.pop(id(run), run)
+                first_run.done_s, first_run.decoding_s = run.done_s, run.decoding_s
+                ended += 1
+            replica.begun.clear()
+            replica.ended.clear()
         if ticks % round(_LOAD_S / _TICK_S) == 0:
-            for pool in pools:
-                pool.hear_load()
+            fleet.hear_load()
         if ticks % round(_EVENTS_S / _TICK_S) == 0:
-            for pool in pools:
-                pool.hear_pages()
-                for _ in pool.directory.sweep():
-                    pass
-    replicas = [replica for pool in pools for replica in pool.replicas]
+            fleet.hear_pages()
+            for _ in fleet.directory.sweep():
+                pass
     for replica in replicas:
         replica.check_integrity()
     makespan_s = max(run.done_s for run in runs)
     busy = sum(replica.busy_s for replica in replicas) / len(replicas) / makespan_s
-    return Outcome(runs, [gap for replica in replicas for gap in replica.gaps], decisions, makespan_s, busy)
+    seconds = [run.decoding_s - run.first_s for run in runs if run.apart and run.request.output_tokens > 1]
+    gaps = [gap for replica in replicas for gap in replica.gaps] + [(gap_s, 1) for gap_s in seconds]
+    return Outcome(runs, gaps, decisions, makespan_s, busy, apart, seconds)

@@ -27,13 +27,11 @@ def plot(
     title: str,
     folder: str,
 ) -> None:
-    """`simulate.svg`: TTFT of every request, hit rates, and what P:D ratios and loads do, as far as they were run."""
+    """`simulate.svg`: TTFT of every request, hit rates, and what loads do, as far as they were run."""
     mpl.rcParams.update({"svg.hashsalt": "quire", "svg.fonttype": "none", "font.size": 9})
     panels = [_ttft, _hits]
     if results["load"]:
         panels.append(_loads)
-    if results["pd"]:
-        panels.append(_ratios)
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.4), layout="constrained")
     for panel, axis in zip(panels, axes, strict=True):
         panel(axis, outcomes, results, oracle)
@@ -70,13 +68,4 @@ def _loads(axis: Axes, outcomes: object, results: Mapping[str, Mapping[str, Figu
     for policy, points in lines.items():
         axis.plot(*zip(*sorted(points), strict=True), marker="o", label=policy, color=_COLOURS.get(policy))
     axis.set(xlabel="arrivals, part of capacity", ylabel="requests/s within the SLO")
-    axis.legend(frameon=False)
-
-
-def _ratios(axis: Axes, outcomes: object, results: Mapping[str, Mapping[str, Figures]], oracle: float) -> None:
-    found = {"together": results["policy"]["kv_aware"], **results["pd"]}
-    places = np.arange(len(found))
-    axis.bar(places - 0.2, [one.ttft[1] for one in found.values()], 0.4, label="TTFT p99, ms", color="#4269d0")
-    axis.bar(places + 0.2, [100 * one.itl[1] for one in found.values()], 0.4, label="ITL p99, 10 us", color="#efb118")
-    axis.set(yscale="log", xticks=places, xticklabels=list(found), xlabel="prefill : decode replicas")
     axis.legend(frameon=False)

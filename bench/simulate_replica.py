@@ -2,7 +2,8 @@
 
 A step takes `step_s`, so much per row that decodes, and so much per prompt token. Prompts are computed one after the
 other, in the order of arrival, each up to `chunk` tokens a step; a prompt's cached prefix is looked for when its turn
-comes. Pages of those who run are held, all others are kept until their room is needed.
+comes. Pages of those who run are held, all others are kept until their room is needed. A request that is prefilled
+for another replica ends with its first token; one that was prefilled elsewhere joins with its pages, which are named.
 """
 
 from __future__ import annotations
@@ -31,13 +32,16 @@ class Speed:
 
 @dataclass
 class Run:
-    """A request on its way. Times are of the virtual clock; 0: not yet."""
+    """A request on its way. Times are of the virtual clock; 0: not yet. `apart`: it decodes elsewhere."""
 
     request: TraceRequest
     arrived_s: float
+    apart: bool = False
     cached_tokens: int = 0
     left: int = -1
+    started_s: float = 0.0
     first_s: float = 0.0
+    decoding_s: float = 0.0
     done_s: float = 0.0
     ready_s: float = 0.0
     held: int = 0
@@ -45,12 +49,11 @@ class Run:
 
 
 class SimReplica:
-    """`prefills`/`decodes`: its role. `stored` and `removed` are page keys since they were taken last; `begun` are runs
-    that have their first token since then."""
+    """`stored` and `removed` are page keys since they were taken last; `begun` are runs that have their first token
+    since then. `prefilled_tokens` and `busy_s` grow."""
 
-    def __init__(self, speed: Speed, *, decodes: bool = True) -> None:
+    def __init__(self, speed: Speed) -> None:
         self.speed = speed
-        self.decodes = decodes
         self.now_s = 0.0
         self.waiting: deque[Run] = deque()
         self.begun: list[Run] = []
@@ -59,6 +62,7 @@ class SimReplica:
         self.removed: list[int] = []
         self.gaps: list[tuple[float, int]] = []
         self.busy_s = 0.0
+        self.prefilled_tokens = 0
         self.waiting_tokens = 0
         self._prefilling: Run | None = None
         self._joining: deque[Run] = deque()
@@ -86,7 +90,7 @@ class SimReplica:
         self.waiting_tokens += run.request.input_tokens
 
     def join(self, run: Run, at_s: float) -> None:
-        """A request whose pages come from elsewhere: it decodes when there is a row."""
+        """A request whose pages have come from elsewhere at a time: it decodes when there is a row."""
         run.ready_s = at_s
         self._joining.append(run)
 
@@ -114,6 +118,7 @@ class SimReplica:
                 step_s += chunk / speed.prefill_tokens_per_s
                 run.left -= chunk
                 self.waiting_tokens -= chunk
+                self.prefilled_tokens += chunk
             self.now_s += steps * step_s
             self.busy_s += steps * step_s
             self._steps += steps
@@ -131,39 +136,55 @@ class SimReplica:
 
     def _admit(self) -> None:
         while self._joining and self._joining[0].ready_s <= self.now_s and len(self._decoding) < self.speed.rows:
-            needed = self._pages_for(self._joining[0])
-            if not self._make_room(needed):
+            run = self._joining[0]
+            hits = self._hits(run, len(run.request.keys))
+            if not self._take(run, hits):
                 break
-            run = self._joining.popleft()
-            run.held = needed
-            self._free -= needed
+            self._joining.popleft()
+            run.cached_tokens, run.left = len(hits) * self.speed.page, 0
+            self._name(run)
             self._decode(run)
         if self._prefilling is not None or not self.waiting or self.running >= self.speed.rows:
             return
         run = self.waiting[0]
         if run.ready_s > self.now_s:
             return
-        hits = []
-        for key in run.request.keys[: (run.request.input_tokens - 1) // self.speed.page].tolist():
-            if not self.has(key):
-                break
-            hits.append(key)
-        needed = self._pages_for(run) - len(hits)
-        if self._free + len(self._idle) - sum(key in self._idle for key in hits) < needed:
+        hits = self._hits(run, (run.request.input_tokens - 1) // self.speed.page)
+        if not self._take(run, hits):
             return
         self.waiting.popleft()
-        for key in hits:
-            self._hold(key)
-        self._make_room(needed)
-        run.held = needed
-        self._free -= needed
+        run.started_s = self.now_s
         run.cached_tokens = len(hits) * self.speed.page
         run.left = run.request.input_tokens - run.cached_tokens
         self.waiting_tokens -= run.cached_tokens
         self._prefilling = run
 
+    def depth(self, request: TraceRequest) -> int:
+        """Pages of a prompt that it holds, from the first on."""
+        return len(self._hits(Run(request, 0.0), len(request.keys)))
+
+    def _hits(self, run: Run, most: int) -> list[int]:
+        hits = []
+        for key in run.request.keys[:most].tolist():
+            if not self.has(key):
+                break
+            hits.append(key)
+        return hits
+
+    def _take(self, run: Run, hits: list[int]) -> bool:
+        """Give it its pages, of which it has some already; False: there is no room."""
+        needed = self._pages_for(run) - len(hits)
+        if self._free + len(self._idle) - sum(key in self._idle for key in hits) < needed:
+            return False
+        for key in hits:
+            self._hold(key)
+        self._make_room(needed)
+        run.held = needed
+        self._free -= needed
+        return True
+
     def _pages_for(self, run: Run) -> int:
-        output = run.request.output_tokens if self.decodes else 1
+        output = 1 if run.apart else run.request.output_tokens
         return -(-(run.request.input_tokens + output) // self.speed.page)
 
     def _make_room(self, needed: int) -> bool:
@@ -189,6 +210,13 @@ class SimReplica:
         self._prefilling = None
         run.first_s = self.now_s
         self.begun.append(run)
+        self._name(run)
+        if run.apart or run.request.output_tokens <= 1:
+            self._finish(run)
+        else:
+            self._decode(run)
+
+    def _name(self, run: Run) -> None:
         hits = run.cached_tokens // self.speed.page
         for key in run.request.keys.tolist()[hits:]:
             if self.has(key):
@@ -198,12 +226,9 @@ class SimReplica:
                 self._held[key] = 1
                 self.stored.append(key)
                 run.held -= 1
-        if self.decodes and run.request.output_tokens > 1:
-            self._decode(run)
-        else:
-            self._finish(run)
 
     def _decode(self, run: Run) -> None:
+        run.decoding_s = self.now_s
         self._order += 1
         heapq.heappush(self._decoding, (self._steps + run.request.output_tokens - 1, self._order, run))
 

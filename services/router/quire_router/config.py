@@ -54,7 +54,7 @@ class RouterConfig(ServiceConfig):
     )
     pd_least_tokens: int = option(256, "prompts with fewer uncached tokens never are", at_least=1)
     pd_interference: float = option(
-        0.1,
+        0.3,
         "what a second of prefill costs each sequence that decodes beside it, in seconds of the request's own wait",
         at_least=0,
     )

@@ -17,7 +17,9 @@ TOKEN_BYTES = 1 / PAGE
 
 
 def fleet(*roles: str, policy: str = "kv_aware", **options: Any) -> Fleet:
-    found = Fleet(policy, 0, split=SplitOptions(**{"least_tokens": 10, "threshold_tokens": 100, **options}))
+    found = Fleet(
+        policy, 0, split=SplitOptions(**{"least_tokens": 10, "threshold_tokens": 100, "interference": 0.1, **options})
+    )
     for index, role in enumerate(roles):
         found.add(f"replica-{index}", role)
     return found

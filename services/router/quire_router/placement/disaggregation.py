@@ -30,7 +30,7 @@ class SplitOptions:
 
     least_tokens: int = 256
     threshold_tokens: int = 2048
-    interference: float = 0.1
+    interference: float = 0.3
     load_cost: float = 0.5
     whole_too: bool = False
     by_rates: bool = True

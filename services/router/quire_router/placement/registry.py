@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # A row of a full batch costs its request about as much as so many prompt tokens, and a row that is not free far more.
 _FULL_BATCH_TOKENS = 512.0
 _NO_ROW_TOKENS = 16384.0
+# Who is prefilled elsewhere comes for the steps alone, and every row makes all of them longer.
+_FULL_DECODE_TOKENS = 16384.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,7 @@ def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights)
 
 def _kv_aware_decode(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
     pulls = PullWork(view, weights.pull)
-    return Placement(Least(), [pulls, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
+    return Placement(Least(), [pulls, BatchLoad(table, _FULL_DECODE_TOKENS, _NO_ROW_TOKENS)])
 
 
 PLACEMENTS: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement]] = {
