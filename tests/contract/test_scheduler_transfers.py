@@ -2,17 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import grpc
+import numpy as np
 import pytest
 
-from quire.v1 import scheduler_pb2
+from quire.v1 import common_pb2, scheduler_pb2
+from quire_common.columns import pack_i32
+from quire_common.credit import PageGeometry
+from quire_common.credit.hello import geometry_from_pb
 from quire_common.errors import from_rpc_error
-from quire_common.ticket import ticket_from_pb
-from tests.fakes.fake_worker import undisturbed
+from quire_common.ticket import compatibility_digest, ticket_from_pb
+from tests.fakes.fake_worker import FakeWorker, undisturbed
+from tests.fakes.fake_worker_service import FakeWorkerService
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, Stack, stack
 
 PREFILL = scheduler_pb2.KvTransfer(prefill_only=True)
+DECODE = scheduler_pb2.KvTransfer(await_handover=True)
+
+
+@asynccontextmanager
+async def both_sides() -> AsyncIterator[tuple[Stack, Stack]]:
+    """A prefill side and a decode side whose workers find each other."""
+    peers: dict[bytes, FakeWorker] = {}
+
+    def share(service: FakeWorkerService) -> None:
+        service.peers = peers
+
+    async with stack(name=b"prefill", prepare=share) as prefill, stack(name=b"decode", prepare=share) as decode:
+        yield prefill, decode
+
+
+def geometry_of(ticket: scheduler_pb2.Ticket) -> PageGeometry:
+    pages = ticket.compatibility
+    return geometry_from_pb(
+        common_pb2.PageGeometry(page_size=pages.page_size, groups=pages.groups, namespace=pages.namespace)
+    )
+
+
+async def opened(s: Stack) -> Router:
+    router = Router(s)
+    await router.open()
+    return router
 
 
 async def ticket_of(s: Stack, transfer_id: bytes) -> scheduler_pb2.Ticket:
@@ -58,3 +92,91 @@ async def test_the_end_of_a_session_ends_its_transfers_but_those_with_a_lease_of
         assert await ticket_of(s, kept.transfer_id) == kept
         await s.until_quiet()
         assert s.core.stats.transfers == {"released": 1, "expired": 1}
+
+
+async def test_a_request_is_handed_over_with_its_pages() -> None:
+    async with both_sides() as (prefill, decode):
+        here, there = await opened(prefill), await opened(decode)
+        sequence = a_sequence(14, 8)
+        await there.submit({7: sequence}, DECODE)
+        await here.submit({1: sequence}, PREFILL)
+        await here.until(lambda: 1 in here.admitted)
+        ticket = here.admitted[1].ticket
+        await there.send(handover=[scheduler_pb2.Handover(handle=7, ticket=ticket)])
+        await here.until(lambda: 1 in here.prefilled)
+        await there.until(lambda: 7 in there.pulled)
+        assert 7 not in there.admitted, "it does not run before its token"
+        await there.send(handover=[scheduler_pb2.Handover(handle=7, token=pack_i32(here.tokens[1]))])
+        await there.done(7)
+        assert here.tokens[1] + there.tokens[7] == undisturbed(sequence)[0]
+        assert there.finish[7] == common_pb2.FINISH_REASON_LENGTH
+        pulled = there.pulled[7]
+        assert (pulled.pages, pulled.wanted_pages, pulled.HasField("error")) == (4, 4, False)
+        phases = {(t.service, t.phase): t.count for t in there.finished[7].timings}
+        assert phases["worker", "pull"] == 4 and phases["worker", "prefill"] == 1
+        load = await anext(aiter(decode.stub.WatchLoad(scheduler_pb2.WatchLoadRequest())))
+        assert load.pull_bytes_per_s > 0
+        await prefill.until_quiet()
+        await decode.until_quiet()
+
+
+async def test_a_late_decode_pulls_with_the_ticket_of_its_submission() -> None:
+    async with both_sides() as (prefill, decode):
+        here, there = await opened(prefill), await opened(decode)
+        await here.submit({1: a_sequence(14, 8)}, PREFILL)
+        await here.until(lambda: 1 in here.prefilled)
+        resumed = a_sequence(14, 8, output_ids=np.array(here.tokens[1], np.int32))
+        await there.submit({2: resumed}, scheduler_pb2.KvTransfer(ticket=here.admitted[1].ticket))
+        await there.done(2)
+        assert here.tokens[1] + there.tokens[2] == undisturbed(a_sequence(14, 8))[0]
+        assert there.pulled[2].pages == 4 and there.admitted[2].cached_tokens == 14
+        await prefill.until_quiet()
+
+
+async def test_tickets_of_no_use_are_told_of_and_cost_the_request_nothing() -> None:
+    async with both_sides() as (prefill, decode):
+        here, there = await opened(prefill), await opened(decode)
+        await here.submit({1: a_sequence(14, 8)}, PREFILL)
+        await here.until(lambda: 1 in here.prefilled)
+        token = pack_i32(here.tokens[1])
+        torn, foreign = (scheduler_pb2.Ticket.FromString(here.admitted[1].ticket.SerializeToString()) for _ in "12")
+        torn.tail_tokens = 77
+        foreign.compatibility.groups[0].dtype = "bfloat16"
+        foreign.compatibility_digest = compatibility_digest(geometry_of(foreign))
+        await there.submit({1: a_sequence(14, 8), 2: a_sequence(14, 8)}, DECODE)
+        handovers = [
+            scheduler_pb2.Handover(handle=1, ticket=torn, token=token),
+            scheduler_pb2.Handover(handle=2, ticket=foreign, token=token),
+        ]
+        await there.send(handover=handovers)
+        await there.submit({3: a_sequence(14, 8)}, scheduler_pb2.KvTransfer(ticket=torn))
+        await there.done(1, 2, 3)
+        assert {handle: note.error.code for handle, note in there.pulled.items()} == {
+            1: "BAD_TICKET",
+            2: "INCOMPATIBLE_PAGES",
+            3: "BAD_TICKET",
+        }
+        assert "groups[0].dtype" in there.pulled[2].error.message
+        assert there.tokens[1] == there.tokens[2] == undisturbed(a_sequence(14, 8))[0][1:]
+        assert there.tokens[3] == undisturbed(a_sequence(14, 8))[0]
+
+
+async def test_giving_up_and_leaving() -> None:
+    async with both_sides() as (_, decode):
+        there = await opened(decode)
+        await there.submit({1: a_sequence(9, 4), 2: a_sequence(9, 4), 3: a_sequence(9, 4)}, DECODE)
+        await there.send(handover=[scheduler_pb2.Handover(handle=1, give_up=True)])
+        await there.abort(2)
+        await there.done(1, 2)
+        assert there.tokens[1] == undisturbed(a_sequence(9, 4))[0]
+        assert there.finish[2] == common_pb2.FINISH_REASON_ABORT and decode.core.load().waiting == 1
+        there.cancel()
+        await decode.until_quiet()
+
+
+async def test_a_replica_is_both_sides_of_no_request() -> None:
+    async with stack() as s:
+        router = await opened(s)
+        await router.submit({1: a_sequence(9, 4)}, scheduler_pb2.KvTransfer(prefill_only=True, await_handover=True))
+        await router.done(1)
+        assert router.failed[1].code == "BAD_TRANSFER"

@@ -117,6 +117,7 @@ class Router:
         self.failed: dict[int, Any] = {}
         self.admitted: dict[int, scheduler_pb2.Admitted] = {}
         self.prefilled: dict[int, scheduler_pb2.Prefilled] = {}
+        self.pulled: dict[int, scheduler_pb2.Pulled] = {}
         self.messages = 0
         # Messages that said nothing, and the longest time between two of any kind.
         self.beats = 0
@@ -192,6 +193,7 @@ class Router:
                 self.finished[finished.handle] = finished
             self.admitted |= {note.handle: note for note in message.admitted}
             self.prefilled |= {note.handle: note for note in message.prefilled}
+            self.pulled |= {note.handle: note for note in message.pulled}
             for failed in message.failed:
                 self.failed[failed.handle] = from_message(failed.error)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
-from quire_scheduler import offload
+from quire_scheduler import offload, roles
 from quire_scheduler.queue_policy import POLICIES
 
 
@@ -39,6 +39,9 @@ class SchedulerConfig(ServiceConfig):
         choices=offload.POLICIES,
     )
     kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
+    role: str = option(
+        roles.BOTH, "what routers should send here: prefill, decode or whole requests", choices=roles.ROLES
+    )
     transfer_lease_s: float = option(
         10.0, "how long prefilled pages wait for a decode replica whose router does not renew", at_least=0.1
     )

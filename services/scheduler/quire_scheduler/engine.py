@@ -19,6 +19,7 @@ from quire_scheduler.clock import now_s
 from quire_scheduler.handover import NO_TRANSFER
 from quire_scheduler.kv_traffic import LookupResult
 from quire_scheduler.request_spans import RequestSpans
+from quire_scheduler.roles import Roles, role_changing
 from quire_scheduler.scheduler import Scheduler
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Engine:
     def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None, instance: str = "") -> None:
         self.config = config
         self.instance = instance
+        self.roles = Roles(config.role)
         self.core: Scheduler | None = None
         self.draining = False
         # The worker stops: it finishes what it holds, in this epoch.
@@ -141,6 +143,7 @@ class Engine:
             raise self.not_ready()
         traced = self._spans.begin(session, handle, context)
         try:
+            self.roles.check(transfer)
             self.core.submit(session, handle, traced, sequence, now_s(), transfer)
         except QuireError as error:
             self._spans.refused(session, handle, error.code)
@@ -249,19 +252,21 @@ class Engine:
         """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""
         self.draining = True
         self.phase_bell.ring()
-        loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
         if self.core is not None:
             self.core.drain()
-        while self.core is not None and not self.core.idle:
-            left = None if deadline is None else deadline - loop.time()
-            if left is not None and left <= 0:
-                ended = self.core.end_all(draining_error(), now_s())
-                self._changed()
-                self.flush()
-                return ended
-            await self._idle_bell.wait(left)
-        return 0
+        return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
+
+    async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
+        """Refuse what the role does not take, and return when such requests have ended, or were ended when the time is
+        over: the former role, and how many were. Raises what Roles.change does."""
+        former = self.roles.role
+        with self.roles.change(role):
+            ended = await self._until(
+                lambda core: core.is_fit(role), lambda core: core.make_fit(role, role_changing(), now_s()), timeout_s
+            )
+        self.phase_bell.ring()
+        log.info("role changed", former=former, role=role, aborted=ended)
+        return former, ended
 
     async def close(self) -> None:
         """End lookups; leases that are held still are given back."""
@@ -273,6 +278,22 @@ class Engine:
             core.worker_lost(draining_error(), now_s())
             self._carry_out(core)
         await asyncio.gather(*self._releases, return_exceptions=True)
+
+    async def _until(
+        self, done: Callable[[Scheduler], bool], end: Callable[[Scheduler], int], timeout_s: float | None
+    ) -> int:
+        """Return when the core, if there is one, is done; after `end` when the time is over: what that returns."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while self.core is not None and not done(self.core):
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                ended = end(self.core)
+                self._changed()
+                self.flush()
+                return ended
+            await self._idle_bell.wait(_TICK_S if left is None else min(left, _TICK_S))
+        return 0
 
     def _changed(self) -> None:
         """Something was asked for outside a Report: there may be a Grant to send, or something to tell."""

@@ -34,6 +34,7 @@ class KvTransfer:
 
 
 NO_TRANSFER = KvTransfer()
+PREFILL_ONLY = KvTransfer(prefill_only=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,12 @@ class Handovers:
         self._offer(request, handover.ticket, handover.refusal)
         if handover.give_up:
             request.lacks_ticket = request.lacks_token = False
+            request.ticketed = True
             self._replica.pulls.give_up(request)
         self._go_on(request)
 
     def _offer(self, request: Request, ticket: Ticket | None, refusal: QuireError | None) -> None:
-        """The first ticket of a request counts, be it of use or not."""
+        """The first ticket of a request counts, be it of use or not, and none after all was given up."""
         if ticket is None and refusal is None:
             return
         if request.ticketed:

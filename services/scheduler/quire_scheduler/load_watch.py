@@ -36,7 +36,11 @@ async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIt
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
     """The present load."""
     load = scheduler_pb2.Load(
-        instance=instance, phase=engine.phase, progress=engine.progress, detail=engine.detail[:500]
+        instance=instance,
+        phase=engine.phase,
+        progress=engine.progress,
+        detail=engine.detail[:500],
+        role=engine.roles.role,
     )
     if engine.core is not None:
         figures = engine.core.load()

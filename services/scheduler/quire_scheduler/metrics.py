@@ -36,6 +36,9 @@ _offloaded = counter(
     ("result",),
 )
 _loaded = counter(_P + "kvstore_loaded_tokens_total", "Tokens loaded, by the slowest medium they were on.", ("medium",))
+_transfers = counter(_P + "transfers_total", "Transfers of prefilled pages to others, by how they ended.", ("end",))
+_open_transfers = gauge(_P + "open_transfers", "Transfers whose pages are held for others.")
+_pull_s = histogram(_P + "pull_seconds", "How long pages of a request were on their way from another engine.")
 kv_event_batches = counter(_P + "kv_event_batches_total", "Batches published on vLLM's event wire.")
 kv_event_resyncs = counter(
     _P + "kv_event_resyncs_total", "Times that all was published anew, since changes came faster than they could leave."
@@ -58,6 +61,7 @@ _counts = {
     "prompt_local": _by_source.labels("local_hit"),
     "prompt_kvstore": _by_source.labels("kvstore_hit"),
     "prompt_transferred": _by_source.labels("transferred"),
+    "pulled_bytes": counter(_P + "pulled_bytes_total", "Bytes of pages that came from other engines."),
     "cache_queries": counter(_P + "external_prefix_cache_queries_total", "Prompt tokens looked up in the kvstore."),
     "cache_hits": counter(_P + "external_prefix_cache_hits_total", "Prompt tokens found in the kvstore."),
     "lookups_failed": counter(_P + "kvstore_lookups_failed_total", "Lookups that the kvstore did not answer in time."),
@@ -66,6 +70,8 @@ _counts = {
     "offload_failed": _offloaded.labels("failed"),
     "offload_missed": _offloaded.labels("missed"),
 }
+# Counts by a label.
+_labelled = {"loaded_tokens": _loaded, "transfers": _transfers}
 _step_s = histogram(_P + "step_seconds", "Time of a step on the worker.", buckets=_STEP_BUCKETS_S)
 _wait_s = histogram(_P + "worker_wait_seconds", "Time that the worker waited before a step.", buckets=_STEP_BUCKETS_S)
 _queue_s = histogram(_P + "request_queue_seconds", "From submission to the first slot.")
@@ -78,7 +84,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._seen = dict.fromkeys(_counts, 0)
-        self._loaded: dict[str, int] = {}
+        self._labelled: dict[tuple[str, str], int] = {}
 
     def count(self, stats: Stats) -> None:
         """Now and then, and at the end of the core."""
@@ -87,9 +93,10 @@ class Meter:
             if value != self._seen[name]:
                 metric.inc(value - self._seen[name])
                 self._seen[name] = value
-        for medium, tokens in stats.loaded_tokens.items():
-            _loaded.labels(medium or "unknown").inc(tokens - self._loaded.get(medium, 0))
-            self._loaded[medium] = tokens
+        for name, metric in _labelled.items():
+            for label, value in getattr(stats, name).items():
+                metric.labels(label or "unknown").inc(value - self._labelled.get((name, label), 0))
+                self._labelled[name, label] = value
 
 
 def steps(report: Report) -> None:
@@ -103,6 +110,7 @@ def show(load: LoadFigures, cached_pages: int) -> None:
     """Set the gauges."""
     _running.set(load.running)
     _waiting.set(load.waiting)
+    _open_transfers.set(load.open_transfers)
     _pages.labels("free").set(load.free_pages - cached_pages)
     _pages.labels("cached").set(cached_pages)
     _pages.labels("referenced").set(load.referenced_pages)
@@ -114,6 +122,8 @@ def ended(request: Request, reason: str) -> None:
     timing = request.timing
     _finished.labels(reason).inc()
     _request_s.observe(timing.finished_s - timing.submitted_s)
+    if timing.pull_s:
+        _pull_s.observe(timing.pull_s)
     if timing.first_start_s:
         _queue_s.observe(timing.first_start_s - timing.submitted_s)
     if timing.first_token_s:

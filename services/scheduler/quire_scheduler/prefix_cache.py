@@ -33,6 +33,10 @@ class Hit(NamedTuple):
         """How many, in each group."""
         return len(self.tables[0])
 
+    def whole(self) -> Hit:
+        """Without those that are promised."""
+        return Hit(tuple(table[: self.ready] for table in self.tables), self.ready)
+
 
 class _Promise(NamedTuple):
     page: int

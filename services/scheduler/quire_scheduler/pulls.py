@@ -143,14 +143,14 @@ class Pulls:
         return self._pools.pages_for(request.known_len + request.lacks_token)
 
     def take(self, request: Request, hit: Hit, now: float) -> None:
-        """The request, the head of those seated, takes its pages: those of `hit` that are ready, and others to be
+        """The request, the head of those seated, takes its pages: those found, all of which are whole, and others to be
         pulled. The caller has checked that there are so many."""
         pull = _pull_of(request)
         self._waiting.hold(request)
         self._holding[request.uid] = request
-        self._pools.share(request, [table[: hit.ready] for table in hit.tables])
-        self._pools.give(request, self.pages(request) - hit.ready)
-        request.ready_pages = pull.first = hit.ready
+        self._pools.share(request, hit.tables)
+        self._pools.give(request, self.pages(request) - hit.pages)
+        request.ready_pages = pull.first = hit.pages
         pull.arrived = pull.wanted
         names, ticket = pull.ticket.handles[pull.first :], pull.ticket
         for group, table in enumerate(request.tables):

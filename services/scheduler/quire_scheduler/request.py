@@ -103,7 +103,8 @@ class Request:
     pages_lost: int = 0
     # Errors of which it is not known whether they were this request's.
     doubts: int = 0
-    # Of a handover that it awaits: what has not come; whether there was a ticket; what it gets by it.
+    # Of a handover that it awaits: what has not come; whether there was a ticket, or will be none;
+    # what it gets by it.
     lacks_ticket: bool = False
     lacks_token: bool = False
     ticketed: bool = False

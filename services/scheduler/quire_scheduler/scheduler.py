@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire_common.errors import InvalidArgument, QuireError
 from quire_scheduler.admission import deadline_error, draining_error
 from quire_scheduler.credit import Credit
-from quire_scheduler.handover import NO_TRANSFER
+from quire_scheduler.handover import NO_TRANSFER, PREFILL_ONLY
 from quire_scheduler.handovers import Handovers
 from quire_scheduler.harvest import Harvest
 from quire_scheduler.lifecycle import Lifecycle
@@ -24,6 +24,7 @@ from quire_scheduler.page_identity import identify
 from quire_scheduler.planner import Planner
 from quire_scheduler.replica import Replica
 from quire_scheduler.request import Request
+from quire_scheduler.roles import takes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -182,6 +183,20 @@ class Scheduler:
         for request in requests:
             self._lifecycle.fail(request, error or draining_error(), now)
         self._replica.transfers.end_all()
+        return len(requests)
+
+    def is_fit(self, role: str) -> bool:
+        """Nothing is admitted that a replica of the role is not meant for."""
+        exports = len(self._replica.transfers) and not takes(role, PREFILL_ONLY)
+        return not exports and all(takes(role, request.transfer) for request in self._replica.requests.values())
+
+    def make_fit(self, role: str, error: QuireError, now: float) -> int:
+        """Fail what a replica of the role is not meant for, and its transfers; returns how many requests."""
+        requests = [r for r in self._replica.requests.values() if not takes(role, r.transfer)]
+        for request in requests:
+            self._lifecycle.fail(request, error, now)
+        if not takes(role, PREFILL_ONLY):
+            self._replica.transfers.end_all()
         return len(requests)
 
     def worker_lost(self, error: QuireError, now: float) -> list[SessionOutputs]:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from quire_scheduler.engine import Engine
 
-ROLE = "both"
-
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
     """Errors are raised as QuireError; the interceptor turns them into statuses."""
@@ -46,7 +44,7 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         self, request: scheduler_pb2.GetModelInfoRequest, context: Any
     ) -> scheduler_pb2.GetModelInfoResponse:
         response = scheduler_pb2.GetModelInfoResponse(
-            model=model_to_pb(self._engine.model()), instance=self._instance, role=ROLE
+            model=model_to_pb(self._engine.model()), instance=self._instance, role=self._engine.roles.role
         )
         if self._engine.core is not None:
             response.epoch.CopyFrom(epoch_to_pb(self._engine.core.hello.epoch))
@@ -68,5 +66,8 @@ class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):
         return scheduler_pb2.GetTicketResponse(ticket=ticket_to_pb(self._engine.ticket(request.transfer_id)))
 
     async def Drain(self, request: scheduler_pb2.DrainRequest, context: Any) -> scheduler_pb2.DrainResponse:
-        timeout_s = request.timeout_ms / 1000 if request.timeout_ms else None
-        return scheduler_pb2.DrainResponse(aborted=await self._engine.drain(timeout_s))
+        return scheduler_pb2.DrainResponse(aborted=await self._engine.drain(request.timeout_ms / 1000 or None))
+
+    async def SetRole(self, request: scheduler_pb2.SetRoleRequest, context: Any) -> scheduler_pb2.SetRoleResponse:
+        former, aborted = await self._engine.set_role(request.role, request.drain_timeout_ms / 1000 or None)
+        return scheduler_pb2.SetRoleResponse(former_role=former, aborted=aborted)

@@ -89,12 +89,11 @@ class Starts:
         """The head of those seated takes its pages, or lets others go on where there are too many that hold some; False
         where it waits for them, and all others with it."""
         replica = self._replica
-        hit, pages = replica.cache.match(request), replica.pulls.pages(request)
-        # What another is still filling is pulled, not waited for.
-        ready = [table[: hit.ready] for table in hit.tables]
+        # What another is about to compute may come to nothing, and nobody would tell one that has no slot.
+        hit, pages = replica.cache.match(request).whole(), replica.pulls.pages(request)
         if not replica.pulls.has_share(pages):
             replica.waiting.stand_aside(request)
-        elif pages <= self._left(hit.ready, replica.pools.free_beside(ready)):
+        elif pages <= self._left(hit.pages, replica.pools.free_beside(hit.tables)):
             replica.pulls.take(request, hit, now)
             replica.holdings.moved_on()
         else:
