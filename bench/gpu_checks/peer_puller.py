@@ -53,7 +53,7 @@ class Puller:
         self._counts = [count for count in _COUNTS if count < self.peer.num_pages]
         self._pool = torch.empty((self._counts[0] + 1, page_bytes), dtype=torch.uint8, device="cuda")
         same = memory.device == device_uuid(self._pool.device)
-        tell("open", opened_ms=opened_ms, one_gpu=same, gpus_seen=torch.cuda.device_count(), here=memory.here)
+        tell("open", opened_ms=opened_ms, one_gpu=same, gpus_seen=torch.cuda.device_count())
 
     def run(self) -> None:
         copies = PeerCopies(self._driver)

@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
+
 from quire_common.credit import MoveKind, PageMove, RankAddress
+from quire_common.errors import Unavailable
 from quire_worker.config import WorkerConfig
 from quire_worker.engine.moves import MoveResult
 from quire_worker.mover.child_link import Patience
 from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_process import MoverProcess
+from quire_worker.mover.peers.peer_access import host_id
 from quire_worker.mover.peers.peer_door import PeerDoor
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
@@ -35,23 +39,78 @@ def content(number: int) -> bytes:
     return number.to_bytes(2, "big") * (PAGE_BYTES // 2)
 
 
+class SharedPools:
+    """Stands for GPUs of one host: pools that others read by themselves, by descriptor. `held`: reads do not end."""
+
+    def __init__(self) -> None:
+        self.pools: dict[bytes, BytesPool] = {}
+        self.fetched: list[list[int]] = []
+        self.held = False
+
+    def descriptor(self, pool: BytesPool) -> bytes:
+        descriptor = f"pool {len(self.pools)} of ".encode() + host_id()
+        self.pools[descriptor] = pool
+        return descriptor
+
+
+class PoolReader(HostCopier):
+    """See Copier."""
+
+    def __init__(self, pool: BytesPool, ring: Ring, shared: SharedPools) -> None:
+        super().__init__(pool, ring)
+        self._own = pool
+        self._shared = shared
+        self._marked = 0
+        self._passed = 0
+
+    def fetch(self, memory: bytes, source: np.ndarray, target: np.ndarray) -> None:
+        theirs = self._shared.pools.get(memory)
+        if theirs is None:
+            raise Unavailable("CUDA_DRIVER", "It cannot be opened.", "Use another way.")
+        self._shared.fetched.append(source.tolist())
+        for taken, given in zip(source.tolist(), target.tolist(), strict=True):
+            self._own.write_page(given, theirs.read_page(taken))
+
+    def mark(self) -> int:
+        self._marked += 1
+        return self._marked
+
+    def passed(self, ticket: int) -> bool:
+        if not self._shared.held:
+            self._passed = self._marked
+        return ticket <= self._passed
+
+    def drain(self) -> None:
+        self._passed = self._marked
+
+
 class PeerSide:
     """One worker. Page n of its pool holds `content(n)` until it is written; what is exported is called by number.
 
     `told` are the moves that have ended, each checked to be told once. `slots` of the ring: half for pulls.
     """
 
-    def __init__(self, stir: threading.Event, *, slots: int = 16, transport: str = "auto", num_pages: int = 64) -> None:
+    def __init__(
+        self,
+        stir: threading.Event,
+        *,
+        slots: int = 16,
+        transport: str = "auto",
+        num_pages: int = 64,
+        shared: SharedPools | None = None,
+    ) -> None:
         self.pool = BytesPool(num_pages, PAGE_BYTES)
         self.pool.pages = [content(page) for page in range(num_pages)]
         self.slots = slots
         self.told: dict[int, MoveResult] = {}
         self.door = PeerDoor(WorkerConfig(peer_transport=transport))
+        shares = shared is not None and self.door.show_memory(shared.descriptor(self.pool))
         setup = MoverSetup(
-            "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, log_format="pretty"
-        )
+            "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, shares_memory=shares,
+            log_format="pretty",
+        )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
-        copier = HostCopier(self.pool, ring)
+        copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
         self.mover = MoverProcess(setup, ring, copier, patience=PATIENT, inherited=self.door.inherited)
         self.mover.wake = stir.set
 
@@ -121,8 +180,8 @@ class PeerRig:
         self._stir = threading.Event()
         self.sides: list[PeerSide] = []
 
-    def side(self, *, slots: int = 16, transport: str = "auto") -> PeerSide:
-        self.sides.append(PeerSide(self._stir, slots=slots, transport=transport))
+    def side(self, *, slots: int = 16, transport: str = "auto", shared: SharedPools | None = None) -> PeerSide:
+        self.sides.append(PeerSide(self._stir, slots=slots, transport=transport, shared=shared))
         return self.sides[-1]
 
     def until(self, condition: Callable[[], bool], limit_s: float = WAIT_S) -> float:

@@ -75,8 +75,9 @@ class WorkerConfig(ServiceConfig):
     )
     peer_transport: str = option(
         "auto",
-        "how pages travel from one worker to another: shm (same host) or tcp; auto: the first of these that is open",
-        choices=("auto", "shm", "tcp"),
+        "how pages travel from one worker to another: cuda_ipc (from GPU to GPU of a host), shm (same host) or tcp; "
+        "auto: the first of these that is open",
+        choices=("auto", "cuda_ipc", "shm", "tcp"),
     )
     paced: float | None = option(
         None, "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes", at_least=0

@@ -111,7 +111,8 @@ def _load_on_gpu(
     def make_copier(ring: Ring) -> Copier:
         return CudaCopier(loaded.pages, ring)
 
-    return ServedModel(make_device, make_copier, info, loaded.pages.num_pages, "cuda", processors)
+    memory = loaded.pages.descriptor() if config.peer_listen != "off" else b""
+    return ServedModel(make_device, make_copier, info, loaded.pages.num_pages, "cuda", processors, memory)
 
 
 def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, processors: Iterable[str] = ()) -> ModelInfo:

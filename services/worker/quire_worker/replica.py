@@ -54,6 +54,8 @@ class ServedModel:
     num_pages: int
     device: str = "cpu"
     logits_processors: LogitsProcessors = field(default_factory=dict)
+    memory: bytes = b""
+    """Descriptor of the pages' memory, which other workers of this host may open; empty: they may not."""
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0) -> EngineSpec:
         """The sizes of an engine that runs it. `num_slots` 0: the default; raises ConfigError for too few."""
@@ -121,7 +123,7 @@ class Replica:
 def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> Mover:
     """One for pages of a kvstore, if there is one, and one for those of other workers, once there are any."""
     geometry, copy_bytes = loaded.info.pages, CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
-    peers = MoverSetup.of(config, geometry, peers=True)
+    peers = MoverSetup.of(config, geometry, peers=True, shares_memory=door.show_memory(loaded.memory))
 
     def start(setup: MoverSetup, inherited: dict[str, int]) -> Mover:
         return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)

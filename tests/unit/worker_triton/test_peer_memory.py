@@ -9,8 +9,10 @@ import torch
 
 from quire_common.errors import InvalidArgument, Unavailable
 from quire_worker.cuda.driver import HANDLE_BYTES, CudaDriver, cuda_driver
-from quire_worker.cuda.ipc_memory import IpcMemory, host_id
+from quire_worker.cuda.ipc_memory import IpcMemory
+from quire_worker.cuda.peer_memories import PeerMemories
 from quire_worker.cuda.peer_memory import PeerMemory
+from quire_worker.mover.peers.peer_access import host_id
 from tests.fakes.engine_bench import ids
 
 HANDLE = bytes(range(HANDLE_BYTES))
@@ -42,8 +44,8 @@ def memory(offset: int = 512, size: int = 8 * PAGE) -> IpcMemory:
 
 def test_a_descriptor_says_all_of_it() -> None:
     wanted = memory()
-    assert IpcMemory.unpack(wanted.pack()) == wanted and wanted.here
-    assert not IpcMemory(HANDLE, 0, PAGE, b"g" * 16, b"h" * 16).here
+    assert IpcMemory.unpack(wanted.pack()) == wanted
+    assert wanted.pack().endswith(host_id()), "who has only the descriptor sees of which host it is"
     assert HANDLE.hex() not in repr(wanted) and repr(HANDLE) not in repr(wanted)
     for descriptor in (b"", wanted.pack()[:-1], wanted.pack() + b"0"):
         with pytest.raises(InvalidArgument, match="BAD_DESCRIPTOR"):
@@ -62,6 +64,32 @@ def test_pages_are_those_of_the_pool() -> None:
     peer.close()
     peer.close()
     assert driver.closed == [BASE]
+
+
+def test_what_is_not_read_any_more_is_closed() -> None:
+    driver, drained, now = FakeDriver(), list[int](), [0.0]
+    peers = PeerMemories(PAGE, lambda: drained.append(len(driver.closed)), lambda: driver, lambda: now[0])
+    one, other = memory().pack(), memory(offset=1024).pack()
+    for now[0] in (0.0, 1.5):
+        with peers.using(one) as peer:
+            assert peer.address == BASE + 512
+    with peers.using(other) as peer:
+        assert peer.address == BASE + 1024
+    assert len(driver.opened) == 2, "an open one is not opened again"
+    now[0] = 3.0
+    with peers.using(other):
+        pass
+    peers.close_idle(2.0)
+    assert driver.closed == [] and drained == []
+    now[0] = 3.5
+    peers.close_idle(2.0)
+    assert driver.closed == [BASE] and drained == [0], "what reads it has ended before"
+    with peers.using(one):
+        pass
+    peers.close()
+    assert len(driver.opened) == len(driver.closed) == 3
+    with pytest.raises(InvalidArgument, match="BAD_DESCRIPTOR"), peers.using(b"short"):
+        raise AssertionError("it cannot be used")
 
 
 @pytest.mark.parametrize(("offset", "size"), [(512, 10 * PAGE), (1 << 60, PAGE), (0, 1 << 60), (0, PAGE + 1)])

@@ -24,6 +24,10 @@ Between two workers the one that has pages serves them, each once it is filled:
     ALIVE    more is to come, if not yet                       the answer goes on
     TAKE     `page` lies at `offset` of what MAP gave          -> TAKEN, soon
     DONE     nothing more is wanted of the lease               -> END, or REFUSED
+    LOCATE   where pages from `page` on lie in the memory that
+             the ticket names, as soon as there are any        -> ALIVE ..., PLACED (payload: int32 places), or REFUSED
+
+What was read from a place counts once LOCATE or DONE was answered after it: then the lease still stood.
 """
 
 from __future__ import annotations
@@ -68,12 +72,14 @@ class Kind(enum.IntEnum):
     LEND = 5
     TAKE = 6
     DONE = 7
+    LOCATE = 8
     PAGE = 16
     END = 17
     TAKEN = 18
     REFUSED = 19
     """The payload is the error's code, ASCII."""
     ALIVE = 20
+    PLACED = 21
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,16 @@ import numpy as np
 import torch
 
 from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.peer_memories import IDLE_S, PeerMemories
 from quire_worker.engine.device import CLOSE_LIMIT_S
+from quire_worker.ops.triton.gather_pages import compile_gather, gather_pages
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_worker.cuda.cuda_pages import CudaPages
     from quire_worker.mover.ring import Ring
+    from quire_worker.step import Int32
 
 log = get_logger(__name__)
 
@@ -41,6 +44,7 @@ class CudaCopier:
         if not self._registered:
             log.warning("the mover's ring could not be pinned: pages move slowly", bytes=memory.nbytes, status=status)
         self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        self._peers = PeerMemories(pages.page_bytes, self._stream.synchronize)
         self._marked = 0
         self._passed = 0
         self._events: queue.SimpleQueue[tuple[int, torch.cuda.Event] | None] = queue.SimpleQueue()
@@ -56,6 +60,19 @@ class CudaCopier:
         """See Copier."""
         with torch.cuda.stream(self._stream):
             self._pages.writable(page).copy_(self._slot(slot), non_blocking=True)
+
+    def prepare_fetch(self) -> None:
+        """See Copier."""
+        with torch.cuda.stream(self._stream):
+            compile_gather(self._pages.rows)
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        """See Copier. The peer's pages are whole, as those that are stored are."""
+        for page in target.tolist():
+            self._pages.writable(page)
+        with self._peers.using(memory) as peer, torch.cuda.stream(self._stream):
+            peer.check(source)
+            gather_pages(peer.address, self._pages.rows, source, target)
 
     def mark(self) -> int:
         """See Copier."""
@@ -79,6 +96,7 @@ class CudaCopier:
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._stream.synchronize()
+        self._peers.close()
         del self._memory
         if self._registered:
             self._driver.cudaHostUnregister(self._address)
@@ -88,7 +106,14 @@ class CudaCopier:
         return self._memory[start : start + self._ring.page_bytes]
 
     def _main(self) -> None:
-        while (item := self._events.get()) is not None:
+        while True:
+            self._peers.close_idle()
+            try:
+                item = self._events.get(timeout=IDLE_S)
+            except queue.Empty:
+                continue
+            if item is None:
+                return
             ticket, event = item
             try:
                 event.synchronize()

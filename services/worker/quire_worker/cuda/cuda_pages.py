@@ -5,9 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire_common.errors import ConfigError, InvalidArgument
+from quire_common.errors import ConfigError, InvalidArgument, QuireError
+from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.driver import cuda_driver
+from quire_worker.cuda.ipc_memory import IpcMemory
 from quire_worker.kv.page_geometry import KvGroup
 
+log = get_logger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
 
 
@@ -26,6 +30,19 @@ class CudaPages:
             )
         self.tensor = torch.zeros((self.num_pages, *group.page_shape), dtype=_DTYPES[group.dtype], device=device)
         self._rows = self.tensor.view(self.num_pages, -1).view(torch.uint8)
+
+    @property
+    def rows(self) -> Tensor:
+        """uint8 [pages, bytes]."""
+        return self._rows
+
+    def descriptor(self) -> bytes:
+        """What other processes of this host open the pages' memory with; empty where they cannot."""
+        try:
+            return IpcMemory.of(self._rows, cuda_driver()).pack()
+        except QuireError as error:
+            log.warning("other workers' GPUs cannot read pages here: they go through main memory", cause=error.message)
+            return b""
 
     def bytes_of(self, page: int) -> Tensor:
         """The page's bytes on the device, to be read."""

@@ -9,13 +9,13 @@ from __future__ import annotations
 import struct
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from quire_common.errors import InvalidArgument
 from quire_worker.cuda.driver import HANDLE_BYTES
+from quire_worker.mover.peers.peer_access import host_id
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from quire_worker.cuda.driver import CudaDriver
 
 _RECORD = struct.Struct(f"<{HANDLE_BYTES}sQQ16s16s")
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class IpcMemory:
     device: bytes
     """UUID of the GPU."""
     host: bytes
-    """Boot id of the host: a handle means nothing on another."""
+    """See host_id: a handle means nothing on another host."""
 
     @classmethod
     def of(cls, pool: Tensor, driver: CudaDriver) -> IpcMemory:
@@ -58,16 +57,6 @@ class IpcMemory:
                 "Run prefill and decode replicas of one release.",
             )
         return cls(*_RECORD.unpack(descriptor))
-
-    @property
-    def here(self) -> bool:
-        """Whether it is of this host."""
-        return self.host == host_id()
-
-
-def host_id() -> bytes:
-    """Of this boot of this host, all containers alike; 16 bytes."""
-    return uuid.UUID(_BOOT_ID.read_text().strip()).bytes
 
 
 def device_uuid(device: torch.device) -> bytes:

@@ -61,11 +61,11 @@ class MoverChild:
         for frame in frames:
             self._heard_s = time.monotonic()
             self._take(frame)
-        for end in self._ends:
+        for end in self._ends[:2]:
             end.close()
 
     def _take(self, frame: Frame) -> None:
-        inward, outward = self._ends
+        inward, outward, direct = self._ends
         match frame.kind:
             case Kind.MOVE:
                 move, submitted_ns = unpack_move(frame)
@@ -81,6 +81,10 @@ class MoverChild:
             case Kind.CUT:
                 inward.cut(frame.move)
                 outward.cut(frame.move)
+            case Kind.OFFERED if direct is not None:
+                direct.offered(frame.move, *frame.numbers())
+            case Kind.FETCHED if direct is not None:
+                direct.fetched(frame.move, *frame.numbers())
             case Kind.PING:
                 self._send(Frame(Kind.PONG))
             case _:

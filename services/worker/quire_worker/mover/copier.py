@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+from quire_common.errors import Unavailable
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_worker.engine.ports import PageBytes
     from quire_worker.mover.ring import Ring
+    from quire_worker.step import Int32
 
 
 class Copier(Protocol):
@@ -28,6 +31,13 @@ class Copier(Protocol):
 
     def to_page(self, page: int, slot: int) -> None:
         """Begin to copy a slot into a page of the pool."""
+
+    def prepare_fetch(self) -> None:
+        """Do what would make the first `fetch` slow. Called before the model thread is the caller, if at all."""
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        """Begin to copy pages out of another worker's memory, which the descriptor names, into pages of the pool.
+        Raises Unavailable where it cannot be opened from here, InvalidArgument where it has no such pages."""
 
     def mark(self) -> int:
         """A ticket for all copies begun so far."""
@@ -59,6 +69,13 @@ class HostCopier:
         """See Copier."""
         with self._ring.slot(slot) as view:
             self._pool.write_page(page, view)
+
+    def prepare_fetch(self) -> None:
+        """See Copier."""
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        """See Copier."""
+        raise Unavailable("NO_GPU", "Pages in main memory come through the ring.", "Use another --peer-transport.")
 
     def mark(self) -> int:
         """See Copier."""

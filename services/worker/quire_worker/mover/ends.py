@@ -54,11 +54,22 @@ class Outward(End, Protocol):
         """Pages of that job lie in the ring, as index and slot."""
 
 
+class Direct(Protocol):
+    """For pages that go from pool to pool without a ring. Sends FETCH and KEPT."""
+
+    def offered(self, number: int, pages: int) -> None:
+        """So many pages of an export are filled."""
+
+    def fetched(self, number: int, pages: int) -> None:
+        """So many more pages of a pull are in the pool; negative: they cannot be fetched."""
+
+
 class Ends(NamedTuple):
-    """Both."""
+    """`direct` is of peers alone."""
 
     inward: Inward
     outward: Outward
+    direct: Direct | None = None
 
 
 MakeEnds = Callable[[Equipment], Ends]

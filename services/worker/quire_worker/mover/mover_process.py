@@ -18,10 +18,11 @@ from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.child_link import DEFAULT_PATIENCE, ChildLink, Lost, Patience
 from quire_worker.mover.copier import Copier
+from quire_worker.mover.fetches import Fetches
 from quire_worker.mover.open_move import OpenMove
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
-from quire_worker.mover.transports.transport import TRANSPORTS
+from quire_worker.mover.transports.transport import PEER_TRANSPORTS, TRANSPORTS
 from quire_worker.mover.wire import Frame, Kind, WireBroken, pack_move, transport_name
 
 if TYPE_CHECKING:
@@ -89,8 +90,9 @@ class MoverProcess:
         self._awake = False
         self._pages = metrics.counter("quire_worker_mover_pages_total", "Pages moved", ("kind", "transport"))
         using = metrics.gauge(*_USING[setup.peers], ("transport",))
-        self._using = {name: using.labels(name) for name in TRANSPORTS}
+        self._using = {name: using.labels(name) for name in (PEER_TRANSPORTS if setup.peers else TRANSPORTS)}
         fds = {"--ring": ring.fd, **(inherited or {})}
+        self._fetches = Fetches(copier, self._tell_fetched)
         self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), fds, self._wake_once, patience)
 
     @classmethod
@@ -104,7 +106,10 @@ class MoverProcess:
     ) -> MoverProcess:
         """With a ring of its own."""
         ring = Ring.create(setup.page_bytes, setup.slots)
-        return cls(setup, ring, make_copier(ring), copy_bytes=copy_bytes, inherited=inherited)
+        copier = make_copier(ring)
+        if setup.peers:
+            copier.prepare_fetch()
+        return cls(setup, ring, copier, copy_bytes=copy_bytes, inherited=inherited)
 
     @property
     def pid(self) -> int | None:
@@ -130,6 +135,8 @@ class MoverProcess:
         number = self._number_of.get(move_id)
         if number is not None:
             self._open[number].offered = pages
+            if self._setup.shares_memory:
+                self._send(Frame.of(Kind.OFFERED, self._generation, number, [pages]))
 
     def end_early(self, move_id: int) -> None:
         """See Mover."""
@@ -173,6 +180,7 @@ class MoverProcess:
             (self._free if to_ring else landed).extend(copy.slot for copy in copies)
         self._landed.clear()
         self._copying.clear()
+        self._fetches.drop()
         self._send(Frame(Kind.CANCEL, self._generation))
         self._return(landed)
 
@@ -215,6 +223,12 @@ class MoverProcess:
                 if opened.brings or not all(0 <= index < len(opened.move.device_page) for index in indices):
                     raise WireBroken("it wants pages that the move has not")
                 opened.want(indices)
+        elif frame.kind == Kind.FETCH:
+            if opened is not None:
+                self._fetches.begin(opened, frame.pairs())
+        elif frame.kind == Kind.KEPT:
+            if opened is not None:
+                self._fetches.keep(opened, *frame.numbers())
         elif frame.kind == Kind.ENDED:
             pages, code = frame.numbers()
             if opened is not None:
@@ -291,6 +305,8 @@ class MoverProcess:
                 copy.open.under_way -= 1
                 copy.open.arrived += not to_ring
                 self._end_if_over(copy.open)
+        for opened in self._fetches.settle():
+            self._end_if_over(opened)
 
     def _end_if_over(self, opened: OpenMove) -> None:
         if opened.is_over() and self._open.pop(opened.number, None) is not None:
@@ -301,6 +317,7 @@ class MoverProcess:
         """The process is gone: every move has failed. What a load brought into the pool before is whole."""
         self._copier.drain()
         self._settle_lost()
+        self._fetches.drop()
         for opened in list(self._open.values()):
             opened.ended, opened.landed = opened.arrived, opened.arrived
             self._end_if_over(opened)
@@ -314,6 +331,9 @@ class MoverProcess:
                 copy.open.under_way -= 1
                 copy.open.arrived += not to_ring
         self._copying.clear()
+
+    def _tell_fetched(self, opened: OpenMove, pages: int) -> None:
+        self._send(Frame.of(Kind.FETCHED, self._generation, opened.number, [pages]))
 
     def _give_up(self, reason: str) -> None:
         self._link.give_up(self._incarnation, reason)

@@ -33,6 +33,10 @@ class OpenMove:
     """Of a bringing move: pages of these that are in the pool."""
     under_way: int = 0
     """Copies of its pages, either way, that have begun and not ended."""
+    fetching: int = 0
+    """Of a pull: pages that the device is reading from the peer's memory."""
+    fetched: int = 0
+    """Of a pull: pages after those that landed which it has read, and which may turn out to be nobody's."""
     ended: int | None = None
     """Nothing more comes of it from the process, and so many pages are whole."""
     cut: bool = False
@@ -57,7 +61,12 @@ class OpenMove:
 
     def is_over(self) -> bool:
         """Whether it is to be reported: a bringing move when its last page is in the pool."""
-        return self.ended is not None and not self.under_way and (not self.brings or self.arrived >= self.landed)
+        return (
+            self.ended is not None
+            and not self.under_way
+            and not self.fetching
+            and (not self.brings or self.arrived >= self.landed)
+        )
 
     def result(self) -> MoveResult:
         """Of a move that is over."""

@@ -46,12 +46,16 @@ class MoverSetup:
     peers: bool = False
     """It moves pages from and to other workers, and none of the kvstore's."""
     peer_transport: str = "auto"
+    shares_memory: bool = False
+    """Peers of this host may open the engine's own memory and fetch its pages there."""
     tls_cert: str = ""
     tls_key: str = ""
     tls_ca: str = ""
 
     @classmethod
-    def of(cls, config: WorkerConfig, geometry: PageGeometry, *, peers: bool = False) -> MoverSetup:
+    def of(
+        cls, config: WorkerConfig, geometry: PageGeometry, *, peers: bool = False, shares_memory: bool = False
+    ) -> MoverSetup:
         """For the pages of a loaded model, to a kvstore or to peers. Raises ConfigError for too small a ring."""
         group = geometry.groups[0]
         stride = slot_stride(group.page_bytes)
@@ -77,6 +81,7 @@ class MoverSetup:
             kv_transport=config.kv_transport,
             peers=peers,
             peer_transport=config.peer_transport,
+            shares_memory=shares_memory,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,
             tls_ca=config.tls_ca,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
 from quire_common.credit import decode_move, encode_move
-from quire_worker.mover.transports.transport import TRANSPORTS
+from quire_worker.mover.transports.transport import PEER_TRANSPORTS, TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<BIq")
-_TRANSPORTS = ("", *TRANSPORTS)
+_TRANSPORTS = tuple(dict.fromkeys(("", *TRANSPORTS, *PEER_TRANSPORTS)))
 _SUBMITTED = struct.Struct("<q")
 
 
@@ -47,6 +47,10 @@ class Kind(enum.IntEnum):
     PING = 6
     CUT = 7
     """This move is void; the engine has ended it, or does when its last copies are over."""
+    OFFERED = 8
+    """Of an export, whose pages peers may fetch by themselves: so many, from the first on, are filled."""
+    FETCHED = 9
+    """Of a pull: so many more pages are in the pool as the peer's memory had them; -1: that cannot be opened."""
     # from the mover
     READY = 16
     """It carries moves."""
@@ -61,6 +65,10 @@ class Kind(enum.IntEnum):
     """The move is over: how many of its pages, from the first on, are whole at their destination, and what has carried
     them (see `transport_code`)."""
     PONG = 21
+    FETCH = 22
+    """Of a pull: these pages, the next ones, are to be fetched from the peer's memory: index, the peer's page, ..."""
+    KEPT = 23
+    """Of a pull: so many of the pages that were fetched count, as their lease stood: all, or none."""
 
 
 class WireBroken(Exception):  # says what it is; the process at the other end is then given up

@@ -40,6 +40,7 @@ class Export:
         self._left: set[int] = set()
         self._asked: set[int] = set()
         self._filled: dict[int, int] = {}
+        self._offered = 0
 
     def take_over(self, holder: Holder, indices: Iterable[int]) -> list[int]:
         """From now on the holder serves it, and wants these pages; returns slots that nobody wants. Raises NotFound."""
@@ -89,6 +90,20 @@ class Export:
                     unwanted.append(slot)
             self._changed.notify_all()
         return unwanted
+
+    def offer(self, pages: int) -> None:
+        """So many pages, from the first on, are filled."""
+        with self._changed:
+            self._offered = pages
+            self._changed.notify_all()
+
+    def await_offer(self, holder: Holder, index: int, timeout_s: float) -> int | None:
+        """How many pages are filled, once that page is; None where it is not in time. Raises NotFound as `take`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_lost(holder) or index < self._offered, timeout_s)
+            if self._is_lost(holder):
+                raise export_ended()
+            return self._offered if index < self._offered else None
 
     def leave(self, holder: Holder) -> list[int]:
         """The holder serves it no more; returns slots that nobody wants."""

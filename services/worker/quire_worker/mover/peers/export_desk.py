@@ -60,6 +60,13 @@ class ExportDesk:
             export = self._exports.get(number)
         self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
 
+    def offered(self, number: int, pages: int) -> None:
+        """See Direct."""
+        with self._lock:
+            export = self._exports.get(number)
+        if export is not None:
+            export.offer(pages)
+
     def cancel(self, generation: int) -> None:
         """See End: peers of an earlier run find nothing from now on."""
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from quire_common.credit import PageMove
     from quire_common.credit.hello import RankAddress
 
-TCP, SHM = "tcp", "shm"
+TCP, SHM, CUDA_IPC = "tcp", "shm", "cuda_ipc"
 SOCKET_PREFIX = "quire-worker-"
 # The name comes from the wire: it leads to no socket but a worker's.
 _SOCKET_NAME = re.compile(rf"{SOCKET_PREFIX}[0-9a-f]{{32}}")
@@ -31,6 +33,8 @@ class PeerAccess:
     first_index: int
     tcp: tuple[str, int] | None
     socket: str
+    memory: bool = False
+    """Its pages lie in memory that this host's processes may open."""
 
     @classmethod
     def of(cls, move: PageMove) -> PeerAccess:
@@ -42,7 +46,14 @@ class PeerAccess:
                 tcp = _host_and_port(text)
             elif address.transport == SHM:
                 socket = _socket_here(text)
-        return cls(move.lease_key, move.first_index, tcp, socket)
+        return cls(move.lease_key, move.first_index, tcp, socket, bool(memory_of(move)))
+
+
+def memory_of(move: PageMove) -> bytes:
+    """Descriptor of the memory in which a PULL's pages lie, where it is of this host; else empty."""
+    here = host_id()
+    told = (address.descriptor for address in rank_zero(move.source) if address.transport == CUDA_IPC)
+    return next((descriptor for descriptor in told if here and descriptor.endswith(here)), b"")
 
 
 def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
@@ -56,6 +67,13 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
         return ""
+
+
+def host_id() -> bytes:
+    """The same as 16 bytes, with which descriptors of memory end."""
+    with contextlib.suppress(ValueError):
+        return uuid.UUID(boot_id()).bytes
+    return b""
 
 
 def _host_and_port(text: str) -> tuple[str, int] | None:

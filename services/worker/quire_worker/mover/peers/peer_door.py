@@ -16,7 +16,7 @@ from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.mover.peers.peer_access import SHM, SOCKET_PREFIX, TCP, boot_id
+from quire_worker.mover.peers.peer_access import CUDA_IPC, SHM, SOCKET_PREFIX, TCP, boot_id
 from quire_worker.mover.setup import PEER_KINDS
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ class PeerDoor:
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
         self._sockets: dict[str, socket.socket] = {}
+        self._transport = config.peer_transport
         if config.peer_listen == OFF:
             return
         if not AVAILABLE:
             log.warning("no pages go from worker to worker: the package cryptography is not installed")
             return
-        if config.peer_transport in (AUTO, SHM):
+        if config.peer_transport in (AUTO, CUDA_IPC, SHM):
             self._open_unix()
-        if config.peer_transport in (AUTO, TCP):
+        if config.peer_transport in (AUTO, CUDA_IPC, TCP):
             self._open_tcp(config)
 
     @property
@@ -58,6 +59,13 @@ class PeerDoor:
     def inherited(self) -> dict[str, int]:
         """Descriptors for the mover process, by the flags that name them."""
         return {flag: sock.fileno() for flag, sock in self._sockets.items()}
+
+    def show_memory(self, descriptor: bytes) -> bool:
+        """Peers of this host may open that memory, where they are told; whether they are."""
+        if descriptor and self.addresses and self._transport in (AUTO, CUDA_IPC):
+            self.addresses = (RankAddress(0, CUDA_IPC, descriptor), *self.addresses)
+            return True
+        return False
 
     def close(self) -> None:
         """Nobody comes in any more."""

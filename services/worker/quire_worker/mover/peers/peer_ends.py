@@ -15,6 +15,14 @@ if TYPE_CHECKING:
 
 def peer_ends(given: Equipment) -> Ends:
     """Both, at work."""
-    exports = ExportDesk(given)
+    exports, pulls = ExportDesk(given), PullDesk(given)
     PeerPort(given, exports)
-    return Ends(PullDesk(given), exports)
+    return Ends(pulls, exports, PeerMemory(exports, pulls))
+
+
+class PeerMemory:
+    """See Direct."""
+
+    def __init__(self, exports: ExportDesk, pulls: PullDesk) -> None:
+        self.offered = exports.offered
+        self.fetched = pulls.fetched

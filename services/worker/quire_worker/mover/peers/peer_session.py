@@ -12,7 +12,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quire_common.columns import i32
+from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, QuireError, Unavailable
 from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
 from quire_common.kv_data.lease_key import NO_KEY
@@ -37,6 +37,8 @@ IDLE_S = 10.0
 # A page may take PAGE_S and its bytes at this rate.
 PAGE_S = 2.0
 FLOOR_BYTES_PER_S = 20e6
+# Of one answer.
+_MOST_PLACES = 4096
 
 
 class PeerSession:
@@ -54,6 +56,9 @@ class PeerSession:
             self._handlers |= {Kind.MAP: self._map, Kind.GET: self._show}
         else:
             self._handlers |= {Kind.GET: self._get}
+        if given.setup.shares_memory:
+            self._handlers |= {Kind.LOCATE: self._locate}
+        self._carried_by = "shm" if connection.local else "tcp"
 
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
@@ -167,6 +172,22 @@ class PeerSession:
             raise DataBroken("garbage", f"{head.kind.name} of page {head.page} before page {waiting[0][0]} was taken")
         self._desk.release([waiting.popleft()[1]])
 
+    def _locate(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+        """Where pages lie in the engine's own memory, which the peer reads by itself."""
+        handle, first = arrived.head.handle, arrived.head.page
+        if arrived.head.length:
+            raise DataBroken("garbage", "there is nothing more to say than a page")
+        if first >= len(export.run):
+            raise InvalidArgument("BAD_PAGES", "This is no page of the export.", "Ask for pages of the ticket.")
+        self._desk.take_over(export, self, ())
+        self._carried_by = "cuda_ipc"
+        try:
+            filled = self._until(lambda: export.await_offer(self, first, ALIVE_S), handle, seals)
+        finally:
+            self._desk.leave(export, self)
+        places = pack_i32(export.job.move.device_page[first : min(filled, first + _MOST_PLACES)])
+        self._connection.send(Head(Kind.PLACED, handle, first, length=len(places)), seals, places)
+
     def _indices(self, arrived: Arrived, seals: Seals, export: Export) -> list[int]:
         asked = bytearray(arrived.head.length)
         self._connection.receive_payload(arrived, seals, memoryview(asked))
@@ -177,13 +198,17 @@ class PeerSession:
 
     def _wait_for(self, export: Export, index: int, handle: bytes, seals: Seals) -> int:
         """The slot in which the page lies, in the end. Raises NotFound where the export is over."""
-        while (slot := export.take(self, index, ALIVE_S)) is None:
+        return self._until(lambda: export.take(self, index, ALIVE_S), handle, seals)
+
+    def _until(self, look: Callable[[], int | None], handle: bytes, seals: Seals) -> int:
+        """What there is to see, in the end; the peer hears meanwhile that somebody is there."""
+        while (found := look()) is None:
             if self._desk.engine_is_silent():
                 raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
             if self._connection.wait(0):
                 raise DataBroken("ended", "the peer has gone, or asks for too much at once")
             self._connection.send(Head(Kind.ALIVE, handle), seals)
-        return slot
+        return found
 
     def _send_page(self, export: Export, index: int, slot: int, seals: Seals) -> None:
         deadline = time.monotonic() + self._page_s
@@ -199,7 +224,7 @@ class PeerSession:
                     raise DataBroken("slow", "the peer takes too long over a page")
 
     def _done(self, arrived: Arrived, seals: Seals, export: Export) -> None:
-        self._desk.done(export, "shm" if self._connection.local else "tcp")
+        self._desk.done(export, self._carried_by)
         self._connection.send(Head(Kind.END, arrived.head.handle), seals)
 
     def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:

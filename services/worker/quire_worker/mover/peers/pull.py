@@ -17,7 +17,9 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.load_lane import RingLanding
 from quire_worker.mover.peers.peer_access import PeerAccess
 from quire_worker.mover.peers.peer_port import FRAME_S
+from quire_worker.mover.peers.pool_landing import PoolLanding
 from quire_worker.mover.transports.data_link import DataLink
+from quire_worker.mover.transports.peer_cuda import PeerCuda
 from quire_worker.mover.transports.peer_shm import PeerShm
 from quire_worker.mover.transports.peer_tcp import PeerTcp
 from quire_worker.mover.transports.transport import Cargo, TransportDown
@@ -47,7 +49,12 @@ class Pull:
         self._cargo = Cargo(run, setup.dtype, setup.page_bytes, PeerAccess.of(move), move.context)
         self._landing = RingLanding(slots, given.ring, job)
         self._link = DataLink(FRAME_S)
-        sources: list[Source[PeerAccess]] = [PeerShm(self._link), PeerTcp(self._link)]
+        self.direct = PoolLanding(job, self._landing, given.send, lambda: self.is_void)
+        sources: list[Source[PeerAccess]] = [
+            PeerCuda(self._link, self.direct),
+            PeerShm(self._link),
+            PeerTcp(self._link),
+        ]
         self._ways = [
             way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(self._cargo.access)
         ]
@@ -61,6 +68,7 @@ class Pull:
     def void(self) -> None:
         """End it."""
         self._voided.set()
+        self.direct.look()
         self._link.cut()
 
     def run(self) -> int:

@@ -61,6 +61,13 @@ class PullDesk:
         """See End."""
         self._void(lambda pull: True)
 
+    def fetched(self, number: int, pages: int) -> None:
+        """See Direct."""
+        with self._changed:
+            pull = self._pulls.get(number)
+        if pull is not None:
+            pull.direct.fetched(pages)
+
     def take_slot(self, job: Job) -> int:
         """See Slots."""
         with self._changed:

@@ -39,14 +39,27 @@ def gather_pages(
     """Copy pages of the pool at the address `source` into `target` [pages, bytes] uint8, on the current stream.
 
     Asynchronous. Whether the numbers are pages of either pool is the caller's to know."""
-    pages, page_bytes = len(source_page), target.shape[1]
-    if page_bytes % _ALIGNED or source % _ALIGNED:
-        raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {_ALIGNED}")
+    pages = len(source_page)
     if not pages:
         return
-    both = torch.stack((torch.from_numpy(source_page), torch.from_numpy(target_page)))
+    # Both rows begin where loads are wide, or there would be another kernel to compile.
+    both = torch.zeros((2, -(-pages // _ALIGNED) * _ALIGNED), dtype=torch.int32)
+    both[0, :pages], both[1, :pages] = torch.from_numpy(source_page), torch.from_numpy(target_page)
     if target.is_cuda:
         both = both.pin_memory().to(target.device, non_blocking=True)
+    _launch(source, target, both, pages, shape)
+
+
+def compile_gather(target: Tensor) -> None:
+    """Have the kernel for such pages ready, which takes up to seconds: a launch that copies nothing."""
+    _launch(target.data_ptr(), target, torch.zeros((2, _ALIGNED), dtype=torch.int32, device=target.device), 0, DEFAULT)
+
+
+def _launch(source: int, target: Tensor, both: Tensor, pages: int, shape: GatherShape) -> None:
+    """`both` int32 [2, at least pages]: pages there, and here."""
+    page_bytes = target.shape[1]
+    if page_bytes % _ALIGNED or source % _ALIGNED:
+        raise ValueError(f"pages of {page_bytes} bytes from {source} on are not aligned to {_ALIGNED}")
     options = {} if INTERPRET.value else {"num_warps": shape.warps}
     gather_pages_kernel[(shape.programs,)](
         source,

@@ -1,0 +1,73 @@
+"""PeerMemories: other workers' page pools that are open here, as long as pages are read from them.
+
+A pool that is open is not given back when its worker ends: the GPU would lack that memory for the worker's next life.
+So whatever nobody has read from for a while is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import QuireError
+from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.driver import cuda_driver
+from quire_worker.cuda.ipc_memory import IpcMemory
+from quire_worker.cuda.peer_memory import PeerMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quire_worker.cuda.driver import CudaDriver
+
+log = get_logger(__name__)
+IDLE_S = 2.0
+
+
+class PeerMemories:
+    """By descriptor. `drain` waits until the device reads none of them. Used by the model thread and by the one that
+    calls `close_idle`."""
+
+    def __init__(
+        self,
+        page_bytes: int,
+        drain: Callable[[], None],
+        driver: Callable[[], CudaDriver] = cuda_driver,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._page_bytes = page_bytes
+        self._drain = drain
+        self._driver = driver
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._open: dict[bytes, PeerMemory] = {}
+        self._used_s: dict[bytes, float] = {}
+
+    @contextlib.contextmanager
+    def using(self, descriptor: bytes) -> Iterator[PeerMemory]:
+        """Opened if it is not yet; reads of it are enqueued within. Raises as PeerMemory."""
+        with self._lock:
+            if descriptor not in self._open:
+                self._open[descriptor] = PeerMemory(IpcMemory.unpack(descriptor), self._page_bytes, self._driver())
+            self._used_s[descriptor] = self._clock()
+            yield self._open[descriptor]
+
+    def close_idle(self, idle_s: float = IDLE_S) -> None:
+        """Those that were not used for so long."""
+        with self._lock:
+            since = self._clock() - idle_s
+            idle = [descriptor for descriptor, used_s in self._used_s.items() if used_s <= since]
+            if idle:
+                self._drain()
+            for descriptor in idle:
+                del self._used_s[descriptor]
+                try:
+                    self._open.pop(descriptor).close()
+                except QuireError as error:  # of the driver's; there is nothing else to be done with it
+                    log.warning("another worker's memory could not be closed", cause=error.message)
+
+    def close(self) -> None:
+        """All of them."""
+        self.close_idle(0.0)

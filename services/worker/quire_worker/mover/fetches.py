@@ -1,0 +1,82 @@
+"""Fetches: on the engine's side, pages of pulls that the device reads from another worker's memory by itself.
+
+A page that was fetched is in the pool and is nobody's yet: it counts once the process says that its lease stood.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import MoveKind
+from quire_common.errors import QuireError
+from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.peers.peer_access import memory_of
+from quire_worker.mover.wire import WireBroken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_worker.mover.copier import Copier
+    from quire_worker.mover.open_move import OpenMove
+
+log = get_logger(__name__)
+_CANNOT = -1
+
+
+class Fetches:
+    """Belongs to the model thread. `answer` sends FETCHED of a move: how many pages."""
+
+    def __init__(self, copier: Copier, answer: Callable[[OpenMove, int], None]) -> None:
+        self._copier = copier
+        self._answer = answer
+        self._under_way: deque[tuple[int, OpenMove, int]] = deque()
+
+    def begin(self, opened: OpenMove, pairs: Sequence[tuple[int, int]]) -> None:
+        """The process asks for the next pages, as index and the peer's page. Raises WireBroken."""
+        move, first = opened.move, opened.landed + opened.fetched
+        wanted = [index for index, _ in pairs]
+        if (
+            move.kind != MoveKind.PULL
+            or opened.fetching
+            or not pairs
+            or wanted != list(range(first, first + len(pairs)))
+            or wanted[-1] >= len(move.device_page)
+        ):
+            raise WireBroken(f"pages {wanted[:1]} to {wanted[-1:]} are not those that are to be fetched next")
+        try:
+            source = np.array([place for _, place in pairs], np.int32)
+            self._copier.fetch(memory_of(move), source, move.device_page[first : first + len(pairs)])
+        except QuireError as error:
+            log.warning("the other worker's memory cannot be read", code=error.code, error=error.message)
+            self._answer(opened, _CANNOT)
+            return
+        opened.fetching = len(pairs)
+        self._under_way.append((self._copier.mark(), opened, len(pairs)))
+
+    def keep(self, opened: OpenMove, pages: int) -> None:
+        """All pages that were fetched count, or none. Raises WireBroken."""
+        if pages not in (0, opened.fetched):
+            raise WireBroken(f"{pages} pages to be kept of {opened.fetched}")
+        opened.fetched = 0
+        opened.landed += pages
+        opened.arrived += pages
+
+    def settle(self) -> list[OpenMove]:
+        """Moves whose fetch has ended."""
+        settled = []
+        while self._under_way and self._copier.passed(self._under_way[0][0]):
+            _, opened, pages = self._under_way.popleft()
+            opened.fetching = 0
+            opened.fetched += pages
+            self._answer(opened, pages)
+            settled.append(opened)
+        return settled
+
+    def drop(self) -> None:
+        """The copier was drained, and nobody waits for an answer: what is not kept is lost."""
+        for _, opened, _ in self._under_way:
+            opened.fetching = 0
+        self._under_way.clear()

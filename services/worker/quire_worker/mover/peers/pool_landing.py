@@ -1,0 +1,77 @@
+"""PoolLanding: one pull's way past the ring, where the engine's device fetches pages from the peer's memory by itself.
+
+What was fetched may be read by nobody before `keep`: only then it is known that the peer's pages were the lease's all
+the while.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from quire_common.kv_client import Abandoned
+from quire_worker.mover.transports.transport import TransportDown
+from quire_worker.mover.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_worker.mover.lane import Job, Send
+    from quire_worker.mover.load_lane import RingLanding
+
+
+class PoolLanding:
+    """`fetch` and `keep` are the pull's thread's, the rest may be called from any. `landing` counts for all ways."""
+
+    def __init__(self, job: Job, landing: RingLanding, send: Send, is_void: Callable[[], bool]) -> None:
+        self._job = job
+        self._landing = landing
+        self._send = send
+        self._is_void = is_void
+        self._changed = threading.Condition()
+        self._answer: int | None = None
+        self._fetched = 0
+
+    @property
+    def reached(self) -> int:
+        """The index of the next page to be fetched."""
+        return self._landing.landed + self._fetched
+
+    def fetch(self, places: Sequence[int]) -> None:
+        """Bring the next pages from such pages of the peer's memory. Raises Abandoned, and TransportDown where the
+        engine cannot."""
+        pairs = [number for index, place in enumerate(places, self.reached) for number in (index, place)]
+        with self._changed:
+            self._answer = None
+            self._send(Frame.of(Kind.FETCH, self._job.generation, self._job.number, pairs))
+            self._changed.wait_for(lambda: self._is_void() or self._answer is not None)
+            if self._is_void():
+                raise Abandoned
+            if self._answer != len(places):
+                raise TransportDown("the engine cannot read the peer's memory")
+            self._fetched += len(places)
+
+    def keep(self) -> None:
+        """The lease stood until after the last fetch."""
+        self._landing.landed += self._fetched
+        self._tell(self._fetched)
+
+    def drop(self) -> None:
+        """What was fetched and not kept does not count."""
+        self._tell(0)
+
+    def _tell(self, kept: int) -> None:
+        if self._fetched:
+            self._fetched = 0
+            self._send(Frame.of(Kind.KEPT, self._job.generation, self._job.number, [kept]))
+
+    def fetched(self, pages: int) -> None:
+        """The engine answers."""
+        with self._changed:
+            self._answer = pages
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Whoever waits looks whether the pull is void."""
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,136 @@
+"""Two workers whose devices read each other's memory: pages never see a ring, and count only if their lease stood until
+after they were read. The devices are stand-ins; the processes and what they say are real."""
+
+from __future__ import annotations
+
+import signal
+
+from quire_common.credit import RankAddress
+from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, SharedPools, content, peer_rig
+
+PAGES = [1, 2, 3, 4, 5, 6]
+TARGETS = [31, 32, 33, 34, 35, 36]
+
+
+def both(rig: PeerRig, shared: SharedPools) -> tuple[PeerSide, PeerSide]:
+    return rig.side(shared=shared), rig.side(shared=shared)
+
+
+def bodies(side: PeerSide, *pages: int) -> list[bytes]:
+    return [side.pool.pages[page] for page in pages]
+
+
+def test_what_is_filled_at_once_is_read_at_once() -> None:
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        assert [address.transport for address in here.sources] == ["cuda_ipc", "shm", "tcp"]
+        here.export(1, *PAGES, offered=2)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: shared.fetched == [[1, 2]])
+        rig.go_on_for(1.2)  # signs of life are all that passes meanwhile
+        assert here.told == there.told == {}
+        here.mover.offer(1, 6)
+        rig.until(lambda: 1 in there.told and 1 in here.told)
+        assert there.told[1].ok and here.told[1].ok and shared.fetched == [[1, 2], [3, 4, 5, 6]]
+        assert bodies(there, *TARGETS) == [content(page) for page in PAGES]
+        rig.assert_nothing_left()
+
+
+def test_a_part_of_the_pages_and_many_at_once() -> None:
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        for number in range(8):
+            key, pages = bytes([number + 1]) * 32, [3 * number + 1, 3 * number + 2, 3 * number + 3]
+            here.export(number, *pages, key=key, offered=0)
+            there.pull(number, here.sources, pages[1:], [page + 30 for page in pages[1:]], key=key, first=1)
+        for number in range(7, -1, -1):
+            here.mover.offer(number, 3)
+            rig.until(lambda number=number: number in there.told)  # type: ignore[misc]  # a lambda's default
+        rig.until(lambda: len(here.told) == len(there.told) == 8)
+        assert all(result.ok for side in rig.sides for result in side.told.values())
+        assert bodies(there, 32, 33, 35, 36) == [content(page) for page in (2, 3, 5, 6)]
+
+
+def test_what_was_read_after_the_lease_had_ended_does_not_count() -> None:
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        here.export(1, *PAGES, offered=2)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: len(shared.fetched) == 1)
+        rig.go_on_for(1.0)  # the first two are known to be good
+        shared.held = True
+        here.mover.offer(1, 6)
+        rig.until(lambda: len(shared.fetched) == 2)
+        here.mover.end_early(1)
+        rig.until(lambda: 1 in here.told)
+        assert there.told == {}, "a read is under way"
+        shared.held = False
+        rig.until(lambda: 1 in there.told)
+        assert not there.told[1].ok and there.came(1) == 2
+
+
+def test_a_move_that_is_ended_early_is_told_of_when_nothing_is_written_any_more() -> None:
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        shared.held = True
+        here.export(1, *PAGES)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: len(shared.fetched) == 1)
+        there.mover.end_early(1)
+        rig.go_on_for(0.3)
+        assert there.told == {}
+        shared.held = False
+        rig.until(lambda: 1 in there.told)
+        assert not there.told[1].ok and there.came(1) == 0
+        here.mover.end_early(1)
+        rig.until(lambda: 1 in here.told)
+        rig.assert_nothing_left()
+
+
+def test_memory_that_cannot_be_opened_leaves_the_other_ways() -> None:
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        shared.pools.clear()
+        elsewhere = RankAddress(0, "cuda_ipc", b"pool 0 of another host..")
+        for number, sources in enumerate((here.sources, (elsewhere, *here.sources[1:]))):
+            here.export(number, *PAGES)
+            there.pull(number, sources, PAGES, TARGETS)
+            rig.until(lambda number=number: number in there.told and number in here.told)  # type: ignore[misc]  # a lambda's default
+            assert there.told[number].ok and bodies(there, *TARGETS) == [content(page) for page in PAGES]
+        assert shared.fetched == []
+
+
+def test_where_the_way_breaks_off_another_goes_on() -> None:
+    """The peer's process dies; its pool is what it was, and who comes again finds no export."""
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        here.export(1, *PAGES, offered=3)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: len(shared.fetched) == 1)
+        rig.go_on_for(1.0)
+        here.signal(signal.SIGKILL)
+        rig.until(lambda: 1 in there.told and 1 in here.told)
+        assert not there.told[1].ok and there.came(1) == 3
+        assert bodies(there, *TARGETS) == [*(content(page) for page in PAGES[:3]), EMPTY, EMPTY, EMPTY]
+
+
+def test_a_reader_whose_process_dies_keeps_nothing_that_is_not_sure() -> None:
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        shared.held = True
+        here.export(1, *PAGES)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: len(shared.fetched) == 1)
+        there.signal(signal.SIGKILL)
+        rig.until(lambda: 1 in there.told)
+        assert not there.told[1].ok and there.came(1) == 0
+        shared.held = False
+        here.mover.end_early(1)
+        rig.until(lambda: 1 in here.told)
