@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from bench.kvstore_pages import Bodies, Pages
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.ring import Ring
+    from quire_worker.step import Int32
 
 # A prompt of 4,096 tokens where a page has 64, as on a GPU.
 PART = 64
@@ -72,6 +73,10 @@ class NoCopier:
     def to_ring(self, page: int, slot: int) -> None: ...
 
     def to_page(self, page: int, slot: int) -> None: ...
+
+    def prepare_fetch(self) -> None: ...
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None: ...
 
     def mark(self) -> int:
         return 0
