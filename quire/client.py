@@ -12,10 +12,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire import channel, wire
 from quire.errors import QuireError
-from quire.generate_call import GenerateCall, GenerateOptions
+from quire.generate_call import GenerateCall, GenerateOptions, Params
 from quire.outputs import Delta, ModelCard, RequestOutput
 from quire.prompts import ChatPrompt, Prompt, normalise
-from quire.sampling_params import SamplingParams
 from quire.v1 import inference_pb2, inference_pb2_grpc
 
 
@@ -44,13 +43,13 @@ class Client:
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
     def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> Iterator[Delta]:
         """Stream a continuation. A caller that stops iterating (or closes the iterator) ends the request."""
         return self._stream(GenerateCall(prompt, sampling_params, options, self.address, self._reconnect_s))
 
     def complete(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None, **options: Unpack[GenerateOptions]
+        self, prompt: Prompt, sampling_params: Params | None = None, **options: Unpack[GenerateOptions]
     ) -> RequestOutput:
         """The whole continuation at once; `options` are those of `generate`."""
         options["return_token_ids"] = True
@@ -63,7 +62,7 @@ class Client:
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: Params | None = None,
         **options: Unpack[GenerateOptions],
     ) -> RequestOutput:
         """The answer to a conversation; `options` are those of `generate`."""

@@ -2,7 +2,7 @@
 
 Both clients drive it; it opens no channel and waits for nothing. A stream that breaks after its first response is taken
 up where it ended, choice by choice, with the tokens that came: the seed is fixed before the first send, so that the
-answer is that of an unbroken stream.
+answer is that of an unbroken stream. Answers that come all at once, of searches and the best of several, are not.
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from quire import errors, wire
 from quire.columns import pack_i32
 from quire.outputs import Delta, Usage
 from quire.prompts import Prompt
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.v1 import inference_pb2
 
 _FIRST_WAIT_S, _MOST_WAIT_S = 0.1, 2.0
 # What a connection that broke, or a router that goes away, looks like; a service that says why it refused has a code.
 _BROKEN = frozenset({"UNREACHABLE", "UNAVAILABLE", "CANCELLED", "DRAINING"})
+
+Params = SamplingParams | BeamSearchParams
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -54,16 +56,17 @@ class GenerateCall:
     def __init__(
         self,
         prompt: Prompt,
-        params: SamplingParams | None,
+        params: Params | None,
         options: GenerateOptions,
         address: str,
         reconnect_s: float,
     ) -> None:
-        params = params or SamplingParams()
+        beams = params if isinstance(params, BeamSearchParams) else None
+        params = params.sampling() if isinstance(params, BeamSearchParams) else params or SamplingParams()
         self.request_id = options.get("request_id") or f"req-{uuid.uuid4().hex}"
         if params.temperature > 0 and (params.seed is None or params.seed < 0):
             params = params.clone(seed=random.getrandbits(63))
-        self._params = params
+        self._params, self._at_once = params, beams is not None or params.told_at_once
         self._wants_ids = options.get("return_token_ids", False)
         self._address, self._reconnect_s = address, reconnect_s
         self._first = self.request = wire.build_request(
@@ -75,6 +78,7 @@ class GenerateCall:
             timeout_s=options.get("timeout_s", 0.0),
             return_token_ids=True,
             return_timings=options.get("return_timings", False),
+            beams=beams,
         )
         self._choices = [_Progress([]) for _ in range(params.n)]
         # Choices that are yet to be taken up; and the one that is being, None while all come in one stream.
@@ -115,7 +119,7 @@ class GenerateCall:
         """The stream broke: how long to wait before `request` is sent. Raises the typed error where that is no help."""
         typed = wire.read_error(error, self._address, self.request_id) if isinstance(error, grpc.RpcError) else error
         over = monotonic() - self._last_news_s > self._reconnect_s
-        if not self._begun or typed.code not in _BROKEN or over:
+        if not self._begun or typed.code not in _BROKEN or over or self._at_once:
             raise typed from error
         left = [index for index, progress in enumerate(self._choices) if not progress.ended]
         if not left:

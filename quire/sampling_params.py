@@ -48,12 +48,24 @@ class BeamSearchParams:
         _number("temperature", self.temperature, 0, math.inf)
         _number("length_penalty", self.length_penalty, 0, math.inf)
 
+    def sampling(self) -> SamplingParams:
+        """What else a router is told of a search, but for the penalty."""
+        return SamplingParams(
+            n=self.beam_width,
+            temperature=0,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+        )
+
 
 @dataclass(frozen=True)
 class SamplingParams:
     """Immutable; `clone(temperature=0)` gives a changed copy."""
 
     n: int = 1
+    # So many are drawn, and the n likeliest by mean logprob per token told, likeliest first; None: n.
+    best_of: int | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
@@ -95,6 +107,8 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, _MAX_U32)
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, self.n, _MAX_U32)
         _number("temperature", self.temperature, 0, math.inf)
         _number("top_p", self.top_p, 0, 1)
         if self.top_p == 0:
@@ -138,6 +152,11 @@ class SamplingParams:
                 "Leave structured_outputs at its default.",
                 param="structured_outputs",
             )
+
+    @property
+    def told_at_once(self) -> bool:
+        """Whether nothing is known of an answer before all are there."""
+        return self.best_of is not None and self.best_of > self.n
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

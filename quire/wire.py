@@ -15,7 +15,7 @@ from quire import errors
 from quire.columns import pack_i32, unpack_i32
 from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, Usage
 from quire.prompts import ChatPrompt, Prompt, normalise
-from quire.sampling_params import SamplingParams
+from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.v1 import common_pb2, inference_pb2
 
 _BY_STATUS: dict[int, type[errors.QuireError]] = {
@@ -50,8 +50,10 @@ def build_request(
     timeout_s: float = 0.0,
     return_token_ids: bool = False,
     return_timings: bool = False,
+    beams: BeamSearchParams | None = None,
 ) -> inference_pb2.GenerateRequest:
-    """The contract's form of a request. Raises InvalidArgument for a prompt that is none."""
+    """The contract's form of a request. Raises InvalidArgument for a prompt that is none. `beams`: a search, of which
+    `params` are the rest."""
     asked = normalise(prompt)
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -76,6 +78,10 @@ def build_request(
     )
     if params.max_tokens is not None:
         request.max_tokens = params.max_tokens
+    if params.best_of is not None:
+        request.best_of = params.best_of
+    if beams is not None:
+        request.beam_search.length_penalty = beams.length_penalty
     if params.truncate_prompt_tokens is not None:
         request.truncate_prompt_tokens = params.truncate_prompt_tokens
     if params.thinking_token_budget is not None:

@@ -8,13 +8,17 @@ import math
 import zlib
 from typing import Any
 
+import grpc
 import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from quire.v1 import common_pb2 as pb_common
+from quire.v1 import inference_pb2 as ib
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.columns import i32, pack_f32, pack_i32
 from quire_common.telemetry import tracing
+from quire_router.limits.rate_limits import RateLimits
 from tests.fakes.fake_scheduler import EOS, FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 
@@ -200,6 +204,64 @@ async def test_a_search_is_counted_once() -> None:
         ends = {name: by for name, by in grown.items() if name.startswith("sequences_finished_total") and by}
         assert ends == {'sequences_finished_total{finished_reason="length"}': 2 * WIDTH}
         assert len(rig.scheduler.submits) == 2 * (1 + WIDTH + WIDTH)
+
+
+async def test_a_search_is_charged_for_what_it_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    charged: list[int] = []
+    monkeypatch.setattr(RateLimits, "charge", lambda self, tenant, tokens: charged.append(tokens))
+    async with router_rig([LittleModel()]) as rig:
+        fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True}
+        usage = (await rig.complete(["ab", "abc"], **fields)).json()["usage"]
+        assert charged == [5, 2 * WIDTH * 3] == [usage["prompt_tokens"], usage["completion_tokens"]]
+        charged.clear()
+        # One that is cut off has come to as much as its beams are long.
+        rig.scheduler.gate.clear()
+        late = asyncio.ensure_future(rig.complete("ab", timeout_s=1.0, **fields))
+        await asyncio.wait_for(rig.scheduler.submitted.wait(), 60)
+        assert (await late).status_code == 504 and charged == [2, 0]
+
+
+async def test_a_search_over_grpc_is_the_same() -> None:
+    async with router_rig([LittleModel()]) as rig:
+        sampling = pb_common.SamplingParams(logprobs=1)
+        request = ib.GenerateRequest(
+            text="bca", n=WIDTH, max_tokens=5, return_token_ids=True, sampling=sampling, beam_search=ib.BeamSearch()
+        )
+        request.beam_search.length_penalty = 2.5
+        responses = [response async for response in rig.inference.Generate(request)]
+        wanted = searched(b"bca", WIDTH, 5, 2.5)
+        assert [tuple(i32(response.token_ids).tolist()) for response in responses] == wanted
+        assert [response.index for response in responses] == [0, 1]
+        assert i32(responses[0].prompt_token_ids).tolist() == [*b"bca"] and not responses[1].prompt_token_ids
+        for response, ids in zip(responses, wanted, strict=True):
+            assert response.text == bytes(i for i in ids if i != EOS).decode()
+            assert response.finish_reason == (
+                pb_common.FINISH_REASON_STOP if ids[-1] == EOS else pb_common.FINISH_REASON_LENGTH
+            )
+            told = [logprobs((*b"bca", *ids[:i]))[token] for i, token in enumerate(ids)]
+            assert [entry.logprob for entry in response.logprobs] == pytest.approx(told, abs=1e-5)
+        usage = responses[-1].usage
+        assert (usage.prompt_tokens, usage.completion_tokens) == (3, sum(map(len, wanted)))
+        assert not responses[0].HasField("usage") and rig.router.admission.inside == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"stop": ["x"]}, "stop with use_beam_search"),
+        ({"best_of": 3}, "best_of with use_beam_search"),
+        ({"resume": ib.Resume(output_ids=pack_i32([97]))}, "resume with beam_search"),
+        ({"beam_search": ib.BeamSearch(length_penalty=11)}, "length_penalty is 11"),
+        ({"beam_search": ib.BeamSearch(length_penalty=float("nan"))}, "length_penalty is nan"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_a_search_cannot_honour_is_refused_over_grpc(fields: dict[str, Any], says: str) -> None:
+    async with router_rig([LittleModel()]) as rig:
+        request = ib.GenerateRequest(**{"text": "a", "max_tokens": 3, "beam_search": ib.BeamSearch(), **fields})
+        with pytest.raises(grpc.aio.AioRpcError, match=says):
+            [_ async for _ in rig.inference.Generate(request)]
+        assert not rig.scheduler.submits
 
 
 async def test_a_search_is_one_span_with_its_steps_below() -> None:

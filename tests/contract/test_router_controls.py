@@ -268,6 +268,27 @@ async def test_the_likeliest_of_several_are_told() -> None:
         assert quiet[0]["prompt_token_ids"] == [97, 98]
 
 
+async def test_the_likeliest_of_several_are_told_over_grpc_too() -> None:
+    async with router_rig([FakeScheduler(tokens_per_step=2)]) as rig:
+        rig.scheduler.bias = lambda submit: -float([3, 0, 2, 1][submit.sequence.sampling.sample])
+        for logprobs in (True, False):
+            sampling = pb.SamplingParams(logprobs=0) if logprobs else pb.SamplingParams()
+            request = ib.GenerateRequest(
+                text="ab", max_tokens=4, n=2, best_of=4, sampling=sampling, return_token_ids=True
+            )
+            first, second = [response async for response in rig.inference.Generate(request)]
+            assert [(each.index, each.text) for each in (first, second)] == [(0, "abab"), (1, "abab")]
+            told = [[entry.logprob for entry in each.logprobs][:1] for each in (first, second)]
+            assert told == ([[-1], [-2]] if logprobs else [[], []])
+            assert i32(first.prompt_token_ids).tolist() == [97, 98] and second.usage.completion_tokens == 4 * 4
+        for best_of, n in ((1, 2), (999, 1)):
+            with pytest.raises(grpc.aio.AioRpcError, match=f"best_of is {best_of}"):
+                [_ async for _ in rig.inference.Generate(ib.GenerateRequest(text="a", n=n, best_of=best_of))]
+        resumed = ib.GenerateRequest(text="a", best_of=2, resume=ib.Resume(output_ids=pack_i32([97])))
+        with pytest.raises(grpc.aio.AioRpcError, match="resume is of one choice"):
+            [_ async for _ in rig.inference.Generate(resumed)]
+
+
 @pytest.mark.parametrize(
     ("fields", "code"),
     [

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quire import LLM, BeamSearchParams, SamplingParams
+from quire import LLM, BeamSearchParams, Client, SamplingParams
 from quire.local.stack import LocalStack
 
 PROMPT = "ROMEO:\nBut, soft! what "
@@ -32,6 +32,15 @@ def test_a_beam_of_one_is_greedy_and_a_wider_one_no_worse(llm: LLM) -> None:
     assert wide[0].cum_logprob >= narrow[0].cum_logprob - 1e-6
     scores = [beam.cum_logprob / len(beam.tokens) for beam in wide]
     assert scores == sorted(scores, reverse=True) and len({tuple(beam.tokens) for beam in wide}) == 5
+
+
+def test_the_routers_search_over_grpc_finds_the_same(llm: LLM, client: Client) -> None:
+    search = BeamSearchParams(beam_width=4, max_tokens=7)
+    found = client.complete(PROMPT, search)
+    (wanted,) = llm.beam_search(PROMPT, search)
+    tokens = [[*found.prompt_token_ids, *output.token_ids] for output in found.outputs]
+    assert tokens == [beam.tokens for beam in wanted.sequences]
+    assert [output.text for output in found.outputs] == [beam.text for beam in wanted.sequences]
 
 
 def test_a_beam_is_as_likely_as_it_says(llm: LLM) -> None:

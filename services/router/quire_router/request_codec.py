@@ -11,10 +11,18 @@ from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import MAX_BAD_WORDS
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
+from quire_router.core.beam_search import check_beams
 from quire_router.core.job import ChatPrompt, GenerateJob, Prompt, Resume, TextOptions, TextPrompt, TokenPrompt, Wants
 from quire_router.core.pipeline import check_logprobs
-from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS
-from quire_router.http.tables import MAX_BAD_WORD_CHARS, MAX_ID_CHARS, MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS, of_many
+from quire_router.http.tables import (
+    MAX_BAD_WORD_CHARS,
+    MAX_ID_CHARS,
+    MAX_LENGTH_PENALTY,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+)
 
 if TYPE_CHECKING:
     from quire.v1 import inference_pb2 as ib
@@ -29,6 +37,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
     check_logprobs(sampling.prompt_logprobs, limits.max_logprobs, "sampling.prompt_logprobs")
     n = request.n if request.HasField("n") else 1
     _check_range("n", n, 1, limits.max_n)
+    best_of = request.best_of if request.HasField("best_of") else 0
     max_tokens = request.max_tokens if request.HasField("max_tokens") else None
     if max_tokens is not None:
         _check_range("max_tokens", max_tokens, 1, 2**31 - 1)
@@ -46,7 +55,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
             raise InvalidArgument("BAD_STRING", "bad_words has an empty string.", "Leave it out.", param="bad_words")
         _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS, "characters")
     prompt = _prompt(request)
-    return GenerateJob(
+    job = GenerateJob(
         model=request.model,
         prompts=(prompt,),
         n=n,
@@ -74,7 +83,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
         cache_salt=request.cache_salt,
         first_sample=request.sampling.sample,
-        resume=_resume(request, n),
+        resume=_resume(request, best_of or n),
         wants=Wants(
             news=True,
             token_ids=request.return_token_ids,
@@ -82,6 +91,28 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
             prompt_logprobs=sampling.prompt_logprobs,
         ),
     )
+    return _at_once(job, request, best_of, limits)
+
+
+def _at_once(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
+    """The job of an answer that is told when all of it is known, where it is one."""
+    whole = replace(job, wants=replace(job.wants, news=False))
+    if request.HasField("beam_search"):
+        asked = request.beam_search
+        length_penalty = asked.length_penalty if asked.HasField("length_penalty") else 1.0
+        if not abs(length_penalty) <= MAX_LENGTH_PENALTY:
+            raise InvalidArgument(
+                "OUT_OF_RANGE",
+                f"beam_search.length_penalty is {length_penalty}.",
+                f"Choose from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}.",
+                param="beam_search.length_penalty",
+            )
+        whole = replace(whole, beams=True, length_penalty=length_penalty, best_of=max(best_of, 1))
+        check_beams(whole)
+        if job.resume is not None:
+            raise unsupported("resume with beam_search")
+        return whole
+    return of_many(whole, best_of, limits, stream=False) if best_of and best_of != job.n else job
 
 
 def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:

@@ -21,11 +21,11 @@ class GenerateFormat:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
         self._request_id = generation.caller.request_id
-        self._logprobs = generation.job.sampling.logprobs >= 0
+        self._logprobs = generation.job.sampling.logprobs >= 0 and generation.job.wants.logprobs
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
         self._token_ids = generation.job.wants.token_ids
         self._opened = False
-        self._characters = [0] * len(generation.choices)
+        self._characters = [0] * generation.told
 
     def delta(self, delta: Delta) -> ib.GenerateResponse:
         """One delta of one choice."""
@@ -37,7 +37,7 @@ class GenerateFormat:
             finish_reason=delta.finish,  # type: ignore[arg-type]  # numbers of the same enum
         )
         if self._token_ids and not self._opened:
-            response.prompt_token_ids = pack_i32(self._generation.choices[0].sequence.prompt_ids)
+            response.prompt_token_ids = pack_i32(self._generation.prompt_ids(0))
         self._opened = True
         if isinstance(delta.stop_reason, str):
             response.stop_string = delta.stop_reason

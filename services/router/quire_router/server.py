@@ -104,13 +104,14 @@ class RouterService:
             ),
             share_prefix_across_keys=config.share_prefix_across_keys,
         )
+        self._beams = BeamSearch(self._pipeline, encoder, token_bytes)
         self._status = StatusRoutes(self._catalog, self.fleet, self.pool, self.admission, self._keys)
         with_metrics = config.metrics_on_main or not self._keys
         self._responses = make_store(config)
         self.routes = make_routes(
             config,
             self._pipeline,
-            BeamSearch(self._pipeline, encoder, token_bytes),
+            self._beams,
             self._catalog,
             tokenizer,
             token_bytes,
@@ -140,7 +141,14 @@ class RouterService:
         """quire.v1.Inference."""
         limits = Limits(self._config.max_n, self._config.max_logprobs)
         servicer = InferenceServicer(
-            self._pipeline, self._catalog, self._keys, limits, self._config, self._watchdog, self._rates
+            self._pipeline,
+            self._beams,
+            self._catalog,
+            self._keys,
+            limits,
+            self._config,
+            self._watchdog,
+            self._rates,
         )
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         names = [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]

@@ -13,17 +13,20 @@ from quire_common.errors import QuireError
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.client_watch import ClientWatch
+from quire_router.core.best_of import whole_answers
 from quire_router.core.job import Caller
 from quire_router.http.exchange import new_request_id, request_id_from
 from quire_router.request_codec import parse_generate
 from quire_router.response_codec import GenerateFormat
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from quire_router.api_keys import ApiKeys
     from quire_router.config import RouterConfig
+    from quire_router.core.beam_search import BeamSearch
     from quire_router.core.catalog import Catalog
+    from quire_router.core.delta import Delta
     from quire_router.core.generation import Generation
     from quire_router.core.pipeline import Pipeline
     from quire_router.http.parse import Limits
@@ -37,6 +40,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def __init__(
         self,
         pipeline: Pipeline,
+        beams: BeamSearch,
         catalog: Catalog,
         keys: ApiKeys,
         limits: Limits,
@@ -45,6 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         rates: RateLimits,
     ) -> None:
         self._pipeline = pipeline
+        self._beams = beams
         self._catalog = catalog
         self._keys = keys
         self._limits = limits
@@ -60,6 +65,10 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         await self._rates.admit(principal)
         job = parse_generate(request, self._limits)
         caller = self._caller(request, metadata, principal.tenant, context.time_remaining())
+        if job.beams:
+            for response in _whole(*await self._beams.run(job, caller, arrived_ns)):
+                yield response
+            return
         generation = await self._pipeline.generate(job, caller, arrived_ns)
         client = ClientWatch(self._watchdog, generation, self._stall_s)
         try:
@@ -95,8 +104,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         )
 
 
+def _whole(generation: Generation, deltas: Sequence[Delta]) -> list[ib.GenerateResponse]:
+    """Of answers that are told at once."""
+    answer = GenerateFormat(generation)
+    responses = [answer.delta(delta) for delta in deltas]
+    answer.finish(responses[-1])
+    return responses
+
+
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:
     """Errors before the first response are the call's status, later ones a response of their own."""
+    if not generation.job.wants.news:
+        for response in _whole(generation, await whole_answers(generation)):
+            yield response
+        return
     answer = GenerateFormat(generation)
     deltas = await generation.news()
     while True:

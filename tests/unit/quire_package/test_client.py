@@ -6,6 +6,7 @@ import pytest
 
 from quire import (
     AsyncClient,
+    BeamSearchParams,
     ChatPrompt,
     Client,
     InvalidArgument,
@@ -213,3 +214,18 @@ async def test_the_async_client_is_the_same(fake: Fake) -> None:
             await client.health()
         with pytest.raises(Unavailable):
             await client.models()
+
+
+async def test_searches_and_the_best_of_several_are_asked_for(fake: tuple[FakeRouter, str]) -> None:
+    router, address = fake
+    search = BeamSearchParams(beam_width=3, max_tokens=5, length_penalty=0.5, ignore_eos=True)
+    async with AsyncClient(address) as client:
+        output = await client.complete("hi", search)
+        await client.complete("hi", SamplingParams(n=2, best_of=4))
+    beams, several = router.requests
+    assert (beams.n, beams.max_tokens, beams.ignore_eos, beams.sampling.temperature) == (3, 5, True, 0)
+    assert beams.beam_search.length_penalty == 0.5 and not beams.HasField("best_of")
+    assert (several.n, several.best_of) == (2, 4) and not several.HasField("beam_search")
+    assert len(output.outputs) == 3 and output.finished
+    with pytest.raises(InvalidArgument, match="best_of"):
+        SamplingParams(n=2, best_of=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quire import AsyncClient, Client, SamplingParams, Unavailable
+from quire import AsyncClient, BeamSearchParams, Client, SamplingParams, Unavailable
 from quire.columns import unpack_i32
 from tests.fakes.fake_router import FakeRouter
 
@@ -45,6 +45,18 @@ async def test_choices_are_taken_up_one_by_one(fake: Fake) -> None:
     assert [len(choice.logprobs or ()) for choice in output.outputs] == [3, 3, 3]
     assert [(r.n, r.sampling.sample) for r in router.requests] == [(3, 0), (1, 1), (1, 1), (1, 2)]
     assert output.usage is not None and (output.usage.prompt_tokens, output.usage.completion_tokens) == (2, 9)
+
+
+@pytest.mark.parametrize(
+    "params", [SamplingParams(max_tokens=3, n=2, best_of=4), BeamSearchParams(beam_width=2, max_tokens=3)], ids=repr
+)
+def test_what_is_told_at_once_is_not_taken_up(fake: Fake, params: SamplingParams | BeamSearchParams) -> None:
+    """The second of the likeliest is no sample of its own."""
+    router, address = fake
+    router.breaks = [2]
+    with Client(address) as client, pytest.raises(Unavailable):
+        client.complete("hi", params)
+    assert len(router.requests) == 1
 
 
 def test_what_never_began_fails_at_once_and_patience_ends(fake: Fake) -> None:

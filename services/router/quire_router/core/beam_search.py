@@ -122,7 +122,15 @@ class BeamSearch:
         span = start_span("router.beams", job, caller, rendering.served)
         timeless = replace(caller, timeout_s=0.0)  # the time is kept outside
         generation = SearchedGeneration(
-            job, timeless, rendering.served, (), Outbox(), self._token_bytes, arrived_ns, _nothing, span
+            job,
+            timeless,
+            rendering.served,
+            (),
+            Outbox(),
+            self._token_bytes,
+            arrived_ns,
+            lambda: self._pipeline.charge(caller.tenant, costs.completion_tokens),
+            span,
         )
         generation.costs = costs
         headers = tracing.inject_headers(span)
@@ -139,11 +147,13 @@ class BeamSearch:
         eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
         ends = frozenset((*job.stop_token_ids, *eos))
         searches = [_Search(ids, most) for ids, most in rendering.prompts]
+        told: list[list[Beam]] = []
         while any(search.live for search in searches):
             await self._step(job, caller, [search for search in searches if search.live], ends, costs)
             generation.first_ns = generation.first_ns or time.monotonic_ns()
-        told = [self._best(job, search) for search in searches]
-        costs.completion_tokens = sum(len(beam.ids) for beams in told for beam in beams)
+            told = [self._best(job, search) for search in searches]
+            # As of an answer that is cut off, what it has come to: it may end here.
+            costs.completion_tokens = sum(len(beam.ids) for beams in told for beam in beams)
         generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, told, strict=True)]
         if job.wants.echo:
             prompts = zip(job.prompts, searches, strict=True)
@@ -203,9 +213,9 @@ class BeamSearch:
 
     @staticmethod
     def _best(job: GenerateJob, search: _Search) -> list[Beam]:
-        prompt_tokens = len(search.prompt_ids)
-        ranked = sorted(search.ended, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)
-        return ranked[: job.n]
+        """What would be told if the search ended now."""
+        prompt_tokens, found = len(search.prompt_ids), [*search.ended, *search.live]
+        return sorted(found, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)[: job.n]
 
     async def _delta(self, job: GenerateJob, index: int, beam: Beam) -> Delta:
         shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
@@ -249,10 +259,6 @@ def check_beams(job: GenerateJob) -> None:
     for name, value in asked.items():
         if value:
             raise unsupported(f"{name} with use_beam_search")
-
-
-def _nothing() -> None:
-    """The places are given back by who took them."""
 
 
 def _finish(beam: Beam) -> int:

@@ -1,4 +1,5 @@
-"""The n likeliest of each prompt's siblings, by their mean logprob per token, as OpenAI has it."""
+"""Whole answers of a job; and the n likeliest of each prompt's siblings, by their mean logprob per token, as OpenAI has
+it."""
 
 from __future__ import annotations
 
@@ -9,7 +10,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_router.core.delta import Delta
+    from quire_router.core.generation import Generation
     from quire_router.core.job import GenerateJob
+
+
+async def whole_answers(generation: Generation) -> list[Delta]:
+    """The last delta of each choice that is told, which has all of it, as long as no news were asked for."""
+    deltas: dict[int, Delta] = {}
+    while generation.running:
+        for delta in await generation.news():
+            deltas[delta.index] = delta
+    return best_of(generation.job, [deltas[index] for index in sorted(deltas)])
 
 
 def best_of(job: GenerateJob, deltas: Sequence[Delta]) -> list[Delta]:

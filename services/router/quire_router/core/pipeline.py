@@ -117,7 +117,6 @@ class Pipeline:
         *,
         admitted: bool,
     ) -> Generation:
-        weight = 0 if admitted else job.weight
         context = self._context(caller, span)
         started_ns = time.monotonic_ns()
         with tracing.span("router.encode", parent=tracing.context_of(span)):
@@ -137,7 +136,7 @@ class Pipeline:
             outbox,
             self._token_bytes,
             arrived_ns,
-            lambda: self._end(generation, weight),
+            _nothing if admitted else lambda: self._end(generation),
             span,
             counted=not admitted,
         )
@@ -245,9 +244,8 @@ class Pipeline:
             tracestate=headers.get("tracestate", caller.tracestate),
         )
 
-    def _end(self, generation: Generation, weight: int) -> None:
-        if weight:
-            self._leave(weight)
+    def _end(self, generation: Generation) -> None:
+        self._leave(generation.job.weight)
         resume = generation.job.resume
         had = resume.tokens if resume is not None else 0
         self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
@@ -259,6 +257,10 @@ class Pipeline:
     def _leave(self, weight: int) -> None:
         self._admission.leave(weight)
         metrics.in_flight.dec(weight)
+
+
+def _nothing() -> None:
+    """A part of a request gives nothing back: who asked for it does, of the whole."""
 
 
 def check_logprobs(logprobs: int, most: int, param: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire_common.errors import InvalidArgument
 from quire_common.telemetry.logs import bind_request_id
-from quire_router.core.best_of import best_of
+from quire_router.core.best_of import whole_answers
 from quire_router.core.job import Caller
 from quire_router.http.body import client_gone, read_object
 from quire_router.http.exchange import exchange_of, request_id_from, send_json
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
     from quire_router.config import RouterConfig
     from quire_router.core.beam_search import BeamSearch
-    from quire_router.core.delta import Delta
     from quire_router.core.generation import Generation
     from quire_router.core.pipeline import Pipeline
     from quire_router.http.answer_format import AnswerFormat
@@ -81,7 +80,7 @@ class Serving:
                 if parsed.stream:
                     await write_stream(scope, send, generation, answer)
                 else:
-                    document = answer.document(await all_deltas(generation))
+                    document = answer.document(await whole_answers(generation))
                     await answer.settle()
                     await send_json(send, document)
             finally:
@@ -123,15 +122,6 @@ class Invocations:
             )
         endpoint = self._chat if "messages" in body else self._completions
         await endpoint.answer(body, scope, receive, send)
-
-
-async def all_deltas(generation: Generation) -> list[Delta]:
-    """The last delta of each choice that is told, which has all of it, as long as no news were asked for."""
-    deltas: dict[int, Delta] = {}
-    while generation.running:
-        for delta in await generation.news():
-            deltas[delta.index] = delta
-    return best_of(generation.job, [deltas[index] for index in sorted(deltas)])
 
 
 class _Watch:

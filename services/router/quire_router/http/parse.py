@@ -62,11 +62,11 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     job = parsed.job
     if values["max_tokens"] == 0:
         job = replace(job, prompt_only=True)
-    return replace(parsed, job=_of_many(job, values["best_of"], limits, stream=parsed.stream))
+    return replace(parsed, job=of_many(job, values["best_of"], limits, stream=parsed.stream))
 
 
-def _of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
-    """The job that finds the best of several, for which it needs their logprobs."""
+def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
+    """The job that finds the best of several, for which it needs their logprobs. Raises InvalidArgument."""
     if best_of is None or best_of == job.n:
         return job
     if not job.n < best_of <= limits.max_n:

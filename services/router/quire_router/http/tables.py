@@ -21,6 +21,7 @@ MAX_STOP_STRINGS = 64
 MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 1024
 MAX_BAD_WORD_CHARS = 256
+MAX_LENGTH_PENALTY = 10
 MAX_MESSAGES = 10_000
 MAX_ID_CHARS = 256
 
@@ -58,7 +59,7 @@ SAMPLING: Mapping[str, Field] = {
     "thinking_token_budget": Field("int", low=-1, high=MAX_INT32),
     "truncate_prompt_tokens": Field("int", low=-1, high=MAX_INT32),
     "use_beam_search": Field("bool", False),
-    "length_penalty": Field("number", 1.0, low=-10, high=10),
+    "length_penalty": Field("number", 1.0, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY),
     # Ours: seconds from arrival.
     "timeout_s": Field("number", low=0),
     "skip_special_tokens": Field("bool", True),

@@ -13,7 +13,7 @@ import orjson
 
 from quire_common.errors import Aborted, QuireError, internal_error
 from quire_common.telemetry.logs import get_logger
-from quire_router.http.generate import all_deltas
+from quire_router.core.best_of import whole_answers
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -90,7 +90,7 @@ class BackgroundRuns:
     async def _outcome(self, run: _Run, answer: ResponsesFormat) -> Callable[[], Awaitable[None]]:
         """How to keep what came of it, where nobody has cancelled it."""
         try:
-            answer.document(await all_deltas(run.generation))
+            answer.document(await whole_answers(run.generation))
         except QuireError as error:
             failed = run.document.failed(error)
         except Exception:
