@@ -31,7 +31,7 @@ STAGES: dict[int, tuple[str, ...]] = {
     4: ("services",),
     5: ("roofline", "soak"),
     6: ("served_table",),
-    7: ("peer_pull",),
+    7: ("peer_pull", "peer_workers"),
 }
 LOG = Path(__file__).parent / "LOG.md"
 

@@ -92,24 +92,27 @@ class NoCopier:
 class Engine:
     """What an engine does about moves, and nothing else."""
 
-    def __init__(self, transport: str, page_bytes: int, copier: Callable[[Ring], Copier]) -> None:
+    def __init__(self, transport: str, page_bytes: int, copier: Callable[[Ring], Copier], memory: bytes = b"") -> None:
+        """`memory`: descriptor of its pool, where that is a GPU's."""
         slots = min(DEFAULT_SLOTS, DEFAULT_BYTES // page_bytes)
-        setup = MoverSetup(
-            "", NAMESPACE.hex(), "uint8", page_bytes, slots, log_level="warning", peers=True, peer_transport=transport
-        )
         self._door = PeerDoor(WorkerConfig(model="", peer_transport=transport))
+        setup = MoverSetup(
+            "", NAMESPACE.hex(), "uint8", page_bytes, slots, log_level="warning", peers=True, peer_transport=transport,
+            shares_memory=self._door.show_memory(memory),
+        )  # fmt: skip  # one line of settings
         self.addresses = self._door.addresses
         self.mover = MoverProcess.start(setup, copier, inherited=self._door.inherited)
         self._woken = threading.Event()
         self.mover.wake = self._woken.set
         self._await_peers()
 
-    def carry(self, moves: Sequence[PageMove]) -> None:
-        """Until all have ended well; raises SystemExit."""
+    def carry(self, moves: Sequence[PageMove], begun: Callable[[], None] = lambda: None) -> None:
+        """Until all have ended well; raises SystemExit. `begun`: all are submitted."""
         for move in moves:
             if not self.mover.submit(move):
                 raise SystemExit("a move was refused")
             self.mover.offer(move.id, len(move.device_page))
+        begun()
         left = len(moves)
         while left:
             if not self._woken.wait(_LIMIT_S):
@@ -224,8 +227,7 @@ def main() -> int:
             pages = ids(*(1 + index for index in indices))
             moves.append(PageMove(number, MoveKind.EXPORT, 0, pages, hashes, b"id", lease_key=bytes.fromhex(key)))
             first += PART
-        print("ready", flush=True)
-        engine.carry(moves)
+        engine.carry(moves, lambda: print("ready", flush=True))
         print("done", flush=True)
     engine.close()
     return 0

@@ -32,7 +32,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         _interpreted(recorder)
         recorder.skip("pages from GPU to GPU", "there is no GPU")
         return
-    gpus = _visible()
+    gpus = visible_gpus()
     if len(gpus) < 2:
         recorder.skip("bandwidth between GPUs", "there is one GPU")
     pairs = [((gpus[0],), (gpus[-1],))] + ([((gpus[0], gpus[-1]), (gpus[-1], gpus[0]))] if len(gpus) > 1 else [])
@@ -53,8 +53,10 @@ def _interpreted(recorder: Recorder) -> None:
     recorder.check("pages gathered by the kernel", torch.equal(ours[[2, 1, 4]], theirs[[4, 1, 2]]))
 
 
-def _visible() -> list[str]:
-    """GPUs of this process, as its children are told of them."""
+def visible_gpus() -> list[str]:
+    """GPUs of this process, as its children are told of them; none without a GPU."""
+    if not torch.cuda.is_available():
+        return []
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
     return given.split(",") if given else [str(index) for index in range(torch.cuda.device_count())]
 

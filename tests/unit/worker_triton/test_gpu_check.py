@@ -40,6 +40,7 @@ def test_the_table_is_skipped_by_name_or_measured(capsys: pytest.CaptureFixture[
         assert set(run(stage, capsys).values()) <= {"skipped", "ok", "measured"}
 
 
+@pytest.mark.slow
 def test_pages_between_gpus(capsys: pytest.CaptureFixture[str]) -> None:
     results = run(7, capsys)
     assert "ok" in results.values()
