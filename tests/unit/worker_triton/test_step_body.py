@@ -140,13 +140,14 @@ def test_steps_come_to_what_the_cpu_says(
         controlled += bool(batch.controls)
         first = np.cumsum(batch.count) - batch.count
         fresh = tuple(
-            Fresh(int(first[each]) + 2, int(batch.count[each]))
+            Fresh(int(first[each]) - decodes, int(batch.count[each]))
             for each in np.flatnonzero((batch.position == 0) & (batch.count > 3))
             if suited and turn % 2
         )
         whole += len(fresh)
-        rows = max([size.rows, *(chunk.row + chunk.padded - size.decodes for chunk in fresh)])
-        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, even=even), fresh=fresh)
+        rows = max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)])
+        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, even=even))
+        layout = layout.leaving(fresh, chunks) if fresh else layout
         host = np.full(WORDS, 12345, np.int32)
         used = layout.pack(batch, host, sheets.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))

@@ -166,13 +166,15 @@ def test_attention(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", [HeadShape(4, 2, 32, 0.3), HeadShape(8, 8, 64, 0.125)])
 def test_a_fresh_prompt_needs_no_pages(shape: HeadShape, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keys are read where rope left them, beside another chunk's tiles and a row that decodes."""
+    """Its keys are read where rope left them, beside another chunk's tiles and a row that decodes. What padding rows
+    hold spreads to nobody: they lie behind the prompt."""
     monkeypatch.setattr(triton_ops, "_MANY_ROWS", 16)
     case = Case(shape, 16, ints(20, 0, 33), ints(1, 40, 21), dtype)
     ops, reference = make(shape), TorchOps(shape, 16)
     fresh = Fresh(1, 40)
     rows = 1 + padded_length(40)
-    qkv = torch.cat([case.qkv, torch.ones(rows - case.rows, case.qkv.shape[1]).to(dtype)])
+    padding = torch.ones(rows - case.rows, case.qkv.shape[1]).to(dtype)
+    qkv, poisoned_qkv = torch.cat([case.qkv, padding]), torch.cat([case.qkv, padding * torch.nan])
     args = (case.position, case.count, case.table)
     wanted_pages, got_pages = case.clean.clone(), case.poisoned
     plan = reference.plan(wanted_pages, rows, *args)
@@ -182,7 +184,9 @@ def test_a_fresh_prompt_needs_no_pages(shape: HeadShape, dtype: torch.dtype, mon
     assert device_plan.tile_sequence is not None
     device_plan.tile_sequence[device_plan.tile_sequence == 1] = -1
     device_plan.fresh = (fresh,)
-    query = ops.qk_norm_rope_write(qkv.to(DEVICE), got_pages, 1, device_plan, shape, case.rope_device, case.norm_device)
+    query = ops.qk_norm_rope_write(
+        poisoned_qkv.to(DEVICE), got_pages, 1, device_plan, shape, case.rope_device, case.norm_device
+    )
     got = ops.paged_attention(query, got_pages, 1, device_plan, shape, 0)
     assert close(got[: case.rows], wanted[: case.rows])
 

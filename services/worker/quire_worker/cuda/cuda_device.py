@@ -148,12 +148,12 @@ class CudaDevice:
         if self._fresh is None:
             return False
         if not self._fresh.begun:
-            self._launch_nobody((Fresh(0, LEAST_TOKENS),))
+            self._launch_nobody(Fresh(0, LEAST_TOKENS))
         return self._fresh.make()
 
-    def _launch_nobody(self, fresh: tuple[Fresh, ...]) -> None:
+    def _launch_nobody(self, fresh: Fresh) -> None:
         """Run a step of padding, so that the kernels of such steps are compiled."""
-        layout = StepLayout.of(StepSize(0, sum(chunk.padded for chunk in fresh), len(fresh)), self._tiling, fresh=fresh)
+        layout = StepLayout.of(StepSize(0, fresh.padded, 1), self._tiling).leaving((fresh,), 1)
         with torch.cuda.stream(self._stream):
             layout.pack_nobody(self._body.uploaded)
             self._body.launch(layout)
@@ -198,14 +198,15 @@ class CudaDevice:
     def _exact_layout(self, batch: StepBatch) -> StepLayout:
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
         size, fresh = _size_of(batch), self._find_fresh(batch)
-        rows = max([size.rows, *(chunk.row + chunk.padded - size.decodes for chunk in fresh)])
-        return StepLayout.of(replace(size, rows=rows), self._tiling, max(STOP_IDS, stops), fresh)
+        layout = StepLayout.of(replace(size, rows=_rows(size, fresh)), self._tiling, max(STOP_IDS, stops))
+        return layout.leaving(fresh, size.chunks) if fresh else layout
 
     def _find_fresh(self, batch: StepBatch) -> tuple[Fresh, ...]:
+        """Rows count from the first that prefills."""
         if self._fresh is None:
             return ()
         chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
-        first = np.cumsum(batch.count) - batch.count
+        first = np.cumsum(batch.count) - batch.count - np.count_nonzero(batch.fed)
         return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
 
     def _logprobs(self, batch: StepBatch, layout: StepLayout, logits: torch.Tensor | None) -> PendingLogprobs | None:
@@ -273,6 +274,11 @@ def _size_of(batch: StepBatch) -> StepSize:
 
 def _runs_python(batch: StepBatch) -> bool:
     return bool(batch.controls) and any(each.runs_python for each in batch.controls.values())
+
+
+def _rows(size: StepSize, fresh: tuple[Fresh, ...]) -> int:
+    """Rows that prefill, with those that chunks without tiles are padded to."""
+    return max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)])
 
 
 def _places(batch: StepBatch, layout: StepLayout) -> Int32:

@@ -23,7 +23,7 @@ from quire_worker.ops.triton.sampling import DrawColumns, draw
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_layout import StepLayout
-    from quire_worker.model.decoder import Decoder
+    from quire_worker.model.decoder import Attend, Decoder
 
 Edit = Callable[[Tensor, Tensor, Changed], Changed]
 """(logits, last_token, what is changed) -> what is changed then; see HostRows."""
@@ -44,15 +44,18 @@ class StepBody:
         """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
 
     @torch.inference_mode()
-    def launch(self, layout: StepLayout, edit: Edit | None = None) -> Tensor:
+    def launch(
+        self, layout: StepLayout, edit: Edit | None = None, *, attend: Attend[TritonPlan] | None = None
+    ) -> Tensor:
         """Launch all kernels of a step whose columns are uploaded; returns the hidden rows of all its tokens. `edit`:
-        called before anything is drawn, in steps that are not captured."""
+        called before anything is drawn, in steps that are not captured. `attend` stands in for attention, as in
+        Decoder.forward."""
         size = layout.size
         views = self._views(layout)
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
         plan = self._plan(layout, views)
         with best_backend(self.pages) if layout.fresh else contextlib.nullcontext():
-            hidden = self.decoder.forward(token, self.pages, plan)
+            hidden = self.decoder.forward(token, self.pages, plan, attend)
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
         self.logits = self.decoder.logits(last)
         changed = self._changed(layout, views, self.logits) if size.controlled else None
@@ -101,11 +104,10 @@ class StepBody:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}
 
     def _plan(self, layout: StepLayout, views: dict[str, Tensor]) -> TritonPlan:
-        size = layout.size
-        tiled = size.chunks > len(layout.fresh) or (layout.tiling.even and size.decodes > 0)
+        tiled = layout.tiled and "tile_sequence" in views
         return TritonPlan(
-            rows=size.total_rows,
-            decodes=size.decodes,
+            rows=layout.size.total_rows,
+            decodes=layout.size.decodes,
             position=views["row_position"],
             sequence=views["row_sequence"],
             page_table=self.uploaded[layout.table_at :],

@@ -6,7 +6,7 @@ step, come last. The same offsets serve the pinned host side (numpy) and the dev
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,12 +59,14 @@ class StepLayout:
     tiling: Tiling
     place: dict[str, tuple[int, int]]
     table_at: int
-    fresh: tuple[Fresh, ...] = ()
-    """Chunks without tiles; a captured layout has none."""
+    fresh: tuple[Fresh, ...] | None = None
+    """Chunks without tiles; None: there can be none, as in a step that is one graph."""
+    tiled: bool = True
+    """Whether there may be chunks with tiles."""
 
     @classmethod
-    def of(cls, size: StepSize, tiling: Tiling, stop_ids: int = STOP_IDS, fresh: tuple[Fresh, ...] = ()) -> StepLayout:
-        """The layout of a size."""
+    def of(cls, size: StepSize, tiling: Tiling, stop_ids: int = STOP_IDS, *, fresh: bool = False) -> StepLayout:
+        """The layout of a size; `fresh`: chunks may be left without tiles."""
         place: dict[str, tuple[int, int]] = {}
         at = 0
         lengths = {"table_width": 1, "seed": 2 * size.sequences}
@@ -80,7 +82,13 @@ class StepLayout:
         for name, length in lengths.items():
             place[name] = (at, length)
             at += -(-length // _ALIGN) * _ALIGN
-        return cls(size, stop_ids, tiling, place, at, fresh)
+        return cls(size, stop_ids, tiling, place, at, () if fresh else None)
+
+    def leaving(self, fresh: tuple[Fresh, ...], chunks: int) -> StepLayout:
+        """The same for a step of so many chunks, of which these have no tiles; their rows count from the first row that
+        prefills."""
+        moved = tuple(Fresh(self.size.decodes + each.row, each.tokens) for each in fresh)
+        return replace(self, fresh=moved, tiled=chunks > len(fresh))
 
     def words(self, table_width: int) -> int:
         """Length of the whole for tables of so many pages."""
@@ -186,7 +194,7 @@ class StepLayout:
             tiled = count.copy()
             if not self.tiling.even:
                 tiled[:decodes] = 0
-            tiled[np.isin(first - decodes + size.decodes, [chunk.row for chunk in self.fresh])] = 0
+            tiled[np.isin(first - decodes + size.decodes, [chunk.row for chunk in self.fresh or ()])] = 0
             tiles = -(-tiled // self.tiling.tokens)
             owner = np.repeat(np.arange(len(tiles)), tiles)
             begin = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tiling.tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic
 
@@ -14,6 +15,9 @@ from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
 from quire_worker.ops.weight import DenseWeight, Weight
 from quire_worker.weights.parameter_store import ParameterStore
+
+Attend = Callable[[Tensor, Tensor, int, P, HeadShape, int], Tensor]
+"""As Ops.paged_attention: query, pages, layer, plan, shape, window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,11 @@ class Decoder(Generic[P]):
         for weight in (self.head, *(each for layer in self.layers for each in layer.products)):
             ops.prepare(weight)
 
-    def forward(self, token: Tensor, pages: Tensor, plan: P) -> Tensor:
-        """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`."""
+    def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
+        """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`.
+        `attend` stands in for ops.paged_attention."""
         spec, ops = self.spec, self.ops
+        attend = ops.paged_attention if attend is None else attend
         residual = ops.embedding(token, self.embedding, spec.embedding_scale)
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -62,7 +68,7 @@ class Decoder(Generic[P]):
             query = ops.qk_norm_rope_write(
                 ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_gains
             )
-            attended = ops.paged_attention(query, pages, index, plan, self.head_shape, spec.window(index))
+            attended = attend(query, pages, index, plan, self.head_shape, spec.window(index))
             delta = self._leave(ops.linear(attended, layer.o), layer.attention_post_norm)
             x = self._enter(delta, residual, layer.mlp_norm)
             delta = self._leave(self._mlp(x, layer), layer.mlp_post_norm)

@@ -113,10 +113,10 @@ class TritonOps:
             NORM=norm is not None,
             PARTS=power_of_two(self._group + 2),
             TOGETHER=together,
-            KEPT=bool(plan.fresh),
+            KEPT=plan.fresh is not None,
             **options(self.pdl, num_warps=2),
         )
-        plan.turned = qkv if plan.fresh else None
+        plan.turned = qkv if plan.fresh is not None else None
         return query
 
     def paged_attention(
@@ -131,10 +131,10 @@ class TritonOps:
     ) -> Tensor:
         """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them. `sinks` [Q]
         float32: a score of each head that takes part in the softmax and has no value."""
-        out = torch.empty_like(query)
+        out = torch.empty_like(query) if plan.out is None else plan.out
         decode_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
         prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
-        if plan.turned is not None:
+        if plan.fresh and plan.turned is not None:
             if sinks is not None:
                 raise ValueError("torch's attention knows no sinks: plan without fresh prompts")
             fresh_attention(query, plan.turned, plan.fresh, shape, out)

@@ -41,7 +41,8 @@ def qk_norm_rope_write_kernel(
 
     qkv [R, (HEADS + 2 KV_HEADS) DIM]; cos, sin [positions, DIM / 2]; position [R], negative: a padding row, which is
     written nowhere; sequence [R] row of page_table; pages as elements. PARTS: power of two above heads per KV head + 1.
-    KEPT: turned keys are also written back to qkv, for an attention that knows no pages.
+    KEPT: turned keys are also written back to qkv, for an attention that knows no pages; keys and values of padding
+    rows as 0, since such an attention multiplies what lies behind a prompt by 0, and there may be NaN.
     """
     kv = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
@@ -82,9 +83,10 @@ def qk_norm_rope_write_kernel(
     tl.store(target, low.to(query.dtype.element_ty), mask=wanted)
     tl.store(target + HALF, high.to(query.dtype.element_ty), mask=wanted)
     if KEPT:
-        kept = is_key[:, None] & real
-        tl.store(source, low.to(qkv.dtype.element_ty), mask=kept)
-        tl.store(source + HALF, high.to(qkv.dtype.element_ty), mask=kept)
+        padding = at < 0
+        kept = (is_key | (is_value & padding))[:, None] & real
+        tl.store(source, tl.where(padding[:, None], 0.0, low).to(qkv.dtype.element_ty), mask=kept)
+        tl.store(source + HALF, tl.where(padding[:, None], 0.0, high).to(qkv.dtype.element_ty), mask=kept)
     of = tl.load(sequence + row, mask=row < rows, other=0).to(tl.int64)
     page = tl.load(page_table + of * tl.load(table_width) + place // PAGE, mask=row < rows, other=0).to(tl.int64)
     written = ((is_key | is_value) & (at >= 0))[:, None] & real
