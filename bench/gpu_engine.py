@@ -23,6 +23,7 @@ from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
 from quire_worker.cuda.cuda_model import CudaModel
+from quire_worker.cuda.step_size import MOST_CHUNKS
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.kv.page_geometry import LAYOUT
@@ -54,6 +55,7 @@ class Local:
                 packed.normal_(0.0, 0.02)
             ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
             ops.pdl = True
+            ops.kept_logits = torch.empty(max_num_seqs + MOST_CHUNKS, spec.vocab_size, dtype=torch.bfloat16)
             decoder = Decoder(spec, store, ops, CONTEXT)
             page_bytes = spec.kv_heads * spec.layers * 2 * PAGE * spec.head_dim * 2
             num_pages = KV_BYTES // page_bytes

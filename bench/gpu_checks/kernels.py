@@ -1,8 +1,9 @@
 """Stage 1: kernels against float32 references.
 
-First full steps, which are the longest graphs. Then the tests of tests/unit/worker_triton, on whatever device there is,
-and whole steps of every padded size: decoding, prefill and mixed, with filters and with controls, as graphs and kernel
-by kernel; NaN in every page and place that is not a sequence's own, and in memory that kernels have not written yet.
+First full steps, which are the longest graphs, and steps with fresh prompts, which are captured in pieces. Then the
+tests of tests/unit/worker_triton, on whatever device there is, and whole steps of every padded size: decoding, prefill
+and mixed, with filters and with controls, as graphs and kernel by kernel; NaN in every page and place that is not a
+sequence's own, and in memory that kernels have not written yet.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +22,10 @@ from bench.gpu_checks.launching import run_one
 from bench.gpu_checks.record import Recorder
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
-from quire_worker.cuda.step_size import MOST_CHUNKS, MOST_PADDED_ROWS, StepSize, graph_sizes
+from quire_worker.cuda.step_size import MOST_CHUNKS, MOST_PADDED_ROWS, StepSize, graph_sizes, pieced_sizes
 from quire_worker.engine.ports import Device
 from quire_worker.engine.step_runner import StepOutcome
+from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, PIECE
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import Float32, Int32, Int64, StepBatch
 
@@ -72,13 +75,19 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 
 
 def _check_full_steps(recorder: Recorder, model: CheckModel) -> None:
-    """Steps of more rows than the padded sizes have: without fresh prompts, for which they have no graph."""
-    sizes = [size for size in graph_sizes(_MAX_SEQS, _FULL_TOKENS) if size.rows > MOST_PADDED_ROWS]
-    device = model.make_device(model.engine_spec(_MAX_SEQS), _FULL_TOKENS, eager=False)
-    try:
-        _check_sizes(recorder, model, device, sizes, f"full steps ({_FULL_TOKENS} tokens) as graphs")
-    finally:
-        device.close()
+    """Steps of more rows than the padded sizes have: without fresh prompts as graphs, with them in pieces."""
+    full = [size for size in graph_sizes(_MAX_SEQS, _FULL_TOKENS) if size.rows > MOST_PADDED_ROWS]
+    pieced = pieced_sizes(_MAX_SEQS, _FULL_TOKENS, PIECE)
+    pieced = [replace(size, rows=size.rows - PIECE) for size in pieced[:14] + pieced[14::9]]
+    for eager in (False, True):
+        device = model.make_device(model.engine_spec(_MAX_SEQS), _FULL_TOKENS, eager=eager)
+        try:
+            if not eager:
+                _check_sizes(recorder, model, device, full, f"full steps ({_FULL_TOKENS} tokens) as graphs")
+            how = "kernel by kernel" if eager else "in pieces"
+            _check_sizes(recorder, model, device, pieced, f"steps with fresh prompts, {how}", fresh=True)
+        finally:
+            device.close()
 
 
 def _tiny_sizes() -> list[StepSize]:
@@ -96,12 +105,14 @@ class _poisoned_memory:  # noqa: N801  # a context manager, named as one
         torch.use_deterministic_algorithms(False)
 
 
-def _check_sizes(recorder: Recorder, model: CheckModel, device: Device, sizes: list[StepSize], name: str) -> None:
+def _check_sizes(
+    recorder: Recorder, model: CheckModel, device: Device, sizes: list[StepSize], name: str, *, fresh: bool = False
+) -> None:
     rng = np.random.default_rng(1)
     worst, failed = 0.0, list[str]()
     drawn = np.zeros(_MAX_SEQS + MOST_CHUNKS, np.int64)
     for index, size in enumerate(sizes):
-        batch = _batch(model, size, rng, drawn)
+        batch = _batch(model, size, rng, drawn, fresh=fresh)
         model.fill_pages(batch, index)
         wanted = model.reference_logits(batch)
         outcome = run_one(device, batch)
@@ -133,8 +144,11 @@ def _error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
     return worst
 
 
-def _batch(model: CheckModel, size: StepSize, rng: np.random.Generator, drawn: Int64) -> StepBatch:
-    """Sequences with a past that nearly fill a size; decode rows compute what was drawn last in their slot."""
+def _batch(
+    model: CheckModel, size: StepSize, rng: np.random.Generator, drawn: Int64, *, fresh: bool = False
+) -> StepBatch:
+    """Sequences with a past that nearly fill a size; decode rows compute what was drawn last in their slot. `fresh`:
+    long chunks have no past."""
     decodes = max(0, size.decodes - int(rng.integers(0, 2))) if size.decodes > 1 else size.decodes
     chunks = min(size.chunks, size.rows, int(rng.integers(1, 5))) if size.rows else 0
     cut = (
@@ -147,6 +161,7 @@ def _batch(model: CheckModel, size: StepSize, rng: np.random.Generator, drawn: I
     position = rng.integers(0, 3 * model.page_size, rows).astype(np.int32)
     # Full steps have graphs where no prompt is fresh.
     position[: rows if size.rows > MOST_PADDED_ROWS else decodes] += 1
+    position[fresh & (count >= LEAST_TOKENS)] = 0
     need = -(-(position + count) // model.page_size)
     pages = rng.permutation(np.arange(1, model.num_pages)).astype(np.int32)
     table: Int32 = np.zeros((rows, int(need.max())), np.int32)

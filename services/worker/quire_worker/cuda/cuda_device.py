@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from quire_worker.cuda.device_logprobs import PendingLogprobs
     from quire_worker.cuda.device_scores import PendingScores
     from quire_worker.cuda.step_body import Edit, StepBody
-    from quire_worker.cuda.step_graphs import StepGraph, StepGraphs
+    from quire_worker.cuda.step_graph import StepGraph
+    from quire_worker.cuda.step_graphs import StepGraphs
     from quire_worker.ops.triton.fresh_attention import FreshPlans
     from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step import Int32, StepBatch
@@ -99,8 +100,7 @@ class CudaDevice:
         """See Device."""
         begin = time.perf_counter_ns()
         turn, self._turn = self._turn, (self._turn + 1) % _RING
-        graph = self._find_graph(batch)
-        layout = self._exact_layout(batch) if graph is None else graph.layout
+        graph, layout = self._choose(batch)
         body, count, scores = self._body, 2 * layout.size.sequences, None
         with torch.cuda.stream(self._stream), naming_out_of_memory("a step", STEP_FIX, "gpu_memory_utilization"):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}
@@ -110,7 +110,7 @@ class CudaDevice:
             if graph is None:
                 hidden = body.launch(layout, self._edit(batch, layout))
             else:
-                graph.replay()
+                graph.replay(layout)
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
             # Before the scores, whose logits overwrite the step's.
             logprobs = self._logprobs(batch, layout, body.logits if graph is None else graph.logits)
@@ -179,27 +179,28 @@ class CudaDevice:
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
 
-    def _find_graph(self, batch: StepBatch) -> StepGraph | None:
+    def _choose(self, batch: StepBatch) -> tuple[StepGraph | None, StepLayout]:
+        """What a step is launched by, None: kernel by kernel, and how it is packed for that."""
+        size, fresh = _size_of(batch), self._find_fresh(batch)
+        stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
         # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before the draw.
-        if self._graphs is None or batch.scores or _runs_python(batch):
-            return None
-        if batch.stop_id.ndim == 2 and batch.stop_id.shape[1] > STOP_IDS:
-            return None
-        size = _size_of(batch)
-        if size.rows > MOST_PADDED_ROWS and self._find_fresh(batch):
-            return None
+        needs_more = batch.scores or _runs_python(batch) or stops > STOP_IDS
+        if self._graphs is not None and not needs_more:
+            # Smaller steps are better off as one graph, with tiles.
+            apart = fresh if size.rows > MOST_PADDED_ROWS else ()
+            graph = self._find_graph(self._graphs, _padded(size, apart), fresh=bool(apart))
+            if graph is not None:
+                return graph, graph.layout_of(apart, size.chunks)
+        layout = StepLayout.of(_padded(size, fresh), self._tiling, max(STOP_IDS, stops))
+        return None, layout.leaving(fresh, size.chunks) if fresh else layout
+
+    def _find_graph(self, graphs: StepGraphs, size: StepSize, *, fresh: bool) -> StepGraph | None:
         try:
-            return self._graphs.find(size)
+            return graphs.find(size, fresh=fresh)
         except RuntimeError:  # as in `prepare`
             log.exception("a step could not be captured; such steps run kernel by kernel")
             self._give_up()
-            return self._graphs.find(size)
-
-    def _exact_layout(self, batch: StepBatch) -> StepLayout:
-        stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
-        size, fresh = _size_of(batch), self._find_fresh(batch)
-        layout = StepLayout.of(replace(size, rows=_rows(size, fresh)), self._tiling, max(STOP_IDS, stops))
-        return layout.leaving(fresh, size.chunks) if fresh else layout
+            return graphs.find(size, fresh=fresh)
 
     def _find_fresh(self, batch: StepBatch) -> tuple[Fresh, ...]:
         """Rows count from the first that prefills."""
@@ -276,9 +277,9 @@ def _runs_python(batch: StepBatch) -> bool:
     return bool(batch.controls) and any(each.runs_python for each in batch.controls.values())
 
 
-def _rows(size: StepSize, fresh: tuple[Fresh, ...]) -> int:
-    """Rows that prefill, with those that chunks without tiles are padded to."""
-    return max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)])
+def _padded(size: StepSize, fresh: tuple[Fresh, ...]) -> StepSize:
+    """With the rows that fresh chunks are padded to."""
+    return replace(size, rows=max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)]))
 
 
 def _places(batch: StepBatch, layout: StepLayout) -> Int32:

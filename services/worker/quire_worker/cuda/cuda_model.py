@@ -12,11 +12,11 @@ from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graphs import StepGraphs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
-from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, graph_sizes
+from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.triton.attention_plan import TritonPlan
-from quire_worker.ops.triton.fresh_attention import FreshPlans, padded_length
+from quire_worker.ops.triton.fresh_attention import PIECE, FreshPlans, padded_length
 
 # Graphs that are there before the first request: a second's worth where the kernels are compiled.
 _AT_START = 32
@@ -36,18 +36,18 @@ class CudaModel:
         tiling = Tiling.of(shape, even=even)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
         chunks = max(MOST_CHUNKS, min(max_tokens, spec.num_slots))
-        largest = StepSize(spec.max_num_seqs, padded_length(max_tokens), chunks, filtered=True, controlled=True)
+        rows = padded_length(max_tokens) + PIECE
+        largest = StepSize(spec.max_num_seqs, rows, chunks, filtered=True, controlled=True)
         words = StepLayout.of(largest, tiling, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        graphs = None
-        if not eager:
-            sizes = graph_sizes(spec.max_num_seqs, max_tokens)
-            graphs = StepGraphs(body, tiling, sizes, stream)
-            with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
-                graphs.capture(_AT_START)
         # With fp8 pages a prompt would be computed from exact keys when cold and from rounded ones when warm.
         suits = FreshPlans.suit(shape, windows) and not even and self.pages.dtype == torch.bfloat16
+        graphs = None
+        if not eager:
+            graphs = StepGraphs(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=suits)
+            with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
+                graphs.capture(_AT_START)
         fresh = FreshPlans(shape, self.pages.device, max_tokens) if suits else None
         torch.cuda.synchronize()
         return CudaDevice(body, tiling, graphs, stream, fresh, spec.logits_processors)

@@ -1,99 +1,76 @@
-"""StepGraphs: captured steps by size, a few before the first request, the others while nothing runs or when wanted.
-
-All graphs share one memory pool: steps run one after the other, so what one leaves behind the next may overwrite.
-"""
+"""StepGraphs: captured steps by size, a few before the first request, the others while nothing runs or when wanted."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
+from quire_worker.cuda.graph_recorder import GraphRecorder
+from quire_worker.cuda.size_shelf import SizeShelf
+from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
-from quire_worker.cuda.step_size import StepSize, least_that_holds
+from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, pieced_sizes
+from quire_worker.ops.triton.fresh_attention import PIECE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from quire_worker.cuda.step_body import StepBody
 
-# Wanted sizes whose graphs are remembered.
-_MOST_CHOSEN = 65_536
-
-
-class StepGraph:
-    """One captured step."""
-
-    def __init__(self, layout: StepLayout, graph: torch.cuda.CUDAGraph, logits: Tensor) -> None:
-        self.layout = layout
-        self.logits = logits
-        self._graph = graph
-
-    def replay(self) -> None:
-        """Launch it on the current stream."""
-        self._graph.replay()
+# A step in pieces has a graph for each layer.
+_MOST_PIECED = 64
+_PIECED_IN_ADVANCE = 16
 
 
 class StepGraphs:
     """Belongs to the model thread. `stream` is the one that steps run on: a capture waits for no step, and no step for
-    a capture."""
+    a capture. `max_tokens`: of a step. `fresh`: chunks may be left to torch's attention."""
 
-    def __init__(self, body: StepBody, tiling: Tiling, sizes: Sequence[StepSize], stream: torch.cuda.Stream) -> None:
+    def __init__(
+        self,
+        body: StepBody,
+        tiling: Tiling,
+        stream: torch.cuda.Stream,
+        max_num_seqs: int,
+        max_tokens: int,
+        *,
+        fresh: bool,
+    ) -> None:
         self._body = body
         self._tiling = tiling
-        self._sizes = sizes
-        self._missing = deque(size for size in sizes if size.in_advance)
         self._stream = stream
-        self._graphs: dict[StepSize, StepGraph] = {}
-        self._chosen: dict[StepSize, StepGraph | None] = {}
-        self._pool = torch.cuda.graph_pool_handle()
+        self._fresh = fresh
+        self._recorder = GraphRecorder()
+        whole, pieced = graph_sizes(max_num_seqs, max_tokens), pieced_sizes(max_num_seqs, max_tokens, PIECE)
+        in_advance = [size for size in whole if size.in_advance]
+        self._whole = SizeShelf(whole, in_advance, self._capture_whole, len(whole))
+        # Without fresh chunks full steps are whole graphs.
+        in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
+        self._pieced = SizeShelf(pieced, in_advance, self._capture_pieced, _MOST_PIECED)
 
-    def find(self, wanted: StepSize) -> StepGraph | None:
-        """The smallest step that holds the wanted size, captured now if it was not; None: no size is large enough."""
-        if wanted not in self._chosen:
-            if len(self._chosen) >= _MOST_CHOSEN:
-                self._chosen.clear()
-            size = least_that_holds(self._sizes, wanted)
-            self._chosen[wanted] = None if size is None else self._graph(size)
-        return self._chosen[wanted]
+    def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
+        """The smallest step that suits the wanted size, captured now if it was not; None: none does. `fresh`: some
+        chunk is to be left to torch's attention."""
+        found = None if fresh else self._whole.find(wanted)
+        if found is None and wanted.rows > MOST_PADDED_ROWS:
+            found = self._pieced.find(wanted)
+        return found
 
     def capture(self, count: int) -> bool:
         """Capture the next `count` sizes that are missing; whether some are left."""
-        while count and self._missing:
-            self._graph(self._missing.popleft())
-            count -= 1
-        while self._missing and self._missing[0] in self._graphs:
-            self._missing.popleft()
-        return bool(self._missing)
+        for _ in range(count):
+            (self._whole if self._whole.lacks else self._pieced).make_next()
+        return self._whole.lacks or self._pieced.lacks
 
     def give_up(self) -> None:
         """Make do with what is captured."""
-        self._missing.clear()
-        self._sizes = tuple(self._graphs)
-        self._chosen.clear()
+        self._whole.give_up()
+        self._pieced.give_up()
 
-    def _graph(self, size: StepSize) -> StepGraph:
-        if size not in self._graphs:
-            self._graphs[size] = self._capture(size)
-        return self._graphs[size]
-
-    def _capture(self, size: StepSize) -> StepGraph:
-        layout = StepLayout.of(size, self._tiling)
-        graph = torch.cuda.CUDAGraph()
+    def _capture_whole(self, size: StepSize) -> StepGraph:
         with torch.cuda.stream(self._stream):
-            # Columns of a step in which nobody runs: all rows are padding.
-            layout.pack_nobody(self._body.uploaded)
-            self._body.launch(layout)  # compiles what is not compiled, outside the capture
-            # Not torch.cuda.graph(): it empties torch's cache of memory each time, which takes ten times as long.
-            # Other threads wait for events meanwhile, so only this one's calls are watched.
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                self._body.launch(layout)
-            finally:
-                graph.capture_end()
-        logits = self._body.logits
-        if logits is None:
-            raise RuntimeError("a step without logits")
-        return StepGraph(layout, graph, logits)
+            return StepGraph(self._body, StepLayout.of(size, self._tiling), self._recorder, pieced=False)
+
+    def _capture_pieced(self, size: StepSize) -> StepGraph:
+        layout = StepLayout.of(size, self._tiling, fresh=self._fresh)
+        with torch.cuda.stream(self._stream):
+            return StepGraph(self._body, layout, self._recorder, pieced=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 _FINE = (1, 2, 4, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
@@ -14,7 +14,7 @@ MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
 """Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
 _WASTE = 1 / 16
 _ROUNDED = 64
-MOST_CHUNKS = 64
+_FEW_CHUNKS, MOST_CHUNKS = 64, 128
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,24 +74,50 @@ def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
     """All sizes to capture, the most wanted first: decoding, prefill alone, mixed steps, full ones, then those with
     filters, then with controls too. `max_tokens`: of a step, those of decode rows too."""
     sizes = [StepSize(each) for each in decode_sizes(max_num_seqs)]
-    mixed_decodes = sorted({min(each, max_num_seqs) for each in _MIXED_DECODES} | {max_num_seqs})
+    mixed_decodes = _mixed_decodes(max_num_seqs)
     rows = [each for each in _PREFILL_ROWS if each <= max_tokens]
-    sizes += [StepSize(decodes, each, min(each, MOST_CHUNKS)) for decodes in mixed_decodes for each in rows]
+    sizes += [StepSize(decodes, each, _chunks(each)) for decodes in mixed_decodes for each in rows]
     if max_tokens not in rows:
-        sizes += _full_sizes(mixed_decodes, max_tokens)
+        full = _full_steps(mixed_decodes, max_tokens)
+        full = [(decodes, min(_round_up(left, _ROUNDED), max_tokens)) for decodes, left in full]
+        sizes += [StepSize(decodes, each, _chunks(each)) for decodes, each in full]
     more = [(True, False), (True, True)]
     return sizes + [StepSize(s.decodes, s.rows, s.chunks, *asked) for asked in more for s in sizes]
 
 
-def _full_sizes(decodes: list[int], max_tokens: int) -> list[StepSize]:
-    """Steps that take all tokens there are: the more decode, the fewer are left to prefill."""
-    sizes = [StepSize(0, max_tokens, min(max_tokens, MOST_CHUNKS))]
-    for fewer, most in pairwise(decodes):
-        left = -(-(max_tokens - fewer - 1) // _ROUNDED) * _ROUNDED
-        rows = min(left, max_tokens)
-        if rows > 0:
-            sizes.append(StepSize(most, rows, min(rows, MOST_CHUNKS)))
-    return sizes
+def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int) -> list[StepSize]:
+    """Sizes of steps that are captured in pieces, the most wanted first: full ones, shorter ones, then those with
+    controls too; all with filters. Rows are multiples of `piece`, up to one more than the tokens take: a fresh chunk at
+    a step's end is padded."""
+    full, shorter = list[StepSize](), list[StepSize]()
+    for decodes, left in _full_steps(_mixed_decodes(max_num_seqs), max_tokens):
+        most = _round_up(left, piece) + piece
+        if left > MOST_PADDED_ROWS:
+            rows = range(most, MOST_PADDED_ROWS, -piece)
+            sizes = [StepSize(decodes, each, _chunks(each), filtered=True) for each in rows]
+            full += sizes[:2]
+            shorter += sizes[2:]
+    sizes = full + shorter
+    return sizes + [replace(size, controlled=True) for size in sizes]
+
+
+def _chunks(rows: int) -> int:
+    return min(rows, _FEW_CHUNKS if rows <= MOST_PADDED_ROWS else MOST_CHUNKS)
+
+
+def _mixed_decodes(max_num_seqs: int) -> list[int]:
+    return sorted({min(each, max_num_seqs) for each in _MIXED_DECODES} | {max_num_seqs})
+
+
+def _full_steps(decodes: list[int], max_tokens: int) -> list[tuple[int, int]]:
+    """Numbers of decoding sequences, and the most tokens that these, or the fewest that are padded to them, leave to
+    prefill."""
+    left = [(0, max_tokens), *((most, max_tokens - fewer - 1) for fewer, most in pairwise(decodes))]
+    return [(each, tokens) for each, tokens in left if tokens > 0]
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
 
 
 def least_that_holds(sizes: Iterable[StepSize], wanted: StepSize) -> StepSize | None:

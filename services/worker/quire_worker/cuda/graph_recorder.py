@@ -1,0 +1,90 @@
+"""GraphRecorder: what is launched on the current stream between `begin` and `end`, as a CUDA graph.
+
+All graphs share one memory pool: steps run one after the other, so what one leaves behind the next may overwrite. A
+tensor of a graph is therefore only good until memory of the pool is asked for again, unless it is held: `borrowed` is
+for those whose place in the pool is read and written between two graphs of one step, and at no other time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Replayable(Protocol):
+    """A captured graph."""
+
+    def replay(self) -> None:
+        """Launch it on the current stream."""
+        ...
+
+
+class Recorder(Protocol):
+    """What captures. One thread, and one graph at a time."""
+
+    def begin(self) -> None:
+        """From here on launches are kept, not run."""
+        ...
+
+    def end(self) -> Replayable:
+        """What was launched since `begin`."""
+        ...
+
+    def abandon(self) -> None:
+        """A launch has failed: end what was begun, if anything was."""
+        ...
+
+
+class GraphRecorder:
+    """See Recorder."""
+
+    def __init__(self) -> None:
+        self._pool = torch.cuda.graph_pool_handle()
+        self._open: torch.cuda.CUDAGraph | None = None
+
+    def begin(self) -> None:
+        """See Recorder."""
+        graph = torch.cuda.CUDAGraph()
+        # Not torch.cuda.graph(): it empties torch's cache of memory each time, which takes ten times as long.
+        # Other threads wait for events meanwhile, so only this one's calls are watched.
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._open = graph
+
+    def end(self) -> torch.cuda.CUDAGraph:
+        """See Recorder."""
+        graph, self._open = self._open, None
+        if graph is None:
+            raise RuntimeError("no graph was begun")
+        graph.capture_end()
+        return graph
+
+    def abandon(self) -> None:
+        """See Recorder."""
+        graph, self._open = self._open, None
+        if graph is not None:
+            # The error that is told is the launch's own.
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+
+
+class _Memory:
+    """A contiguous tensor's memory, as torch.as_tensor takes it from others."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.__cuda_array_interface__ = {
+            "shape": (tensor.numel() * tensor.element_size(),),
+            "typestr": "|u1",
+            "data": (tensor.data_ptr(), False),
+            "version": 3,
+        }
+
+
+def borrowed(tensor: Tensor) -> Tensor:
+    """The same place without a hold on it: its memory may be given to others once the tensor is gone. Not during a
+    capture."""
+    if not tensor.is_cuda:
+        return tensor
+    return torch.as_tensor(_Memory(tensor), device=tensor.device).view(tensor.dtype).view(tensor.shape)
