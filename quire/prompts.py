@@ -18,6 +18,8 @@ class ChatPrompt:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    # In the place of the model's, where the tokenizers were started with --allow-request-chat-template.
+    chat_template: str = ""
 
 
 # Text, token ids, a conversation, or vLLM's {"prompt": ...} / {"prompt_token_ids": ...}.

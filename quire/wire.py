@@ -213,6 +213,7 @@ def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:
         else "",
         add_generation_prompt=prompt.add_generation_prompt,
         continue_final_message=prompt.continue_final_message,
+        chat_template=prompt.chat_template,
     )
 
 

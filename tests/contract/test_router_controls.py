@@ -200,6 +200,37 @@ async def test_a_request_has_its_own_timeout() -> None:
         assert (await rig.complete("a", max_tokens=3, timeout_s=60)).status_code == 200
 
 
+async def test_tokens_go_by_ids_where_their_texts_are_of_no_use() -> None:
+    async with router_rig() as rig:
+        fields = {"max_tokens": 2, "return_tokens_as_token_ids": True}
+        body = (await rig.complete("ab", logprobs=1, echo=True, **fields)).json()
+        told = body["choices"][0]["logprobs"]
+        assert told["tokens"] == ["token_id:97", "token_id:98", "token_id:97", "token_id:98"]
+        assert told["text_offset"] == [0, 1, 2, 3]
+        assert told["top_logprobs"][2].keys() >= {"token_id:97"}
+        assert all(name.startswith("token_id:") for top in told["top_logprobs"][1:] for name in top)
+        message = (await rig.chat("ab", logprobs=True, top_logprobs=1, **fields)).json()["choices"][0]
+        (first, _) = message["logprobs"]["content"]
+        assert first["token"] == f"token_id:{first['bytes'][0]}"
+        assert first["top_logprobs"][0]["token"].startswith("token_id:")
+        body = {
+            "token_ids": [97, 98],
+            "sampling_params": {"max_tokens": 1, "logprobs": 0, "return_tokens_as_token_ids": True},
+        }
+        generated = (await rig.http.post("/inference/v1/generate", json=body)).json()
+        assert generated["choices"][0]["logprobs"]["content"][0]["token"] == "token_id:97"
+
+
+async def test_a_template_of_the_requests_own_goes_to_the_tokenizer() -> None:
+    async with router_rig() as rig:
+        assert (await rig.chat("a", max_tokens=1, chat_template="{{ mine }}")).status_code == 200
+        conversation = ib.Chat(messages_json='[{"role": "user", "content": "a"}]', chat_template="{{ mine }}")
+        assert [r async for r in rig.inference.Generate(ib.GenerateRequest(chat=conversation, max_tokens=1))]
+        body = {"messages": [{"role": "user", "content": "a"}], "chat_template": "{{ mine }}"}
+        assert (await rig.http.post("/tokenize", json=body)).status_code == 200
+        assert [request.chat_template for request in rig.tokenizer.renders] == ["{{ mine }}"] * 3
+
+
 async def test_prompt_logprobs_have_vllms_shape() -> None:
     async with router_rig() as rig:
         body = (await rig.complete("wxyz", max_tokens=2, n=2, prompt_logprobs=1)).json()

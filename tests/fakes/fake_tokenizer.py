@@ -34,6 +34,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.opens: list[pb.DetokenizeOpen] = []
         self.steps = 0
         self.open_handles: set[int] = set()
+        self.renders: list[pb.RenderChatRequest] = []
         self.token_bytes_calls = 0
         self.encode_contexts: list[Any] = []
         self.hold_encode: asyncio.Event | None = None
@@ -62,6 +63,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         return pb.EncodeResponse(token_ids=[_ids(text, request.max_tokens) for text in request.texts], elapsed_us=11)
 
     async def RenderChat(self, request: pb.RenderChatRequest, context: Any) -> pb.RenderChatResponse:
+        self.renders.append(request)
         await self.awake.wait()
         text = "".join(f"{m['role']}: {_content(m)}\n" for m in json.loads(request.messages_json))
         if request.add_generation_prompt:

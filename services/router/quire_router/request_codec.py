@@ -155,6 +155,7 @@ def _prompt(request: ib.GenerateRequest) -> Prompt:
             template_kwargs_json=chat.template_kwargs_json,
             add_generation_prompt=chat.add_generation_prompt if opens else not chat.continue_final_message,
             continue_final_message=chat.continue_final_message,
+            template=chat.chat_template,
         )
     raise InvalidArgument("MISSING_FIELD", "The prompt is missing.", "Set text, token_ids or chat.", param="prompt")
 

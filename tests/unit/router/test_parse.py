@@ -102,13 +102,28 @@ def test_messages_reach_the_template_as_they_were() -> None:
     assert prompt.continue_final_message and not prompt.add_generation_prompt
 
 
+def test_fields_that_are_for_the_template() -> None:
+    documents = [{"title": "t", "text": "x"}]
+    (prompt,) = chat(documents=documents, reasoning_effort="low", chat_template="{{ x }}").job.prompts
+    assert isinstance(prompt, ChatPrompt) and prompt.template == "{{ x }}"
+    assert json.loads(prompt.template_kwargs_json) == {"documents": documents, "reasoning_effort": "low"}
+    kwargs = {"reasoning_effort": "high", "enable_thinking": False}
+    (prompt,) = chat(chat_template_kwargs=kwargs, reasoning_effort="low").job.prompts
+    assert isinstance(prompt, ChatPrompt) and prompt.template == ""
+    assert json.loads(prompt.template_kwargs_json) == {"reasoning_effort": "low", "enable_thinking": False}
+    (prompt,) = chat(documents=[]).job.prompts
+    assert isinstance(prompt, ChatPrompt) and json.loads(prompt.template_kwargs_json) == {"documents": []}
+    with pytest.raises(InvalidArgument, match="documents has 1025 items"):
+        chat(documents=[{}] * 1025)
+
+
 def test_unsupported_fields_are_named() -> None:
     for name, value in (("suffix", "x"), ("prompt_embeds", "x")):
         with pytest.raises(Unsupported) as caught:
             completion(**{name: value})
         assert caught.value.param == name
     with pytest.raises(Unsupported):
-        completion(return_tokens_as_token_ids=0)  # a number is not the boolean that would change nothing
+        chat(parallel_tool_calls=0)  # a number is not the boolean that would change nothing
 
 
 def test_an_unknown_field_is_answered_with_the_nearest() -> None:

@@ -38,6 +38,8 @@ class ChatPrompt:
     template_kwargs_json: str = ""
     add_generation_prompt: bool = True
     continue_final_message: bool = False
+    template: str = ""
+    """In the place of the model's; tokenizers refuse it unless they were told not to."""
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
@@ -72,6 +74,8 @@ class Wants:
     news: bool = False
     every_token: bool = False
     token_ids: bool = False
+    tokens_by_id: bool = False
+    """Whether logprobs name their tokens by ids."""
     timings: bool = False
     echo: bool = False
     logprobs: bool = True

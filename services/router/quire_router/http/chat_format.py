@@ -8,7 +8,7 @@ import orjson
 
 from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
 from quire_router.http.kv_transfer_fields import kv_transfer_object
-from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
+from quire_router.http.logprob_format import TokenNames, chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +27,7 @@ class ChatFormat:
         self._parts = FrameParts(generation, parsed, f"chatcmpl-{generation.caller.request_id}", name)
         self._generation = generation
         self._wants = parsed.job.wants
+        self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.token_ids or parsed.continuous_usage)
         self._heads = [
@@ -94,7 +95,7 @@ class ChatFormat:
 
     def _rest(self, delta: Delta) -> dict[str, Any]:
         rest: dict[str, Any] = {
-            "logprobs": chat_logprobs(delta.entries, self._generation.token_bytes) if self._logprobs else None,
+            "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
             "finish_reason": finish_name(delta.finish),
         }
         if delta.finish:

@@ -8,7 +8,7 @@ import orjson
 
 from quire_router.http.answer_format import FrameParts, finish_name, id_list, usage_object
 from quire_router.http.kv_transfer_fields import kv_transfer_object
-from quire_router.http.logprob_format import completion_logprobs, echoed_logprobs, prompt_logprobs
+from quire_router.http.logprob_format import TokenNames, completion_logprobs, echoed_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ class CompletionFormat:
         self._parts = FrameParts(generation, parsed, f"cmpl-{generation.caller.request_id}", "text_completion")
         self._generation = generation
         self._wants = parsed.job.wants
+        self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.token_ids or self._wants.echo or parsed.continuous_usage)
         self._heads = [self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(generation.told)]
@@ -72,7 +73,7 @@ class CompletionFormat:
         index, text, logprobs = delta.index, delta.text, None
         first, self._opened[index] = not self._opened[index], True
         if self._logprobs:
-            logprobs = completion_logprobs(delta, self._generation.token_bytes, self._characters[index])
+            logprobs = completion_logprobs(delta, self._names, self._characters[index])
             self._characters[index] = delta.offsets[-1] if delta.offsets else self._characters[index]
         if self._wants.echo and first:
             prompt = self._generation.prompt_texts[index // self._generation.job.n]
@@ -82,7 +83,7 @@ class CompletionFormat:
                     self._parts.prompt_ids(index),
                     self._generation.prompt_entries(index),
                     self._generation.job.sampling.logprobs,
-                    self._generation.token_bytes,
+                    self._names,
                 )
                 logprobs["text_offset"] = [len(prompt) + offset for offset in logprobs["text_offset"]]
                 logprobs = {name: values + logprobs[name] for name, values in echoed.items()}

@@ -24,35 +24,44 @@ def token_text(token: bytes) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
 
 
-def completion_logprobs(delta: Delta, token_bytes: TokenBytes, start: int) -> dict[str, Any]:
+class TokenNames:
+    """What logprobs call their tokens: by text, or by id, where texts that are not unique are of no use."""
+
+    def __init__(self, token_bytes: TokenBytes, *, by_id: bool) -> None:
+        self.token_bytes = token_bytes
+        self._by_id = by_id
+
+    def of(self, token_id: int) -> str:
+        """The name of one."""
+        return f"token_id:{token_id}" if self._by_id else token_text(self.token_bytes.get(token_id))
+
+
+def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str, Any]:
     """`start` is the number of characters of the choice before this delta's first token."""
-    tokens = [token_text(token_bytes.get(entry.token_id)) for entry in delta.entries]
+    tokens = [names.of(entry.token_id) for entry in delta.entries]
     return {
         "text_offset": [start, *delta.offsets[:-1]][: len(tokens)],
         "token_logprobs": [_finite(entry.logprob) for entry in delta.entries],
         "tokens": tokens,
-        "top_logprobs": [
-            _top_of(entry, token, token_bytes) for entry, token in zip(delta.entries, tokens, strict=True)
-        ],
+        "top_logprobs": [_top_of(entry, token, names) for entry, token in zip(delta.entries, tokens, strict=True)],
     }
 
 
 def echoed_logprobs(
-    ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
+    ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
 ) -> dict[str, list[Any]]:
     """Of a prompt that is echoed, in the lists of a completion: nothing is known of its first token."""
-    tokens = [token_bytes.get(token_id) for token_id in ids]
-    texts, decoder, offset = [token_text(token) for token in tokens], getincrementaldecoder("utf-8")("replace"), 0
+    texts, decoder, offset = [names.of(token_id) for token_id in ids], getincrementaldecoder("utf-8")("replace"), 0
     offsets = []
-    for token in tokens:
+    for token_id in ids:
         offsets.append(offset)
-        offset += len(decoder.decode(token))
+        offset += len(decoder.decode(names.token_bytes.get(token_id)))
     return {
         "text_offset": offsets,
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
         "tokens": texts,
         "top_logprobs": [
-            None if entry is None else _top_of(_with_tops(entry, most), text, token_bytes)
+            None if entry is None else _top_of(_with_tops(entry, most), text, names)
             for entry, text in zip(entries, texts, strict=True)
         ],
     }
@@ -79,14 +88,14 @@ def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> dict[str, dic
     return found
 
 
-def chat_logprobs(entries: Sequence[LogprobEntry], token_bytes: TokenBytes) -> dict[str, Any]:
+def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[str, Any]:
     """`content` has one object per token."""
     return {
         "content": [
             {
-                **_chat_token(entry.token_id, entry.logprob, token_bytes),
+                **_chat_token(entry.token_id, entry.logprob, names),
                 "top_logprobs": [
-                    _chat_token(token_id, logprob, token_bytes)
+                    _chat_token(token_id, logprob, names)
                     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
                 ],
             }
@@ -95,18 +104,21 @@ def chat_logprobs(entries: Sequence[LogprobEntry], token_bytes: TokenBytes) -> d
     }
 
 
-def _top_of(entry: LogprobEntry, token: str, token_bytes: TokenBytes) -> dict[str, float]:
-    """Alternatives by text, the chosen token always among them."""
+def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> dict[str, float]:
+    """Alternatives by name, the chosen token always among them."""
     top: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
-        top.setdefault(token_text(token_bytes.get(token_id)), _finite(logprob))
+        top.setdefault(names.of(token_id), _finite(logprob))
     top.setdefault(token, _finite(entry.logprob))
     return top
 
 
-def _chat_token(token_id: int, logprob: float, token_bytes: TokenBytes) -> dict[str, Any]:
-    token = token_bytes.get(token_id)
-    return {"token": token_text(token), "logprob": _finite(logprob), "bytes": list(token)}
+def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    return {
+        "token": names.of(token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(names.token_bytes.get(token_id)),
+    }
 
 
 def _finite(logprob: float) -> float:

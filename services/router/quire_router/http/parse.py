@@ -191,6 +191,7 @@ def job_request(
             news=stream,
             every_token=options["continuous_usage_stats"],
             token_ids=token_ids or values["return_token_ids"],
+            tokens_by_id=values["return_tokens_as_token_ids"],
             timings=timings,
             echo=echo,
             prompt_logprobs=prompt_logprobs,
@@ -220,12 +221,15 @@ def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPromp
             "Set add_generation_prompt to false.",
             param="continue_final_message",
         )
-    kwargs = values["chat_template_kwargs"]
+    # What else a template may want to know: a field of its own counts more than an argument of that name.
+    named = {name: values[name] for name in ("documents", "reasoning_effort") if values.get(name) is not None}
+    kwargs = {**(values["chat_template_kwargs"] or {}), **named}
     return ChatPrompt(
         messages_json=json_text("messages", messages_of(values["messages"])),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
         add_generation_prompt=values["add_generation_prompt"] and not continues,
         continue_final_message=continues,
+        template=values["chat_template"] or "",
     )
 
 

@@ -23,6 +23,8 @@ MAX_STOP_IDS = 1024
 MAX_BAD_WORD_CHARS = 256
 MAX_LENGTH_PENALTY = 10
 MAX_MESSAGES = 10_000
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE_CHARS = 1 << 20
 MAX_ID_CHARS = 256
 
 
@@ -69,6 +71,7 @@ SAMPLING: Mapping[str, Field] = {
     "priority": Field("int", 0, low=-MAX_INT32, high=MAX_INT32),
     "request_id": Field("string", max_items=MAX_ID_CHARS),
     "return_token_ids": Field("bool", False),
+    "return_tokens_as_token_ids": Field("bool", False),
     "cache_salt": Field("string", "", max_items=MAX_ID_CHARS),
     # Hints without an effect here.
     "user": _HINT,
@@ -81,7 +84,6 @@ SAMPLING: Mapping[str, Field] = {
     # Known, not yet supported.
     "structured_outputs": _later(),
     "response_format": _later({"type": "text"}),
-    "return_tokens_as_token_ids": _later(False),
     "kv_transfer_params": Field("object"),
     "vllm_xargs": _later({}),
     "guided_json": _later(),
@@ -112,6 +114,11 @@ CHAT: Mapping[str, Field] = {
     "add_generation_prompt": Field("bool", True),
     "continue_final_message": Field("bool", False),
     "chat_template_kwargs": Field("object"),
+    # For the template.
+    "documents": Field("list", max_items=MAX_DOCUMENTS),
+    "reasoning_effort": Field("string", max_items=MAX_ID_CHARS),
+    # Taken where the tokenizers were started with --allow-request-chat-template.
+    "chat_template": Field("string", max_items=MAX_TEMPLATE_CHARS),
     "tools": _later([]),
     "tool_choice": _later("none", "auto"),
     "parallel_tool_calls": _later(True, False),
@@ -120,13 +127,10 @@ CHAT: Mapping[str, Field] = {
     "echo": _later(False),
     # A rendered template has its special tokens already.
     "add_special_tokens": _later(False),
-    "documents": _later([]),
-    "chat_template": _later(),
     "mm_processor_kwargs": _later(),
     "modalities": _later(["text"]),
     "audio": _later(),
     "prediction": _later(),
-    "reasoning_effort": _later(),
     "include_reasoning": _later(True),
     "verbosity": _later("medium"),
     "web_search_options": _later(),

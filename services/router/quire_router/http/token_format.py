@@ -8,7 +8,7 @@ import orjson
 
 from quire_router.http.answer_format import DONE, FrameParts, finish_name, id_list, usage_object
 from quire_router.http.kv_transfer_fields import kv_transfer_object
-from quire_router.http.logprob_format import chat_logprobs, prompt_logprobs
+from quire_router.http.logprob_format import TokenNames, chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,7 @@ class TokenFormat:
         self._generation = generation
         self._parsed = parsed
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
+        self._names = TokenNames(generation.token_bytes, by_id=parsed.job.wants.tokens_by_id)
         self._id = generation.caller.request_id
 
     def opening(self) -> bytes:
@@ -69,7 +70,7 @@ class TokenFormat:
         return {
             "index": delta.index,
             "token_ids": id_list(delta.token_ids),
-            "logprobs": chat_logprobs(delta.entries, self._generation.token_bytes) if self._logprobs else None,
+            "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
             "finish_reason": finish_name(delta.finish),
         }
 

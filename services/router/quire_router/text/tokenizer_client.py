@@ -53,6 +53,7 @@ class TokenizerClient:
             template_kwargs_json=prompt.template_kwargs_json,
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
+            chat_template=prompt.template,
             max_tokens=max_tokens,
         )
         response = await self._pool.call(lambda peer: peer.stub.RenderChat(request, timeout=_TIMEOUT_S))

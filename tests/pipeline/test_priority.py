@@ -1,0 +1,62 @@
+"""Priorities, from a client's field to the order in which a crowded engine runs: over HTTP and over gRPC."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire import Client, SamplingParams
+from quire.engine_options import stack_flags
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+
+TOKENS, PATIENCE_S = 12, 60.0
+# One decodes, and 1.5 times as many may have been started ahead, before anybody more urgent came.
+AHEAD = 3
+OPTIONS = {"scheduling-policy": "priority", "max-num-seqs": 1, "paced": 10}
+
+
+@pytest.fixture
+def crowded(demo_model: Path) -> Iterator[LocalStack]:
+    running = LocalStack(StackSpec("crowded", str(demo_model), drain_timeout_s=10.0, flags=stack_flags(OPTIONS)))
+    yield running
+    running.close()
+
+
+def test_the_urgent_pass_those_who_wait(crowded: LocalStack) -> None:
+    """Two waves: those of low priority fill the queue, then the urgent come."""
+    ended: list[str] = []
+    with (
+        httpx.Client(base_url=crowded.ready.http, timeout=PATIENCE_S) as http,
+        Client(crowded.grpc) as client,
+        ThreadPoolExecutor(16) as pool,
+    ):
+
+        def over_http(name: str, priority: int) -> None:
+            body = {"prompt": name, "max_tokens": TOKENS, "ignore_eos": True, "priority": priority}
+            assert http.post("/v1/completions", json=body).status_code == 200
+            ended.append(name)
+
+        def over_grpc(name: str, priority: int) -> None:
+            client.complete(name, SamplingParams(max_tokens=TOKENS, ignore_eos=True), priority=priority)
+            ended.append(name)
+
+        def begin(name: str, priority: int, count: int) -> list[Future[None]]:
+            ways = (over_http, over_grpc)
+            return [pool.submit(ways[number % 2], f"{name} {number}", priority) for number in range(count)]
+
+        waiting = begin("patient", 7, 8)
+        until = time.monotonic() + PATIENCE_S
+        while http.get("/load").json()["server_load"] < 8:
+            assert time.monotonic() < until
+            time.sleep(0.005)
+        for future in (*waiting, *begin("urgent", -7, 4)):
+            future.result(PATIENCE_S)
+    last_urgent = max(place for place, name in enumerate(ended) if name.startswith("urgent"))
+    passed = sum(name.startswith("patient") for name in ended[last_urgent:])
+    assert len(ended) == 12 and passed >= 8 - AHEAD - 1, ended
