@@ -20,13 +20,17 @@ PREFILL = KvTransfer(prefill_only=True)
 DECODE = KvTransfer(await_handover=True)
 
 
-def split_sides(config: SchedulerConfig | None = None, **sizes: Any) -> tuple[Rig, Rig]:
-    """Two replicas whose workers find each other, with pages of four tokens if nothing else is said."""
+def split_sides(
+    config: SchedulerConfig | None = None, *, store: dict[bytes, list[int]] | None = None, **sizes: Any
+) -> tuple[Rig, Rig]:
+    """Two replicas whose workers find each other, with pages of four tokens if nothing else is said; with a `store`
+    they share it."""
     peers: dict[bytes, FakeWorker] = {}
     rigs = []
     for name in (b"prefill", b"decode"):
         hello = with_address(make_hello(**{"page_size": 4, **sizes}), name)
-        rigs.append(Rig(config, worker=FakeWorker(hello, peers=peers)))
+        worker = FakeWorker(hello, peers=peers, store=store)
+        rigs.append(Rig(config, kvstore=store is not None, worker=worker))
     return rigs[0], rigs[1]
 
 

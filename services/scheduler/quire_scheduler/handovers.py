@@ -37,7 +37,8 @@ class Handovers:
         """What the other side has is handed over. One that has gone on by itself needs it no more."""
         if not request.transfer.await_handover or not request.waits:
             return
-        if handover.tokens:
+        # Later ones are of an attempt that this side did not wait for.
+        if handover.tokens and request.lacks_token:
             try:
                 self._replica.admission.check_tokens(request, handover.tokens)
             except QuireError as error:

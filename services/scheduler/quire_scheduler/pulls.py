@@ -2,7 +2,8 @@
 its start, or given back.
 
 What arrives is named at once, so that others find it. Every request that had a ticket is told of once, when it has
-what it will get. No failure is the request's: what has not come is computed. Decides nothing of whose turn it is.
+what it will get. No failure is the request's: what has not come is looked for in the kvstore, if there is one, or
+computed. Decides nothing of whose turn it is.
 """
 
 from __future__ import annotations
@@ -73,6 +74,8 @@ class Pulls:
         waiting: WaitingRoom,
         outputs: OutputBuffer,
         stats: Stats,
+        *,
+        elsewhere: bool,
     ) -> None:
         self._geometry = geometry
         self._pools = pools
@@ -81,6 +84,8 @@ class Pulls:
         self._waiting = waiting
         self._outputs = outputs
         self._stats = stats
+        # Whether what does not come may be found in a kvstore.
+        self._elsewhere = elsewhere
         self._lane = Lane()
         # Requests that hold pages without a slot, by uid; and pages on their way that nobody wants any more, by move.
         self._holding: dict[int, Request] = {}
@@ -170,7 +175,15 @@ class Pulls:
         self._cache.computed(request, min(pull.tokens(), request.known_len - 1))
         if not pull.told:
             self._tell(request, pull)
-        if not request.lacks_token:
+        if request.lacks_token:
+            return
+        if self._elsewhere and pull.arrived < pull.wanted:
+            # With what came, which is found by its name.
+            self._let_go(request, pull)
+            self._waiting.stand_aside(request)
+            request.pull, request.swapped = None, True
+            self._waiting.recall(request)
+        else:
             self._waiting.seat(request)
 
     def give_up(self, request: Request) -> None:

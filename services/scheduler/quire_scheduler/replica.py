@@ -54,7 +54,16 @@ class Replica:
         )
         self.transfers = Transfers(self.moves, self.stats, hello, instance, config.transfer_lease_s)
         self.outputs = OutputBuffer()
-        self.pulls = Pulls(geometry, self.pools, self.moves, self.cache, self.waiting, self.outputs, self.stats)
+        self.pulls = Pulls(
+            geometry,
+            self.pools,
+            self.moves,
+            self.cache,
+            self.waiting,
+            self.outputs,
+            self.stats,
+            elsewhere=kvstore and config.enable_prefix_caching,
+        )
         self.holdings = Holdings(self.pools, self.pulls, self.transfers)
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()

@@ -97,7 +97,7 @@ class Request:
     lookup_from: int = 0
     # It did not answer: this request waits for it no more.
     lookup_failed: bool = False
-    # It was preempted, and its pages are to be loaded when it resumes.
+    # Its pages are to be looked for in the kvstore before it starts again: it was preempted, or they were not pulled.
     swapped: bool = False
     preemptions: int = 0
     pages_lost: int = 0

@@ -222,6 +222,19 @@ def test_what_does_not_come_is_computed() -> None:
     assert starts(decode)[0].cached_len == 4 * decode.pulled[0, 1].pages
 
 
+def test_what_does_not_come_is_looked_for_in_the_kvstore() -> None:
+    prefill, decode = split_sides(store={})
+    ticket, token = prefilled(prefill, 30)
+    prefill.core.release([ticket.transfer_id])
+    prefill.run()
+    decode.submit(1, a_sequence(30, 8), transfer=DECODE)
+    decode.hand_over(1, token, ticket=ticket)
+    decode.run()
+    assert decode.pulled[0, 1].pages == 0 and starts(decode)[0].cached_len == 28, "whole pages are stored"
+    assert decode.tokens[0, 1] == undisturbed(a_sequence(30, 8))[0][1:]
+    assert (decode.core.stats.prompt_kvstore, decode.core.stats.prompt_transferred) == (28, 0)
+
+
 def test_a_transfer_that_is_over_brings_nothing() -> None:
     prefill, decode = split_sides()
     ticket, token = prefilled(prefill)
@@ -312,6 +325,20 @@ def test_a_started_request_needs_no_handover() -> None:
     decode.run()
     assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0]
     assert decode.tokens[0, 2] == undisturbed(a_sequence(9, 8))[0]
+
+
+def test_tokens_that_come_after_it_went_on_by_itself_are_not_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, decode = split_sides()
+    decode.submit(1, a_sequence(14, 8), transfer=DECODE)
+    decode.hand_over(1, give_up=True)
+    decode.step_until(lambda: len(decode.tokens[0, 1]) > 2)
+    decode.core._lifecycle.preempt(decode.core._replica.requests[0, 1], decode.now)
+    with monkeypatch.context() as patch:
+        patch.setattr(decode.core._policy, "most_started", lambda ending: 0)
+        decode.step_until(lambda: state_of(decode) is State.READY)
+        decode.hand_over(1, 5)
+    decode.run()
+    assert decode.tokens[0, 1] == undisturbed(a_sequence(14, 8))[0]
 
 
 def test_one_that_pulled_and_is_preempted_starts_again_as_any_other_ids() -> None:
