@@ -57,6 +57,10 @@ proto: $(INSTALLED) ## Generate the stubs of proto/quire/v1
 demo: install ## Five processes answer a prompt, a picture shows where the time went, everything stops
 	@$(BIN)/python -m quire demo $(ARGS)
 
+.PHONY: demo-pd
+demo-pd: install ## Prefill and decode apart, each process in a network namespace: shows how pages go, leaves nothing
+	@$(BIN)/python -m quire demo-pd $(ARGS)
+
 .PHONY: up
 up: install ## Start the five services and leave them running
 	@$(BIN)/python -m quire up $(ARGS)
@@ -83,15 +87,19 @@ test-install: install-dev ## Each torch-free service alone in an empty environme
 
 .PHONY: chaos
 chaos: install-dev redis ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KILLS and QUIRE_CHAOS_SEED choose
-	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py $(ARGS)
+	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py --ignore-glob 'tests/chaos/test_pd_*' $(ARGS)
+
+.PHONY: chaos-pd
+chaos-pd: install-dev ## The same of prefill and decode replicas; CHAOS_FAULTS, CHAOS_SECONDS and CHAOS_SEED choose
+	$(BIN)/python -m pytest -s -m slow tests/chaos/test_pd_*.py $(ARGS)
 
 .PHONY: soak
 soak: install-dev redis ## Conversations and faults for SOAK_SECONDS (600), with an eye on tokens, pages, leases and memory
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_soak.py $(ARGS)
 
 .PHONY: exactness
-exactness: install-dev ## Free-running against lockstep, warm against cold, and with rules broken on purpose
-	$(BIN)/python -m pytest -s -m "slow or not slow" tests/exactness $(ARGS)
+exactness: install-dev ## Free-running against lockstep, warm against cold, prefill and decode apart, and rules broken on purpose
+	$(BIN)/python -m pytest -s -m "slow or not slow" tests/exactness tests/pipeline/test_prefill_decode.py $(ARGS)
 
 .PHONY: redis
 redis:

@@ -8,6 +8,7 @@ from typing import Protocol, cast
 
 NAMES = (
     "demo",
+    "demo-pd",
     "up",
     "down",
     "restart",

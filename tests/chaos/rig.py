@@ -146,5 +146,10 @@ class Rig:
             totals[name] = totals.get(name, 0.0) + float(value)
         return totals
 
+    async def router_counts(self, name: str) -> dict[str, float]:
+        """One metric by its one label."""
+        found = re.findall(rf'^{name}{{\w+="([^"]*)"}} ([0-9.eE+-]+)$', (await self.http.get("/metrics")).text, re.M)
+        return {label: float(value) for label, value in found}
+
     def resident_mb(self, member: str) -> float:
         return float(psutil.Process(self.service(member).pid).memory_info().rss) / 1e6

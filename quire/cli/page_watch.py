@@ -1,0 +1,79 @@
+"""PageWatch: what the services of a stack say of the pages that a request moved: its timings, the workers' metrics, the
+model's geometry. Requests are asked one at a time meanwhile."""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from quire.cli.page_flow import PageFlow, find
+
+if TYPE_CHECKING:
+    from quire.local.stack import LocalStack
+    from quire.outputs import HopTiming
+
+_LIMIT_S = 10.0
+_PULLED = re.compile(r'^quire_worker_mover_pages_total\{kind="pull",transport="(\w+)"\} ([0-9.e+]+)$', re.MULTILINE)
+
+
+class PageWatch:
+    """Of a stack whose workers have `metrics-listen`."""
+
+    def __init__(self, stack: LocalStack) -> None:
+        spec, state = stack.spec, stack.directory.read()
+        if state is None:
+            raise AssertionError("a stack that is up has its state on disk")
+        self._metrics = {name: str(spec.flags[name]["metrics-listen"]) for name in spec.members_of("worker")}
+        self._seen = {name: self._pulled(name) for name in self._metrics}
+        scheduler = spec.members_of("scheduler")[0]
+        self._page_bytes = _page_bytes(f"{spec.reached_at(scheduler)}:{state.services[scheduler].port}")
+
+    def flow(self, tokens: int, timings: Sequence[HopTiming], first_ms: float, second_ms: float) -> PageFlow:
+        """Of the request that has just ended."""
+        apart, pull = find(timings, "prefill worker", "prefill"), find(timings, "transfer", "pull")
+        own = find(timings, "worker", "decode") or find(timings, "scheduler", "queue")
+        decode = own.instance if own is not None else ""
+        prefill = apart or find(timings, "worker", "prefill")
+        return PageFlow(
+            tokens=tokens,
+            prefill=_short(apart.instance) if apart is not None else "",
+            decode=_short(decode),
+            pages=pull.count if pull is not None else 0,
+            page_bytes=self._page_bytes,
+            transport=self._transport(),
+            prefill_ms=prefill.us / 1e3 if prefill is not None else 0.0,
+            transfer_ms=pull.us / 1e3 if pull is not None else 0.0,
+            first_ms=first_ms,
+            second_ms=second_ms,
+        )
+
+    def _transport(self) -> str:
+        """By what pages were pulled since the last look."""
+        used = set[str]()
+        for name, before in self._seen.items():
+            self._seen[name] = now = self._pulled(name)
+            used |= {transport for transport, pages in now.items() if pages > before.get(transport, 0.0)}
+        return ", ".join(sorted(used))
+
+    def _pulled(self, worker: str) -> dict[str, float]:
+        with urllib.request.urlopen(f"http://{self._metrics[worker]}/metrics", timeout=_LIMIT_S) as answer:
+            return {name: float(pages) for name, pages in _PULLED.findall(answer.read().decode())}
+
+
+def _page_bytes(scheduler: str) -> int:
+    """Of a page over all KV groups."""
+    import grpc
+
+    from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
+
+    with grpc.insecure_channel(scheduler) as channel:
+        stub = scheduler_pb2_grpc.SchedulerStub(channel)
+        answer = stub.GetModelInfo(scheduler_pb2.GetModelInfoRequest(), timeout=_LIMIT_S)
+    return sum(group.page_bytes for group in answer.model.pages.groups)
+
+
+def _short(instance: str) -> str:
+    """`prefill-1` of `scheduler-prefill-1`."""
+    return instance.removeprefix("scheduler-")

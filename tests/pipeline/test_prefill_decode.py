@@ -1,0 +1,81 @@
+"""Prefill at one replica and decode at another, real processes on the demo model: the tokens of one that does both."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+
+from quire import Client, SamplingParams
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from quire.models import find_model
+from quire.outputs import RequestOutput
+from tests.pipeline.leftovers import assert_nothing_left, read_state
+
+FIRST_ID = 300
+VOCAB = 4096
+PAGE = 16
+
+
+@pytest.fixture(scope="module")
+def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A prefill and a decode replica; every prompt of some pages goes to both."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_STATE_DIR", str(tmp_path_factory.mktemp("apart")))
+        spec = StackSpec(
+            "apart",
+            str(find_model(None)),
+            replicas=0,
+            prefill=1,
+            decode=1,
+            drain_timeout_s=5.0,
+            flags={"router": {"pd-least-tokens": "16", "pd-threshold-tokens": "16", "pd-by-rates": False}},
+        )
+        stack = LocalStack(spec)
+        state = read_state("apart")
+        with Client(stack.grpc) as client:
+            yield client
+        assert stack.deaths == []
+        stack.close()
+        assert_nothing_left(state)
+
+
+def ask(client: Client, number: int) -> RequestOutput:
+    """The request of that number: prompts of all lengths around a page's, greedy or drawn, some with logprobs."""
+    rng = random.Random(number)
+    prompt = [rng.randrange(FIRST_ID, VOCAB) for _ in range(rng.choice([PAGE, 2 * PAGE + 1, 63, 64, 100, 200]))]
+    params = SamplingParams(
+        temperature=rng.choice([0.0, 0.8]),
+        top_p=rng.choice([1.0, 0.9]),
+        seed=number,
+        max_tokens=rng.randint(2, 20),
+        logprobs=rng.choice([None, 2]),
+    )
+    output = RequestOutput(prompt=None)
+    for delta in client.generate(prompt, params, return_token_ids=True, return_timings=True):
+        output.add(delta)
+    return output
+
+
+def compare(apart: Client, together: Client, numbers: range) -> None:
+    handed_over = 0
+    for number in numbers:
+        there, here = ask(apart, number), ask(together, number)
+        one, other = there.outputs[0], here.outputs[0]
+        assert one.token_ids == other.token_ids and one.text == other.text, f"request {number}"
+        assert (one.finish_reason, one.logprobs) == (other.finish_reason, other.logprobs), f"request {number}"
+        assert there.usage is not None and here.usage is not None
+        assert there.usage.completion_tokens == here.usage.completion_tokens
+        handed_over += any((hop.service, hop.phase) == ("transfer", "pull") for hop in there.timings)
+    assert handed_over > len(numbers) * 0.8, f"{handed_over} of {len(numbers)} requests were prefilled elsewhere"
+
+
+def test_apart_is_together(apart: Client, client: Client) -> None:
+    compare(apart, client, range(12))
+
+
+@pytest.mark.slow
+def test_apart_is_together_at_length(apart: Client, client: Client) -> None:
+    compare(apart, client, range(100, 200))
