@@ -1,7 +1,8 @@
 """Export: one lease's pages on their way out of this worker. Knows nothing of sockets.
 
 One session at a time serves it, its holder: a peer that comes again takes over from its own earlier connection. The
-engine puts pages into the ring as they are asked for and filled; what comes when nobody wants it any more is refused.
+engine puts pages into the ring as they are asked for and filled, the first first. Slots are kept for none but the next
+few pages of the holder: whoever has slots can send, and nobody waits for those that hold what comes later.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from quire_common.kv_data.lease_key import handle_of
 from quire_common.pages import PageRun
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from quire_worker.mover.lane import Job
 
@@ -37,27 +38,29 @@ class Export:
         self.over = False
         self._changed = threading.Condition()
         self._holder: Holder | None = None
-        self._left: set[int] = set()
+        self._due: set[int] = set()
         self._asked: set[int] = set()
         self._filled: dict[int, int] = {}
         self._offered = 0
 
-    def take_over(self, holder: Holder, indices: Iterable[int]) -> list[int]:
-        """From now on the holder serves it, and wants these pages; returns slots that nobody wants. Raises NotFound."""
+    def take_over(self, holder: Holder) -> list[int]:
+        """From now on the holder serves it; returns slots that nobody wants. Raises NotFound."""
         with self._changed:
             if self.over:
                 raise export_ended()
             before, self._holder = self._holder, holder
-            self._left = set(indices)
             slots = self._take_filled()
             self._changed.notify_all()
         if before is not None:
             before.stop()
         return slots
 
-    def ask(self, indices: Sequence[int]) -> list[int]:
-        """Those that the engine was not asked for yet; now it is."""
+    def ask(self, holder: Holder, indices: Sequence[int]) -> list[int]:
+        """These are due next, in ascending order; returns those that the engine was not asked for yet: now it is."""
         with self._changed:
+            if self._is_lost(holder):
+                return []
+            self._due.update(indices)
             new = [index for index in indices if index not in self._asked and index not in self._filled]
             self._asked.update(new)
             return new
@@ -75,7 +78,7 @@ class Export:
                 raise export_ended()
             slot = self._filled.pop(index, None)
             if slot is not None:
-                self._left.discard(index)
+                self._due.discard(index)
             return slot
 
     def fill(self, pairs: Sequence[tuple[int, int]]) -> list[int]:
@@ -84,7 +87,7 @@ class Export:
         with self._changed:
             for index, slot in pairs:
                 self._asked.discard(index)
-                if index in self._left and index not in self._filled:
+                if index in self._due and index not in self._filled:
                     self._filled[index] = slot
                 else:
                     unwanted.append(slot)
@@ -111,14 +114,12 @@ class Export:
             if self._holder is not holder:
                 return []
             self._holder = None
-            self._left.clear()
             return self._take_filled()
 
     def end(self) -> list[int]:
         """It is over; returns slots that nobody wants. Its holder, if it has one, finds out by itself."""
         with self._changed:
             self.over = True
-            self._left.clear()
             self._changed.notify_all()
             return self._take_filled()
 
@@ -128,6 +129,7 @@ class Export:
     def _take_filled(self) -> list[int]:
         slots = list(self._filled.values())
         self._filled.clear()
+        self._due.clear()
         return slots
 
 

@@ -97,13 +97,13 @@ class ExportDesk:
         """Whether the worker hangs or was stopped: then nothing of it may be taken for a sign of life."""
         return self._silence_s() > ENGINE_SILENT_S
 
-    def take_over(self, export: Export, holder: Holder, indices: Sequence[int]) -> None:
+    def take_over(self, export: Export, holder: Holder) -> None:
         """See Export."""
-        self.release(export.take_over(holder, indices))
+        self.release(export.take_over(holder))
 
-    def ask(self, export: Export, indices: Sequence[int]) -> None:
+    def ask(self, export: Export, holder: Holder, indices: Sequence[int]) -> None:
         """Have the engine put pages into the ring, each once it is filled."""
-        new = export.ask(indices)
+        new = export.ask(holder, indices)
         if new:
             self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
 

@@ -38,6 +38,8 @@ class PeerPort:
         self._lock = threading.Lock()
         self._sessions: dict[PeerSession, None] = {}
         self._listeners = {fd: socket.socket(fileno=fd) for fd in given.listeners}
+        for listener in self._listeners.values():
+            listener.setblocking(False)  # the process before this one may have taken who is waited for
         threading.Thread(target=self._accept, name="peer-port", daemon=True).start()
 
     def _accept(self) -> None:

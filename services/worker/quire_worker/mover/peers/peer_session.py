@@ -7,6 +7,7 @@ pages' slots for a bounded time.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import deque
@@ -114,10 +115,10 @@ class PeerSession:
     def _get(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """Each page as soon as it is there."""
         handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
-        self._desk.take_over(export, self, indices)
+        self._desk.take_over(export, self)
         try:
             for place, index in enumerate(indices):
-                self._desk.ask(export, indices[place : place + self._desk.window])
+                self._desk.ask(export, self, indices[place : place + self._desk.window])
                 slot = self._wait_for(export, index, handle, seals)
                 try:
                     self._send_page(export, index, slot, seals)
@@ -142,10 +143,10 @@ class PeerSession:
         """Each page's place in the ring as soon as it is there; its slot is kept until the peer has taken it."""
         handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
         window, waiting = self._desk.window, deque[tuple[int, int]]()
-        self._desk.take_over(export, self, indices)
+        self._desk.take_over(export, self)
         try:
             for place, index in enumerate(indices):
-                self._desk.ask(export, indices[place : place + max(1, window - len(waiting))])
+                self._desk.ask(export, self, indices[place : place + max(1, window - len(waiting))])
                 while waiting and (len(waiting) >= window or not export.is_filled(index) or self._connection.wait(0)):
                     self._taken(waiting, seals)
                 slot = self._wait_for(export, index, handle, seals)
@@ -192,8 +193,11 @@ class PeerSession:
         asked = bytearray(arrived.head.length)
         self._connection.receive_payload(arrived, seals, memoryview(asked))
         indices: list[int] = i32(bytes(asked), "pages").tolist()
-        if len(set(indices)) != len(indices) or not all(0 <= index < len(export.run) for index in indices):
-            raise InvalidArgument("BAD_PAGES", "These are not pages of the export.", "Ask for pages of the ticket.")
+        ascending = all(before < index for before, index in itertools.pairwise(indices))
+        if not ascending or not all(0 <= index < len(export.run) for index in indices):
+            raise InvalidArgument(
+                "BAD_PAGES", "These are not pages of the export, in order.", "Ask for pages of the ticket."
+            )
         return indices
 
     def _wait_for(self, export: Export, index: int, handle: bytes, seals: Seals) -> int:

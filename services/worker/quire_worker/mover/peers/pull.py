@@ -111,6 +111,7 @@ class Pull:
                 way.fetch(self._cargo, self._landing)
             except TransportDown as error:
                 log.warning("a pull is interrupted", transport=way.name, silent=error.silent, cause=str(error))
+                self._landing.close()  # others may have the slot meanwhile
                 if error.silent:
                     return True
                 continue
