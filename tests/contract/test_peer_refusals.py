@@ -77,7 +77,7 @@ def test_pages_that_the_export_has_not_are_refused() -> None:
         here.export(1, *PAGES)
         know_of_all(rig, here, there)
         host, port = address_of(here, "tcp").descriptor.decode().split(":")
-        for asked in ([6], [-1], [0, 0], [2**31 - 1]):
+        for asked in ([6], [-1], [0, 0], [1, 0], [2**31 - 1]):
             connection = DataConnection(socket.create_connection((host, int(port))), 30)
             connection.enter()
             seals, payload = connection.client_seals(KEY), pack_i32(asked)
