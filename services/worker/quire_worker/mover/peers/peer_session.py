@@ -180,7 +180,7 @@ class PeerSession:
             raise DataBroken("garbage", "there is nothing more to say than a page")
         if first >= len(export.run):
             raise InvalidArgument("BAD_PAGES", "This is no page of the export.", "Ask for pages of the ticket.")
-        self._desk.take_over(export, self, ())
+        self._desk.take_over(export, self)
         self._carried_by = "cuda_ipc"
         try:
             filled = self._until(lambda: export.await_offer(self, first, ALIVE_S), handle, seals)
