@@ -6,6 +6,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
+# Processes that share the tests, a file each: most of what a test does is to wait for processes of its own. 0: none but
+# pytest's own, for a debugger and for `-s`.
+JOBS ?= 2
+SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 # A GPU's torch is another one than .venv's: where there is no .venv, the Python that has it.
 GPU_PYTHON ?= $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
@@ -75,11 +79,11 @@ status: install ## What runs, and where
 
 .PHONY: test
 test: install-dev redis ## All tests, over real processes too
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 .PHONY: test-fast
 test-fast: install-dev ## Unit and contract tests
-	$(BIN)/python -m pytest tests/unit tests/contract $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) tests/unit tests/contract $(ARGS)
 
 .PHONY: test-install
 test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small

@@ -13,7 +13,7 @@ from tests.exactness.hunt import run_scenarios
 from tests.exactness.scenario import make_scenario
 from tests.exactness.subjects import KINDS, make_subject
 
-QUICK = {"paced": 150, "cpu": 15}
+QUICK = {"paced": 60, "cpu": 6}
 FULL = {"paced": 3000, "cpu": 300}
 # Of which every hundred scenarios must have seen this many, or the scenarios have lost their bite.
 COMMON = {
