@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import json
 import statistics
-import subprocess
 import sys
 import threading
 import time
@@ -26,6 +25,7 @@ from typing import Any
 import grpc
 import numpy as np
 
+from bench.processes import Service
 from bench.thread_mover import ThreadMover
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import KvClient
@@ -214,16 +214,14 @@ def _timed(count: int) -> float:
 
 @contextmanager
 def kvstore(ram_bytes: int, *flags: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "quire_kvstore", "--listen", "127.0.0.1:0", "--ram-bytes", str(ram_bytes), *flags]
-    child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    try:
-        lines = (json.loads(line) for line in child.stderr or ())
-        address = next(str(line["address"]) for line in lines if line["message"] == "listening")
-        next(line for line in lines if line["message"] == "ready")
-        yield address
-    finally:
-        child.terminate()
-        child.communicate(timeout=60)
+    """The address of one, for as long as it is wanted; what it complained of is told at the end."""
+    with Service("kvstore", f"--ram-bytes={ram_bytes}", *flags) as service:
+        try:
+            yield service.ready()
+        finally:
+            service.stop()
+            for line in service.complaints():
+                print(json.dumps(line), file=sys.stderr)
 
 
 if __name__ == "__main__":

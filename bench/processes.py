@@ -65,6 +65,11 @@ class Service:
             raise RuntimeError(f"the {self.name} never said it; it said: {list(self.lines)[-5:]}")
         return lines[0]
 
+    def complaints(self) -> list[dict[str, Any]]:
+        """Warnings, errors and what is no log line, of the last that it said."""
+        with self._changed:
+            return [line for line in self.lines if line.get("level") not in ("debug", "info")]
+
     def cpu_s(self) -> float:
         """User and system time so far, without that of children."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()

@@ -11,7 +11,7 @@ import pytest
 from quire_router.config import RouterConfig
 from quire_router.http.responses import background
 from quire_router.http.responses.format import ResponsesFormat
-from quire_router.http.responses.store import MemoryStore, make_store
+from quire_router.http.responses.store import MemoryStore, RedisStore, make_store
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 from tests.redis_server import RedisServer, redis_server
@@ -303,6 +303,28 @@ async def test_what_another_router_withdraws_stays_so_when_it_ends_before_the_ne
         assert (mark.status_code, mark.json()["error"]["code"]) == (404, "RESPONSE_NOT_FOUND")
 
 
+async def test_a_wish_to_cancel_does_not_bring_back_what_was_deleted(
+    redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes from a third router, which saw the response just before it was deleted at the second."""
+    monkeypatch.setattr(background, "_POLL_S", 3600.0)
+    url = redis_server.url
+    async with router_rig(redis=url) as first, router_rig(redis=url) as second, router_rig(redis=url) as third:
+        first.scheduler.gate.clear()
+        told = (await create(first, background=True)).json()
+        await asyncio.wait_for(first.scheduler.submitted.wait(), 60)
+        store = RedisStore(url, 1 << 20, 60.0)
+        seen = await store.get("", told["id"])
+        await withdraw(second, told["id"], "delete")
+        assert seen is not None
+        await store.put("", told["id"], seen)
+        await withdraw(third, told["id"], "cancel")
+        first.scheduler.gate.set()
+        await until_idle(first)
+        await check_withdrawn(second, told["id"], "delete")
+        await store.close()
+
+
 async def test_the_background_fails_typed() -> None:
     async with router_rig(request_timeout_s=0.3) as rig:
         rig.scheduler.gate.clear()
@@ -338,6 +360,9 @@ async def test_memory_is_bounded() -> None:
     await store.put("t", "e", b"12345678901")
     assert await store.get("t", "e") is None and await store.get("t", "d") == b"1234"
     assert await store.delete("t", "d") and not await store.delete("t", "d")
+    await store.put("t", "b", b"34", replace=False)
+    await store.put("t", "f", b"56", replace=False)
+    assert [await store.get("t", name) for name in "bf"] == [b"12", b"56"]
     short = MemoryStore(10, 0.0)
     await short.put("t", "a", b"1")
     assert await short.get("t", "a") is None

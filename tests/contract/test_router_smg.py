@@ -19,6 +19,7 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import scheduler_pb2 as sb
 from quire_common.columns import pack_i32
 from quire_common.errors import ConfigError
+from quire_router.smg import servicer as smg_servicer
 from quire_router.smg.kv_event_codec import block_hash
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_faults import nothing_left, until
@@ -290,6 +291,36 @@ async def test_a_client_that_takes_nothing_gives_its_places_back() -> None:
         assert scheduler.aborts
         with pytest.raises(grpc.aio.AioRpcError, match="took nothing of its answer"):
             _ = [answer async for answer in call]
+
+
+async def test_a_subscriber_that_takes_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for it has a bound, and the scheduler is not watched for it any more."""
+    monkeypatch.setattr(smg_servicer, "MOST_BYTES", 1_000_000)
+    scheduler = PagedScheduler()
+    options = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 65536)]
+    async with (
+        facade(scheduler) as (rig, _),
+        grpc.aio.insecure_channel(rig.grpc_address, options) as channel,
+    ):
+        stub = vllm_engine_pb2_grpc.VllmEngineStub(channel)
+        call = stub.SubscribeKvEvents(cb.SubscribeKvEventsRequest())
+        for number in range(1, 60):
+            many = [stored(b"", *(bytes([n]) * 32 for n in range(250)), tokens=number) for _ in range(5)]
+            scheduler.frames.put_nowait(pb.PageEvents(epoch=EPOCH, sequence=number, stored=many))
+        await asyncio.wait_for(scheduler.left.wait(), 60)
+        numbers: list[int] = []
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            while True:
+                numbers.append((await call.read()).sequence_number)
+        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert "waited for this subscriber" in str(caught.value.details())
+        assert numbers == [*range(1, len(numbers) + 1)] and len(numbers) < 59
+        # It may begin anew.
+        scheduler.frames = asyncio.Queue()
+        scheduler.frames.put_nowait(pb.PageEvents(epoch=EPOCH, sequence=80, snapshot=True, snapshot_complete=True))
+        again = stub.SubscribeKvEvents(cb.SubscribeKvEventsRequest())
+        assert (await again.read()).sequence_number == 80
+        again.cancel()
 
 
 async def test_the_facade_speaks_for_one_engine() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from quire_router.core.job import Caller
 from quire_router.engine.fleet import no_replica
 from quire_router.http.exchange import new_request_id, request_id_from
 from quire_router.principal import ADMIN, INFERENCE
+from quire_router.smg.event_queue import MOST_BYTES, EventQueue
 from quire_router.smg.kv_event_codec import engine_load, snapshot_batch, tail_batch
 from quire_router.smg.request_codec import parse_generate
 from quire_router.smg.response_codec import SmgFormat
@@ -151,29 +152,38 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
     ) -> AsyncIterator[cb.KvEventBatch]:
         self._enter(context, ADMIN)  # token ids of all tenants
         replica, sample = self._replica(), 0
-        page_size = self._parts.catalog.resolve("").model.pages.page_size
         if request.load_records_before_first_batch:
             yield cb.KvEventBatch(timestamp=time.time(), dp_rank=0, load=engine_load(replica.load, 0, load_only=True))
         after = max(0, request.start_sequence_number - 1)
         epoch = self._sent.epoch_of(after)
         if epoch is None:
             after = 0  # a snapshot
-        snapshot: list[pb.PageEvents] = []
-        async with contextlib.aclosing(replica.client.watch_pages(epoch, after)) as frames:
-            async for frame in frames:
-                if frame.snapshot:
-                    snapshot.append(frame)
-                    if not frame.snapshot_complete:
-                        continue
-                    batch, snapshot = snapshot_batch(snapshot, page_size), []
-                    if not batch.sequence_number and not batch.snapshot.blocks:
-                        continue  # nothing has ever happened there
-                else:
-                    batch = tail_batch(frame, page_size)
+        queue: EventQueue[pb.PageEvents] = EventQueue(MOST_BYTES)
+        filling = asyncio.create_task(queue.fill(replica.client.watch_pages(epoch, after)), name="KV events")
+        try:
+            async for epoch, batch in self._batches(queue.messages()):
                 sample += 1
                 batch.load.CopyFrom(engine_load(replica.load, sample))
-                self._sent.sent(frame.epoch, batch.sequence_number)
+                self._sent.sent(epoch, batch.sequence_number)
                 yield batch
+            await filling  # why there is nothing more
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
+
+    async def _batches(self, frames: AsyncIterator[pb.PageEvents]) -> AsyncIterator[tuple[pb.Epoch, cb.KvEventBatch]]:
+        """Each with the scheduler's epoch; frames of a snapshot make one."""
+        page_size = self._parts.catalog.resolve("").model.pages.page_size
+        snapshot: list[pb.PageEvents] = []
+        async for frame in frames:
+            if not frame.snapshot:
+                yield frame.epoch, tail_batch(frame, page_size)
+                continue
+            snapshot.append(frame)
+            if frame.snapshot_complete:
+                batch, snapshot = snapshot_batch(snapshot, page_size), []
+                if batch.sequence_number or batch.snapshot.blocks:  # otherwise nothing has ever happened there
+                    yield frame.epoch, batch
 
     async def FlushCache(self, request: cb.FlushCacheRequest, context: Any) -> cb.FlushCacheResponse:
         self._enter(context)

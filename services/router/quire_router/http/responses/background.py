@@ -72,7 +72,8 @@ class BackgroundRuns:
         if run is not None:
             run.end(verdict)
         elif self._store.shared:
-            await self._store.put(tenant, mark_of(response_id), verdict.encode())
+            # Who is forgotten is not just cancelled any more: the later wish does not replace that one.
+            await self._store.put(tenant, mark_of(response_id), verdict.encode(), replace=forget)
 
     async def _run(self, run: _Run, answer: ResponsesFormat) -> None:
         watch = asyncio.create_task(self._watch(run)) if self._store.shared else None

@@ -30,8 +30,9 @@ class ResponseStore(Protocol):
     async def get(self, tenant: str, response_id: str) -> bytes | None:
         """What was put; None where it is not there (any more). Raises Unavailable."""
 
-    async def put(self, tenant: str, response_id: str, value: bytes) -> None:
-        """Keep it. Where that fails it is logged and counted: the response itself is not in danger."""
+    async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
+        """Keep it; without `replace` only where nothing is there, in one step with looking. Where that fails it is
+        logged and counted: the response itself is not in danger."""
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Forget it; whether it was there. Raises Unavailable."""
@@ -57,10 +58,12 @@ class MemoryStore:
         found = self._kept.get((tenant, response_id))
         return found[1] if found is not None else None
 
-    async def put(self, tenant: str, response_id: str, value: bytes) -> None:
+    async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
         """See ResponseStore."""
-        self._drop((tenant, response_id))
         self._expire()
+        if not replace and (tenant, response_id) in self._kept:
+            return
+        self._drop((tenant, response_id))
         if len(value) > self._max_bytes:
             metrics.responses_dropped.labels("too_large").inc()
             return
@@ -119,13 +122,13 @@ class RedisStore:
             raise _gone() from error
         return found
 
-    async def put(self, tenant: str, response_id: str, value: bytes) -> None:
+    async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
         """See ResponseStore."""
         if len(value) > self._max_bytes:
             metrics.responses_dropped.labels("too_large").inc()
             return
         try:
-            await self._redis.set(_key(tenant, response_id), value, px=self._ttl_ms)
+            await self._redis.set(_key(tenant, response_id), value, px=self._ttl_ms, nx=not replace)
         except (RedisError, OSError) as error:
             metrics.responses_dropped.labels("redis").inc()
             log.warning("a response was not kept", reason=type(error).__name__)

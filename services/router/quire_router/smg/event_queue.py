@@ -1,0 +1,76 @@
+"""EventQueue: what a subscriber of KV events has yet to take, within a bound. One that is too slow is given up.
+
+Whoever fills it must not wait for the subscriber: behind it is the scheduler, and others who watch. Knows no protobuf
+beyond the size of a message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+from quire_common.errors import Overloaded
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+MOST_BYTES = 32 << 20
+
+
+class Sized(Protocol):
+    """A message."""
+
+    def ByteSize(self) -> int:  # noqa: N802  # protobuf's name
+        """On the wire."""
+
+
+M = TypeVar("M", bound=Sized)
+
+
+class EventQueue(Generic[M]):
+    """One subscriber's; belongs to the event loop."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._waiting: deque[tuple[M, int]] = deque()
+        self._bytes = 0
+        self._news = asyncio.Event()
+        self._over = False
+
+    async def fill(self, source: AsyncGenerator[M, None]) -> None:
+        """All that comes until the source ends, which is closed then. Raises Overloaded, and forgets what waits, where
+        that is too much; a single message may be of any size."""
+        try:
+            async with contextlib.aclosing(source):
+                async for message in source:
+                    self._put(message)
+        finally:
+            self._over = True
+            self._news.set()
+
+    async def messages(self) -> AsyncIterator[M]:
+        """In order, until `fill` has ended and nothing waits."""
+        while self._waiting or not self._over:
+            if not self._waiting:
+                self._news.clear()
+                await self._news.wait()
+                continue
+            message, size = self._waiting.popleft()
+            self._bytes -= size
+            yield message
+
+    def _put(self, message: M) -> None:
+        size = message.ByteSize()
+        if self._waiting and self._bytes + size > self._most_bytes:
+            waited, held = len(self._waiting), self._bytes
+            self._waiting.clear()
+            raise Overloaded(
+                "SUBSCRIBER_TOO_SLOW",
+                f"{waited} batches of {held} bytes waited for this subscriber, and more came.",
+                "Take events as they come; subscribe again, and begin with a snapshot.",
+            )
+        self._waiting.append((message, size))
+        self._bytes += size
+        self._news.set()
