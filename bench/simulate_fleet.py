@@ -99,7 +99,7 @@ class _Member:
         self._tokens = self._span_s = 0.0
         self._told = (0, 0.0)
 
-    def tell_load(self, pull_rate: float) -> None:
+    def tell_load(self) -> None:
         replica = self.replica
         tokens, busy_s = replica.prefilled_tokens - self._told[0], replica.busy_s - self._told[1]
         self._told = replica.prefilled_tokens, replica.busy_s
@@ -114,13 +114,16 @@ class _Member:
                 max_num_seqs=replica.speed.rows,
                 waiting_prefill_tokens=replica.waiting_tokens,
                 prefill_tokens_per_s=rate,
-                pull_bytes_per_s=pull_rate if self._measured else 0.0,
             )
         )
 
     def tell_prefill(self, run: Run) -> None:
         if self._measured:
             self.row.computed(run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6))
+
+    def tell_pull(self, pages: int, took_s: float) -> None:
+        if self._measured:
+            self.row.pulled(pages, round(took_s * 1e6))
 
     def tell_pages(self, directory: PageDirectory, holder: int) -> None:
         # Of a page that came and went since the last frame, the last word counts.
@@ -161,8 +164,8 @@ class _Fleet:
         return self.placer.place_sides(_KnownWish(request), self.table.able("m", None, 0))
 
     def hear_load(self) -> None:
-        for index, member in enumerate(self.members):
-            member.tell_load(self.links.rates[index])
+        for member in self.members:
+            member.tell_load()
 
     def hear_pages(self) -> None:
         for member in self.members:
@@ -178,7 +181,7 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
     fleet = _Fleet(setup, clock)
     replicas, links = [member.replica for member in fleet.members], fleet.links
     placed: dict[int, Placed] = {}
-    decoders: dict[int, int] = {}
+    decoders: dict[int, Placed] = {}
     runs: list[Run] = []
     decisions: list[float] = []
     twins: dict[int, Run] = {}
@@ -196,7 +199,7 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
             run = Run(request, request.arrival_s, apart=prefill is not None)
             placed[id(run)] = first
             if prefill is not None and request.output_tokens > 1:
-                decoders[id(run)] = decode.row
+                decoders[id(run)] = decode
                 apart += 1
             runs.append(run)
             replicas[first.row].submit(run)
@@ -208,19 +211,24 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
                 twin = Run(run.request, run.arrived_s)
                 twins[id(twin)] = run
                 replicas[row].join(twin, arrives_s)
+                decoders.pop(id(run)).began()
             replica = member.replica
             replica.advance(until_s)
+            for run in replica.started:
+                if id(run) in decoders:
+                    decoders[id(run)].coming()
             for run in replica.begun:
                 placed.pop(id(run)).began()
                 member.tell_prefill(run)
             for run in replica.ended:
-                if (row := decoders.pop(id(run), -1)) >= 0:
-                    missing = len(run.request.keys) - replicas[row].depth(run.request)
-                    links.send(row, run, missing)
+                if (back := decoders.get(id(run))) is not None:
+                    missing = len(run.request.keys) - replicas[back.row].depth(run.request)
+                    fleet.members[back.row].tell_pull(missing, links.send(back.row, run, missing))
                     continue
                 first_run = twins.pop(id(run), run)
                 first_run.done_s, first_run.decoding_s = run.done_s, run.decoding_s
                 ended += 1
+            replica.started.clear()
             replica.begun.clear()
             replica.ended.clear()
         if ticks % round(_LOAD_S / _TICK_S) == 0:

@@ -49,13 +49,14 @@ class Run:
 
 
 class SimReplica:
-    """`stored` and `removed` are page keys since they were taken last; `begun` are runs that have their first token
-    since then. `prefilled_tokens` and `busy_s` grow."""
+    """`stored` and `removed` are page keys since they were taken last; `started` are runs whose prompt is computed
+    since then, `begun` those that have their first token. `prefilled_tokens` and `busy_s` grow."""
 
     def __init__(self, speed: Speed) -> None:
         self.speed = speed
         self.now_s = 0.0
         self.waiting: deque[Run] = deque()
+        self.started: list[Run] = []
         self.begun: list[Run] = []
         self.ended: list[Run] = []
         self.stored: list[int] = []
@@ -154,6 +155,7 @@ class SimReplica:
             return
         self.waiting.popleft()
         run.started_s = self.now_s
+        self.started.append(run)
         run.cached_tokens = len(hits) * self.speed.page
         run.left = run.request.input_tokens - run.cached_tokens
         self.waiting_tokens -= run.cached_tokens

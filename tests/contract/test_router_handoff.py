@@ -207,6 +207,32 @@ async def test_a_client_that_goes_ends_both_sides(state: str) -> None:
     assert front.aborts == ([front.prefills[0].handle] if state == "prefilling" else [])
 
 
+async def test_pages_that_come_before_the_token_are_not_given_up() -> None:
+    front, back = fakes = sides()
+    front.gate.clear()
+    async with pd_rig(fakes) as rig:
+        asking = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=30))
+        await until(lambda: bool(front.released))
+        front.gate.set()
+        assert (await asking).json()["choices"][0]["text"] == text(30)
+        await until(lambda: all_free(rig, fakes))
+    assert [handover.give_up for handover in back.told] == [False, False] and len(front.released) == 1
+
+
+async def test_a_prefill_that_starts_again_keeps_its_ticket() -> None:
+    front, back = fakes = sides()
+    front.gate.clear()
+    back.pulling = False
+    async with pd_rig(fakes) as rig:
+        asking = asyncio.ensure_future(rig.complete(PROMPT, max_tokens=30))
+        await until(lambda: bool(back.told))
+        front.admit_again()
+        front.gate.set()
+        assert (await asking).json()["choices"][0]["text"] == text(30)
+        await until(lambda: all_free(rig, fakes))
+    assert len(back.told) == 2 and len(front.released) == 1
+
+
 async def test_transfers_are_renewed_together_while_somebody_waits() -> None:
     front, back = fakes = sides(lease_ms=300)
     back.pulling = False

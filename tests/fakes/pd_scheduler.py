@@ -77,13 +77,23 @@ class PdScheduler(FakeScheduler):
                     self._owners[admitted.ticket.transfer_id] = life
             life.said.append(pb.SessionResponse(admitted=[admitted]))
 
+    def admit_again(self) -> None:
+        """What lost its slot is admitted anew, under the same ticket."""
+        for life in self._lives:
+            for handle, run in life.runs.items():
+                if run.submit.transfer.prefill_only:
+                    admitted = pb.Admitted(handle=handle, attempt=run.submit.context.attempt)
+                    admitted.ticket.CopyFrom(self.transfers[transfer_name(run.submit)])
+                    life.said.append(pb.SessionResponse(admitted=[admitted]))
+            life.woken.set()
+
     def lend(self, submit: pb.Submit) -> pb.Ticket:
         """A ticket of all that is known of the sequence."""
         known = (len(submit.sequence.inputs[0].token_ids) + len(submit.sequence.output_ids)) // 4
         full, tail = divmod(known, PAGE_SIZE)
-        name = hashlib.sha256(str(submit.handle).encode()).digest()
+        name = hashlib.sha256(transfer_name(submit)).digest()
         ticket = Ticket(
-            transfer_id=name[:16],
+            transfer_id=transfer_name(submit),
             instance="fake",
             epoch=Epoch(1, 1),
             page_hashes=tuple(hashlib.sha256(name + bytes([i % 256])).digest() for i in range(full)),
@@ -159,3 +169,7 @@ class PdScheduler(FakeScheduler):
         if ticket is None:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such transfer")
         return pb.GetTicketResponse(ticket=ticket)
+
+
+def transfer_name(submit: pb.Submit) -> bytes:
+    return hashlib.sha256(str(submit.handle).encode()).digest()[:16]

@@ -125,8 +125,11 @@ def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is
     found.hold(0, long)
     assert found.sides(long) == (0, 1)  # 8 tokens to compute there, and 0.9 s to pull: less than the second here
     found.hold(1, long, pages=60)  # 40 to compute here, 0.04 s to pull them
-    found.measured(1, prefill=1000.0, pull=500 * TOKEN_BYTES)
-    assert found.sides(long) == (None, 1)
+    assert found.sides(long) == (0, 1)
+    found.hold(0, sequence(1000, 5))
+    slow = rated(0.9)
+    slow.hold(1, long, pages=60)  # nothing is computed there already
+    assert slow.sides(long) == (None, 1)
 
 
 def test_nobody_is_thought_so_slow_as_never_to_be_asked_again() -> None:
@@ -184,3 +187,33 @@ def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
     assert device.tolist() == [192, 192]
     placed.prefill.began()
     assert found.table.queue(rows).tolist() == [0, 0]
+    assert found.table.pulling_tokens[rows].tolist() == [0, 0]
+    placed.decode.coming()
+    placed.decode.coming()
+    assert found.table.pulling_tokens[rows].tolist() == [0, 200]
+    placed.decode.began()
+    placed.decode.began()
+    assert found.table.pulling_tokens[rows].tolist() == [0, 0]
+
+
+def test_pages_of_others_are_waited_for() -> None:
+    found, waiting = rated(0.4, prefill=2000.0), []
+    for seed in range(3):
+        placed = found.placer.place_sides(Wish(sequence(1000, seed)), found.table.able("m", None, 0))
+        (placed.prefill or placed.decode).began()
+        placed.decode.coming()
+        waiting.append(placed)
+    # A third would have its pages after 1.2 s, and is computed in one.
+    assert [placed.prefill is not None for placed in waiting] == [True, True, False]
+    waiting[0].decode.began()
+    assert found.sides(sequence(1000, 3)) == (0, 1)
+
+
+def test_a_way_with_less_on_it_is_taken() -> None:
+    found = fleet("prefill", "decode", "decode")
+    rows = found.table.able("m", None, 0)
+    first = found.placer.place_sides(Wish(sequence(3000)), rows)
+    first.decode.coming()
+    found.load(1)
+    found.load(2)
+    assert found.sides(sequence(200, 1))[1] != [row.row for row in found.rows].index(first.decode.row)

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
 
 class Sides(NamedTuple):
-    """`prefill` None: the other runs the choice as a whole."""
+    """`prefill` None: the other runs the choice as a whole. Else `pulled` is how the decode side was placed."""
 
     decode: Replica
     prefill: Replica | None
+    pulled: Placed
 
 
 class Chooser:
@@ -69,7 +70,7 @@ class Chooser:
             if decode is not None and (prefill is not None or placed.prefill is None):
                 choice.placed = placed.prefill or placed.decode
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
-                return Sides(decode, prefill)
+                return Sides(decode, prefill, placed.decode)
             for one, replica in ((placed.decode, decode), (placed.prefill, prefill)):
                 if one is not None:
                     one.began()

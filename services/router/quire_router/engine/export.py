@@ -37,9 +37,8 @@ class Export:
     def admitted(self, ticket: Ticket) -> None:
         """See KvRoute."""
         source = self._choice.holder
-        if not isinstance(source, Session):
+        if not isinstance(source, Session) or self._transfer is not None:  # one that starts again keeps its ticket
             return
-        self._let_go()
         self._transfer = Transfer(ticket, source, of_session=False)
         host, port = host_and_port(source.address)
         self._choice.kv_offer = KvOffer(

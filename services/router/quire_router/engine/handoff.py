@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quire_router.engine.mover import Mover
     from quire_router.engine.session import Session
     from quire_router.engine.transfers import Transfers
+    from quire_router.placement.replica_table import Placed
 
 
 class Step(enum.Enum):
@@ -50,9 +51,12 @@ class Handoff:
         self._pulling = Pulling()
         self._reservation: Reservation | None = None
         self._prefilled_ns = 0
+        # Whether there is, or was, something to pull.
+        self._ticketed = False
 
-    def reserve(self, session: Session, handle: int) -> None:
-        """Keep a place at a decode side."""
+    def reserve(self, session: Session, handle: int, placed: Placed) -> None:
+        """Keep a place at a decode side, as it was placed there."""
+        self._pulling.placed = placed
         self._reservation = Reservation(self, self._choice, session, handle)
         session.reserve(self._reservation)
 
@@ -64,11 +68,14 @@ class Handoff:
 
     def admitted(self, ticket: Ticket) -> None:
         """See KvRoute."""
-        if self.step is not Step.PREFILL:
+        if self.step is not Step.PREFILL or self._ticketed:  # one that starts again keeps its ticket
             return
+        self._ticketed = True
         self._pulling.begin(self._transfers.add(ticket, self._source))
         if self._reservation is not None:
             self._reservation.session.hand_over_ticket(self._reservation.handle, ticket)
+            if self._pulling.placed is not None:
+                self._pulling.placed.coming()
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         """See KvRoute."""
@@ -98,13 +105,14 @@ class Handoff:
                 choice.cached_tokens = reservation.cached_tokens
         token = bytes(choice.output_ids[reservation.known_bytes :])
         reservation.session.adopt(choice)
-        give_up = not token or not self._prefilled_ns or self._pulling.transfer is None
+        give_up = not (token and self._prefilled_ns and self._ticketed)
         reservation.session.hand_over_token(reservation.handle, token, give_up=give_up)
         return reservation.session.instance
 
     def reservation_lost(self, loss: Loss) -> None:
         """The decode side is lost ahead of the token: another is looked for when that comes."""
         self._reservation = None
+        self._pulling.unplace()
         metrics.handoffs.labels("decode_lost").inc()
         self._mover.place_lost(self._choice, loss)
 

@@ -173,7 +173,7 @@ class Migration:
             return True
         handoff = choice.kv_route = Handoff(choice, sides.prefill.session, self._transfers, self)
         self._submit(choice, sides.prefill)
-        handoff.reserve(sides.decode.session, self._handles.take(offsets=choice.wants_logprobs))
+        handoff.reserve(sides.decode.session, self._handles.take(offsets=choice.wants_logprobs), sides.pulled)
         return True
 
     def _place_or_wait(self, choice: Choice) -> None:

@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Holder
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.transfer import Transfer
+    from quire_router.placement.replica_table import Placed
 
 
 class Pulling:
-    """`transfer` None: there is nothing to pull (any more)."""
+    """`transfer` None: there is nothing to pull (any more). `placed`: where it counts until then."""
 
     def __init__(self) -> None:
         self.transfer: Transfer | None = None
+        self.placed: Placed | None = None
         self.timings: list[HopTiming] = []
 
     def begin(self, transfer: Transfer) -> None:
-        """Pages may be pulled with this; an earlier ticket is void."""
-        self.let_go()
+        """Pages may be pulled with this."""
         self.transfer = transfer
 
     def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
@@ -41,8 +42,15 @@ class Pulling:
         self.timings.append(HopTiming("transfer", "pull", found.us, found.pages, found.instance))
         self.let_go()
 
+    def unplace(self) -> None:
+        """The pages are no work ahead of others any more. Idempotent."""
+        placed, self.placed = self.placed, None
+        if placed is not None:
+            placed.began()
+
     def let_go(self) -> None:
         """Nobody pulls. Idempotent."""
+        self.unplace()
         transfer, self.transfer = self.transfer, None
         if transfer is not None:
             transfer.release()

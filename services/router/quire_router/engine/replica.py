@@ -61,7 +61,7 @@ class Replica:
             watchdog,
             config.replica_timeout_s,
             lost,
-            row.computed,
+            row,
         )
         self._role = ""
         self._on_change = changed

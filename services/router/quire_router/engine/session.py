@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.core.delta import HopTiming
     from quire_router.engine.reservation import Reservation
+    from quire_router.placement.replica_table import ReplicaRow
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watch, Watchdog
 
@@ -49,8 +50,8 @@ class Session:
     """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer.
 
     `lost` is told of every choice that the scheduler works on no more without having ended it. `reservations` are
-    places for choices that are elsewhere as yet. `life` counts its streams. `computed` is told of prompts that were
-    computed there: tokens and microseconds.
+    places for choices that are elsewhere as yet. `life` counts its streams. `row` is told how fast prompts
+    were computed there, and pages pulled.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Session:
         watchdog: Watchdog,
         timeout_s: float,
         lost: Callable[[Choice, Loss], None],
-        computed: Callable[[int, int], None],
+        row: ReplicaRow,
     ) -> None:
         self.instance = instance
         self.address = address
@@ -77,7 +78,7 @@ class Session:
         self._watchdog = watchdog
         self._timeout_s = timeout_s
         self._lost = lost
-        self._computed = computed
+        self._row = row
         self._out = SessionOutgoing(router_id, self._wanted)
 
     def submit(self, choice: Choice) -> None:
@@ -189,11 +190,12 @@ class Session:
             elif (reservation := self.reservations.pop(failed.handle, None)) is not None:
                 self._fail_reservation(reservation, errors.from_message(failed.error))
         for pulled in message.pulled:
+            self._row.pulled(pulled.pages, pulled.us)
             owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
             if owner is not None:
                 owner.pulled(pulled_from_pb(pulled, self.instance))
         for tokens, us in prefills(message):
-            self._computed(tokens, us)
+            self._row.computed(tokens, us)
         for prefilled in message.prefilled:
             choice = self.choices.get(prefilled.handle)
             if choice is not None and not choice.finish:  # the last token's text comes by this session's stream

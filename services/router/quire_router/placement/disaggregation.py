@@ -78,7 +78,8 @@ class Disaggregation:
         table = self._table
         if not (self._options.by_rates and table.rate(prefill) and table.pulls(decode)):
             return self._uncached(wish, whole) >= self._options.threshold_tokens
-        pull_s = (wish.tokens - self._device(wish, decode)) * float(table.token_bytes[decode]) / table.pulls(decode)
+        pulled = int(table.pulling_tokens[decode]) + wish.tokens - self._device(wish, decode)
+        pull_s = pulled * float(table.token_bytes[decode]) / table.pulls(decode)
         return self._prefill_s(wish, whole) > self._prefill_s(wish, prefill, pull_s)
 
     def _prefill_s(self, wish: Wish, row: int, pull_s: float = 0.0) -> float:

@@ -64,7 +64,9 @@ class Placer:
         return Placed(self._table, row, wish.weight, wish.tokens - cached)
 
     def _pulled(self, wish: Wish, row: int) -> Placed:
-        """What comes from elsewhere is no work ahead of an engine."""
+        """What comes from elsewhere is no work ahead of an engine, but ahead of other pages."""
+        device = 0
         if self._view is not None:
+            device = int(self._view.cached(wish, np.array([row]))[0][0])
             self._view.expect(wish, row)
-        return Placed(self._table, row, wish.weight, 0)
+        return Placed(self._table, row, wish.weight, 0, wish.tokens - device)

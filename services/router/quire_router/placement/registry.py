@@ -72,7 +72,7 @@ def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights)
 
 
 def _kv_aware_decode(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
-    pulls = PullWork(view, weights.pull)
+    pulls = PullWork(table, view, weights.pull)
     return Placement(Least(), [pulls, BatchLoad(table, _FULL_DECODE_TOKENS, _NO_ROW_TOKENS)])
 
 

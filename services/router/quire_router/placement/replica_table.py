@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 # What a replica is for, as bits.
 PREFILL, DECODE = 1, 2
 ROLES = {"prefill": PREFILL, "decode": DECODE, "both": PREFILL | DECODE}
-# Prefill is measured in mixed steps, and beside others that wait: the best of late is nearest to what a replica can. It
-# is forgotten slowly, and never thought to be less than this part of the best of its kind: who is believed to be slow
-# would not be asked, and so never be measured again.
+# Prefill is measured in mixed steps, and pulls wait for pages to be computed: the best of late is nearest to what a
+# replica can. It is forgotten slowly, and never thought to be less than this part of the best of its kind: who is
+# believed to be slow would not be asked, and so never be measured again.
 _RATE_KEPT = 0.998
 _LEAST_OF_BEST = 0.5
 # Shorter prompts measure what a step costs.
@@ -78,6 +78,8 @@ class ReplicaTable:
         self.sent_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # Such tokens of this router's requests that have no token of their own yet.
         self.pending_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # Tokens of this router's requests whose pages are computed for it elsewhere, or were, and have not all come.
+        self.pulling_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # Its number in the page directory; -1: none.
         self.holder: NDArray[np.int64] = np.full(capacity, -1, np.int64)
         # Which life of the row it is.
@@ -199,7 +201,7 @@ class ReplicaRow:
         table.running[row], table.waiting[row], table.batch[row] = load.running, load.waiting, load.max_num_seqs
         table.queued_tokens[row] = load.waiting_prefill_tokens
         table.prefill_rate[row] = max(load.prefill_tokens_per_s, table.prefill_rate[row] * _RATE_KEPT)
-        table.pull_rate[row] = load.pull_bytes_per_s
+        table.pull_rate[row] = max(load.pull_bytes_per_s, table.pull_rate[row] * _RATE_KEPT)
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1
 
@@ -208,6 +210,15 @@ class ReplicaRow:
         if not self._void and tokens >= _LEAST_MEASURED_TOKENS and us > 0:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
+
+    def pulled(self, pages: int, us: int) -> None:
+        """It pulled so many pages of one prompt in so long."""
+        if self._void or us <= 0:
+            return
+        table, row = self._table, self.row
+        tokens = pages * table.pools[table.pool[row]].page_size
+        if tokens >= _LEAST_MEASURED_TOKENS:
+            table.pull_rate[row] = max(table.pull_rate[row], tokens * table.token_bytes[row] / us * 1e6)
 
     def held_as(self, holder: int) -> None:
         """Its number in the page directory."""
@@ -221,28 +232,38 @@ class ReplicaRow:
 
 
 class Placed:
-    """A request on its way: its prompt counts as pending until it `began`, once."""
+    """A request on its way: its prompt counts as pending until it `began`, once. `pulled`: tokens whose pages come from
+    elsewhere; they count once they are `coming`."""
 
-    __slots__ = ("_life", "_report", "_table", "_tokens", "row")
+    __slots__ = ("_comes", "_life", "_pulled", "_report", "_table", "_tokens", "row")
 
-    def __init__(self, table: ReplicaTable, row: int, sequences: int, tokens: int) -> None:
+    def __init__(self, table: ReplicaTable, row: int, sequences: int, tokens: int, pulled: int = 0) -> None:
         self.row = row
         self._table = table
         self._life = int(table.life[row])
         self._report = int(table.reports[row])
         self._tokens = tokens
+        self._pulled = pulled
+        self._comes = False
         table.sent[row] += sequences
         table.sent_tokens[row] += tokens
         table.pending_tokens[row] += tokens
 
+    def coming(self) -> None:
+        """Its pages are being computed, and pulled meanwhile. Idempotent."""
+        if self._pulled and not self._comes and self._table.life[self.row] == self._life:
+            self._comes = True
+            self._table.pulling_tokens[self.row] += self._pulled
+
     def began(self) -> None:
-        """It has its first token, or will never have one there. Idempotent."""
+        """It has its first token or its pages, or will never have them there. Idempotent."""
         table, row = self._table, self.row
-        if self._tokens and table.life[row] == self._life:
+        if (self._tokens or self._comes) and table.life[row] == self._life:
             table.pending_tokens[row] -= self._tokens
+            table.pulling_tokens[row] -= self._pulled if self._comes else 0
             if table.reports[row] == self._report:
                 table.sent_tokens[row] -= self._tokens
-        self._tokens = 0
+        self._tokens = self._pulled = 0
 
 
 def _columns(table: ReplicaTable) -> list[tuple[str, NDArray[np.generic]]]:
