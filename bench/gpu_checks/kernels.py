@@ -69,7 +69,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             device = model.make_device(model.engine_spec(seqs), 64 if tiny else _MAX_TOKENS, eager=eager)
             try:
                 how = "kernel by kernel" if eager else "as graphs"
-                _check_sizes(recorder, model, device, sizes, f"steps of all sizes, {how}")
+                _check_sizes(recorder, model, device, sizes, f"steps of all sizes, {how}", _nothing_drawn())
             finally:
                 device.close()
 
@@ -82,10 +82,11 @@ def _check_full_steps(recorder: Recorder, model: CheckModel) -> None:
     for eager in (False, True):
         device = model.make_device(model.engine_spec(_MAX_SEQS), _FULL_TOKENS, eager=eager)
         try:
+            drawn = _nothing_drawn()
             if not eager:
-                _check_sizes(recorder, model, device, full, f"full steps ({_FULL_TOKENS} tokens) as graphs")
+                _check_sizes(recorder, model, device, full, f"full steps ({_FULL_TOKENS} tokens) as graphs", drawn)
             how = "kernel by kernel" if eager else "in pieces"
-            _check_sizes(recorder, model, device, pieced, f"steps with fresh prompts, {how}", fresh=True)
+            _check_sizes(recorder, model, device, pieced, f"steps with fresh prompts, {how}", drawn, fresh=True)
         finally:
             device.close()
 
@@ -105,12 +106,24 @@ class _poisoned_memory:  # noqa: N801  # a context manager, named as one
         torch.use_deterministic_algorithms(False)
 
 
+def _nothing_drawn() -> Int64:
+    """What a new device drew last, by slot."""
+    return np.zeros(_MAX_SEQS + MOST_CHUNKS, np.int64)
+
+
 def _check_sizes(
-    recorder: Recorder, model: CheckModel, device: Device, sizes: list[StepSize], name: str, *, fresh: bool = False
+    recorder: Recorder,
+    model: CheckModel,
+    device: Device,
+    sizes: list[StepSize],
+    name: str,
+    drawn: Int64,
+    *,
+    fresh: bool = False,
 ) -> None:
+    """`drawn`: see `_nothing_drawn`; kept up to date, for the next check of the same device."""
     rng = np.random.default_rng(1)
     worst, failed = 0.0, list[str]()
-    drawn = np.zeros(_MAX_SEQS + MOST_CHUNKS, np.int64)
     for index, size in enumerate(sizes):
         batch = _batch(model, size, rng, drawn, fresh=fresh)
         model.fill_pages(batch, index)

@@ -51,7 +51,8 @@ class StepGraphs:
         """The smallest step that suits the wanted size, captured now if it was not; None: none does. `fresh`: some
         chunk is to be left to torch's attention."""
         found = None if fresh else self._whole.find(wanted)
-        if found is None and wanted.rows > MOST_PADDED_ROWS:
+        # Beside rows that decode, pieces have been shown to be right by the CPU's tests alone: not before a GPU has.
+        if found is None and wanted.rows > MOST_PADDED_ROWS and not wanted.decodes:
             found = self._pieced.find(wanted)
         return found
 
