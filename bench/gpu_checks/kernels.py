@@ -167,9 +167,6 @@ def _batch(
     cut = (
         np.sort(rng.choice(np.arange(1, size.rows), chunks - 1, replace=False)) if chunks > 1 else np.empty(0, np.int64)
     )
-    if fresh and rng.random() < 0.5:
-        # Chunks of one length go together.
-        cut = size.rows // chunks // PIECE * PIECE * np.arange(1, chunks)
     count = np.concatenate([np.ones(decodes, np.int32), np.diff([0, *cut, size.rows])[: max(chunks, 0)]]).astype(
         np.int32
     )

@@ -43,59 +43,40 @@ def padded_length(tokens: int) -> int:
     return -(-tokens // PIECE) * PIECE
 
 
-def in_batches(fresh: tuple[Fresh, ...]) -> list[tuple[Fresh, int]]:
-    """First chunks, and how many follow at once: those of one length that need no padding, one behind the other."""
-    batches: list[tuple[Fresh, int]] = []
-    for chunk in fresh:
-        first, count = batches[-1] if batches else (chunk, 0)
-        alike = chunk.tokens == first.tokens == chunk.padded and chunk.row == first.row + count * chunk.tokens
-        if count and alike:
-            batches[-1] = first, count + 1
-        else:
-            batches.append((chunk, 1))
-    return batches
-
-
 def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, out: Tensor) -> None:
     """Rows of the chunks of query [R, Q D] into those of out; qkv [R, (Q + 2 K) D] with turned keys. Every chunk's
-    padded rows lie within R, and hold numbers. On a GPU two batches run at a time: at its end, one leaves half idle."""
-    batches = in_batches(fresh)
-    if len(batches) < 2 or not query.is_cuda:
-        for chunk, count in batches:
-            _attend(query, qkv, chunk, count, shape, out)
+    padded rows lie within R, and hold numbers. On a GPU two chunks run at a time: at its end, one leaves half idle."""
+    if len(fresh) < 2 or not query.is_cuda:
+        for chunk in fresh:
+            _attend(query, qkv, chunk, shape, out)
         return
-    here, (beside, begun, ended) = torch.cuda.current_stream(), _second_stream()
-    begun.record(here)
-    beside.wait_event(begun)
-    for index, (chunk, count) in enumerate(batches):
+    here, beside = torch.cuda.current_stream(), _second_stream()
+    beside.wait_stream(here)
+    for index, chunk in enumerate(fresh):
         with torch.cuda.stream(beside if index % 2 else here):
-            _attend(query, qkv, chunk, count, shape, out)
-    ended.record(beside)
-    here.wait_event(ended)
+            _attend(query, qkv, chunk, shape, out)
+    here.wait_stream(beside)
 
 
-def _attend(query: Tensor, qkv: Tensor, chunk: Fresh, count: int, shape: HeadShape, out: Tensor) -> None:
+def _attend(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape, out: Tensor) -> None:
     heads, dim = shape.heads, shape.head_dim
     keys = heads * dim
     values = keys + shape.kv_heads * dim
-    rows = slice(chunk.row, chunk.row + count * chunk.padded)
+    rows = slice(chunk.row, chunk.row + chunk.padded)
     q, k, v = (
-        each.view(count, chunk.padded, -1, dim).transpose(1, 2)
+        each.view(1, chunk.padded, -1, dim).transpose(1, 2)
         for each in (query[rows], qkv[rows, keys:values], qkv[rows, values:])
     )
     done = functional.scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=shape.score_scale, enable_gqa=heads != shape.kv_heads
     )
-    attended = done.transpose(1, 2).reshape(count * chunk.padded, keys)
-    # More than one have no padding.
-    tokens = count * chunk.tokens
-    out[chunk.row : chunk.row + tokens].copy_(attended[:tokens])
+    attended = done.transpose(1, 2).reshape(chunk.padded, keys)
+    out[chunk.row : chunk.row + chunk.tokens].copy_(attended[: chunk.tokens])
 
 
 @functools.cache
-def _second_stream() -> tuple[torch.cuda.Stream, torch.cuda.Event, torch.cuda.Event]:
-    """With the events by which it waits and is waited for, again and again: making them takes longer than that."""
-    return torch.cuda.Stream(), torch.cuda.Event(), torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+def _second_stream() -> torch.cuda.Stream:
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
 
 
 @contextlib.contextmanager
@@ -115,10 +96,7 @@ class FreshPlans:
     def __init__(self, shape: HeadShape, device: torch.device, most_tokens: int) -> None:
         self._shape = shape
         self._device = device
-        lengths = range(padded_length(LEAST_TOKENS), padded_length(most_tokens) + 1, PIECE)
-        counts = range(2, most_tokens // LEAST_TOKENS + 1)
-        batches = [(tokens, count) for count in counts for tokens in lengths if tokens * count <= most_tokens]
-        self._missing = [(tokens, 1) for tokens in lengths] + batches
+        self._missing = list(range(padded_length(LEAST_TOKENS), padded_length(most_tokens) + 1, PIECE))
         self.begun = not self._missing
         """Whether a plan was made, or none is wanted."""
 
@@ -132,11 +110,10 @@ class FreshPlans:
         """Make the next plan; whether some are left."""
         self.begun = True
         if self._missing:
-            (tokens, count), shape = self._missing.pop(0), self._shape
+            tokens, shape = self._missing.pop(0), self._shape
             width = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-            qkv = torch.zeros((count * tokens, width), dtype=torch.bfloat16, device=self._device)
+            qkv = torch.zeros((tokens, width), dtype=torch.bfloat16, device=self._device)
             query = qkv[:, : shape.heads * shape.head_dim].contiguous()
             with best_backend(query):
-                chunks = tuple(Fresh(index * tokens, tokens) for index in range(count))
-                fresh_attention(query, qkv, chunks, shape, torch.empty_like(query))
+                fresh_attention(query, qkv, (Fresh(0, tokens),), shape, torch.empty_like(query))
         return bool(self._missing)
