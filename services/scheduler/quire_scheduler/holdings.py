@@ -21,10 +21,11 @@ PATIENCE_S = 1.0
 class Holdings:
     """One core's."""
 
-    def __init__(self, pools: PagePools, pulls: Pulls, transfers: Transfers) -> None:
+    def __init__(self, pools: PagePools, pulls: Pulls, transfers: Transfers, lease_s: float) -> None:
         self._pools = pools
         self._pulls = pulls
         self._transfers = transfers
+        self._lease_s = lease_s
         self._stuck_since_s: float | None = None
 
     def coming(self, *, late: bool) -> int:
@@ -45,10 +46,12 @@ class Holdings:
         return freed
 
     def unstick(self, lacking: int, head: Request, now: float) -> None:
-        """The head of the queue lacks pages, and nothing runs that could free them."""
+        """The head of the queue lacks pages, and nothing runs that could free them. What would be prefilled for others
+        waits as long as a lease lasts: to throw away for it what was prefilled before is work for nothing."""
+        patience_s = self._lease_s if head.prefill_only else PATIENCE_S
         if self._stuck_since_s is None:
             self._stuck_since_s = now
-        elif now - self._stuck_since_s >= PATIENCE_S:
+        elif now - self._stuck_since_s >= patience_s:
             self.give_back(lacking - self.coming(late=True), sparing=head)
 
     def moved_on(self) -> None:

@@ -64,7 +64,7 @@ class Replica:
             self.stats,
             elsewhere=kvstore and config.enable_prefix_caching,
         )
-        self.holdings = Holdings(self.pools, self.pulls, self.transfers)
+        self.holdings = Holdings(self.pools, self.pulls, self.transfers, config.transfer_lease_s)
         self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
         # By (session, handle): requests that have not ended.

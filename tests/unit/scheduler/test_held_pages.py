@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.handover import NO_TRANSFER, KvTransfer
 from quire_scheduler.request import State
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
@@ -82,18 +85,24 @@ def test_what_was_given_back_on_its_way_is_pulled_again() -> None:
     assert prefill.core.stats.transfers == {"pulled": 1}
 
 
-def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while() -> None:
+@pytest.mark.parametrize(("transfer", "patience_s"), [(NO_TRANSFER, 1.0), (PREFILL, 10.0)], ids=["plain", "prefill"])
+def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while(
+    transfer: KvTransfer, patience_s: float
+) -> None:
     prefill, _ = split_sides(num_pages=13)
     for handle in range(3):
         prefilled(prefill, 14, handle)
-    assert prefill.core.load().free_pages <= 12
-    prefill.submit(9, a_sequence(other_ids(40, 1), 4))
-    for _ in range(20):
+    prefill.submit(9, a_sequence(other_ids(40, 1), 4), transfer=transfer)
+    begun = prefill.now
+    while prefill.now < begun + 0.9 * patience_s:
+        prefill.now += 0.2
+        prefill.core.renew([ticket.transfer_id for ticket in prefill.tickets.values()], prefill.now)
         prefill.step()
-    assert prefill.core.load().open_transfers == 3 and not prefill.core.busy
-    prefill.now += 1.5
-    prefill.step_until(lambda: (0, 9) in prefill.ends)
-    assert prefill.core.stats.transfers["failed"] >= 1
+        assert prefill.core.load().open_transfers == 3 and not prefill.core.busy
+    prefill.now += 0.2 * patience_s
+    prefill.core.renew([ticket.transfer_id for ticket in prefill.tickets.values()], prefill.now)
+    prefill.step_until(lambda: bool(prefill.tokens[0, 9]))
+    assert prefill.core.stats.transfers.keys() == {"failed"}
     prefill.core.abort_session(0, prefill.now)
     prefill.run()
 
