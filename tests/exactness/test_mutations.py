@@ -10,7 +10,7 @@ from tests.exactness.subject import PacedSubject
 from tests.exactness.subjects import make_subject
 
 # Scenarios that a mutation may survive at most.
-MOST = 300
+MOST = 500
 ON_CPU = ("no_fence_for_stopped_slots", "attribution_by_report_time", "watermarks_ignored", "fed_from_another_slot")
 
 
