@@ -27,6 +27,7 @@ from quire_common.config import ServiceConfig, explain_config, load_config, spli
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
+from quire_common.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
@@ -168,6 +169,7 @@ async def _serve_aio(
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if starting.done():
             starting.result()  # raises what start raised
+            settle()
             await checker.ready()
             discovery = await _announce(config, name, bound)
             log.info("ready", address=bound.address)
@@ -267,6 +269,7 @@ def _start_sync(
             log.exception("start failed")
         fail(as_quire_error(error))
         return
+    settle()
     if not stopped.is_set():
         for name in names:
             checker.set(name, health_pb2.HealthCheckResponse.SERVING)

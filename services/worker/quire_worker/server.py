@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sys
 from typing import TYPE_CHECKING
 
@@ -59,9 +58,6 @@ class WorkerService:
             self._watch.failed(as_quire_error(error))
             self._watch.wait_heard(LAST_WORD_S)
             raise
-        # What a load leaves stays for good: a full collection that looks through it would hold up several steps.
-        gc.collect()
-        gc.freeze()
         spec = self._replica.engine.spec
         log.info("model loaded", model=loaded.info.name, pages=spec.num_pages, slots=spec.num_slots)
         self._watch.succeeded(loaded.info)
