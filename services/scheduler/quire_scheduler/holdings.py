@@ -46,13 +46,16 @@ class Holdings:
         return freed
 
     def unstick(self, lacking: int, head: Request, now: float) -> None:
-        """The head of the queue lacks pages, and nothing runs that could free them. What would be prefilled for others
-        waits as long as a lease lasts: to throw away for it what was prefilled before is work for nothing."""
+        """The head of the queue lacks pages beside those that are free, and nothing runs that could free them.
+
+        What is to be prefilled for others waits as long as a lease lasts: to throw away for it what was prefilled
+        before is work for nothing.
+        """
         patience_s = self._lease_s if head.prefill_only else PATIENCE_S
         if self._stuck_since_s is None:
             self._stuck_since_s = now
         elif now - self._stuck_since_s >= patience_s:
-            self.give_back(lacking - self.coming(late=True), sparing=head)
+            self.give_back(lacking - (self.coming(late=True) - self._pools.free), sparing=head)
 
     def moved_on(self) -> None:
         """The head of the queue has what it needs, or something runs."""

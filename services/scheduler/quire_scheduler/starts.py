@@ -93,12 +93,13 @@ class Starts:
         hit, pages = replica.cache.match(request).whole(), replica.pulls.pages(request)
         if not replica.pulls.has_share(pages):
             replica.waiting.stand_aside(request)
-        elif pages <= self._left(hit.pages, replica.pools.free_beside(hit.tables)):
-            replica.pulls.take(request, hit, now)
-            replica.holdings.moved_on()
-        else:
-            self._stuck(pages - hit.ready, request, now)
+            return True
+        left = self._left(hit.pages, replica.pools.free_beside(hit.tables))
+        if pages > left:
+            self._stuck(pages - left, request, now)
             return False
+        replica.pulls.take(request, hit, now)
+        replica.holdings.moved_on()
         return True
 
     def _there(self, request: Request) -> Hit:
@@ -126,7 +127,7 @@ class Starts:
         if least <= left:
             replica.holdings.moved_on()
             return max(min(wanted, left), held)
-        self._stuck(least - hit.pages, request, now)
+        self._stuck(least - left, request, now)
         return 0
 
     def _left(self, held: int, free: int) -> int:
@@ -144,7 +145,7 @@ class Starts:
         return held + free - int(missing.sum()) - asking
 
     def _stuck(self, lacking: int, head: Request, now: float) -> None:
-        """The head lacks pages."""
+        """The head lacks so many pages."""
         if self._replica.slots.num_active:
             self._replica.holdings.moved_on()
         else:

@@ -107,6 +107,21 @@ def test_a_head_that_waits_for_pages_that_others_hold_has_them_after_a_while(
     prefill.run()
 
 
+def test_pages_that_the_head_finds_are_not_what_it_lacks() -> None:
+    """They are free, but of no use for the rest of it."""
+    prefill, _ = split_sides(num_pages=13)
+    prefill.submit(8, a_sequence(other_ids(32, 1), 1))
+    prefill.run()
+    prefilled(prefill, 14)
+    prefill.submit(9, a_sequence(other_ids(38, 1), 1))
+    for _ in range(10):
+        prefill.now += 0.2
+        prefill.core.renew([prefill.tickets[0, 1].transfer_id], prefill.now)
+        prefill.step()
+    prefill.step_until(lambda: (0, 9) in prefill.ends)
+    prefill.run()
+
+
 def test_what_another_is_still_filling_is_pulled_and_must_be_free() -> None:
     prefill, decode = split_sides(SchedulerConfig(max_num_batched_tokens=2), num_pages=8)
     ticket, token = prefilled(prefill)
