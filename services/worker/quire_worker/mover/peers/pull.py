@@ -88,14 +88,17 @@ class Pull:
         return self._landing.landed
 
     def _go_on(self) -> None:
-        began, fruitless = time.monotonic(), 0
+        first_told_s: float | None = None
+        fruitless = 0
         while fruitless < FRUITLESS and not self.is_void:
             before = self._landing.landed
             try:
                 if self._try_all_ways():
                     return
             except NotFound as error:
-                early = time.monotonic() - began < EARLY_S
+                # From the first answer on: a process that has just begun may keep who comes in waiting for longer.
+                first_told_s = first_told_s or time.monotonic()
+                early = time.monotonic() - first_told_s < EARLY_S
                 if error.code != "EXPORT_UNKNOWN" or self._landing.landed or not early:
                     raise
                 self._link.close()
