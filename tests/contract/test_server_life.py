@@ -43,7 +43,7 @@ SERVICE = textwrap.dedent(
             kvstore_pb2_grpc.add_KvStoreServicer_to_server(kvstore_pb2_grpc.KvStoreServicer(), server)
             return ["quire.v1.KvStore"]
         {a}def start(self):
-            {w}clock.sleep(float(os.environ.get("SLOW", "0")))
+            while not os.path.exists(os.environ.get("GO", "/")): {w}clock.sleep(0.02)
             if os.environ.get("FAIL"): raise ConfigError("NO_MODEL", "There is no model.", "Name one.")
         {a}def drain(self, timeout_s): print("drained", flush=True)
         {a}def close(self): print("closed", flush=True)
@@ -51,6 +51,7 @@ SERVICE = textwrap.dedent(
     sys.exit(service_main("demo", DemoConfig, lambda config: {run}(config, Demo)))
     """
 )
+LIMIT_S = 60.0
 KINDS = {
     "aio": SERVICE.format(asyncio_or_time="asyncio", run="run_aio", a="async ", w="await "),
     "sync": SERVICE.format(asyncio_or_time="time", run="run_sync", a="", w=""),
@@ -79,16 +80,18 @@ def health(address: str) -> int:
     with grpc.insecure_channel(address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         request = health_pb2.HealthCheckRequest(service="quire.v1.KvStore")
-        return int(stub.Check(request, timeout=10, wait_for_ready=True).status)
+        return int(stub.Check(request, timeout=LIMIT_S, wait_for_ready=True).status)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -> None:
     address = f"127.0.0.1:{free_port()}"
-    process = start(tmp_path, kind, "--listen", address, SLOW="1.5")
+    go = tmp_path / "go"
+    process = start(tmp_path, kind, "--listen", address, GO=str(go))
     try:
         assert health(address) == health_pb2.HealthCheckResponse.NOT_SERVING
-        deadline = time.monotonic() + 20
+        go.touch()
+        deadline = time.monotonic() + LIMIT_S
         while health(address) != health_pb2.HealthCheckResponse.SERVING:
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -97,7 +100,7 @@ def test_port_opens_before_ready_and_sigterm_drains(tmp_path: Path, kind: str) -
             assert {"quire.v1.KvStore", "grpc.health.v1.Health"} <= names
     finally:
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 0, err
     assert out.split() == ["drained", "closed"]
 
@@ -106,13 +109,15 @@ def test_sigterm_during_a_start_in_native_code_ends_well(tmp_path: Path) -> None
     """A load goes on in its thread; at the interpreter's end C++ would abort the process (SIGABRT)."""
     native = "import torch; print('loading', flush=True)\n        while True: torch.rand(64, 64) @ torch.rand(64, 64)"
     script = tmp_path / "native.py"
-    script.write_text(KINDS["sync"].replace('clock.sleep(float(os.environ.get("SLOW", "0")))', native))
+    script.write_text(
+        KINDS["sync"].replace('while not os.path.exists(os.environ.get("GO", "/")): clock.sleep(0.02)', native)
+    )
     for _ in range(3):
         command = [sys.executable, str(script), "--listen", "127.0.0.1:0"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout is not None and process.stdout.readline() == "loading\n"
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LIMIT_S)
         assert (process.returncode, out.split()) == (0, ["drained", "closed"]), err
         assert json.loads(err.strip().splitlines()[-1])["message"] == "stopped"
 
@@ -120,7 +125,7 @@ def test_sigterm_during_a_start_in_native_code_ends_well(tmp_path: Path) -> None
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
     process = start(tmp_path, kind, FAIL="1")
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=LIMIT_S)
     last = json.loads(err.strip().splitlines()[-1])
     assert process.returncode == 2
     assert (last["code"], last["error"], last["fix"]) == ("NO_MODEL", "There is no model.", "Name one.")
@@ -139,7 +144,7 @@ def test_a_failed_start_names_cause_and_fix(tmp_path: Path, kind: str) -> None:
 )
 def test_bad_flags_are_fatal_and_named(tmp_path: Path, kind: str, flags: tuple[str, ...], code: str) -> None:
     process = start(tmp_path, kind, *flags)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert json.loads(err.strip().splitlines()[-1])["code"] == code
 
@@ -150,7 +155,7 @@ def test_port_in_use(tmp_path: Path, kind: str) -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         process = start(tmp_path, kind, "--listen", f"127.0.0.1:{taken.getsockname()[1]}")
-        _, err = process.communicate(timeout=20)
+        _, err = process.communicate(timeout=LIMIT_S)
     assert process.returncode == 2
     assert json.loads(err.strip().splitlines()[-1])["code"] == "PORT_IN_USE"
 
