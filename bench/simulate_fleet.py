@@ -45,7 +45,7 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 @dataclass(frozen=True)
 class Setup:
     """`prefill` of the `replicas` prefill and the others decode; 0: all do both. `bandwidth`: bytes a second into a
-    decode side. `measured`: replicas tell their rates; without, the split's threshold decides."""
+    decode side."""
 
     policy: str = "kv_aware"
     replicas: int = 16
@@ -55,7 +55,6 @@ class Setup:
     token_bytes: int = 131_072
     weights: Weights = field(default_factory=Weights)
     split: SplitOptions = field(default_factory=SplitOptions)
-    measured: bool = True
 
 
 @dataclass
@@ -92,10 +91,9 @@ class _KnownWish(Wish):
 class _Member:
     """A replica, its row, and what it tells of itself."""
 
-    def __init__(self, replica: SimReplica, row: ReplicaRow, *, measured: bool) -> None:
+    def __init__(self, replica: SimReplica, row: ReplicaRow) -> None:
         self.replica = replica
         self.row = row
-        self._measured = measured
         self._tokens = self._span_s = 0.0
         self._told = (0, 0.0)
 
@@ -105,7 +103,7 @@ class _Member:
         self._told = replica.prefilled_tokens, replica.busy_s
         keep = max(0.0, 1.0 - busy_s / _HORIZON_S)
         self._tokens, self._span_s = self._tokens * keep + tokens, self._span_s * keep + busy_s
-        rate = self._tokens / self._span_s if self._span_s and self._measured else 0.0
+        rate = self._tokens / self._span_s if self._span_s else 0.0
         self.row.loaded(
             Load(
                 "ready",
@@ -118,12 +116,10 @@ class _Member:
         )
 
     def tell_prefill(self, run: Run) -> None:
-        if self._measured:
-            self.row.computed(run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6))
+        self.row.computed(run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6))
 
     def tell_pull(self, pages: int, took_s: float) -> None:
-        if self._measured:
-            self.row.pulled(pages, round(took_s * 1e6))
+        self.row.pulled(pages, round(took_s * 1e6))
 
     def tell_pages(self, directory: PageDirectory, holder: int) -> None:
         # Of a page that came and went since the last frame, the last word counts.
@@ -157,7 +153,7 @@ class _Fleet:
             row = self.table.add(f"replica-{index}")
             row.show(accepts=True, model=model, role=role)
             row.held_as(self.directory.open())
-            self.members.append(_Member(SimReplica(setup.speed), row, measured=setup.measured))
+            self.members.append(_Member(SimReplica(setup.speed), row))
         self.hear_load()
 
     def place(self, request: TraceRequest) -> PlacedSides:

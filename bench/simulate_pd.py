@@ -23,8 +23,8 @@ HEAD = (
     "| good req/s | decision p99 ms | busy |"
 )
 RULE = "|" + "---|" * 10
-# Nothing is measured, and no prompt is too short.
-ALWAYS = SplitOptions(least_tokens=1, threshold_tokens=1)
+# No prompt is too short, and rates are not looked at.
+ALWAYS = SplitOptions(least_tokens=1, threshold_tokens=1, by_rates=False)
 
 
 def row(name: str, found: Figures) -> str:
@@ -60,7 +60,7 @@ def main() -> int:
         for ratio, prefill in ratios.items():
             apart = replace(setup, policy=policy, prefill=prefill)
             results["decided"][f"{policy} {ratio}"] = run(f"{ratio} decided", apart)
-            always = replace(apart, split=ALWAYS, measured=False)
+            always = replace(apart, split=ALWAYS)
             results["always"][f"{policy} {ratio}"] = run(f"{ratio} always", always)
     middle = list(ratios.values())[len(ratios) // 2]
     print(f"\n{HEAD.format(f'{middle} prefill, GB/s per decode side')}\n{RULE}")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
+import urllib.request
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -20,7 +23,7 @@ PAGE = 16
 
 
 @pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A prefill and a decode replica; every prompt of some pages goes to both."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_STATE_DIR", str(tmp_path_factory.mktemp("apart")))
@@ -35,11 +38,16 @@ def apart(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         )
         stack = LocalStack(spec)
         state = read_state("apart")
-        with Client(stack.grpc) as client:
-            yield client
+        yield stack
         assert stack.deaths == []
         stack.close()
         assert_nothing_left(state)
+
+
+@pytest.fixture(scope="module")
+def apart(stack: LocalStack) -> Iterator[Client]:
+    with Client(stack.grpc) as client:
+        yield client
 
 
 def ask(client: Client, number: int) -> RequestOutput:
@@ -74,6 +82,30 @@ def compare(apart: Client, together: Client, numbers: range) -> None:
 
 def test_apart_is_together(apart: Client, client: Client) -> None:
     compare(apart, client, range(12))
+
+
+def test_a_client_carries_a_transfer_from_one_request_to_the_next(stack: LocalStack) -> None:
+    """As vLLM's proxies do; with the transfer used up, the third computes."""
+    text = "It was the best of times, it was the worst of times, it was the age of wisdom. " * 6
+    whole = complete(stack, prompt=text, max_tokens=12)["choices"][0]["text"]
+    first = complete(stack, prompt=text, max_tokens=1, cache_salt="c", kv_transfer_params={"do_remote_decode": True})
+    params = first["kv_transfer_params"]
+    assert params["remote_engine_id"] and params["remote_num_tokens"] == first["usage"]["prompt_tokens"]
+    for pulls in 1, 0:
+        answer = complete(stack, prompt=text, max_tokens=12, cache_salt="c", kv_transfer_params=params)
+        assert answer["choices"][0]["text"] == whole and whole.startswith(first["choices"][0]["text"])
+        hops = {(hop["service"], hop["phase"]): hop["count"] for hop in answer["quire_timings"]}
+        assert hops.get(("transfer", "pull"), 0) == pulls * len(params["remote_block_ids"])
+
+
+def complete(stack: LocalStack, **fields: Any) -> Any:
+    state = stack.directory.read()
+    assert state is not None
+    headers = {"Content-Type": "application/json", "X-Quire-Timings": "1"}
+    body = json.dumps({"temperature": 0, **fields}).encode()
+    request = urllib.request.Request(f"{state.http}/v1/completions", body, headers)
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
 
 
 @pytest.mark.slow

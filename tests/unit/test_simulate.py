@@ -95,7 +95,7 @@ def test_kv_aware_finds_more_than_round_robin_and_about_what_an_oracle_does() ->
 def test_separate_pools_keep_prompts_away_from_decoding_rows() -> None:
     requests = scaled(make_trace(200, 64), 20.0)
     together = figures(simulate(requests, Setup(replicas=4)))
-    always = Setup(replicas=4, prefill=2, split=ALWAYS, measured=False)
+    always = Setup(replicas=4, prefill=2, split=ALWAYS)
     apart = figures(simulate(requests, always))
     assert apart.apart > 0.9 and apart.itl[1] < 0.5 * together.itl[1]
     slow, fast = simulate(requests, replace(always, bandwidth=1e9)), simulate(requests, always)
@@ -106,7 +106,7 @@ def test_the_decision_keeps_what_always_and_never_lose() -> None:
     """With few prefill replicas their queue is not waited for; over a slow way nothing is sent."""
     requests = scaled(make_trace(300, 64), 25.0)
     few = Setup(replicas=4, prefill=1)
-    decided, always = (figures(simulate(requests, one)) for one in (few, replace(few, split=ALWAYS, measured=False)))
+    decided, always = (figures(simulate(requests, one)) for one in (few, replace(few, split=ALWAYS)))
     assert 0.05 < decided.apart < 0.9 < always.apart
     assert decided.ttft[1] < always.ttft[1] and decided.goodput > always.goodput
     slow = figures(simulate(requests, replace(few, bandwidth=5e7)))
@@ -115,7 +115,7 @@ def test_the_decision_keeps_what_always_and_never_lose() -> None:
 
 def test_pages_that_the_decode_side_has_are_not_sent_again() -> None:
     same = [request(1, 6400, output=5, at=200.0 * i) for i in range(4)]
-    setup = Setup(replicas=2, prefill=1, split=ALWAYS, measured=False, speed=replace(SPEED, pages=1000), bandwidth=1e7)
+    setup = Setup(replicas=2, prefill=1, split=ALWAYS, speed=replace(SPEED, pages=1000), bandwidth=1e7)
     outcome = simulate(same, setup)
     assert outcome.apart == 4
     assert outcome.seconds[0] > 10 * outcome.seconds[-1]
