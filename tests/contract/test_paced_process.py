@@ -133,7 +133,8 @@ def test_a_slow_step_and_a_nan_in_one_worker() -> None:
         while len(told.finish) < len(PROMPTS):
             told.add(scheduler.next_report())
     slowest = max(timing.forward for report in told.reports for timing in report.timing)
-    assert slowest >= 300_000
+    # A step that began late is shorter by as much: the schedule is kept.
+    assert slowest >= 200_000
     failed = told.errors[0][0]
     assert told.codes() == [(failed, "NAN_LOGITS")]
     healthy = {slot: tokens for slot, tokens in answers().items() if slot != failed}
