@@ -81,6 +81,9 @@ class PoolLanding:
         self._pool.write_page(self._places[self.landed], memoryview(self._buffer))
         self.landed += 1
 
+    def tell(self) -> None:
+        """See Landing: nobody waits for single pages."""
+
 
 class PoolShipment:
     """See Shipment, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""

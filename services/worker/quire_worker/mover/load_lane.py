@@ -34,7 +34,7 @@ class LoadLane(Lane):
         """A slot to be filled; waits for one, raises Abandoned."""
         with self._changed:
             if not self._free:
-                self._tell(job)
+                self.tell(job)
             self._wait(job, lambda: bool(self._free))
             return self._free.popleft()
 
@@ -42,7 +42,7 @@ class LoadLane(Lane):
         """A page lies in a slot."""
         self._waiting += (index, slot)
         if len(self._waiting) >= 2 * self._batch:
-            self._tell(job)
+            self.tell(job)
 
     def _carry(self, job: Job) -> int:
         landing = RingLanding(self, self._ring, job)
@@ -52,10 +52,10 @@ class LoadLane(Lane):
             landing.close()
 
     def _left_over(self, job: Job) -> None:
-        self._tell(job)
+        self.tell(job)
 
-    def _tell(self, job: Job) -> None:
-        """The engine drops what is of an earlier generation and returns its slots: no need to look once more."""
+    def tell(self, job: Job) -> None:
+        """See Slots. The engine drops what is of an earlier generation and returns its slots: no need to look again."""
         if self._waiting:
             self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
@@ -69,6 +69,9 @@ class Slots(Protocol):
 
     def hand_over(self, job: Job, index: int, slot: int) -> None:
         """A page lies in a slot."""
+
+    def tell(self, job: Job) -> None:
+        """The engine is to know now of all that was handed over."""
 
     def returned(self, slots: Sequence[int]) -> None:
         """Slots are free again."""
@@ -97,6 +100,10 @@ class RingLanding:
             raise RuntimeError("a page has landed nowhere")
         self._lane.hand_over(self._job, self.landed, slot)
         self.landed += 1
+
+    def tell(self) -> None:
+        """See Landing."""
+        self._lane.tell(self._job)
 
     def close(self) -> None:
         """A slot in which nothing has landed is free again."""

@@ -55,13 +55,16 @@ class Export:
             before.stop()
         return slots
 
-    def ask(self, holder: Holder, indices: Sequence[int]) -> list[int]:
-        """These are due next, in ascending order; returns those that the engine was not asked for yet: now it is."""
+    def ask(self, holder: Holder, indices: Sequence[int], several: int) -> list[int]:
+        """These are due next, in ascending order; returns those that the engine was not asked for yet: now it is. None,
+        unless they are several or the first of all is among them: each question wakes the engine."""
         with self._changed:
             if self._is_lost(holder):
                 return []
             self._due.update(indices)
             new = [index for index in indices if index not in self._asked and index not in self._filled]
+            if len(new) < several and new[:1] != list(indices[:1]):
+                return []
             self._asked.update(new)
             return new
 

@@ -37,6 +37,8 @@ class ExportDesk:
         self._silence_s = given.silence_s
         self._namespace = bytes.fromhex(given.setup.namespace)
         self.window = max(1, min(_MAX_WINDOW, len(given.setup.store_slots) // _SHARE))
+        # What wakes the engine is said of so many pages at once, where that delays none.
+        self.several = (self.window + 1) // 2
         self._lock = threading.Lock()
         self._exports: dict[int, Export] = {}
         self._by_handle: dict[bytes, Export] = {}
@@ -103,7 +105,7 @@ class ExportDesk:
 
     def ask(self, export: Export, holder: Holder, indices: Sequence[int]) -> None:
         """Have the engine put pages into the ring, each once it is filled."""
-        new = export.ask(holder, indices)
+        new = export.ask(holder, indices, self.several if len(indices) >= self.window else 1)
         if new:
             self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
 

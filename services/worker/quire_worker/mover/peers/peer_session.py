@@ -116,15 +116,16 @@ class PeerSession:
         """Each page as soon as it is there."""
         handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
         self._desk.take_over(export, self)
+        emptied: list[int] = []
         try:
             for place, index in enumerate(indices):
+                self._release(emptied, soon=export.is_filled(index))
                 self._desk.ask(export, self, indices[place : place + self._desk.window])
                 slot = self._wait_for(export, index, handle, seals)
-                try:
-                    self._send_page(export, index, slot, seals)
-                finally:
-                    self._desk.release([slot])
+                emptied.append(slot)
+                self._send_page(export, index, slot, seals)
         finally:
+            self._release(emptied)
             self._desk.leave(export, self)
         self._connection.send(Head(Kind.END, handle), seals)
 
@@ -142,13 +143,14 @@ class PeerSession:
     def _show(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """Each page's place in the ring as soon as it is there; its slot is kept until the peer has taken it."""
         handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
-        window, waiting = self._desk.window, deque[tuple[int, int]]()
+        window, waiting, emptied = self._desk.window, deque[tuple[int, int]](), list[int]()
         self._desk.take_over(export, self)
         try:
             for place, index in enumerate(indices):
-                self._desk.ask(export, self, indices[place : place + max(1, window - len(waiting))])
                 while waiting and (len(waiting) >= window or not export.is_filled(index) or self._connection.wait(0)):
-                    self._taken(waiting, seals)
+                    emptied.append(self._taken(waiting, seals))
+                self._release(emptied, soon=export.is_filled(index))
+                self._desk.ask(export, self, indices[place : place + max(1, window - len(waiting))])
                 slot = self._wait_for(export, index, handle, seals)
                 waiting.append((index, slot))
                 with self._ring.slot(slot) as body:
@@ -156,14 +158,20 @@ class PeerSession:
                 place_of = self._ring.place(slot)
                 self._connection.send(Head(Kind.TAKE, handle, index, place_of, page_header=header), seals)
             while waiting:
-                self._taken(waiting, seals)
+                emptied.append(self._taken(waiting, seals))
         finally:
-            self._desk.release([slot for _, slot in waiting])
+            self._release([*emptied, *(slot for _, slot in waiting)])
             self._desk.leave(export, self)
         self._connection.send(Head(Kind.END, handle), seals)
 
-    def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> None:
-        """The peer has the page that it was shown first."""
+    def _release(self, slots: list[int], *, soon: bool = False) -> None:
+        """Slots are the engine's again: all of them; where more come `soon`, once they are several."""
+        if not soon or len(slots) >= self._desk.several:
+            self._desk.release(slots)
+            slots.clear()
+
+    def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> int:
+        """The peer has the page that it was shown first; returns its slot."""
         arrived = self._connection.receive()
         if arrived is None:
             raise DataBroken("ended", "the peer has gone")
@@ -171,7 +179,7 @@ class PeerSession:
         head = self._connection.admit(arrived, seals)
         if head.kind is not Kind.TAKEN or head.page != waiting[0][0]:
             raise DataBroken("garbage", f"{head.kind.name} of page {head.page} before page {waiting[0][0]} was taken")
-        self._desk.release([waiting.popleft()[1]])
+        return waiting.popleft()[1]
 
     def _locate(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """Where pages lie in the engine's own memory, which the peer reads by itself."""

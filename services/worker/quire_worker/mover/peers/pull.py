@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from quire_worker.mover.ends import Equipment
     from quire_worker.mover.lane import Job
     from quire_worker.mover.load_lane import Slots
+    from quire_worker.mover.transports.shared_maps import SharedMaps
     from quire_worker.mover.transports.transport import Source
 
 log = get_logger(__name__)
@@ -41,9 +42,11 @@ FRUITLESS = 2
 class Pull:
     """`run` is the thread's; `void` may be called from any. `used`: what carried pages last."""
 
-    def __init__(self, job: Job, slots: Slots, given: Equipment) -> None:
+    def __init__(self, job: Job, slots: Slots, given: Equipment, maps: SharedMaps) -> None:
         self.job = job
         self.used = ""
+        self.arrived: list[int] = []
+        """Index and slot of pages that have landed and are not told of."""
         setup, move = given.setup, job.move
         run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
         self._cargo = Cargo(run, setup.dtype, setup.page_bytes, PeerAccess.of(move), move.context)
@@ -52,7 +55,7 @@ class Pull:
         self.direct = PoolLanding(job, self._landing, given.send, lambda: self.is_void)
         sources: list[Source[PeerAccess]] = [
             PeerCuda(self._link, self.direct),
-            PeerShm(self._link),
+            PeerShm(self._link, maps),
             PeerTcp(self._link),
         ]
         self._ways = [
@@ -82,6 +85,7 @@ class Pull:
                 "a pull ended early", arrived=self._landing.landed, wanted=len(self._cargo.run), error=str(error)
             )
         finally:
+            self._landing.tell()
             self._landing.close()
             for way in self._ways:
                 way.close()

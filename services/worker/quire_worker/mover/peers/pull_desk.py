@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from quire_common.kv_client import Abandoned
 from quire_common.telemetry.logs import get_logger
-from quire_worker.mover.lane import ended, trace_move
+from quire_worker.mover.lane import BATCH_BYTES, ended, trace_move
 from quire_worker.mover.peers.pull import Pull
+from quire_worker.mover.transports.shared_maps import SharedMaps
 from quire_worker.mover.wire import Frame, Kind
 
 if TYPE_CHECKING:
@@ -28,13 +29,15 @@ class PullDesk:
     def __init__(self, given: Equipment) -> None:
         self._given = given
         self._send = given.send
+        self._batch = max(1, BATCH_BYTES // given.setup.page_bytes)
+        self._maps = SharedMaps()
         self._changed = threading.Condition()
         self._free = deque(given.setup.load_slots)
         self._pulls: dict[int, Pull] = {}
 
     def put(self, job: Job) -> None:
         """See End."""
-        pull = Pull(job, self, self._given)
+        pull = Pull(job, self, self._given, self._maps)
         with self._changed:
             self._pulls[job.number] = pull
         try:
@@ -72,14 +75,29 @@ class PullDesk:
         """See Slots."""
         with self._changed:
             pull = self._pulls[job.number]
+            if not self._free:
+                self._tell(pull)
             self._changed.wait_for(lambda: pull.is_void or self._free)
             if pull.is_void:
                 raise Abandoned
             return self._free.popleft()
 
     def hand_over(self, job: Job, index: int, slot: int) -> None:
-        """See Slots. At once: the next page may be long in coming."""
-        self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, (index, slot)))
+        """See Slots. Small pages are told of together, where they come together: each frame wakes the engine."""
+        pull = self._pulls[job.number]
+        pull.arrived += (index, slot)
+        if len(pull.arrived) >= 2 * self._batch:
+            self._tell(pull)
+
+    def tell(self, job: Job) -> None:
+        """See Slots."""
+        self._tell(self._pulls[job.number])
+
+    def _tell(self, pull: Pull) -> None:
+        """Called by the pull's thread alone."""
+        if pull.arrived:
+            self._send(Frame.of(Kind.ARRIVED, pull.job.generation, pull.job.number, pull.arrived))
+            pull.arrived = []
 
     def _void(self, which: Callable[[Pull], bool]) -> None:
         with self._changed:

@@ -13,12 +13,13 @@ from quire_common.columns import pack_i32
 from quire_common.kv_data.frame import DataBroken, Kind
 from quire_common.pages import PageCorrupt, check_parts
 from quire_worker.mover.transports.peer_tcp import next_but_alive
-from quire_worker.mover.transports.shared_map import SharedMap
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
     from quire_worker.mover.peers.peer_access import PeerAccess
     from quire_worker.mover.transports.data_link import DataLink, Exchange
+    from quire_worker.mover.transports.shared_map import SharedMap
+    from quire_worker.mover.transports.shared_maps import SharedMaps
     from quire_worker.mover.transports.transport import Cargo, Landing
 
 
@@ -27,8 +28,9 @@ class PeerShm:
 
     name = "shm"
 
-    def __init__(self, link: DataLink) -> None:
+    def __init__(self, link: DataLink, maps: SharedMaps) -> None:
         self._link = link
+        self._maps = maps
 
     def offered(self, access: PeerAccess) -> bool:
         """See Source."""
@@ -52,21 +54,21 @@ class PeerShm:
         arrived = exchange.arrived(Kind.END)
         if not arrived.fds:
             raise DataBroken("garbage", "no descriptor came")
-        ring = SharedMap(arrived.fds.pop())
-        try:
-            first = cargo.access.first_index
-            exchange.send(Kind.GET, pack_i32(range(first + landing.landed, first + len(cargo.run))))
-            while landing.landed < len(cargo.run):
-                self._take_page(exchange, ring, cargo, landing)
-            exchange.arrived(Kind.END)
-        except PageCorrupt as error:
-            self._link.close()
-            raise TransportDown(str(error)) from error
-        finally:
-            ring.close()
+        first = cargo.access.first_index
+        with self._maps.using(arrived.fds.pop()) as ring:
+            try:
+                exchange.send(Kind.GET, pack_i32(range(first + landing.landed, first + len(cargo.run))))
+                while landing.landed < len(cargo.run):
+                    self._take_page(exchange, ring, cargo, landing)
+                exchange.arrived(Kind.END)
+            except PageCorrupt as error:
+                self._link.close()
+                raise TransportDown(str(error)) from error
 
     def _take_page(self, exchange: Exchange, ring: SharedMap, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         index = landing.landed
+        if not exchange.connection.wait(0):
+            landing.tell()
         head = next_but_alive(exchange, cargo.page_bytes, Kind.TAKE).head
         if head.page != cargo.access.first_index + index:
             raise DataBroken("garbage", f"page {head.page} is not what comes next")

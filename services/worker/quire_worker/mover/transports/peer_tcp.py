@@ -49,6 +49,8 @@ class PeerTcp:
     def _receive_page(self, exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         """All parts of the next page, each to where it belongs."""
         index, came, last = landing.landed, 0, False
+        if not exchange.connection.wait(0):
+            landing.tell()
         arrived = next_but_alive(exchange, cargo.page_bytes)
         while not last:
             head = arrived.head

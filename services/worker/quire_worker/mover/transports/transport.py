@@ -57,6 +57,9 @@ class Landing(Protocol):
     def land(self) -> None:
         """The next page is in its room, and is what its key says."""
 
+    def tell(self) -> None:
+        """The next page may be long in coming: whoever waits for those that have landed is to know of them."""
+
 
 class Shipment(Protocol):
     """A store's way out of the ring, page by page."""
