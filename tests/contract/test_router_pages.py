@@ -39,7 +39,7 @@ def depths(rig: RouterRig) -> list[int]:
     """How much of the prompt the index knows of, by scheduler."""
     table, view = rig.router.fleet.table, rig.router._placing._view
     model = rig.router.fleet.models()[0]
-    found = view._directory.prefixes([page_keys(model.pages.namespace, 0, HASHES)], time.monotonic())
+    found = view._directory.prefixes([page_keys(model.pages.namespace, 0, HASHES)], time.monotonic()).depths
     rows = [rig.router.fleet.replicas[host.address].row.row for host in rig.scheduler_hosts]
     return [int(found[table.holder[row]]) if table.holder[row] >= 0 else 0 for row in rows]
 

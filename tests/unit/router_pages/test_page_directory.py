@@ -142,10 +142,11 @@ def test_prefixes_are_those_of_dictionaries(seed: int) -> None:
                 naive.expected[holder].update(dict.fromkeys(pages, now))
             else:
                 now += rng.choice([0.0, 0.01, 5.0])
-                depths = directory.prefixes([keys(*pages)], now)
+                depths, told = directory.prefixes([keys(*pages)], now)
                 for one in naive.told:
                     least, most = (naive.depth(one, pages, now, life) for life in (1.0, 2.0))
                     assert least <= depths[one] <= most, (one, least, most, depths[one])
+                    assert naive.told[one].issuperset(pages[: min(told, depths[one])])
     directory.check_integrity()
     sizes = {holder: len(pages) for holder, pages in naive.told.items()}
     assert {holder: directory.pages_of(holder) for holder in naive.told} == sizes
@@ -158,11 +159,11 @@ def test_a_prefix_counts_in_every_group_and_from_its_first_page() -> None:
     directory.add(holder, chain)
     directory.add(holder, second[:4])
     directory.add(other, chain[1:])
-    assert directory.prefixes([chain], 0.0).tolist() == [10, 0]
-    assert directory.prefixes([chain, second], 0.0).tolist() == [4, 0]
+    assert directory.prefixes([chain], 0.0).depths.tolist() == [10, 0]
+    assert directory.prefixes([chain, second], 0.0).depths.tolist() == [4, 0]
     directory.expect(holder, second[4:6], 0.0)
-    assert directory.prefixes([chain, second], 0.0).tolist() == [6, 0]
-    assert directory.prefixes([chain[:0]], 0.0).tolist() == [0, 0]
+    assert directory.prefixes([chain, second], 0.0).depths.tolist() == [6, 0]
+    assert directory.prefixes([chain[:0]], 0.0).depths.tolist() == [0, 0]
 
 
 def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> None:
@@ -173,7 +174,7 @@ def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> N
     directory.add(stays, chain[:20])
     directory.expect(gone, keys(*range(50, 60)), 0.0)
     directory.close(gone)
-    assert directory.prefixes([chain], 0.0).tolist() == [0, 20]
+    assert directory.prefixes([chain], 0.0).depths.tolist() == [0, 20]
     assert directory.open() == 2 and len(directory.told) == 50
     steps = 0
     for _ in directory.sweep():
@@ -181,7 +182,7 @@ def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> N
         directory.add(stays, chain[:30])
     assert steps > 3 and len(directory.told) == 30 and directory.expected == 0
     assert directory.open() == gone, "now it is free"
-    assert directory.prefixes([chain], 0.0).tolist() == [0, 30, 0]
+    assert directory.prefixes([chain], 0.0).depths.tolist() == [0, 30, 0]
     directory.check_integrity()
 
 
@@ -203,7 +204,7 @@ def test_a_page_that_moves_while_it_is_swept_out_is_nobodys_afterwards() -> None
         pass
     assert not directory.dirty and len(directory.told) == 8
     assert directory.open() == gone
-    assert directory.prefixes([moves], 0.0).tolist() == [0, 0]
+    assert directory.prefixes([moves], 0.0).depths.tolist() == [0, 0]
     directory.check_integrity()
 
 
@@ -213,5 +214,5 @@ def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
     chain = keys(*range(40))
     for holder in holders:
         directory.add(holder, chain[: 8 + holder % 3])
-    assert directory.prefixes([chain], 0.0).tolist() == [8 + holder % 3 for holder in holders]
+    assert directory.prefixes([chain], 0.0).depths.tolist() == [8 + holder % 3 for holder in holders]
     assert directory.told.distinct_sets == 3

@@ -34,7 +34,7 @@ class Rig:
     @property
     def depth(self) -> int:
         """What lookups find now."""
-        depths = self.directory.prefixes([page_keys(NS, 0, CHAIN)], 0.0)
+        depths = self.directory.prefixes([page_keys(NS, 0, CHAIN)], 0.0).depths
         return int(depths[self.holder.number]) if self.holder.number >= 0 else 0
 
     def start(self, end: int = 10) -> None:

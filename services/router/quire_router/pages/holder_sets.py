@@ -29,11 +29,11 @@ class HolderSets:
 
     def change(self, numbers: Numbers, *, add: int = 0, remove: int = 0) -> tuple[Numbers, int]:
         """Of each page the set's number, with and without the holders of two masks; and of how many it has changed."""
-        if len(numbers) and (numbers == numbers[0]).all():
-            # Pages of a chain mostly have the same holders.
-            old, inverse, pages = numbers[:1], np.zeros(len(numbers), np.intp), np.array([len(numbers)])
-        else:
-            old, inverse, pages = np.unique(numbers, return_inverse=True, return_counts=True)
+        # Pages of a chain have the same holders for long stretches.
+        starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
+        lengths = np.diff(starts, append=len(numbers))
+        old, inverse = np.unique(numbers[starts], return_inverse=True)
+        pages = np.bincount(inverse, lengths, len(old)).astype(np.int64)
         masks = [(self.masks[number] | add) & ~remove for number in old.tolist()]
         new: Numbers = np.fromiter(map(self._number, masks), np.uint32, len(masks))
         np.subtract.at(self._pages, old, pages)
@@ -43,7 +43,7 @@ class HolderSets:
             if number and not self._pages[number]:
                 del self._numbers[self.masks[number]]
                 self._free.append(number)
-        return new[inverse], int(pages[old != new].sum())
+        return np.repeat(new[inverse], lengths), int(pages[old != new].sum())
 
     def concern(self, holders: int) -> bool:
         """Whether some page has one of these holders."""

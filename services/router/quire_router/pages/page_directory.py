@@ -7,7 +7,8 @@ stays. A holder that leaves is found no more at once, and swept out later. One t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -22,9 +23,16 @@ if TYPE_CHECKING:
     from quire_router.pages.page_table import Keys
 
 # Chains are looked up in steps: most of them are held by nobody beyond their first pages.
-_STEPS = (64, 448, 1 << 30)
+_STEPS = (256, 1024, 1 << 30)
 # Room for expected pages, as a part of that for told ones.
 _EXPECTED_PART = 8
+
+
+class Prefixes(NamedTuple):
+    """`depths`: pages by holder. Of the first `told` of them nobody has any by expectation alone."""
+
+    depths: NDArray[np.int32]
+    told: int
 
 
 class PageDirectory:
@@ -112,36 +120,35 @@ class PageDirectory:
                 yield from index.sweep(dead)
             self._numbers.swept(dead)
 
-    def prefixes(self, chains: Sequence[Keys], now_s: float) -> NDArray[np.int32]:
+    def prefixes(self, chains: Sequence[Keys], now_s: float) -> Prefixes:
         """By holder, how many pages of a chain it has, from the first on and in every group.
 
-        `chains` are the keys of the chain, an array of equal length for each group.
+        `chains` are the keys of the chain, an array of equal length for each group. Expectations are looked up where
+        what was told does not say enough: at the first page of each stretch whose pages have the same holders, and at
+        its others while somebody is left who did not tell of them.
         """
         self._turn(now_s)
-        depths: NDArray[np.int32] = np.zeros(self._numbers.count, np.int32)
-        indexes = [index for index in self.indexes if len(index)]
-        alive, done, count = self._numbers.alive, 0, len(chains[0])
+        search = _Search(self._numbers.alive, self._numbers.count, len(chains[0]))
+        expected = [index for index in self._expected if len(index)]
+        done = 0
         for step in _STEPS:
-            end = min(count, done + step)
-            if done == end or not indexes:
+            window = [keys[done : done + step] for keys in chains]
+            if not len(window[0]):
                 break
-            found = [(index, index.find(keys[done:end])) for keys in chains for index in indexes]
-            for at in _changes([numbers for _, numbers in found]):
-                held = alive
-                for first in range(0, len(found), len(indexes)):
-                    anywhere = 0
-                    for index, numbers in found[first : first + len(indexes)]:
-                        anywhere |= index.holders(int(numbers[at]))
-                    held &= anywhere
-                if held != alive:
-                    depths[_bits(alive & ~held, len(depths))] = done + at
-                    alive = held
-                    if not alive:
-                        return depths
-            done = end
-        if indexes:
-            depths[_bits(alive, len(depths))] = done
-        return depths
+            told = [self.told.find(keys) for keys in window]
+            starts = _changes(told)
+            heads = [[(index, index.find(keys[starts])) for index in expected] for keys in window]
+            for place, (at, end) in enumerate(pairwise([*starts, len(window[0])])):
+                sure = [self.told.holders(int(numbers[at])) for numbers in told]
+                unsure = search.keep(done + at, sure, [_holders(found, place) for found in heads])
+                if unsure and end - at > 1:
+                    rest = [[(index, index.find(keys[at + 1 : end])) for index in expected] for keys in window]
+                    for next_ in _changes([numbers for found in rest for _, numbers in found]):
+                        search.keep(done + at + 1 + next_, sure, [_holders(found, next_) for found in rest])
+                if not search.alive:
+                    return search.found()
+            done += len(window[0])
+        return search.found()
 
     def check_integrity(self) -> None:
         """Every index by itself, and pages of holders against the index. AssertionError on any difference."""
@@ -165,10 +172,49 @@ class PageDirectory:
             self._turned_s = now_s
 
 
+class _Search:
+    """Walks along a chain of so many pages, and notes where each holder's prefix ends."""
+
+    def __init__(self, alive: int, holders: int, pages: int) -> None:
+        self.alive = alive
+        self._depths: NDArray[np.int32] = np.zeros(holders, np.int32)
+        self._pages = self._told = pages
+
+    def keep(self, page: int, told: Sequence[int], expected: Sequence[int]) -> bool:
+        """Go on with those who have the page in every group, by what was told or is expected; returns whether some of
+        them have it by expectation alone."""
+        held = sure = self.alive
+        for known, hoped in zip(told, expected, strict=True):
+            held &= known | hoped
+            sure &= known
+        if held != self.alive:
+            self._depths[_bits(self.alive & ~held, len(self._depths))] = page
+            self.alive = held
+        if held != sure:
+            self._told = min(self._told, page)
+        return held != sure
+
+    def found(self) -> Prefixes:
+        """Those who are left have all pages."""
+        if self.alive:
+            self._depths[_bits(self.alive, len(self._depths))] = self._pages
+        return Prefixes(self._depths, self._told)
+
+
+def _holders(found: Sequence[tuple[PageIndex, NDArray[np.uint32]]], place: int) -> int:
+    """Of one page, by any of these indexes."""
+    mask = 0
+    for index, numbers in found:
+        mask |= index.holders(int(numbers[place]))
+    return mask
+
+
 def _changes(columns: Sequence[NDArray[np.uint32]]) -> list[int]:
     """Where any of the columns of equal length begins, or changes."""
-    rows = np.stack(columns)
-    return [0, *(np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(axis=0)) + 1).tolist()]
+    changed = columns[0][1:] != columns[0][:-1]
+    for column in columns[1:]:
+        changed |= column[1:] != column[:-1]
+    return [0, *(np.flatnonzero(changed) + 1).tolist()]
 
 
 def _bits(mask: int, length: int) -> NDArray[np.bool_]:

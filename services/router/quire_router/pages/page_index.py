@@ -76,7 +76,7 @@ class PageIndex:
 
     def find(self, keys: Keys) -> NDArray[np.uint32]:
         """For each page a number that stands for the set of its holders: see `holders`."""
-        return self._table.get(keys)
+        return self._table.get(keys) if self._table.count else np.zeros(len(keys), np.uint32)
 
     def holders(self, number: int) -> int:
         """The set as a mask; those who are to be swept included."""

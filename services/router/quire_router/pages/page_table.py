@@ -24,6 +24,11 @@ _MOST_FULL = 0.75
 # Free slots in its first bucket with which a key does not look at the second.
 _SPARE = 2
 _EMPTY = np.uint64(0)
+# So many keys are looked up faster one by one.
+_FEW = 12
+# Of the slots of a bucket as bits of a byte: how many there are, and the number of the lowest.
+_COUNT = np.array([bits.bit_count() for bits in range(256)], np.int8)
+_LOWEST = np.array([0, *((bits & -bits).bit_length() - 1 for bits in range(1, 256))], np.intp)
 
 
 class PageTable:
@@ -51,15 +56,16 @@ class PageTable:
 
     def find(self, keys: Keys) -> Slots:
         """The slot of each key, -1 where there is none."""
-        slots: Slots = np.full(len(keys), -1, np.intp)
-        first = self._first(keys)
-        missing = self._match(keys, first, slots, None)
+        slots, missing = self._match(keys, self._first(keys))
         if len(missing):
-            self._match(keys[missing], self._second(keys[missing]), slots, missing)
+            others = keys[missing]
+            slots[missing], _ = self._match(others, self._second(others))
         return slots
 
     def get(self, keys: Keys) -> NDArray[np.uint32]:
         """The value of each key, 0 where there is none."""
+        if len(keys) <= _FEW:
+            return np.array([self._value(key) for key in keys.tolist()], np.uint32)
         slots = self.find(keys)
         return np.where(slots >= 0, self.values[slots], np.uint32(0))
 
@@ -69,15 +75,20 @@ class PageTable:
         pending, stuck = np.flatnonzero(slots < 0)[: max(self.capacity - self.count, 0)], list[int]()
         while len(pending):
             wanted = keys[pending]
-            buckets = np.stack([self._first(wanted), self._second(wanted)], axis=1)
-            free = self._rows[buckets] == _EMPTY
-            room = free.sum(axis=2)
-            room[room[:, 0] >= _SPARE, 0] = _BUCKET
-            side, each = room.argmax(axis=1), np.arange(len(pending))
-            at = buckets[each, side] * _BUCKET + free[each, side].argmax(axis=1)
-            fits = room[each, side] > 0
-            stuck += pending[~fits].tolist()
-            pending, wanted, at = pending[fits], wanted[fits], at[fits]
+            buckets = self._first(wanted)
+            free = self._free(buckets)
+            tight = np.flatnonzero(_COUNT[free] < _SPARE)
+            if len(tight):
+                other = self._second(wanted[tight])
+                other_free = self._free(other)
+                better = _COUNT[other_free] > _COUNT[free[tight]]
+                moved = tight[better]
+                buckets[moved], free[moved] = other[better], other_free[better]
+            at = buckets * _BUCKET + _LOWEST[free]
+            fits = free > 0
+            if not fits.all():
+                stuck += pending[~fits].tolist()
+                pending, wanted, at = pending[fits], wanted[fits], at[fits]
             # Of several that want one slot the last gets it; the others look again.
             self._keys[at] = wanted
             won = self._keys[at] == wanted
@@ -126,16 +137,28 @@ class PageTable:
                 self.count += 1
                 return
 
-    def _match(self, keys: Keys, buckets: Slots, slots: Slots, among: Slots | None) -> Slots:
-        """Fill in the slots of keys that are in these buckets; returns the others, as indices of `slots`."""
-        hits = np.flatnonzero(self._rows.take(buckets, axis=0) == keys[:, None])
-        hit = hits // _BUCKET
-        found = hit if among is None else among[hit]
-        slots[found] = buckets[hit] * _BUCKET + hits % _BUCKET
-        return np.flatnonzero(slots < 0)
+    def _match(self, keys: Keys, buckets: Slots) -> tuple[Slots, Slots]:
+        """The slots of keys that are in these buckets, -1 of others; and the indices of those others."""
+        hits = np.packbits(self._rows.take(buckets, axis=0) == keys[:, None], bitorder="little")
+        slots: Slots = buckets * _BUCKET + _LOWEST[hits]
+        missing = np.flatnonzero(hits == 0)
+        slots[missing] = -1
+        return slots, missing
+
+    def _free(self, buckets: Slots) -> NDArray[np.uint8]:
+        """Of each bucket, bit by bit which slots are free."""
+        return np.packbits(self._rows.take(buckets, axis=0) == _EMPTY, bitorder="little")
+
+    def _value(self, key: int) -> int:
+        mask = int(self._mask)
+        for start in ((key & mask) * _BUCKET, (key >> 32 & mask) * _BUCKET):
+            bucket = self._keys[start : start + _BUCKET].tolist()
+            if key in bucket:
+                return int(self.values[start + bucket.index(key)])
+        return 0
 
     def _first(self, keys: Keys) -> Slots:
-        return (keys & self._mask).astype(np.intp)
+        return (keys & self._mask).view(np.intp)
 
     def _second(self, keys: Keys) -> Slots:
-        return ((keys >> np.uint64(32)) & self._mask).astype(np.intp)
+        return ((keys >> np.uint64(32)) & self._mask).view(np.intp)

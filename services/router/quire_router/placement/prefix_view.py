@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_router.pages.page_directory import Prefixes
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,28 +35,37 @@ class PrefixView:
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
         if wish.sequence.skip_cache_read:
             return device, stored
+        if len(self._table.pools) == 1:
+            return self._cached(wish, rows, 0) if self._table.knows_pages(0) else (device, stored)
         pools = self._table.pool[rows]
-        for number in np.unique(pools).tolist() if len(self._table.pools) > 1 else (0,):
-            if not self._table.knows_pages(number):
-                continue
-            size, members = self._table.pools[number].page_size, pools == number
-            depths, most = self._depths(wish, number), wish.most_hits(size)
-            device[members] = np.minimum(depths[self._table.holder[rows[members]]] * size, most)
-            found = max((int(depths[store]) for store in self.stores.values()), default=0)
-            stored[members] = min(found * size, most)
+        for number in np.unique(pools).tolist():
+            if self._table.knows_pages(number):
+                members = pools == number
+                device[members], stored[members] = self._cached(wish, rows[members], number)
         return device, stored
 
     def expect(self, wish: Wish, row: int) -> None:
         """The wish goes to a row: its pages will be there."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
+            found = wish.found.get(pool)
+            # What it told of needs no expectation.
+            known = min(found.told, int(found.depths[holder])) if found is not None else 0
             for keys in wish.chains(self._table.pools[pool]):
-                self._directory.expect(holder, keys, self._clock())
+                self._directory.expect(holder, keys[known:], self._clock())
 
-    def _depths(self, wish: Wish, number: int) -> NDArray[np.int32]:
+    def _cached(self, wish: Wish, rows: Rows, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of rows of one pool, which names its pages."""
+        size = self._table.pools[number].page_size
+        depths, most = self._found(wish, number).depths, wish.most_hits(size)
+        device: NDArray[np.int64] = np.minimum(depths[self._table.holder[rows]] * size, most)
+        found = max((int(depths[store]) for store in self.stores.values()), default=0)
+        return device, np.full(len(rows), min(found * size, most), np.int64)
+
+    def _found(self, wish: Wish, number: int) -> Prefixes:
         """Pages by holder, and none for those that have no number: -1 is the last element."""
-        depths = wish.depths.get(number)
-        if depths is None:
-            found = self._directory.prefixes(wish.chains(self._table.pools[number]), self._clock())
-            depths = wish.depths[number] = np.append(found, np.int32(0))
-        return depths
+        found = wish.found.get(number)
+        if found is None:
+            depths, told = self._directory.prefixes(wish.chains(self._table.pools[number]), self._clock())
+            found = wish.found[number] = Prefixes(np.append(depths, 0).astype(np.int64), told)
+        return found

@@ -14,9 +14,8 @@ from quire_router.pages.page_keys import page_keys
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequence_
 
-    from numpy.typing import NDArray
-
     from quire_common.sequence import Sequence
+    from quire_router.pages.page_directory import Prefixes
     from quire_router.pages.page_table import Keys
     from quire_router.placement.replica_table import PagePool
 
@@ -28,7 +27,7 @@ class Wish:
     sequence: Sequence
     weight: int = 1
     session: str = ""
-    depths: dict[int, NDArray[np.int32]] = field(default_factory=dict)
+    found: dict[int, Prefixes] = field(default_factory=dict)
     """By pool, what the page directory said: looked up once per decision."""
     _hashes: dict[int, list[bytes]] = field(default_factory=dict)
 
