@@ -29,6 +29,13 @@ class Asked:
     # Its client did not wait for the end.
     left: bool = False
     begun: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+    def leave(self) -> None:
+        """Its client goes now; nothing happens where it has its answer."""
+        if self.task is not None and not self.task.done():
+            self.left = True
+            self.task.cancel()
 
     def wrong(self, facts: PacedFacts) -> bool:
         """Whether any token differs from the undisturbed answer, or some are missing."""
@@ -63,7 +70,8 @@ class Crowd:
         new = [self._a_request() for _ in range(count)]
         for place, one in enumerate(new):
             leave_s = leave_after_s[place] if place < len(leave_after_s) else None
-            self._tasks.append(asyncio.create_task(self._run(one, leave_s)))
+            one.task = asyncio.create_task(self._run(one, leave_s))
+            self._tasks.append(one.task)
         self.asked += new
         return new
 
@@ -100,6 +108,9 @@ class Crowd:
                     one.tokens += delta.token_ids
                     if delta.token_ids:
                         one.begun.set()
+        except asyncio.CancelledError:
+            if not one.left:
+                raise
         except TimeoutError:
             one.left = leave_s is not None
             one.error = "" if one.left else "it took too long"

@@ -24,6 +24,8 @@ from tests.pipeline.leftovers import assert_nothing_left
 
 LIMIT_S = 120.0
 POLL_S = 0.05
+# However little time is left, one look is taken.
+_LOOK_S = 0.5
 _METRIC = re.compile(r"^([a-z_]+)(?:\{[^}]*\})? ([0-9.eE+-]+)$", re.MULTILINE)
 
 
@@ -123,10 +125,11 @@ class Rig:
 
     def wait_pages_back(self, limit_s: float = 10.0, schedulers: Sequence[str] = ()) -> None:
         """Until none of these schedulers, by default of all, runs, waits for, references, fences or lends anything."""
+        until = time.monotonic() + limit_s
         for name in schedulers or self.stack.spec.members_of("scheduler"):
             with grpc.insecure_channel(self.address(name)) as channel:
                 loads = scheduler_pb2_grpc.SchedulerStub(channel).WatchLoad(
-                    scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=limit_s
+                    scheduler_pb2.WatchLoadRequest(interval_ms=20), timeout=max(until - time.monotonic(), _LOOK_S)
                 )
                 last = None
                 try:

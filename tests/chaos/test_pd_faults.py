@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,6 +62,17 @@ ROWS = [
     *(Row("worker", role, "during", FROZEN_S) for role in ("prefill", "decode")),
     Row("scheduler", "prefill", "during", FROZEN_S),
 ]
+
+# What a side says while some request is in a state, from its prompt's arrival to its last step.
+LOADS: dict[str, tuple[str, Callable[[scheduler_pb2.Load], bool]]] = {
+    "prompt waits": ("prefill", lambda load: load.waiting_prefill_tokens > 0),
+    "place is kept": ("decode", lambda load: load.waiting > 0),
+    "prefilling": ("prefill", lambda load: load.running > 0),
+    "pages are lent": ("prefill", lambda load: load.open_transfers > 0),
+    "pulling": ("decode", lambda load: load.referenced_pages > 0),
+    "decoding": ("decode", lambda load: load.running > 0),
+}
+STATES = (*LOADS, "first token has come")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -117,6 +128,22 @@ async def test_clients_leave_at_every_moment(rig: PdRig, seed: int) -> None:
         crowd.ask(4)
         await rig.judge(crowd)
         assert sum(one.left for one in crowd.asked) > 30
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_clients_leave_in_every_state(rig: PdRig, seed: int, state: str) -> None:
+    """All at once but two, who notice nothing."""
+    async with Crowd(rig, seed) as crowd:
+        asked = crowd.ask(CROWD)
+        if state in LOADS:
+            role, is_so = LOADS[state]
+            await rig.until_load(role, lambda loads: any(map(is_so, loads)))
+        else:
+            await crowd.begun(asked[:1])
+        for one in asked[2:]:
+            one.leave()
+        await rig.judge(crowd)
+        assert sum(one.left for one in crowd.asked) > CROWD // 2
 
 
 async def test_prompts_come_faster_than_decoders_take_them(rig: PdRig, seed: int) -> None:
