@@ -182,6 +182,11 @@ class Ladder:
         with self._lock:
             self._tell_gone(keys)
 
+    def came(self) -> None:
+        """See Upstairs. There may be more than a change can tell."""
+        with self._lock:
+            self._feed.renew()
+
     def _pump(self, prefetch: Prefetch, *, deep: bool = True) -> None:
         """Look at as many keys as the window has room for."""
         loads: dict[int, list[Load]] = {}

@@ -91,6 +91,13 @@ class PageFeed:
                 self._changes.append(PageChange(self.sequence, tuple(stored), tuple(parents), tuple(removed)))
                 self.wake.notify_all()
 
+    def renew(self) -> None:
+        """More has changed than can be told one by one: everybody takes a new snapshot."""
+        with self.wake:
+            self.sequence += 1
+            self._changes.clear()
+            self.wake.notify_all()
+
     def after(self, at: int) -> list[PageChange] | None:
         """Changes later than `at`; None where the tail does not reach back so far. Called with `wake` held."""
         if at == self.sequence:

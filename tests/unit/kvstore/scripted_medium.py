@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
+    from quire_kvstore.tiers.medium import Came, Deliver, Gone, PageJob, Place
 
 
 class ScriptedMedium:
@@ -28,6 +28,7 @@ class ScriptedMedium:
     def __init__(self, *, free: bool = True, blind: bool = False) -> None:
         self.counts = TierCounts()
         self.gone: Gone = lambda keys: None
+        self.came: Came = lambda: None
         self.held: dict[PageKey, bytes] = {}
         self.reads: list[PageKey] = []
         self.begun = threading.Semaphore(0)
@@ -56,6 +57,9 @@ class ScriptedMedium:
         return self._blind or key in self.held
 
     def touch(self, keys: Iterable[PageKey]) -> None:
+        pass
+
+    def refresh(self, keys: Iterable[PageKey]) -> None:
         pass
 
     def open(self) -> None:

@@ -100,6 +100,19 @@ def test_the_disk_stays_within_its_capacity(tmp_path: Path, policy: str) -> None
         assert sum(file.stat().st_size for file in tmp_path.rglob("*.page")) == 10 * ON_DISK_BYTES
 
 
+@pytest.mark.parametrize(("policy", "left"), [("lru", 0), ("arc", 3)])
+def test_what_was_found_stays_on_the_disk_through_a_scan_with_arc(tmp_path: Path, policy: str, left: int) -> None:
+    with tiered(disk=tmp_path, disk_pages=6, disk_policy=policy) as store:
+        put(store, part(A, 0, 3))
+        written(store, 3)
+        assert found(store, part(A, 0, 3)) == (3, "ram")
+        for number in range(6):
+            put(store, chain(f"said once {number}", 2))
+            written(store, 5 + 2 * number)
+        forget_memory(store)
+        assert length(store, A) == left, "to be written is no second use"
+
+
 def flip(file: Path, offset: int) -> None:
     data = bytearray(file.read_bytes())
     data[offset] ^= 1
@@ -270,6 +283,22 @@ def test_a_folder_that_cannot_be_had_is_done_without_until_it_can(tmp_path: Path
         eventually(lambda: tier(store, "disk").available)
         put(store, B)
         written(store, 8)
+
+
+def test_who_watches_hears_of_pages_that_were_found_late(tmp_path: Path) -> None:
+    with tiered(disk=tmp_path) as store:
+        put(store, A)
+        written(store, 8)
+    claimed = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(claimed, fcntl.LOCK_EX)
+    with tiered(disk=tmp_path) as store:
+        watcher = store.open_watch()
+        assert not store.snapshot(watcher)[1]["disk"]
+        os.close(claimed)
+        eventually(lambda: tier(store, "disk").available)
+        put(store, B)
+        assert watcher.next() is None, "a snapshot is needed"
+        assert set(store.snapshot(watcher)[1]["disk"]) == set(A.keys())
 
 
 def test_two_stores_do_not_share_a_folder(tmp_path: Path) -> None:

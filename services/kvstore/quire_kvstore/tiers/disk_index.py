@@ -57,6 +57,13 @@ class DiskIndex:
                 if key in self._sizes:
                     self._policy.use(key)
 
+    def refresh(self, keys: Iterable[PageKey]) -> None:
+        """Those of the keys that are here go later than others, in this order, which is no use of them."""
+        with self._lock:
+            for key in keys:
+                if key in self._sizes:
+                    self._policy.refresh(key)
+
     def announce(self, key: PageKey, size: int) -> list[PageKey] | None:
         """Take room for a page; returns those that have to make it, which are to be removed and then `left`. None if
         the page is here, on its way or too big."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
+    from quire_kvstore.tiers.medium import Came, Deliver, Gone, PageJob, Place
 
 log = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -45,6 +45,7 @@ class DiskMedium:
     def __init__(self, root: Path, capacity_bytes: int, policy: str, retry_s: float, keep_free_bytes: int = 0) -> None:
         self.counts = TierCounts()
         self.gone: Gone = lambda keys: None
+        self.came: Came = lambda: None
         self._files = DiskFiles(root)
         self._where = str(root)
         self._index = DiskIndex(capacity_bytes, policy)
@@ -85,6 +86,10 @@ class DiskMedium:
         """See Medium. Noted on the disk when a page is read."""
         self._index.touch(keys)
 
+    def refresh(self, keys: Iterable[PageKey]) -> None:
+        """See Medium."""
+        self._index.refresh(keys)
+
     def open(self) -> None:
         """See Medium: claim the folder, and find the pages that are there."""
         if self._is_open or not self._opening.allow():
@@ -108,6 +113,8 @@ class DiskMedium:
                 self._evicted(victims)
                 self._index.settle(page.key, written=True)
         self.counts.add(foreign=figures.foreign, corrupt=figures.removed)
+        if self.pages:
+            self.came()
         self._is_open = True
         log.info(
             "the disk tier is open",

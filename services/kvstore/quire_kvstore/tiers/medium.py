@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     Deliver = Callable[["PageJob", memoryview | None], None]
     Place = Callable[["PageJob", int], memoryview | None]
     Gone = Callable[[Sequence[PageKey]], None]
+    Came = Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -60,9 +61,9 @@ class TierCounts:
 
 
 class Medium(Protocol):
-    """Where pages are kept. `may_have`, `touch` and the properties never wait for the medium and may be called by any
-    thread; the other methods are called by the tier's threads alone and may take as long as the medium does. A medium
-    that fails counts it and answers with a miss.
+    """Where pages are kept. `may_have`, `touch`, `refresh` and the properties never wait for the medium and may be
+    called by any thread; the other methods are called by the tier's threads alone and may take as long as the medium
+    does. A medium that fails counts it and answers with a miss.
     """
 
     name: str
@@ -73,6 +74,8 @@ class Medium(Protocol):
     counts: TierCounts
     gone: Gone
     """Told of pages that it no longer has; set by the tier."""
+    came: Came
+    """Told when it has found pages of an earlier life; set by the tier."""
 
     @property
     def available(self) -> bool:
@@ -98,6 +101,9 @@ class Medium(Protocol):
 
     def touch(self, keys: Iterable[PageKey]) -> None:
         """These were used, in this order."""
+
+    def refresh(self, keys: Iterable[PageKey]) -> None:
+        """These were written, not used: they go later than others, in this order."""
 
     def open(self) -> None:
         """Make ready, as far as possible."""

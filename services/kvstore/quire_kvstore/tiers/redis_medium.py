@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Deliver, Gone, PageJob, Place
+    from quire_kvstore.tiers.medium import Came, Deliver, Gone, PageJob, Place
     from quire_kvstore.tiers.redis_wire import Answer, Word
 
 log = get_logger(__name__)
@@ -56,6 +56,7 @@ class RedisMedium:
     def __init__(self, url: str, ttl_s: int, timeout_s: float, retry_s: float, max_page_bytes: int) -> None:
         self.counts = TierCounts()
         self.gone: Gone = lambda keys: None
+        self.came: Came = lambda: None
         self._address = RedisAddress.parse(url)
         self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
@@ -83,6 +84,9 @@ class RedisMedium:
 
     def touch(self, keys: Iterable[PageKey]) -> None:
         """See Medium: Redis has its own idea of age."""
+
+    def refresh(self, keys: Iterable[PageKey]) -> None:
+        """See Medium: and of order."""
 
     def open(self) -> None:
         """See Medium: the thread that tends it connects."""

@@ -76,6 +76,9 @@ class Upstairs(Protocol):
     def gone(self, keys: Sequence[PageKey]) -> None:
         """The medium does not hold these any more."""
 
+    def came(self) -> None:
+        """The medium holds pages that nobody has put there in this life."""
+
 
 class Tier:
     """See the module. `request`, `offer` and `touch` return at once; other methods are the owner's alone."""
@@ -98,7 +101,7 @@ class Tier:
 
     def start(self, upstairs: Upstairs) -> None:
         """Open the medium and begin."""
-        self.medium.gone = upstairs.gone
+        self.medium.gone, self.medium.came = upstairs.gone, upstairs.came
         self.medium.open()
         name, settings = self.medium.name, self._settings
         loops: list[tuple[str, Callable[[Upstairs], None], int]] = [
@@ -231,7 +234,7 @@ class Tier:
                 if batch:
                     self._write([write.job for write in batch], upstairs)
                 for run in self._ended(batch):
-                    self.touch(run.keys)
+                    self.medium.refresh(reversed(run.keys))
             except Exception:
                 log.exception("a write failed in an unforeseen way", medium=self.medium.name)
                 self.medium.counts.add(errors=1)
