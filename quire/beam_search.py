@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 from quire.outputs import Logprob, RequestOutput
-from quire.prompts import Prompt
+from quire.prompts import Prompt, cache_salt_of, salted
 from quire.sampling_params import BeamSearchParams, SamplingParams
 
 Ask = Callable[[Sequence[Prompt], SamplingParams], Awaitable[list[RequestOutput]]]
@@ -43,6 +43,7 @@ async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int],
         max_tokens=1, temperature=params.temperature, logprobs=2 * params.beam_width, ignore_eos=True, detokenize=False
     )
     done: list[BeamSearchSequence] = []
+    salt = cache_salt_of(prompt)
     (first,) = await ask([prompt], step)
     prompt_length = len(first.prompt_token_ids)
     beams = [BeamSearchSequence(list(first.prompt_token_ids))]
@@ -60,7 +61,7 @@ async def search(prompt: Prompt, params: BeamSearchParams, eos: Collection[int],
         beams = sorted(grown, key=lambda beam: beam.cum_logprob, reverse=True)[: params.beam_width]
         if not beams or length == params.max_tokens:
             break
-        outputs = await ask([beam.tokens for beam in beams], step)
+        outputs = await ask([salted(beam.tokens, salt) for beam in beams], step)
     for beam in beams:
         beam.finish_reason = "length"
     everything = [*done, *beams]

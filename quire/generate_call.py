@@ -31,12 +31,14 @@ Params = SamplingParams | BeamSearchParams
 
 
 class GenerateOptions(TypedDict, total=False):
-    """`request_id` is chosen where it is absent; `timeout_s` is from the arrival at the router."""
+    """`request_id` is chosen where it is absent; `timeout_s` is from the arrival at the router. Cached pages are shared
+    only with requests of an equal `cache_salt`; a prompt may say its own."""
 
     model: str
     request_id: str
     priority: int
     timeout_s: float
+    cache_salt: str
     return_token_ids: bool
     return_timings: bool
 
@@ -76,6 +78,7 @@ class GenerateCall:
             model=options.get("model", ""),
             priority=options.get("priority", 0),
             timeout_s=options.get("timeout_s", 0.0),
+            cache_salt=options.get("cache_salt", ""),
             return_token_ids=True,
             return_timings=options.get("return_timings", False),
             beams=beams,

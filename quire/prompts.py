@@ -22,8 +22,10 @@ class ChatPrompt:
     chat_template: str = ""
 
 
-# Text, token ids, a conversation, or vLLM's {"prompt": ...} / {"prompt_token_ids": ...}.
+# Text, token ids, a conversation, or vLLM's {"prompt": ...} / {"prompt_token_ids": ...}, which may say a "cache_salt".
 Prompt = str | Sequence[int] | ChatPrompt | Mapping[str, Any]
+_SALT = "cache_salt"
+_FIELDS = ("prompt", "prompt_token_ids", _SALT)
 
 
 def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
@@ -37,6 +39,14 @@ def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
     if isinstance(prompt, ChatPrompt):
         return prompt
     if isinstance(prompt, Mapping):
+        unknown = sorted(str(name) for name, value in prompt.items() if name not in _FIELDS and value is not None)
+        if unknown:
+            raise InvalidArgument(
+                "BAD_PROMPT",
+                f"A prompt's field {unknown[0]!r} is not understood.",
+                f"Give {', '.join(_FIELDS)}.",
+                param="prompt",
+            )
         if "prompt_token_ids" in prompt:
             return normalise(prompt["prompt_token_ids"])
         if "prompt" in prompt:
@@ -53,6 +63,19 @@ def normalise(prompt: Prompt) -> str | list[int] | ChatPrompt:
         'Give text, a list of token ids, {"prompt": ...}, {"prompt_token_ids": ...} or a ChatPrompt.',
         param="prompt",
     )
+
+
+def cache_salt_of(prompt: Prompt) -> str:
+    """What keeps the prompt's cached pages apart from those of prompts that say another; '' where it says none."""
+    salt = prompt.get(_SALT) if isinstance(prompt, Mapping) else None
+    if not isinstance(salt, str | None):
+        raise InvalidArgument("BAD_PROMPT", "A prompt's cache_salt is no text.", "Give a string.", param=_SALT)
+    return salt or ""
+
+
+def salted(tokens: list[int], salt: str) -> Prompt:
+    """Token ids under a salt, or under none."""
+    return {"prompt_token_ids": tokens, _SALT: salt} if salt else tokens
 
 
 def is_batch(prompts: Prompt | Sequence[Prompt]) -> bool:

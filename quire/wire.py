@@ -14,7 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 from quire import errors
 from quire.columns import pack_i32, unpack_i32
 from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, Usage
-from quire.prompts import ChatPrompt, Prompt, normalise
+from quire.prompts import ChatPrompt, Prompt, cache_salt_of, normalise
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.v1 import common_pb2, inference_pb2
 
@@ -48,6 +48,7 @@ def build_request(
     model: str = "",
     priority: int = 0,
     timeout_s: float = 0.0,
+    cache_salt: str = "",
     return_token_ids: bool = False,
     return_timings: bool = False,
     beams: BeamSearchParams | None = None,
@@ -72,6 +73,7 @@ def build_request(
         return_token_ids=return_token_ids,
         return_timings=return_timings,
         timeout_ms=round(timeout_s * 1000),
+        cache_salt=cache_salt or cache_salt_of(prompt),
         bad_words=params.bad_words or (),
         # The contract's default is 16 for text, OpenAI's; vLLM's users mean the rest of the context.
         fill_context=params.max_tokens is None,

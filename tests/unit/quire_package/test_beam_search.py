@@ -12,7 +12,7 @@ import pytest
 
 from quire import BeamSearchParams, CompletionOutput, InvalidArgument, Logprob, RequestOutput, SamplingParams
 from quire.beam_search import search
-from quire.prompts import Prompt
+from quire.prompts import Prompt, cache_salt_of, normalise
 
 VOCABULARY, EOS, PROMPT = 4, 3, [0, 1]
 
@@ -45,6 +45,18 @@ def everything(length: int) -> dict[tuple[int, ...], float]:
                 continue
             answers[answer] = sum(distribution([*PROMPT, *answer[:place]])[token] for place, token in enumerate(answer))
     return answers
+
+
+def test_every_step_is_asked_for_under_the_prompts_salt() -> None:
+    salts = list[str]()
+
+    async def note(prompts: Sequence[Prompt], params: SamplingParams) -> list[RequestOutput]:
+        salts.extend(map(cache_salt_of, prompts))
+        return await ask([list(normalise(prompt)) for prompt in prompts], params)  # type: ignore[arg-type]  # token ids
+
+    params = BeamSearchParams(beam_width=2, max_tokens=3, ignore_eos=True)
+    asyncio.run(search({"prompt_token_ids": PROMPT, "cache_salt": "mine"}, params, {EOS}, note))
+    assert salts == ["mine"] * 5, "one, then two beams twice"
 
 
 @pytest.mark.parametrize("penalty", [0.5, 1.0, 2.0])

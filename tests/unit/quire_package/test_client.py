@@ -20,6 +20,8 @@ from tests.fakes.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
 UNUSED = "127.0.0.1:1"
+# Not to be ignored: who writes it means something by it.
+REFUSED = ({"prompt": "x", "multi_modal_data": {"image": "y"}}, {"prompt": "x", "cache_salt": 3})
 
 
 def test_a_stream_of_deltas(fake: Fake) -> None:
@@ -87,6 +89,15 @@ def test_every_parameter_travels(fake: Fake) -> None:
     assert (request.skip_special_tokens, request.include_stop_str_in_output) == (False, True)
     assert (dict(sampling.logit_bias), unpack_i32(sampling.allowed_token_ids)) == ({3: 1.5}, [4])
     assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (1, -1, 1.5)
+
+
+def test_a_cache_salt_is_an_option_or_the_prompts_own(fake: Fake) -> None:
+    router, address = fake
+    with Client(address) as client:
+        client.complete("hi", cache_salt="theirs")
+        client.complete({"prompt": "hi", "cache_salt": "mine"})
+        client.complete({"prompt_token_ids": [1, 2], "cache_salt": None})
+    assert [request.cache_salt for request in router.requests] == ["theirs", "mine", ""]
 
 
 def test_what_was_not_given_is_absent(fake: Fake) -> None:
@@ -181,7 +192,7 @@ def test_health_and_models(fake: Fake) -> None:
         assert [(model.name, model.vocab_size) for model in client.models()] == [("fake", 100)]
 
 
-@pytest.mark.parametrize("prompt", ["", [], [1, "a"], {"text": "x"}, 3, None, [2**31]], ids=repr)
+@pytest.mark.parametrize("prompt", ["", [], [1, "a"], {"text": "x"}, 3, None, [2**31], *REFUSED], ids=repr)
 def test_a_prompt_that_is_none(prompt: Any) -> None:
     with Client(UNUSED) as client, pytest.raises(InvalidArgument):
         client.complete(prompt)

@@ -162,14 +162,17 @@ def test_shards_do_not_change_the_model(tmp_path: Path) -> None:
     assert torch.equal(single.runner.all_logits(batch), many.runner.all_logits(batch))
 
 
-def test_the_digest_sees_weights_and_config(tmp_path: Path) -> None:
+def test_digest_and_namespace_see_weights_and_config(tmp_path: Path) -> None:
     sound(tmp_path / "a")
     rewrite(tmp_path / "b", nudge_one)
     sound(tmp_path / "c", rms_norm_eps=2e-5)
     sound(tmp_path / "d", transformers_version="5.0.0")
-    digests = {name: load_model(tmp_path / name, OPTIONS).facts.digest for name in "abcd"}
-    assert digests["a"] == digests["d"]
-    assert len(set(digests.values())) == 3
+    loaded = {name: load_model(tmp_path / name, OPTIONS) for name in "abcd"}
+    digests = {name: model.facts.digest for name, model in loaded.items()}
+    namespaces = {name: model.geometry.namespace for name, model in loaded.items()}
+    for found in digests, namespaces:
+        assert found["a"] == found["d"]
+        assert len(set(found.values())) == 3, "one must not read the pages that another computed"
 
 
 def test_the_namespace_sees_the_page_size(tmp_path: Path) -> None:
