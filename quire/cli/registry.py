@@ -12,6 +12,7 @@ NAMES = (
     "up",
     "down",
     "restart",
+    "role",
     "status",
     "logs",
     "doctor",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from quire import Client, SamplingParams
+from quire.__main__ import main as quire_command
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model
@@ -96,6 +98,43 @@ def test_a_client_carries_a_transfer_from_one_request_to_the_next(stack: LocalSt
         assert answer["choices"][0]["text"] == whole and whole.startswith(first["choices"][0]["text"])
         hops = {(hop["service"], hop["phase"]): hop["count"] for hop in answer["quire_timings"]}
         assert hops.get(("transfer", "pull"), 0) == pulls * len(params["remote_block_ids"])
+
+
+def test_a_role_changes_while_requests_come(
+    stack: LocalStack, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The two sides change places and back, by what a user types."""
+    monkeypatch.setenv("QUIRE_STATE_DIR", str(stack.directory.path.parent))
+    text = "It is a far, far better thing that I do, than I have ever done. " * 6
+
+    def asked() -> tuple[str, bool]:
+        answer = complete(stack, prompt=text, max_tokens=12, cache_salt=str(random.getrandbits(40)))
+        return answer["choices"][0]["text"], any(hop["service"] == "transfer" for hop in answer["quire_timings"])
+
+    def role(*argv: str) -> str:
+        capfd.readouterr()
+        assert quire_command(["role", "--name", stack.spec.name, *argv]) == 0
+        return capfd.readouterr().out
+
+    whole, apart = asked()
+    assert apart
+    assert role("scheduler-prefill-1", "decode") == "scheduler-prefill-1: decode, was prefill\n"
+    assert until(asked, False) == whole
+    role("scheduler-decode-1", "prefill")
+    assert until(asked, True) == whole
+    assert re.search(r"scheduler-decode-1 +prefill +0 +0", role())
+    for side in "prefill", "decode":
+        role(f"scheduler-{side}-1", side)
+    assert until(asked, True) == whole
+
+
+def until(asked: Callable[[], tuple[str, bool]], wanted: bool) -> str:
+    """The first answer that came in the wanted way: routers hear of a role within a moment."""
+    for _ in range(100):
+        text, apart = asked()
+        if apart == wanted:
+            return text
+    raise AssertionError("no answer came so")
 
 
 def complete(stack: LocalStack, **fields: Any) -> Any:
