@@ -180,7 +180,8 @@ async def test_kv_events_are_a_snapshot_and_its_tail() -> None:
         assert cleared.events[0].HasField("cleared") and cleared.sequence_number == 12
         call.cancel()
         await asyncio.wait_for(scheduler.left.wait(), 30)
-        # Who comes back names the next number; the facade knows of which epoch.
+        # Who comes back names the next number; the facade knows of which epoch. That nothing was missed is no batch.
+        scheduler.frames.put_nowait(pb.PageEvents(epoch=EPOCH, sequence=12))
         scheduler.frames.put_nowait(pb.PageEvents(epoch=EPOCH, sequence=13, stored=[stored(b"", PAGES[4])]))
         call = stub.SubscribeKvEvents(cb.SubscribeKvEventsRequest(start_sequence_number=13))
         assert (await call.read()).sequence_number == 13

@@ -59,6 +59,8 @@ class FakePages:
                 frame.stored.add(namespace=NAMESPACE, hashes=self.held, medium="device")
                 frame.epoch.boot_id = self.boot_id
                 yield frame
+            else:
+                yield pb.PageEvents(sequence=self.sequence, epoch=pb.Epoch(boot_id=self.boot_id))
             while (news := await queue.get()) is not None:
                 yield news
             raise Unavailable("CUT", "The stream broke.", "Open another.")

@@ -43,6 +43,11 @@ class Watcher:
         """Whether nothing will come any more."""
         return self._closed
 
+    @property
+    def knows_all(self) -> bool:
+        """Whether it has missed nothing so far."""
+        return self.at == self._feed.sequence
+
     def next(self, pause_s: float = 0.0) -> list[PageChange] | None:
         """Let `pause_s` pass, then wait for changes. None: the tail does not reach back so far, or it is closed."""
         feed = self._feed

@@ -1,4 +1,4 @@
-"""The Watch stream of one peer: a snapshot unless it resumes, then the tail, as joined frames."""
+"""The Watch stream of one peer: a snapshot, or a word that nothing was missed, then the tail, as joined frames."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ def watch_pages(
         if not context.add_callback(watcher.close):
             return
         sent_s = time.monotonic()
+        if resumes and watcher.knows_all:
+            yield common_pb2.PageEvents(epoch=epoch, sequence=watcher.at)
         while not watcher.closed:
             if watcher.at < 0:
                 yield from _snapshot(epoch, *store.snapshot(watcher))

@@ -63,6 +63,8 @@ class _Watch:
         self._interval_s = min(request.interval_ms, _MOST_INTERVAL_MS) / 1000
         self._core: Scheduler | None = None
         self._at = -1
+        # It is to hear that it goes on from where it was: then silence means that nothing changes.
+        self._resumed = False
 
     async def frames(self) -> AsyncIterator[common_pb2.PageEvents]:
         """While there is no worker, there are no pages."""
@@ -84,6 +86,10 @@ class _Watch:
                     async for frame in self._snapshot(core):
                         yield frame
                     continue
+            resumed, self._resumed = self._resumed, False
+            if core is not None and resumed and not events:
+                yield _Wire(core, self._request.with_token_ids).frame(self._at)
+                continue
             if not events or core is None:
                 await self._engine.page_bell.wait()
                 changed_s = clock()
@@ -99,7 +105,7 @@ class _Watch:
         """Only who names the very epoch goes on from where it was."""
         request = self._request
         resumes = core is not None and request.HasField("epoch") and epoch_from_pb(request.epoch) == core.hello.epoch
-        self._core, self._at = core, request.after_sequence if resumes else -1
+        self._core, self._at, self._resumed = core, request.after_sequence if resumes else -1, resumes
 
     async def _snapshot(self, core: Scheduler) -> AsyncIterator[common_pb2.PageEvents]:
         """At least one frame; the last says that it is, unless the epoch ends meanwhile."""

@@ -74,7 +74,10 @@ def test_who_resumes_gets_the_tail_alone_and_joined(store: PageStore) -> None:
     frame = next(watch(store, epoch=EPOCH, after_sequence=1))
     assert not frame.snapshot and (frame.first_sequence, frame.sequence) == (2, 3)
     assert [(s.parent, list(s.hashes)) for s in frame.stored] == [(A.hashes[0], list(A.hashes[1:3]))]
+    current = watch(store, epoch=EPOCH, after_sequence=3)
+    assert next(current) == common_pb2.PageEvents(epoch=EPOCH, sequence=3), "nothing was missed"
     put(store, part(A, 0, 5))
+    assert next(current).sequence == 4
     other = common_pb2.Epoch(boot_id=7, run=2)
     for stale in ({"epoch": EPOCH, "after_sequence": 0}, {"epoch": EPOCH, "after_sequence": 9}, {"epoch": other}):
         again = next(watch(store, **stale))

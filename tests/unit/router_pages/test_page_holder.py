@@ -62,7 +62,8 @@ def test_the_tail_is_followed_and_a_gap_is_not(rig: Rig) -> None:
     assert rig.depth == 9 and rig.holder.sequence == 10
     rig.holder.apply(news(11, removed=pages(3, 4)))
     assert rig.depth == 3
-    for wrong in (news(13), news(11), news(12, epoch=Epoch(1, 2))):
+    rig.holder.apply(news(11))  # nothing was missed
+    for wrong in (news(13), news(11, removed=pages(0, 1)), news(12, epoch=Epoch(1, 2)), news(11, epoch=Epoch(1, 2))):
         with pytest.raises(PageGap):
             rig.holder.apply(wrong)
     assert rig.depth == 3 and rig.holder.sequence == 11, "what is known stays until there is better"

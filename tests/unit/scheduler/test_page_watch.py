@@ -124,8 +124,16 @@ async def test_who_resumes_gets_the_tail_alone_unless_it_is_gone() -> None:
     watch.at = 5
     assert (await watch.next()).sequence == 7 and watch.held == {b"\6", b"\7"}
     await watch.close()
+    watch = Watch(engine, epoch=epoch, after_sequence=7)
+    word = await anext(watch.frames)
+    assert word == pb.PageEvents(epoch=epoch, sequence=7), "nothing was missed"
+    watch.at = 7
+    names.forget(0, [7])
+    assert (await watch.next()).sequence == 8
+    name(names, 7)
+    await watch.close()
     # Too old, from the future, of another life.
-    for old in ((epoch, 1), (epoch, 9), (pb.Epoch(boot_id=5, run=2), 5), (pb.Epoch(boot_id=6, run=1), 5)):
+    for old in ((epoch, 1), (epoch, 90), (pb.Epoch(boot_id=5, run=2), 5), (pb.Epoch(boot_id=6, run=1), 5)):
         watch = Watch(engine, epoch=old[0], after_sequence=old[1])
         assert (await watch.next()).snapshot_complete and len(watch.held) == 7
         await watch.close()

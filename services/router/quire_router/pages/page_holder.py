@@ -44,6 +44,11 @@ class PageNews:
     complete: bool = False
     cleared: bool = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says that nothing was missed, and nothing else."""
+        return not (self.snapshot or self.cleared or self.stored or self.removed)
+
 
 class PageHolder:
     """`moved` is told the number under which the directory knows the holder's pages now, at first and when it changes;
@@ -62,6 +67,8 @@ class PageHolder:
         """Take a frame in; raises PageGap."""
         if news.snapshot:
             self._apply_snapshot(news)
+            return
+        if news.is_empty and (news.epoch, news.last) == (self.epoch, self.sequence):
             return
         if news.epoch != self.epoch or news.first != self.sequence + 1 or self._coming is not None:
             raise PageGap(f"change {news.first} of {news.epoch} after {self.sequence} of {self.epoch}")

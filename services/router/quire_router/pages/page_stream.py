@@ -87,9 +87,10 @@ class PageStream:
                 if frame.snapshot and frame.snapshot_complete:
                     metrics.page_resyncs.labels(why).inc()
                     why = "behind"
-                elif not frame.snapshot:
+                news = news_from_pb(frame)
+                if not (news.snapshot or news.is_empty):
                     metrics.page_lag.observe(frame.age_us / 1e6)
-                holder.apply(news_from_pb(frame))
+                holder.apply(news)
         finally:
             if followed:
                 metrics.page_streams.labels(self._service).dec()

@@ -177,7 +177,9 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         snapshot: list[pb.PageEvents] = []
         async for frame in frames:
             if not frame.snapshot:
-                yield frame.epoch, tail_batch(frame, page_size)
+                batch = tail_batch(frame, page_size)
+                if batch.events:  # otherwise it says that nothing was missed
+                    yield frame.epoch, batch
                 continue
             snapshot.append(frame)
             if frame.snapshot_complete:
