@@ -39,6 +39,8 @@ MAX_EXPORTS = 1024
 COPY_BYTES = 2 << 20
 # On a GPU a copy is only asked for.
 CUDA_COPY_BYTES = 128 << 20
+# Slots go back together, while there is more to be copied out: this share of those that the process fills.
+_RETURN_SHARE = 8
 log = get_logger(__name__)
 _USING = {
     False: ("quire_worker_kv_transport", "1 for what carried pages of the kvstore last"),
@@ -87,6 +89,8 @@ class MoverProcess:
         self._landed: deque[_Copy] = deque()
         self._copying: deque[tuple[int, bool, list[_Copy]]] = deque()
         self._free = deque(setup.store_slots)
+        self._emptied: list[int] = []
+        self._return_at = max(1, len(setup.load_slots) // _RETURN_SHARE)
         self._awake = False
         self._pages = metrics.counter("quire_worker_mover_pages_total", "Pages moved", ("kind", "transport"))
         using = metrics.gauge(*_USING[setup.peers], ("transport",))
@@ -162,6 +166,8 @@ class MoverProcess:
         left = self._copy_in(self._copies_per_call)
         left = self._copy_out(left)
         self._settle()
+        if len(self._emptied) >= self._return_at or not (self._landed or self._copying):
+            self._return(())
         if not left and (self._landed or self._copyable()):
             self._wake_once()
         ended, self._ended = self._ended, []
@@ -300,7 +306,7 @@ class MoverProcess:
                 pairs = [number for copy in copies for number in (copy.index, copy.slot)]
                 self._send(Frame.of(Kind.FILLED, self._generation, copies[0].open.number, pairs))
             else:
-                self._return([copy.slot for copy in copies])
+                self._emptied += [copy.slot for copy in copies]
             for copy in copies:
                 copy.open.under_way -= 1
                 copy.open.arrived += not to_ring
@@ -322,6 +328,7 @@ class MoverProcess:
             opened.ended, opened.landed = opened.arrived, opened.arrived
             self._end_if_over(opened)
         self._landed.clear()
+        self._emptied.clear()
         self._free = deque(self._setup.store_slots)
         self._incarnation += 1
 
@@ -339,6 +346,8 @@ class MoverProcess:
         self._link.give_up(self._incarnation, reason)
 
     def _return(self, slots: Sequence[int]) -> None:
+        """These, and those that were emptied before."""
+        slots, self._emptied = [*self._emptied, *slots], []
         if slots:
             self._send(Frame.of(Kind.RETURNED, 0, 0, slots))
 

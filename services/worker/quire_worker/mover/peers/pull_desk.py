@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from quire_worker.mover.lane import Job
 
 log = get_logger(__name__)
+# Pages that come one right after the other are told of together: this share of the slots.
+_TELL_SHARE = 8
 
 
 class PullDesk:
@@ -29,7 +31,7 @@ class PullDesk:
     def __init__(self, given: Equipment) -> None:
         self._given = given
         self._send = given.send
-        self._batch = max(1, BATCH_BYTES // given.setup.page_bytes)
+        self._batch = max(1, BATCH_BYTES // given.setup.page_bytes, len(given.setup.load_slots) // _TELL_SHARE)
         self._maps = SharedMaps()
         self._changed = threading.Condition()
         self._free = deque(given.setup.load_slots)
@@ -83,7 +85,7 @@ class PullDesk:
             return self._free.popleft()
 
     def hand_over(self, job: Job, index: int, slot: int) -> None:
-        """See Slots. Small pages are told of together, where they come together: each frame wakes the engine."""
+        """See Slots. Pages are told of together, where they come together: each frame wakes the engine."""
         pull = self._pulls[job.number]
         pull.arrived += (index, slot)
         if len(pull.arrived) >= 2 * self._batch:

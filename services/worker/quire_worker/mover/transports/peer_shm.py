@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from quire_common.columns import pack_i32
 from quire_common.kv_data.frame import DataBroken, Kind
 from quire_common.pages import PageCorrupt, check_parts
-from quire_worker.mover.transports.peer_tcp import next_but_alive
+from quire_worker.mover.transports.peer_tcp import SOON_S, next_but_alive
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class PeerShm:
 
     def _take_page(self, exchange: Exchange, ring: SharedMap, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         index = landing.landed
-        if not exchange.connection.wait(0):
+        if not exchange.connection.wait(SOON_S):
             landing.tell()
         head = next_but_alive(exchange, cargo.page_bytes, Kind.TAKE).head
         if head.page != cargo.access.first_index + index:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from quire_worker.mover.transports.data_link import DataLink, Exchange
     from quire_worker.mover.transports.transport import Cargo, Landing
 
+# The engine is not woken for single pages where the next begins to come so soon.
+SOON_S = 1e-3
+
 
 class PeerTcp:
     """See Source. The link is the pull's."""
@@ -49,7 +52,7 @@ class PeerTcp:
     def _receive_page(self, exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         """All parts of the next page, each to where it belongs."""
         index, came, last = landing.landed, 0, False
-        if not exchange.connection.wait(0):
+        if not exchange.connection.wait(SOON_S):
             landing.tell()
         arrived = next_but_alive(exchange, cargo.page_bytes)
         while not last:
