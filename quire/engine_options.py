@@ -53,6 +53,12 @@ ENGINE_OPTIONS = (
         "Redis in which the router's processes share rate limits and responses (default: none)",
         "URL",
     ),
+    EngineOption(
+        "share-prefix-across-keys",
+        (("router", "share-prefix-across-keys"),),
+        "requests of different API keys share cached KV pages",
+        switch=True,
+    ),
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),

@@ -42,6 +42,7 @@ def test_a_switch_has_no_value() -> None:
     assert flags == {"worker": {"lockstep": True}, "scheduler": {"lockstep": True}}
     ports = dict.fromkeys((*SERVICES, "http"), 1)
     assert StackSpec("n", "m", flags=flags).command("worker", ports)[-1] == "--lockstep"
+    assert stack_flags({"share_prefix_across_keys": True}) == {"router": {"share-prefix-across-keys": True}}
     flags = stack_flags({"lockstep": False})
     assert StackSpec("n", "m", flags=flags).command("scheduler", ports)[-1] == "--no-lockstep"
 
