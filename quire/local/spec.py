@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidArgument
+from quire.local.kv_endpoints import kv_events_of
 from quire.local.page_cache import kvstore_environment
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ ROLES = ("prefill", "decode")
 # Of one service on one machine: a slip of the finger must not start thousands of processes.
 _MOST_MEMBERS = 64
 _ANY_HOST = ("0.0.0.0", "::")
+_KV_EVENTS = "kv-events-config"
 # Options that carry credentials, by service, and the variables that take them: anyone may read command lines.
 _SECRETS = {"kvstore": {"redis-url": "QUIRE_KVSTORE_REDIS_URL"}, "router": {"redis": "QUIRE_ROUTER_REDIS"}}
 
@@ -164,7 +166,12 @@ class StackSpec:
 
     def _flags_of(self, member: str) -> dict[str, str | bool]:
         """The user's, its service's and its own."""
-        return {**self.flags.get(service_of(member), {}), **self.flags.get(member, {})}
+        service, own = service_of(member), self.flags.get(member, {})
+        flags = {**self.flags.get(service, {}), **own}
+        events = flags.get(_KV_EVENTS)
+        if service == "scheduler" and isinstance(events, str) and _KV_EVENTS not in own:
+            flags[_KV_EVENTS] = kv_events_of(events, self.members_of(service).index(member))
+        return flags
 
     def _wiring(self, member: str, ports: Mapping[str, int]) -> dict[str, str]:
         at = {name: join(self.host_of(name), port) for name, port in ports.items()}

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+import pytest
+
 from quire.local.spec import StackSpec, replica_of, role_of, service_of
+from quire_scheduler.kv_events.events_config import parse_kv_events_config
 
 
 def options(spec: StackSpec, member: str) -> dict[str, str]:
@@ -52,3 +58,31 @@ def test_members_listen_and_are_looked_for_at_their_own_addresses() -> None:
     assert router["kvstores"].startswith("127.0.0.1:")
     assert spec.reached_at("http") == "198.18.0.2"
     assert StackSpec.from_json(spec.to_json()) == spec
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "third"),
+    [
+        ({"endpoint": "tcp://*:5557", "replay_endpoint": "tcp://*:5657"}, ["*:5557", "*:5657"], ["*:5559", "*:5659"]),
+        ({"enable_kv_cache_events": True}, [None, None], ["127.0.0.1:5559", None]),
+        ({"endpoint": "tcp://10.0.0.1:5557"}, ["10.0.0.1:5557", None], ["10.0.0.1:5557", None]),
+        ({"endpoint": "tcp://10.0.0.1:5557", "bind": True}, ["10.0.0.1:5557", None], ["10.0.0.1:5559", None]),
+        ({"endpoint": "tcp://127.0.0.1:*"}, ["127.0.0.1:*", None], ["127.0.0.1:*", None]),
+    ],
+)
+def test_each_replica_publishes_its_events_at_ports_of_its_own(
+    given: dict[str, Any], first: list[str | None], third: list[str | None]
+) -> None:
+    spec = StackSpec("test", "a-model", replicas=3, flags={"scheduler": {"kv-events-config": json.dumps(given)}})
+    for member, wanted in ("scheduler-1", first), ("scheduler-3", third):
+        told = options(spec, member)["kv-events-config"]
+        config, ours = json.loads(told), parse_kv_events_config(told)
+        found = [config.get(name) for name in ("endpoint", "replay_endpoint")]
+        assert found == [address and f"tcp://{address}" for address in wanted]
+        assert ours.binds == parse_kv_events_config(json.dumps(given)).binds
+
+
+def test_what_a_scheduler_is_to_complain_of_reaches_it_as_it_is() -> None:
+    for text in ("no JSON", "[]", '{"endpoint": 3}'):
+        spec = StackSpec("test", "a-model", replicas=2, flags={"scheduler": {"kv-events-config": text}})
+        assert options(spec, "scheduler-2")["kv-events-config"] == text
