@@ -3,9 +3,9 @@
 `python -m bench.transfer` prints JSON. For each page size:
 
     mb_s     medians over rounds: memcpy and raw_tcp (one process or two, nothing in between), nixl_tcp and nixl_shm
-             where that package is installed; tcp and shm by the real movers of two workers (bench/transfer_arms.py says
-             what begins and ends them), and the same `_whole`, with the engines' copies between pool and ring
-    share    tcp / raw_tcp and shm / memcpy of the same round: the median over rounds, the least and the most
+             where that package is installed; tcp, grpc and shm by real movers of two workers (bench/transfer_arms.py
+             says what begins and ends them), and the same `_whole`, with the engines' copies between pool and ring
+    share    tcp and grpc / raw_tcp, and shm / memcpy, of the same round: the median over rounds, the least and the most
     cpu_us   per page, of the process that exports and of the one that pulls
 
 All but NIXL take turns within a round, and change places from round to round. Measure with nothing else running.
@@ -30,8 +30,8 @@ from bench.raw_tcp import RawTcpPair
 from bench.transfer_arms import PeerArm
 
 # What each transport is to come near to.
-FLOORS = {"tcp": "raw_tcp", "shm": "memcpy"}
-TRANSPORTS = ("tcp", "shm")
+FLOORS = {"tcp": "raw_tcp", "grpc": "raw_tcp", "shm": "memcpy"}
+TRANSPORTS = ("tcp", "grpc", "shm")
 _WARM = 2
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.kvstore_pages import NAMESPACE
+from quire_common.config import ServiceConfig
 from quire_common.credit import MoveKind, PageMove
 from quire_common.credit.hello import RankAddress
 from quire_common.kv_data.frame import DataBroken
@@ -30,6 +31,7 @@ from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.peers.peer_access import PeerAccess
 from quire_worker.mover.peers.peer_door import PeerDoor
+from quire_worker.mover.peers.tunnel_stream import TunnelDial
 from quire_worker.mover.setup import DEFAULT_BYTES, DEFAULT_SLOTS, MoverSetup
 from quire_worker.mover.transports.data_link import connect
 from tests.fakes.engine_bench import ids
@@ -98,7 +100,7 @@ class Engine:
         self._door = PeerDoor(WorkerConfig(model="", peer_transport=transport))
         setup = MoverSetup(
             "", NAMESPACE.hex(), "uint8", page_bytes, slots, log_level="warning", peers=True, peer_transport=transport,
-            shares_memory=self._door.show_memory(memory),
+            shares_memory=self._door.show_memory(memory), peer_grpc=self._door.grpc_listen,
         )  # fmt: skip  # one line of settings
         self.addresses = self._door.addresses
         self.mover = MoverProcess.start(setup, copier, inherited=self._door.inherited)
@@ -131,9 +133,11 @@ class Engine:
         """Until the process greets whoever comes in."""
         access = PeerAccess.of(PageMove(0, MoveKind.PULL, 0, ids(), (), source=self.addresses))
         deadline = time.monotonic() + _LIMIT_S
+        dial = TunnelDial(ServiceConfig()) if access.grpc else connect
+        address = access.grpc or access.tcp or access.socket
         while time.monotonic() < deadline:
             with contextlib.suppress(DataBroken, OSError):
-                connect(access.tcp or access.socket, _CONNECT_S).close()
+                dial(address, _CONNECT_S).close()
                 return
             self._woken.wait(_CONNECT_S)
             self.mover.finished()

@@ -24,7 +24,7 @@ def test_what_is_filled_at_once_is_read_at_once() -> None:
     shared = SharedPools()
     with peer_rig() as rig:
         here, there = both(rig, shared)
-        assert [address.transport for address in here.sources] == ["cuda_ipc", "shm", "tcp"]
+        assert [address.transport for address in here.sources] == ["cuda_ipc", "shm", "tcp", "grpc"]
         here.export(1, *PAGES, offered=2)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: shared.fetched == [[1, 2]])

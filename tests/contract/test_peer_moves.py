@@ -84,8 +84,8 @@ def test_a_part_of_the_pages_will_do(transport: str) -> None:
 def test_on_one_host_pages_are_taken_from_where_they_lie_and_else_come_over_tcp() -> None:
     with peer_rig() as rig:
         here, there = both(rig)
-        assert [address.transport for address in here.sources] == ["shm", "tcp"]
-        (host, tcp), name = here.sources, here.sources[0].descriptor.partition(b"/")[2]
+        assert [address.transport for address in here.sources] == ["shm", "tcp", "grpc"]
+        (host, tcp, _), name = here.sources, here.sources[0].descriptor.partition(b"/")[2]
         with TcpRelay(("127.0.0.1", int(tcp.descriptor.rpartition(b":")[2]))) as relay:
             passed = RankAddress(0, "tcp", f"127.0.0.1:{relay.port}".encode())
             relay.mode = "garbage"

@@ -65,7 +65,7 @@ def finish(there: Side, first: int) -> list[int]:
     return [first, *there.finished(0)]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp"])
+@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 def test_with_all_pages_nothing_is_computed_again(transport: str) -> None:
     with a_side("--peer-transport", transport) as (_, here), a_side("--peer-transport", transport) as (_, there):
         begin(here, there)

@@ -166,7 +166,9 @@ class Course:
         self.done[what] = self.done.get(what, 0) + 1
 
 
-@pytest.mark.parametrize(("seed", "slots", "transport"), [(1, 4, "auto"), (2, 16, "shm"), (3, 8, "tcp")])
+@pytest.mark.parametrize(
+    ("seed", "slots", "transport"), [(1, 4, "auto"), (2, 16, "shm"), (3, 8, "tcp"), (4, 8, "grpc")]
+)
 def test_random_moves_between_three_workers(seed: int, slots: int, transport: str) -> None:
     with peer_rig() as rig:
         for _ in range(3):

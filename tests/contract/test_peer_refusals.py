@@ -17,24 +17,30 @@ from tests.fakes.peer_pulls import (
     TARGETS,
     a_relay,
     address_of,
+    dial,
     failed,
     know_of_all,
+    port_of,
     through,
 )
 from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
 
+OVER_A_NETWORK = pytest.mark.parametrize("transport", ["tcp", "grpc"])
 
+
+@OVER_A_NETWORK
 @pytest.mark.parametrize("mode", ["flip", "garbage"])
-def test_frames_that_were_changed_on_the_way_are_no_pages(mode: str) -> None:
+def test_frames_that_were_changed_on_the_way_are_no_pages(mode: str, transport: str) -> None:
     with peer_rig() as rig:
         here, there = rig.side(), rig.side()
-        with a_relay(here, mode) as relay:
+        know_of_all(rig, here, there)
+        with a_relay(here, mode, transport) as relay:
             here.export(1, *PAGES)
-            there.pull(1, through(relay), PAGES, TARGETS)
+            there.pull(1, through(relay, transport), PAGES, TARGETS)
             rig.until(lambda: 1 in there.told)
             failed(there, 0)
             relay.mode = "pass"
-            there.pull(2, through(relay), PAGES, TARGETS)
+            there.pull(2, through(relay, transport), PAGES, TARGETS)
             rig.until(lambda: 2 in there.told and 1 in here.told)
             assert there.told[2].ok and here.told[1].ok
         rig.assert_nothing_left()
@@ -56,30 +62,28 @@ def test_a_key_that_is_not_the_leases_opens_nothing(transport: str) -> None:
         rig.assert_nothing_left()
 
 
-def test_a_frame_with_the_leases_name_and_without_its_key_ends_the_connection() -> None:
+@OVER_A_NETWORK
+def test_a_frame_with_the_leases_name_and_without_its_key_ends_the_connection(transport: str) -> None:
     with peer_rig() as rig:
         here, there = rig.side(), rig.side()
         here.export(1, *PAGES)
         know_of_all(rig, here, there)
-        host, port = address_of(here, "tcp").descriptor.decode().split(":")
         for kind in (Kind.GET, Kind.DONE, Kind.PAGE):
-            connection = DataConnection(socket.create_connection((host, int(port))), 30)
-            connection.enter()
+            connection = dial(here, transport)
             connection.send(Head(kind, handle_of(KEY)), connection.client_seals(b"x" * 32))
             assert connection.receive() is None
             connection.close()
         assert 1 not in here.told
 
 
-def test_pages_that_the_export_has_not_are_refused() -> None:
+@OVER_A_NETWORK
+def test_pages_that_the_export_has_not_are_refused(transport: str) -> None:
     with peer_rig() as rig:
         here, there = rig.side(), rig.side()
         here.export(1, *PAGES)
         know_of_all(rig, here, there)
-        host, port = address_of(here, "tcp").descriptor.decode().split(":")
         for asked in ([6], [-1], [0, 0], [1, 0], [2**31 - 1]):
-            connection = DataConnection(socket.create_connection((host, int(port))), 30)
-            connection.enter()
+            connection = dial(here, transport)
             seals, payload = connection.client_seals(KEY), pack_i32(asked)
             connection.send(Head(Kind.GET, handle_of(KEY), length=len(payload)), seals, payload)
             arrived = connection.receive()
@@ -127,30 +131,23 @@ def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
         assert rig.until(lambda: 100 in there.told) < LATE_S
         assert there.told[100].ok
         rig.until(lambda: here.sockets() == here.idle_sockets)  # they were let go
-        for sock in stuck:
-            sock.close()
+        for connection in stuck:
+            connection.close()
         for number in range(6):
             here.mover.end_early(number)
         rig.until(lambda: len(here.told) == 8)
         rig.assert_nothing_left()
 
 
-def still(side: PeerSide, transport: str, key: bytes, pages: int) -> socket.socket:
+def still(side: PeerSide, transport: str, key: bytes, pages: int) -> DataConnection:
     """A peer that asks for pages, and then does nothing more."""
-    told = address_of(side, transport).descriptor.decode()
+    connection = dial(side, transport)
     if transport == "tcp":
-        host, _, port = told.rpartition(":")
-        sock = socket.create_connection((host, int(port)))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    else:
-        sock = socket.socket(socket.AF_UNIX)
-        sock.connect("\0" + told.partition("/")[2])
-    connection = DataConnection(sock, 30)
-    connection.enter()
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     payload = pack_i32(range(pages))
     head = Head(Kind.GET, handle_of(key), length=len(payload))
     connection.send(head, connection.client_seals(key), payload)
-    return sock
+    return connection
 
 
 @EACH
@@ -158,12 +155,14 @@ def test_strangers_who_say_nothing_are_let_go(transport: str) -> None:
     with peer_rig() as rig:
         here, there = rig.side(transport=transport), rig.side(transport=transport)
         here.export(1, *PAGES)
-        told = address_of(here, "tcp").descriptor.decode() if transport == "tcp" else ""
-        name = "" if transport == "tcp" else address_of(here, "shm").descriptor.decode().partition("/")[2]
+        know_of_all(rig, here, there)
         strangers = []
         for _ in range(300):  # more than it takes
-            sock = socket.socket(socket.AF_INET if transport == "tcp" else socket.AF_UNIX)
-            sock.connect(("127.0.0.1", int(told.rpartition(":")[2])) if transport == "tcp" else "\0" + name)
+            if transport == "shm":
+                sock = socket.socket(socket.AF_UNIX)
+                sock.connect("\0" + address_of(here, transport).descriptor.decode().partition("/")[2])
+            else:
+                sock = socket.create_connection(("127.0.0.1", port_of(here, transport)))
             strangers.append(sock)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: 1 in there.told)

@@ -17,6 +17,7 @@ from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, a_start, ids
 from tests.fakes.worker_server import VOCAB, WorkerServer, counting_model
 from tests.fakes.worker_side import Side
+from tests.tcp_relay import TcpRelay
 
 PROMPT = list(range(20, 34))  # three full pages of 4, and two tokens
 HANDLES = (*chain_hashes(PROMPT, 4), b"t" * 32)
@@ -41,7 +42,7 @@ def pull(move_id: int, source: tuple[RankAddress, ...], *pages: int, first: int 
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("transport", ["auto", "shm", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", "shm", "tcp", "grpc"])
 def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: str) -> None:
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker(peer_transport=transport) as prefills, a_worker(runner, peer_transport=transport) as decodes:
@@ -63,12 +64,12 @@ def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: s
         assert here.told.errors == there.told.errors == []
 
 
-def half_way(here: Side, there: Side) -> None:
+def half_way(here: Side, there: Side, source: tuple[RankAddress, ...] = ()) -> None:
     """One has prefilled a page of what the other pulls."""
     here.scheduler.grant(
         start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], move=[export(1, 1, 2, 3, 4)], budget=A_CHUNK
     )
-    there.scheduler.grant(move=[pull(1, here.hello.data_address, 11, 12, 13, 14)], budget=ROOMY)
+    there.scheduler.grant(move=[pull(1, source or here.hello.data_address, 11, 12, 13, 14)], budget=ROOMY)
     here.prefilled(0, 4)
 
 
@@ -171,3 +172,25 @@ def test_a_worker_that_listens_everywhere_names_the_address_of_its_route(monkeyp
         door = PeerDoor(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
         assert [address.descriptor.rpartition(b":")[0] for address in door.addresses] == told
         door.close()
+
+
+def out_of_reach(told: tuple[RankAddress, ...], grpc_port: int) -> tuple[RankAddress, ...]:
+    """On another host, whose data port is refused; its Peer service is at that port."""
+    assert [address.transport for address in told] == ["shm", "tcp", "grpc"]
+    return RankAddress(0, "tcp", b"127.0.0.1:1"), RankAddress(0, "grpc", f"127.0.0.1:{grpc_port}".encode())
+
+
+@pytest.mark.parametrize(("mode", "came"), [("pass", 4), ("flip", 0)])
+def test_what_the_data_port_does_not_give_comes_over_grpc_or_is_computed(mode: str, came: int) -> None:
+    runner = CountingRunner(64, 4, VOCAB)
+    with a_worker() as prefills, a_worker(runner) as decodes:
+        here, there = Side(prefills.stub), Side(decodes.stub)
+        port = int(here.hello.data_address[-1].descriptor.rpartition(b":")[2])
+        with TcpRelay(("127.0.0.1", port), mode) as relay:
+            half_way(here, there, out_of_reach(here.hello.data_address, relay.port))
+            here.scheduler.grant(budget=ROOMY)
+            assert here.finished(0) == says(1)
+            assert there.moved(1) == (0 if came else 1, came) and bool(relay.harmed) == (mode == "flip")
+        goes_on_alone(there, runner, cached=len(PROMPT) if came else 0)
+        here.scheduler.grant(cancel_move=np.array([1], np.int64))
+        assert here.moved(1) == ((0, 4) if came else (1, 0))

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from quire_common.config import ServiceConfig
 from quire_common.credit import RankAddress
+from quire_common.kv_data.connection import DataConnection
+from quire_worker.mover.peers.tunnel_stream import TunnelDial
+from quire_worker.mover.transports.data_link import connect
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content
 from tests.tcp_relay import TcpRelay
 
-EACH = pytest.mark.parametrize("transport", ["shm", "tcp"])
+EACH = pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
 PAGES = [1, 2, 3, 4, 5, 6]
 TARGETS = [31, 32, 33, 34, 35, 36]
 # A stopped peer is noticed after two seconds; a loaded machine is late with everything.
@@ -44,10 +48,22 @@ def address_of(side: PeerSide, transport: str) -> RankAddress:
     return next(address for address in side.sources if address.transport == transport)
 
 
-def through(relay: TcpRelay) -> tuple[RankAddress, ...]:
-    return (RankAddress(0, "tcp", f"127.0.0.1:{relay.port}".encode()),)
+def through(relay: TcpRelay, transport: str = "tcp") -> tuple[RankAddress, ...]:
+    return (RankAddress(0, transport, f"127.0.0.1:{relay.port}".encode()),)
 
 
-def a_relay(side: PeerSide, mode: str) -> TcpRelay:
-    port = int(address_of(side, "tcp").descriptor.rpartition(b":")[2])
-    return TcpRelay(("127.0.0.1", port), mode)
+def a_relay(side: PeerSide, mode: str, transport: str = "tcp") -> TcpRelay:
+    return TcpRelay(("127.0.0.1", port_of(side, transport)), mode)
+
+
+def port_of(side: PeerSide, transport: str) -> int:
+    return int(address_of(side, transport).descriptor.rpartition(b":")[2])
+
+
+def dial(side: PeerSide, transport: str) -> DataConnection:
+    """Another peer of that side, greeted."""
+    if transport == "grpc":
+        return TunnelDial(ServiceConfig())(("127.0.0.1", port_of(side, transport)), 30)
+    if transport == "tcp":
+        return connect(("127.0.0.1", port_of(side, transport)), 30)
+    return connect(address_of(side, transport).descriptor.decode().partition("/")[2], 30)

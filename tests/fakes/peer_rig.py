@@ -107,7 +107,7 @@ class PeerSide:
         shares = shared is not None and self.door.show_memory(shared.descriptor(self.pool))
         setup = MoverSetup(
             "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, shares_memory=shares,
-            log_format="pretty",
+            log_format="pretty", peer_grpc=self.door.grpc_listen,
         )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
@@ -164,7 +164,7 @@ class PeerSide:
 
     @property
     def idle_sockets(self) -> int:
-        return 1 + len(self.door.inherited)
+        return 1 + len(self.door.inherited) + bool(self.door.grpc_listen)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

@@ -73,11 +73,14 @@ class WorkerConfig(ServiceConfig):
     peer_advertise: str = option(
         "", "host under which other workers reach --peer-listen; default: that of --advertise, or what is listened on"
     )
+    peer_grpc_listen: str = option(
+        "auto", "host:port where other workers pull pages over gRPC if --peer-listen is out of reach; as that"
+    )
     peer_transport: str = option(
         "auto",
-        "how pages travel from one worker to another: cuda_ipc (from GPU to GPU of a host), shm (same host) or tcp; "
-        "auto: the first of these that is open",
-        choices=("auto", "cuda_ipc", "shm", "tcp"),
+        "how pages travel from one worker to another: cuda_ipc (from GPU to GPU of a host), shm (same host), tcp or "
+        "grpc; auto: the first of these that is open",
+        choices=("auto", "cuda_ipc", "shm", "tcp", "grpc"),
     )
     paced: float | None = option(
         None, "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes", at_least=0

@@ -123,7 +123,8 @@ class Replica:
 def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> Mover:
     """One for pages of a kvstore, if there is one, and one for those of other workers, once there are any."""
     geometry, copy_bytes = loaded.info.pages, CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
-    peers = MoverSetup.of(config, geometry, peers=True, shares_memory=door.show_memory(loaded.memory))
+    shares = door.show_memory(loaded.memory)
+    peers = MoverSetup.of(config, geometry, peers=True, peer_grpc=door.grpc_listen, shares_memory=shares)
 
     def start(setup: MoverSetup, inherited: dict[str, int]) -> Mover:
         return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)

@@ -56,9 +56,11 @@ class Arrived:
 class DataConnection:
     """`greet` or `enter` first, once. Every method may raise DataBroken, after which there is `close` alone."""
 
-    def __init__(self, sock: socket.socket, timeout_s: float) -> None:
+    def __init__(self, sock: socket.socket, timeout_s: float, *, tunnelled: bool = False) -> None:
+        """`tunnelled`: what the socket carries goes on to another host."""
         self.sock = sock
-        self.local = sock.family == socket.AF_UNIX
+        unix = sock.family == socket.AF_UNIX
+        self.local = unix and not tunnelled
         self._timeout_s = timeout_s
         self._sent = 0
         self._received = 0
@@ -67,7 +69,7 @@ class DataConnection:
         sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
             sock.setsockopt(socket.SOL_SOCKET, option, value)
-        if not self.local:
+        if not unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def greet(self) -> None:

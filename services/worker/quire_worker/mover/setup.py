@@ -46,6 +46,8 @@ class MoverSetup:
     peers: bool = False
     """It moves pages from and to other workers, and none of the kvstore's."""
     peer_transport: str = "auto"
+    peer_grpc: str = ""
+    """Where the process serves peers over gRPC; empty: nowhere."""
     shares_memory: bool = False
     """Peers of this host may open the engine's own memory and fetch its pages there."""
     tls_cert: str = ""
@@ -54,7 +56,13 @@ class MoverSetup:
 
     @classmethod
     def of(
-        cls, config: WorkerConfig, geometry: PageGeometry, *, peers: bool = False, shares_memory: bool = False
+        cls,
+        config: WorkerConfig,
+        geometry: PageGeometry,
+        *,
+        peers: bool = False,
+        peer_grpc: str = "",
+        shares_memory: bool = False,
     ) -> MoverSetup:
         """For the pages of a loaded model, to a kvstore or to peers. Raises ConfigError for too small a ring."""
         group = geometry.groups[0]
@@ -81,6 +89,7 @@ class MoverSetup:
             kv_transport=config.kv_transport,
             peers=peers,
             peer_transport=config.peer_transport,
+            peer_grpc=peer_grpc,
             shares_memory=shares_memory,
             tls_cert=config.tls_cert,
             tls_key=config.tls_key,

@@ -18,16 +18,18 @@ if TYPE_CHECKING:
     from quire_common.credit import PageMove
     from quire_common.credit.hello import RankAddress
 
-TCP, SHM, CUDA_IPC = "tcp", "shm", "cuda_ipc"
+TCP, SHM, CUDA_IPC, GRPC = "tcp", "shm", "cuda_ipc", "grpc"
 SOCKET_PREFIX = "quire-worker-"
 # The name comes from the wire: it leads to no socket but a worker's.
 _SOCKET_NAME = re.compile(rf"{SOCKET_PREFIX}[0-9a-f]{{32}}")
+# gRPC would take more than hosts and ports for an address, files among them.
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9]+)?")
 
 
 @dataclass(frozen=True)
 class PeerAccess:
-    """Of one pull. `tcp` is None, and `socket` empty, where that is no way; `first_index` is the place of the pull's
-    first page in the export."""
+    """Of one pull. `tcp` and `grpc` are None, and `socket` empty, where that is no way; `first_index` is the place of
+    the pull's first page in the export."""
 
     key: bytes = field(repr=False)
     first_index: int
@@ -35,18 +37,21 @@ class PeerAccess:
     socket: str
     memory: bool = False
     """Its pages lie in memory that this host's processes may open."""
+    grpc: tuple[str, int] | None = None
 
     @classmethod
     def of(cls, move: PageMove) -> PeerAccess:
         """As a PULL's ticket says; what makes no sense there is no way."""
-        tcp, socket = None, ""
+        tcp, grpc, socket = None, None, ""
         for address in rank_zero(move.source):
             text = address.descriptor.decode("ascii", "replace")
             if address.transport == TCP:
                 tcp = _host_and_port(text)
+            elif address.transport == GRPC:
+                grpc = _host_and_port(text)
             elif address.transport == SHM:
                 socket = _socket_here(text)
-        return cls(move.lease_key, move.first_index, tcp, socket, bool(memory_of(move)))
+        return cls(move.lease_key, move.first_index, tcp, socket, bool(memory_of(move)), grpc)
 
 
 def memory_of(move: PageMove) -> bytes:
@@ -78,9 +83,10 @@ def host_id() -> bytes:
 
 def _host_and_port(text: str) -> tuple[str, int] | None:
     try:
-        return split_address(text, "a ticket's address")
+        host, port = split_address(text, "a ticket's address")
     except ConfigError:
         return None
+    return (host, port) if _HOST.fullmatch(host) else None
 
 
 def _socket_here(text: str) -> str:

@@ -1,5 +1,6 @@
 """PeerDoor: the sockets on which peers come in. The engine binds and keeps them, and each mover process inherits them,
-so that the addresses that tickets name hold as long as the worker lives.
+so that the addresses that tickets name hold as long as the worker lives. A gRPC server listens on none but its own: for
+that one the engine keeps a socket that never listens, and each process binds another to the same port.
 
 The Unix socket is abstract, with a random name: there is nothing in the file system that could be left behind, and only
 processes of the same host (of the same network namespace) find it.
@@ -16,11 +17,15 @@ from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.mover.peers.peer_access import CUDA_IPC, SHM, SOCKET_PREFIX, TCP, boot_id
+from quire_worker.mover.peers.peer_access import CUDA_IPC, GRPC, SHM, SOCKET_PREFIX, TCP, boot_id
 from quire_worker.mover.setup import PEER_KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_worker.config import WorkerConfig
+
+    Make = Callable[[str, int, socket.AddressFamily], socket.socket]
 
 log = get_logger(__name__)
 AUTO, OFF = "auto", "off"
@@ -36,7 +41,10 @@ class PeerDoor:
 
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
+        self.grpc_listen = ""
+        """Where the mover process is to serve over gRPC; empty: nowhere."""
         self._sockets: dict[str, socket.socket] = {}
+        self._reserved: socket.socket | None = None
         self._transport = config.peer_transport
         if config.peer_listen == OFF:
             return
@@ -47,6 +55,8 @@ class PeerDoor:
             self._open_unix()
         if config.peer_transport in (AUTO, CUDA_IPC, TCP):
             self._open_tcp(config)
+        if config.peer_transport in (AUTO, GRPC) and config.peer_grpc_listen != OFF:
+            self._reserve_grpc(config)
 
     @property
     def kinds(self) -> frozenset[MoveKind]:
@@ -71,6 +81,8 @@ class PeerDoor:
         """Nobody comes in any more."""
         for sock in self._sockets.values():
             sock.close()
+        if self._reserved is not None:
+            self._reserved.close()
 
     def _open_unix(self) -> None:
         host = boot_id()
@@ -84,26 +96,63 @@ class PeerDoor:
         self.addresses += (RankAddress(0, SHM, f"{host}/{name}".encode()),)
 
     def _open_tcp(self, config: WorkerConfig) -> None:
-        host, port = split_address(config.listen, "--listen")[0], 0
-        if config.peer_listen != AUTO:
-            host, port = split_address(config.peer_listen, "--peer-listen")
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise ConfigError(
-                "PORT_IN_USE",
-                f"The worker's peer port cannot listen on {host}:{port}: {error.strerror}.",
-                "Choose another with --peer-listen (auto picks a free one, off is none).",
-                param="peer_listen",
-            ) from error
-        self._sockets["--tcp"] = listener
-        told = config.peer_advertise or _host_of(config.advertise) or (own_host(family) if host in _ANY_HOST else host)
-        if not told or told in _ANY_HOST:
+        listener = self._sockets["--tcp"] = _bound(config, "peer_listen", _listening)
+        self._tell(config, TCP, listener)
+
+    def _reserve_grpc(self, config: WorkerConfig) -> None:
+        self._reserved = _bound(config, "peer_grpc_listen", _reserved)
+        host, port = self._reserved.getsockname()[:2]
+        self.grpc_listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._tell(config, GRPC, self._reserved)
+
+    def _tell(self, config: WorkerConfig, transport: str, bound: socket.socket) -> None:
+        """Where others find that socket."""
+        host, port = bound.getsockname()[:2]
+        if config.peer_advertise or config.advertise:
+            host = config.peer_advertise or split_address(config.advertise, "--advertise")[0]
+        elif host in _ANY_HOST:
+            host = own_host(bound.family)
+        if not host or host in _ANY_HOST:
             log.warning("no other host can pull pages: --peer-advertise does not say where, and there is no route")
             return
-        address = f"{told}:{listener.getsockname()[1]}"
-        self.addresses += (RankAddress(0, TCP, address.encode()),)
+        self.addresses += (RankAddress(0, transport, f"{host}:{port}".encode()),)
+
+
+def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
+    """A socket where that option says; raises ConfigError."""
+    flag, told = "--" + name.replace("_", "-"), getattr(config, name)
+    host, port = split_address(config.listen, "--listen")[0], 0
+    if told != AUTO:
+        host, port = split_address(told, flag)
+    try:
+        return make(host, port, socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            "PORT_IN_USE",
+            f"The worker's peer port cannot listen on {host}:{port}: {error.strerror}.",
+            f"Choose another with {flag} (auto picks a free one, off is none).",
+            param=name,
+        ) from error
+
+
+def _listening(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _reserved(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+    """A port that sockets of this user may share."""
+    if port:  # free ones are nobody's; this one might be shared with another worker
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def own_host(family: socket.AddressFamily) -> str:
@@ -114,7 +163,3 @@ def own_host(family: socket.AddressFamily) -> str:
         except OSError:
             return ""
         return str(probe.getsockname()[0])
-
-
-def _host_of(advertise: str) -> str:
-    return split_address(advertise, "--advertise")[0] if advertise else ""

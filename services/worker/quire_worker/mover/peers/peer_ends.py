@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from quire_worker.mover.ends import Ends
 from quire_worker.mover.peers.export_desk import ExportDesk
 from quire_worker.mover.peers.peer_port import PeerPort
+from quire_worker.mover.peers.peer_server import serve_peers
 from quire_worker.mover.peers.pull_desk import PullDesk
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 def peer_ends(given: Equipment) -> Ends:
     """Both, at work."""
     exports, pulls = ExportDesk(given), PullDesk(given)
-    PeerPort(given, exports)
+    port = PeerPort(given, exports)
+    if given.setup.peer_grpc:
+        serve_peers(given.setup, port)
     return Ends(pulls, exports, PeerMemory(exports, pulls))
 
 

@@ -1,4 +1,4 @@
-"""PeerPort: where peers come in that pull, and how many there may be.
+"""PeerPort: where peers come in that pull, and how many there may be. Those who come by another door are passed on.
 
 The sockets were bound by the engine, which keeps them: they outlive this process, and so does the address that tickets
 name. Whoever connects has to show the key of an export; of those who have not yet, the one who has waited longest makes
@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 
 from quire_common.kv_data.connection import DataConnection
 from quire_common.telemetry.logs import get_logger
+from quire_worker.mover.peers.peer_access import SHM, TCP
 from quire_worker.mover.peers.peer_session import PeerSession
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from quire_worker.mover.ends import Equipment
     from quire_worker.mover.peers.export_desk import ExportDesk
 
@@ -54,30 +57,33 @@ class PeerPort:
                     log.warning("a peer's connection was not accepted", cause=str(error))
                     time.sleep(0.01)
                     continue
-                self._begin(sock)
+                connection = DataConnection(sock, FRAME_S)
+                self.begin(connection, SHM if connection.local else TCP)
 
-    def _begin(self, sock: socket.socket) -> None:
-        connection = DataConnection(sock, FRAME_S)
-        session = PeerSession(connection, self._desk, self._given)
+    def begin(self, connection: DataConnection, transport: str, over: Callable[[], None] = lambda: None) -> None:
+        """Serve who has come in by that transport, on a thread; from any thread. `over` is called at its end."""
+        session = PeerSession(connection, self._desk, self._given, transport)
         with self._lock:
             if len(self._sessions) >= self._max_sessions:
                 oldest = next((each for each in self._sessions if not each.proven), None)
                 log.warning("too many peers are connected", room_is_made=oldest is not None)
                 if oldest is None:
                     connection.close()
+                    over()
                     return
                 oldest.stop()
                 del self._sessions[oldest]
             self._sessions[session] = None
         try:
-            threading.Thread(target=self._run, args=(session,), name="peer", daemon=True).start()
+            threading.Thread(target=self._run, args=(session, over), name="peer", daemon=True).start()
         except RuntimeError as error:  # the system has none left: it may have one for those who come later
             with self._lock:
                 self._sessions.pop(session, None)
             connection.close()
             log.warning("a peer's connection got no thread", cause=str(error))
+            over()
 
-    def _run(self, session: PeerSession) -> None:
+    def _run(self, session: PeerSession, over: Callable[[], None]) -> None:
         try:
             with contextlib.suppress(OSError):  # it was stopped before it began
                 session.run()
@@ -86,3 +92,4 @@ class PeerPort:
         finally:
             with self._lock:
                 self._sessions.pop(session, None)
+            over()

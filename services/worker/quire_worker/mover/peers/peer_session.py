@@ -43,9 +43,9 @@ _MOST_PLACES = 4096
 
 
 class PeerSession:
-    """`run` is the thread. `proven`: it has shown the key of an export."""
+    """`run` is the thread. `proven`: it has shown the key of an export. `transport`: how the peer came in."""
 
-    def __init__(self, connection: DataConnection, desk: ExportDesk, given: Equipment) -> None:
+    def __init__(self, connection: DataConnection, desk: ExportDesk, given: Equipment, transport: str) -> None:
         self._connection = connection
         self._desk = desk
         self._ring = given.ring
@@ -59,7 +59,7 @@ class PeerSession:
             self._handlers |= {Kind.GET: self._get}
         if given.setup.shares_memory:
             self._handlers |= {Kind.LOCATE: self._locate}
-        self._carried_by = "shm" if connection.local else "tcp"
+        self._carried_by = transport
 
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""

@@ -1,7 +1,8 @@
 """Pull: one move's pages from another worker into the ring, on a thread of its own.
 
-It goes on with the next transport where one breaks, and comes again while that leads to anything. A peer that says
-nothing ends it: whoever hangs there hangs by every way.
+It goes on with the next transport where one breaks, and comes again while that leads to anything. A peer that was
+there and says nothing more ends it: whoever hangs there hangs by every way. Where nobody has ever answered it may be
+the network, and the next way is tried; what let nothing through is tried last for a while, by others too.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from quire_common.kv_client import Abandoned
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.load_lane import RingLanding
+from quire_worker.mover.peers.closed_ways import ClosedWays
 from quire_worker.mover.peers.peer_access import PeerAccess
 from quire_worker.mover.peers.peer_port import FRAME_S
 from quire_worker.mover.peers.pool_landing import PoolLanding
+from quire_worker.mover.peers.tunnel_stream import TunnelDial
 from quire_worker.mover.transports.data_link import DataLink
 from quire_worker.mover.transports.peer_cuda import PeerCuda
+from quire_worker.mover.transports.peer_grpc import PeerGrpc
 from quire_worker.mover.transports.peer_shm import PeerShm
 from quire_worker.mover.transports.peer_tcp import PeerTcp
 from quire_worker.mover.transports.transport import Cargo, TransportDown
@@ -42,7 +46,7 @@ FRUITLESS = 2
 class Pull:
     """`run` is the thread's; `void` may be called from any. `used`: what carried pages last."""
 
-    def __init__(self, job: Job, slots: Slots, given: Equipment, maps: SharedMaps) -> None:
+    def __init__(self, job: Job, slots: Slots, given: Equipment, maps: SharedMaps, closed: ClosedWays) -> None:
         self.job = job
         self.used = ""
         self.arrived: list[int] = []
@@ -51,16 +55,19 @@ class Pull:
         run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
         self._cargo = Cargo(run, setup.dtype, setup.page_bytes, PeerAccess.of(move), move.context)
         self._landing = RingLanding(slots, given.ring, job)
-        self._link = DataLink(FRAME_S)
+        self._closed = closed
+        self._tunnel = TunnelDial(setup.service_config())
+        self._link, tunnelled = self._links = DataLink(FRAME_S), DataLink(FRAME_S, self._tunnel)
         self.direct = PoolLanding(job, self._landing, given.send, lambda: self.is_void)
         sources: list[Source[PeerAccess]] = [
             PeerCuda(self._link, self.direct),
             PeerShm(self._link, maps),
             PeerTcp(self._link),
+            PeerGrpc(tunnelled),
         ]
-        self._ways = [
-            way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(self._cargo.access)
-        ]
+        access = self._cargo.access
+        ways = [way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(access)]
+        self._ways = sorted(ways, key=lambda way: closed.is_closed(way.name, access))
         self._voided = threading.Event()
 
     @property
@@ -72,7 +79,8 @@ class Pull:
         """End it."""
         self._voided.set()
         self.direct.look()
-        self._link.cut()
+        for link in self._links:
+            link.cut()
 
     def run(self) -> int:
         """How many pages have landed, from the first on, each being what its key says."""
@@ -105,13 +113,15 @@ class Pull:
                 early = time.monotonic() - first_told_s < EARLY_S
                 if error.code != "EXPORT_UNKNOWN" or self._landing.landed or not early:
                     raise
-                self._link.close()
+                for link in self._links:
+                    link.close()
                 self._voided.wait(AGAIN_S)
                 continue
             fruitless = fruitless + 1 if self._landing.landed == before else 0
 
     def _try_all_ways(self) -> bool:
-        """Whether there is nothing more to try: all have come, or the peer is silent."""
+        """Whether there is nothing more to try: all have come, or there is silence."""
+        silent = False
         for way in self._ways:
             before = self._landing.landed
             try:
@@ -119,11 +129,16 @@ class Pull:
             except TransportDown as error:
                 log.warning("a pull is interrupted", transport=way.name, silent=error.silent, cause=str(error))
                 self._landing.close()  # others may have the slot meanwhile
-                if error.silent:
+                if error.silent and not error.unreached:
                     return True
+                if error.silent:
+                    self._closed.close(way.name, self._cargo.access)
+                # Who refuses is there, or has gone: the port of a process that has yet to start is worth a wait else.
+                self._tunnel.patient = error.silent
+                silent = silent or error.silent
                 continue
             finally:
                 if self._landing.landed > before:
                     self.used = way.name
             return True
-        return False
+        return silent

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from quire_common.kv_client import Abandoned
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.lane import BATCH_BYTES, ended, trace_move
+from quire_worker.mover.peers.closed_ways import ClosedWays
 from quire_worker.mover.peers.pull import Pull
 from quire_worker.mover.transports.shared_maps import SharedMaps
 from quire_worker.mover.wire import Frame, Kind
@@ -36,10 +37,11 @@ class PullDesk:
         self._changed = threading.Condition()
         self._free = deque(given.setup.load_slots)
         self._pulls: dict[int, Pull] = {}
+        self._closed = ClosedWays()
 
     def put(self, job: Job) -> None:
         """See End."""
-        pull = Pull(job, self, self._given, self._maps)
+        pull = Pull(job, self, self._given, self._maps, self._closed)
         with self._changed:
             self._pulls[job.number] = pull
         try:

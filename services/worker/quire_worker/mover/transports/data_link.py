@@ -19,19 +19,30 @@ from quire_common.pages import PageCorrupt
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from quire_common.kv_data.connection import Arrived
     from quire_common.kv_data.seal import Seals
 
     Address = tuple[str, int] | str
+    Dial = Callable[[Address, float], DataConnection]
 
 CONNECT_S = 2
+# Who is there refuses sooner, however loaded; ends that give up at the same time are one end's silence all the same.
+_AT_ONCE_S = 1.0
 _CONNECT_TIMEVAL = struct.pack("@ll", CONNECT_S, 0)
 FRAME_S = 5.0
 # Waiting for the other side takes FRAME_S and its pages at this rate in all; who is slower breaks, and another way is
 # taken.
 FLOOR_BYTES_PER_S = 50e6
+
+
+class NotReached(DataBroken):
+    """Nobody has answered. `silent`: it took long to find out; else it was refused."""
+
+    def __init__(self, text: str, began_s: float) -> None:
+        super().__init__("unreached", text)
+        self.silent = time.monotonic() - began_s > _AT_ONCE_S
 
 
 class Exchange:
@@ -115,10 +126,12 @@ class Exchange:
 
 
 class DataLink:
-    """To one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange."""
+    """To one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange; `dial` makes
+    connections as `connect` does."""
 
-    def __init__(self, frame_s: float = FRAME_S) -> None:
+    def __init__(self, frame_s: float = FRAME_S, dial: Dial | None = None) -> None:
         self._frame_s = frame_s
+        self._dial = dial
         self._connection: DataConnection | None = None
         self._address: Address = ""
         self._lock = threading.Lock()
@@ -132,6 +145,8 @@ class DataLink:
             yield Exchange(self._connected(address), key, size)
         except (NotFound, PageCorrupt):
             raise
+        except NotReached as error:
+            raise TransportDown(str(error), silent=error.silent, unreached=True) from error
         except (DataBroken, OSError) as error:
             silent = self._is_silent(error)
             self.close()
@@ -161,7 +176,7 @@ class DataLink:
             if address == self._address and not self._connection.wait(0):
                 return self._connection
             self.close()
-        connection = connect(address, self._frame_s)
+        connection = (self._dial or connect)(address, self._frame_s)
         with self._lock:
             self._connection, self._address = connection, address
             if self._is_cut:
@@ -176,19 +191,37 @@ class DataLink:
 
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
-    """A new connection, greeted; raises DataBroken, OSError. A string is the name of an abstract Unix socket."""
+    """A new connection, greeted; raises DataBroken, OSError. A string is the name of an abstract Unix socket: who is
+    silent there hangs. Between hosts nothing tells that from a network that lets nothing through: NotReached."""
     if isinstance(address, str):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    else:
-        sock = socket.create_connection(address, CONNECT_S)
+        return _connect_unix(address, frame_s)
+    began_s = time.monotonic()
     try:
-        if isinstance(address, str):
-            # A socket with a timeout of Python's would not wait where others are in the queue.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEVAL)
-            sock.connect("\0" + address)
-        connection = DataConnection(sock, frame_s)
+        return greeted(DataConnection(socket.create_connection(address, CONNECT_S), frame_s))
+    except (DataBroken, OSError) as error:
+        raise NotReached(str(error), began_s) from error
+
+
+def greeted(connection: DataConnection) -> DataConnection:
+    """A connection that has just been made, ready for use; else it is closed."""
+    try:
         connection.enter()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_unix(name: str, frame_s: float) -> DataConnection:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # A socket with a timeout of Python's would not wait where others are in the queue.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEVAL)
+        sock.connect("\0" + name)
+    except ConnectionRefusedError as error:
+        sock.close()
+        raise NotReached(str(error), time.monotonic()) from error
     except BaseException:
         sock.close()
         raise
-    return connection
+    return greeted(DataConnection(sock, frame_s))

@@ -11,7 +11,7 @@ from quire_common.pages import PageCorrupt, check_parts
 if TYPE_CHECKING:
     from quire_common.kv_data.connection import Arrived
     from quire_worker.mover.peers.peer_access import PeerAccess
-    from quire_worker.mover.transports.data_link import DataLink, Exchange
+    from quire_worker.mover.transports.data_link import Address, DataLink, Exchange
     from quire_worker.mover.transports.transport import Cargo, Landing
 
 # The engine is not woken for single pages where the next begins to come so soon.
@@ -32,43 +32,48 @@ class PeerTcp:
 
     def fetch(self, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         """See Source. In the end the peer is told that nothing more is wanted."""
-        access = cargo.access
-        if access.tcp is None:
+        if cargo.access.tcp is None:
             raise ValueError("this way was not offered")
-        with self._link.exchange(access.tcp, access.key) as exchange:
-            if landing.landed < len(cargo.run):
-                first = access.first_index
-                exchange.send(Kind.GET, pack_i32(range(first + landing.landed, first + len(cargo.run))))
-                while landing.landed < len(cargo.run):
-                    self._receive_page(exchange, cargo, landing)
-                exchange.arrived(Kind.END)
-            exchange.send(Kind.DONE)
-            exchange.arrived(Kind.END)
+        fetch_all(self._link, cargo.access.tcp, cargo, landing)
 
     def close(self) -> None:
         """See Source."""
         self._link.close()
 
-    def _receive_page(self, exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
-        """All parts of the next page, each to where it belongs."""
-        index, came, last = landing.landed, 0, False
-        if not exchange.connection.wait(SOON_S):
-            landing.tell()
-        arrived = next_but_alive(exchange, cargo.page_bytes)
-        while not last:
-            head = arrived.head
-            if head.page != cargo.access.first_index + index or head.offset != came:
-                raise DataBroken("garbage", f"page {head.page} from {head.offset} on is not what comes next")
-            if came + head.length > cargo.page_bytes:
-                raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
-            room = landing.room()
-            exchange.receive_payload(arrived, room[came : came + head.length])
-            came += head.length
-            last = head.last
-            if not last:
-                arrived = exchange.arrived(Kind.PAGE)
-        check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)
-        landing.land()
+
+def fetch_all(link: DataLink, address: Address, cargo: Cargo[PeerAccess], landing: Landing) -> None:
+    """All pages from the next one on, in frames; in the end the peer is told that nothing more is wanted."""
+    with link.exchange(address, cargo.access.key) as exchange:
+        if landing.landed < len(cargo.run):
+            first = cargo.access.first_index
+            exchange.send(Kind.GET, pack_i32(range(first + landing.landed, first + len(cargo.run))))
+            while landing.landed < len(cargo.run):
+                _receive_page(exchange, cargo, landing)
+            exchange.arrived(Kind.END)
+        exchange.send(Kind.DONE)
+        exchange.arrived(Kind.END)
+
+
+def _receive_page(exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
+    """All parts of the next page, each to where it belongs."""
+    index, came, last = landing.landed, 0, False
+    if not exchange.connection.wait(SOON_S):
+        landing.tell()
+    arrived = next_but_alive(exchange, cargo.page_bytes)
+    while not last:
+        head = arrived.head
+        if head.page != cargo.access.first_index + index or head.offset != came:
+            raise DataBroken("garbage", f"page {head.page} from {head.offset} on is not what comes next")
+        if came + head.length > cargo.page_bytes:
+            raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
+        room = landing.room()
+        exchange.receive_payload(arrived, room[came : came + head.length])
+        came += head.length
+        last = head.last
+        if not last:
+            arrived = exchange.arrived(Kind.PAGE)
+    check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)
+    landing.land()
 
 
 def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> Arrived:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # The fastest first, which is the order of choice.
 TRANSPORTS = ("shm", "tcp", "grpc")
-PEER_TRANSPORTS = ("cuda_ipc", "shm", "tcp")
+PEER_TRANSPORTS = ("cuda_ipc", "shm", "tcp", "grpc")
 
 
 A_co = TypeVar("A_co", covariant=True)
@@ -26,11 +26,13 @@ A_contra = TypeVar("A_contra", contravariant=True)
 
 
 class TransportDown(Exception):  # the next transport's turn, not an error of the other side's
-    """This way is closed, or has broken down under way. `silent`: there may be somebody, who says nothing."""
+    """This way is closed, or has broken down under way. `silent`: there may be somebody, who says nothing.
+    `unreached`: nobody has ever answered here, which may be the network's doing."""
 
-    def __init__(self, text: str, *, silent: bool = False) -> None:
+    def __init__(self, text: str, *, silent: bool = False, unreached: bool = False) -> None:
         super().__init__(text)
         self.silent = silent
+        self.unreached = unreached
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,133 @@
+"""Where a network lets no data connection through, pages go over gRPC: whichever way it does that, and nothing else
+changes."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from quire_common.credit import MoveKind, PageMove, RankAddress
+from quire_common.errors import ConfigError
+from quire_worker.config import WorkerConfig
+from quire_worker.mover.peers.closed_ways import CLOSED_S, ClosedWays
+from quire_worker.mover.peers.peer_access import PeerAccess
+from quire_worker.mover.peers.peer_door import PeerDoor
+from tests.fakes.engine_bench import ids
+from tests.fakes.peer_pulls import LATE_S, NOTICED_S, PAGES, TARGETS, a_relay, address_of, failed, know_of_all
+from tests.fakes.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
+from tests.tcp_relay import TcpRelay
+
+
+def beside(side: PeerSide, port: int) -> tuple[RankAddress, ...]:
+    """Another data port than the side's, and its Peer service."""
+    return RankAddress(0, "tcp", f"127.0.0.1:{port}".encode()), address_of(side, "grpc")
+
+
+def came(rig: PeerRig, here: PeerSide, there: PeerSide, number: int = 1) -> float:
+    took_s = rig.until(lambda: number in there.told and number in here.told)
+    assert there.told[number].ok and here.told[number].ok
+    assert [there.pool.pages[page] for page in TARGETS] == [content(page) for page in PAGES]
+    return took_s
+
+
+def test_a_data_port_that_refuses_costs_no_time() -> None:
+    with peer_rig() as rig, socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        here, there = rig.side(), rig.side()
+        know_of_all(rig, here, there)
+        here.export(1, *PAGES)
+        there.pull(1, beside(here, nobody.getsockname()[1]), PAGES, TARGETS)
+        assert came(rig, here, there) < NOTICED_S
+        rig.assert_nothing_left()
+
+
+@pytest.mark.parametrize("mode", ["silent", "garbage"])
+def test_a_data_port_that_lets_nothing_through_is_waited_for_once(mode: str) -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        know_of_all(rig, here, there)
+        with a_relay(here, mode) as relay:
+            here.export(1, *PAGES)
+            there.pull(1, beside(here, relay.port), PAGES, TARGETS)
+            assert came(rig, here, there) < LATE_S
+            if mode == "silent":
+                here.export(2, *PAGES)
+                there.pull(2, beside(here, relay.port), PAGES, TARGETS)
+                assert came(rig, here, there, 2) < NOTICED_S - 0.5
+        rig.assert_nothing_left()
+
+
+def test_a_network_that_begins_to_swallow_data_in_mid_pull_ends_it() -> None:
+    """The peer was there: it may as well hang, by every way."""
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        with a_relay(here, "pass") as relay:
+            here.export(1, *PAGES, offered=2)
+            there.pull(1, beside(here, relay.port), PAGES, TARGETS)
+            rig.until(lambda: there.pool.pages[TARGETS[1]] == content(PAGES[1]))
+            relay.mode = "silent"
+            rig.until(lambda: 1 in there.told)
+            failed(there, 2)
+
+
+def test_a_data_port_that_breaks_under_way_is_followed_by_grpc() -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        relay = a_relay(here, "pass")
+        with relay:
+            here.export(1, *PAGES, offered=2)
+            there.pull(1, beside(here, relay.port), PAGES, TARGETS)
+            rig.until(lambda: there.pool.pages[TARGETS[1]] == content(PAGES[1]))
+        here.mover.offer(1, len(PAGES))
+        came(rig, here, there)
+        rig.assert_nothing_left()
+
+
+def test_nobody_there_at_all_ends_a_pull_without_pages() -> None:
+    with peer_rig() as rig:
+        here, there = rig.side(), rig.side()
+        know_of_all(rig, here, there)
+        here.export(1, *PAGES)
+        with a_relay(here, "silent") as data, TcpRelay(("127.0.0.1", data.port), "silent") as grpc:
+            sources = (
+                RankAddress(0, "tcp", f"127.0.0.1:{data.port}".encode()),
+                RankAddress(0, "grpc", f"127.0.0.1:{grpc.port}".encode()),
+            )
+            there.pull(1, sources, PAGES, TARGETS)
+            assert rig.until(lambda: 1 in there.told) < LATE_S
+            failed(there, 0)
+
+
+@pytest.mark.parametrize(
+    "told", ["unix:/tmp/x:1", "dns:///host:1", "ipv4:127.0.0.1:1", "unix-abstract:x:1", "nowhere", "a b:1", ":1"]
+)
+def test_an_address_that_means_more_to_grpc_than_a_host_is_none(told: str) -> None:
+    source = (RankAddress(0, "grpc", told.encode()),)
+    access = PeerAccess.of(PageMove(1, MoveKind.PULL, 0, ids(), (), lease_key=KEY, source=source))
+    assert access.grpc is None
+
+
+def test_the_port_for_grpc_is_kept_and_told_and_nobody_elses() -> None:
+    config = WorkerConfig(listen="127.0.0.1:7", advertise="engine.local:7", peer_transport="grpc")
+    door = PeerDoor(config)
+    (address,) = door.addresses
+    port = door.grpc_listen.rpartition(":")[2]
+    assert (address.transport, address.descriptor.decode()) == ("grpc", f"engine.local:{port}")
+    assert door.grpc_listen == f"127.0.0.1:{port}" and door.inherited == {}
+    with pytest.raises(ConfigError, match="--peer-grpc-listen") as error:
+        PeerDoor(WorkerConfig(peer_grpc_listen=f"127.0.0.1:{port}", peer_transport="grpc"))
+    assert error.value.code == "PORT_IN_USE"
+    door.close()
+    assert PeerDoor(WorkerConfig(peer_grpc_listen="off", peer_transport="grpc")).addresses == ()
+
+
+def test_a_closed_way_is_tried_first_again_after_a_while() -> None:
+    now = [0.0]
+    closed = ClosedWays(lambda: now[0])
+    here, there = (PeerAccess(KEY, 0, ("host", port), "") for port in (1, 2))
+    closed.close("tcp", here)
+    assert closed.is_closed("tcp", here)
+    assert not closed.is_closed("grpc", here) and not closed.is_closed("tcp", there)
+    now[0] = CLOSED_S
+    assert not closed.is_closed("tcp", here)
