@@ -30,7 +30,7 @@ class Growth:
         self._policy = policy
         self._slot: NDArray[np.intp] = _NOBODY
         self._count: NDArray[np.int32] = np.empty(0, np.int32)
-        self._pages: list[list[int]] = []
+        self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
 
     def __bool__(self) -> bool:
         return bool(len(self._slot))
@@ -70,7 +70,7 @@ class Growth:
         grant.grow_slot = np.tile(np.repeat(slot, count), groups)
         grant.grow_group = np.repeat(np.arange(groups, dtype=np.int32), int(count.sum()))
         grant.grow_page = np.array([page for pages in self._pages for page in pages], np.int32)
-        self._slot = _NOBODY
+        self._slot, self._count, self._pages = _NOBODY, self._count[:0], [[] for _ in self._pages]
 
     def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:
         slots = self._replica.slots
@@ -89,8 +89,9 @@ class Growth:
         if len(slot):
             counts = count.tolist()
             requests = [slots.held(s) for s in slot.tolist()]
-            self._pages = replica.pools.give_each(requests, counts)
-            self._slot, self._count = slot, count
+            given = replica.pools.give_each(requests, counts)
+            self._pages = [[*before, *pages] for before, pages in zip(self._pages, given, strict=True)]
+            self._slot, self._count = np.concatenate([self._slot, slot]), np.concatenate([self._count, count])
             slots.capacity[slot] += count * replica.page_size
             for request, pages in zip(requests, counts, strict=True):
                 replica.waiting.policy.charge(request.context.tenant, pages * replica.page_size)
@@ -127,8 +128,11 @@ class Growth:
         # One page each: a slot starves when the next position is past its pages.
         # Stores that take long are not waited for, and no more pages are lent to them.
         late, holdings = self._replica.moves.are_late(now), self._replica.holdings
-        needy, coming = set(starving.tolist()), holdings.coming(late=late)
-        coming += holdings.give_back(len(needy) - coming)
+        coming = holdings.coming(late=late)
+        coming += holdings.give_back(len(starving) - coming)
+        # Some of that is free at once, and nobody may come who would ask for another Grant.
+        hungry = self._give(starving, self._missing(starving, 0))
+        needy, coming = set(hungry.tolist()), coming - (len(starving) - len(hungry))
         while len(needy) > coming and len(by_age) > 1:
             victim = by_age.pop()
             request = slots.held(victim)
