@@ -22,7 +22,7 @@ class KvstoreConfig(ServiceConfig):
     default_lease_ms: int = option(10_000, "life of a lease whose request names none", at_least=1)
     max_lease_ms: int = option(120_000, "longest life that a request may ask for", at_least=1)
     max_leases: int = option(4096, "leases at once; more are refused", at_least=1)
-    max_keys: int = option(8192, "pages that one call may name", at_least=1)
+    max_keys: int = option(8192, "pages that one call may name; a scheduler names up to 8192", at_least=8192)
     max_page_bytes: int = option(256 << 20, "body of one page", at_least=1)
     max_pending_bytes: int = option(256 << 20, "memory for pages under way; more are not wanted", at_least=1)
     max_transfers: int = option(12, "Put and Get streams at once; more are refused", at_least=1)
