@@ -32,8 +32,11 @@ class HolderSets:
         # Pages of a chain have the same holders for long stretches.
         starts = np.concatenate([[0], np.flatnonzero(numbers[1:] != numbers[:-1]) + 1])
         lengths = np.diff(starts, append=len(numbers))
-        old, inverse = np.unique(numbers[starts], return_inverse=True)
-        pages = np.bincount(inverse, lengths, len(old)).astype(np.int64)
+        if len(starts) == 1:
+            old, inverse, pages = numbers[:1], np.zeros(1, np.intp), lengths
+        else:
+            old, inverse = np.unique(numbers[starts], return_inverse=True)
+            pages = np.bincount(inverse, lengths, len(old)).astype(np.int64)
         masks = [(self.masks[number] | add) & ~remove for number in old.tolist()]
         new: Numbers = np.fromiter(map(self._number, masks), np.uint32, len(masks))
         np.subtract.at(self._pages, old, pages)
