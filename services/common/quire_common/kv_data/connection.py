@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.kv_data.frame import (
+    BODY_BYTES,
     FRAME_BYTES,
     HEAD_BYTES,
     HELLO_BYTES,
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 _TIMEVAL = struct.Struct("@ll")
 _FD = struct.Struct("@i")
 _NO_TAG = bytes(TAG_BYTES)
+# From here on it is worth two more calls to sleep until all is there, rather than wake up for each packet.
+_MANY_PACKETS_BYTES = 128 << 10
 
 
 @dataclass(slots=True)
@@ -65,6 +68,8 @@ class DataConnection:
         self._sent = 0
         self._received = 0
         self._nonces = (b"", b"")
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
         value = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
         sock.settimeout(None)
         for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
@@ -94,9 +99,7 @@ class DataConnection:
 
     def wait(self, timeout_s: float) -> bool:
         """Until there is something to receive."""
-        poll = select.poll()
-        poll.register(self.sock, select.POLLIN)
-        return bool(poll.poll(timeout_s * 1000))
+        return bool(self._poll.poll(timeout_s * 1000))
 
     def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
         """One frame; `head.length` is the payload's."""
@@ -172,7 +175,7 @@ class DataConnection:
 
     def _fill(self, into: memoryview, *, may_end: bool = False) -> bool:
         try:
-            got = self.sock.recv_into(into, len(into), socket.MSG_WAITALL)
+            got = self.sock.recv_into(into, len(into), self._await(len(into)))
         except OSError as error:
             raise _broken(error) from error
         if got == len(into):
@@ -181,6 +184,15 @@ class DataConnection:
             return False
         # Cut short by the peer's end or by the time limit, both of which the next read would tell.
         raise DataBroken("slow" if got else "ended", f"{got} of {len(into)} bytes came")
+
+    def _await(self, size: int) -> int:
+        """Sleep until so much is there, where that is many packets; returns the flags to receive it with."""
+        if self.local or not _MANY_PACKETS_BYTES <= size <= BODY_BYTES:
+            return socket.MSG_WAITALL
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+        came = self.wait(self._timeout_s)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, 1)
+        return socket.MSG_WAITALL if came else socket.MSG_DONTWAIT
 
     def _send(self, parts: Sequence[memoryview | bytes], fds: Sequence[int] = ()) -> None:
         deadline = time.monotonic() + self._timeout_s
