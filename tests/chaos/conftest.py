@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,10 @@ def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def seed() -> int:
-    """CHAOS_SEED or QUIRE_CHAOS_SEED, or another each time; printed, since it is what a failure is run again with."""
+def seed(request: pytest.FixtureRequest) -> int:
+    """CHAOS_SEED or QUIRE_CHAOS_SEED, or another each time; printed, since it is what a failure is run again with. Each
+    test makes a number of its own of it: what was asked on a stack before is in its caches."""
     said = os.environ.get("CHAOS_SEED") or os.environ.get("QUIRE_CHAOS_SEED")
     chosen = int(said or int.from_bytes(os.urandom(3)))
     print(f"\nCHAOS_SEED={chosen}")
-    return chosen
+    return random.Random(f"{chosen} {request.node.name}").getrandbits(31)
