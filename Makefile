@@ -89,6 +89,17 @@ test-fast: install-dev ## Unit and contract tests
 test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small
 	$(BIN)/python -m pytest -s -m slow tests/install $(ARGS)
 
+NIXL := build/nixl
+# For reading from main memory none of CUDA is needed that its packages ask for.
+$(NIXL): | $(INSTALLED_DEV)
+	$(PIP) --no-deps --target $@ nixl==1.5.1 nixl-cu12==1.5.1
+
+.PHONY: test-nixl
+test-nixl: install-dev $(NIXL) ## Pages between workers by NIXL, over what UCX has for main memory; fetches it (240 MB) to build/
+	for tls in tcp tcp,shm,self; do \
+	    PYTHONPATH=$(NIXL):$${PYTHONPATH-} UCX_TLS=$$tls UCX_NET_DEVICES=lo $(BIN)/python -m pytest -q tests/contract/test_peer_*.py -k nixl; \
+	done
+
 .PHONY: chaos
 chaos: install-dev redis ## Kill, freeze and restart parts under load; QUIRE_CHAOS_KILLS and QUIRE_CHAOS_SEED choose
 	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py --ignore-glob 'tests/chaos/test_pd_*' $(ARGS)

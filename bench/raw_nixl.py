@@ -7,7 +7,6 @@ prints the seconds. TLS is UCX's list of transports, which is a process's for go
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import mmap
 import os
@@ -22,7 +21,6 @@ import numpy as np
 if TYPE_CHECKING:
     from bench.kvstore_pages import Pages
 
-INSTALLED = importlib.util.find_spec("nixl") is not None
 # Shared memory alone cannot tell when a peer dies, which NIXL insists on: TCP is for that.
 TLS = {"tcp": "tcp", "shm": "tcp,shm,self"}
 _POLL_S = 20e-6

@@ -4,7 +4,8 @@
 
     mb_s     medians over rounds: memcpy and raw_tcp (one process or two, nothing in between), nixl_tcp and nixl_shm
              where that package is installed; tcp, grpc and shm by real movers of two workers (bench/transfer_arms.py
-             says what begins and ends them), and the same `_whole`, with the engines' copies between pool and ring
+             says what begins and ends them), nixl likewise, by UCX_TLS of the environment; the first three also
+             `_whole`, with the engines' copies between pool and ring
     share    tcp and grpc / raw_tcp, and shm / memcpy, of the same round: the median over rounds, the least and the most
     cpu_us   per page, of the process that exports and of the one that pulls
 
@@ -25,9 +26,10 @@ import numpy as np
 
 from bench.kvstore_pages import Bodies, Pages
 from bench.kvstore_transports import RingMemcpy
-from bench.raw_nixl import INSTALLED, TLS, RawNixlPair
+from bench.raw_nixl import TLS, RawNixlPair
 from bench.raw_tcp import RawTcpPair
 from bench.transfer_arms import PeerArm
+from quire_worker.mover.transports.ring_agent import is_installed
 
 # What each transport is to come near to.
 FLOORS = {"tcp": "raw_tcp", "grpc": "raw_tcp", "shm": "memcpy"}
@@ -64,9 +66,13 @@ def measure(page_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
         arms = contestants(first, options, stack)
         seconds = contest(arms, bodies, options.rounds)
         cpu = {name: arm.cpu_us_per_page() for name, arm in arms.items() if isinstance(arm, PeerArm)}
-    for way in TLS if INSTALLED else ():  # its threads never rest: beside the others it would slow them down
+    for way in TLS if is_installed() else ():  # its threads never rest: beside the others it would slow them down
         with contextlib.closing(RawNixlPair(way, first)) as pair:
             seconds |= contest({f"nixl_{way}": pair}, bodies, options.rounds)
+    if is_installed():
+        with contextlib.closing(PeerArm("nixl", first)) as arm:
+            seconds |= contest({"nixl": arm}, bodies, options.rounds)
+            cpu["nixl"] = arm.cpu_us_per_page()
     return {**report(seconds, count * page_bytes), "cpu_us": cpu}
 
 

@@ -142,7 +142,7 @@ def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
 def still(side: PeerSide, transport: str, key: bytes, pages: int) -> DataConnection:
     """A peer that asks for pages, and then does nothing more."""
     connection = dial(side, transport)
-    if transport == "tcp":
+    if transport in ("tcp", "nixl"):
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     payload = pack_i32(range(pages))
     head = Head(Kind.GET, handle_of(key), length=len(payload))

@@ -9,10 +9,16 @@ from quire_common.credit import RankAddress
 from quire_common.kv_data.connection import DataConnection
 from quire_worker.mover.peers.tunnel_stream import TunnelDial
 from quire_worker.mover.transports.data_link import connect
+from quire_worker.mover.transports.ring_agent import is_installed
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content
 from tests.tcp_relay import TcpRelay
 
-EACH = pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
+NIXL = pytest.param(
+    "nixl", marks=pytest.mark.skipif(not is_installed(), reason="the package nixl is not installed: make test-nixl")
+)
+EACH = pytest.mark.parametrize("transport", ["shm", "tcp", "grpc", NIXL])
+# Whoever comes in by NIXL says so on a data connection.
+_COMES_BY = {"nixl": "tcp"}
 PAGES = [1, 2, 3, 4, 5, 6]
 TARGETS = [31, 32, 33, 34, 35, 36]
 # A stopped peer is noticed after two seconds; a loaded machine is late with everything.
@@ -45,6 +51,7 @@ def know_of_all(rig: PeerRig, here: PeerSide, there: PeerSide) -> None:
 
 
 def address_of(side: PeerSide, transport: str) -> RankAddress:
+    transport = _COMES_BY.get(transport, transport)
     return next(address for address in side.sources if address.transport == transport)
 
 
@@ -62,6 +69,7 @@ def port_of(side: PeerSide, transport: str) -> int:
 
 def dial(side: PeerSide, transport: str) -> DataConnection:
     """Another peer of that side, greeted."""
+    transport = _COMES_BY.get(transport, transport)
     if transport == "grpc":
         return TunnelDial(ServiceConfig())(("127.0.0.1", port_of(side, transport)), 30)
     if transport == "tcp":

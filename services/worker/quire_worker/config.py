@@ -79,8 +79,8 @@ class WorkerConfig(ServiceConfig):
     peer_transport: str = option(
         "auto",
         "how pages travel from one worker to another: cuda_ipc (from GPU to GPU of a host), shm (same host), tcp or "
-        "grpc; auto: the first of these that is open",
-        choices=("auto", "cuda_ipc", "shm", "tcp", "grpc"),
+        "grpc; auto: the first of these that is open; nixl (by name alone, at both ends): RDMA, with the extra nixl",
+        choices=("auto", "cuda_ipc", "shm", "tcp", "grpc", "nixl"),
     )
     paced: float | None = option(
         None, "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes", at_least=0

@@ -27,7 +27,12 @@ Between two workers the one that has pages serves them, each once it is filled:
     LOCATE   where pages from `page` on lie in the memory that
              the ticket names, as soon as there are any        -> ALIVE ..., PLACED (payload: int32 places), or REFUSED
 
-What was read from a place counts once LOCATE or DONE was answered after it: then the lease still stood.
+    AGENT    the NIXL agent that makes the ring readable       -> PLACED (payload: u64 address of the ring, the agent's
+                                                                  metadata), or REFUSED
+    SHOW     as GET on a Unix socket, by way of that agent     -> ALIVE or TAKE ..., END, or REFUSED
+
+What was read from a place that PLACED names counts once LOCATE or DONE was answered after it: then the lease still
+stood. What was read by way of an agent has its header beside it, and counts by its checksum.
 """
 
 from __future__ import annotations
@@ -74,6 +79,8 @@ class Kind(enum.IntEnum):
     TAKE = 6
     DONE = 7
     LOCATE = 8
+    AGENT = 9
+    SHOW = 10
     PAGE = 16
     END = 17
     TAKEN = 18

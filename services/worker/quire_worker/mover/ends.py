@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from quire_worker.mover.lane import Job, Send
     from quire_worker.mover.ring import Ring
     from quire_worker.mover.setup import MoverSetup
+    from quire_worker.mover.transports.ring_agent import RingAgent
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Equipment:
     send: Send
     listeners: tuple[int, ...]
     silence_s: Callable[[], float]
+    nixl: RingAgent | None = None
+    """Of peers that exchange pages by NIXL."""
 
 
 class End(Protocol):

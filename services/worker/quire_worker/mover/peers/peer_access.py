@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire_common.credit import PageMove
     from quire_common.credit.hello import RankAddress
 
-TCP, SHM, CUDA_IPC, GRPC = "tcp", "shm", "cuda_ipc", "grpc"
+TCP, SHM, CUDA_IPC, GRPC, NIXL = "tcp", "shm", "cuda_ipc", "grpc", "nixl"
 SOCKET_PREFIX = "quire-worker-"
 # The name comes from the wire: it leads to no socket but a worker's.
 _SOCKET_NAME = re.compile(rf"{SOCKET_PREFIX}[0-9a-f]{{32}}")

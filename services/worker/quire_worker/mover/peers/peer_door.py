@@ -17,8 +17,9 @@ from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.mover.peers.peer_access import CUDA_IPC, GRPC, SHM, SOCKET_PREFIX, TCP, boot_id
+from quire_worker.mover.peers.peer_access import CUDA_IPC, GRPC, NIXL, SHM, SOCKET_PREFIX, TCP, boot_id
 from quire_worker.mover.setup import PEER_KINDS
+from quire_worker.mover.transports.ring_agent import is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +47,13 @@ class PeerDoor:
         self._sockets: dict[str, socket.socket] = {}
         self._reserved: socket.socket | None = None
         self._transport = config.peer_transport
+        if config.peer_transport == NIXL and not is_installed():
+            raise ConfigError(
+                "NIXL_MISSING",
+                "--peer-transport nixl needs a package that is not installed.",
+                "Install quire-worker[nixl], or take another transport.",
+                param="peer_transport",
+            )
         if config.peer_listen == OFF:
             return
         if not AVAILABLE:
@@ -53,7 +61,7 @@ class PeerDoor:
             return
         if config.peer_transport in (AUTO, CUDA_IPC, SHM):
             self._open_unix()
-        if config.peer_transport in (AUTO, CUDA_IPC, TCP):
+        if config.peer_transport in (AUTO, CUDA_IPC, TCP, NIXL):
             self._open_tcp(config)
         if config.peer_transport in (AUTO, GRPC) and config.peer_grpc_listen != OFF:
             self._reserve_grpc(config)

@@ -7,6 +7,7 @@ pages' slots for a bounded time.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -20,6 +21,7 @@ from quire_common.kv_data.lease_key import NO_KEY
 from quire_common.pages import frame_page
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.peers.export import export_ended, export_unknown
+from quire_worker.mover.transports.peer_nixl import PeerNixl, pack_agent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,6 +62,10 @@ class PeerSession:
         if given.setup.shares_memory:
             self._handlers |= {Kind.LOCATE: self._locate}
         self._carried_by = transport
+        self._agents = given.nixl
+        self._held = contextlib.ExitStack()
+        if given.nixl is not None:
+            self._handlers |= {Kind.AGENT: self._tell_agent, Kind.SHOW: self._show}
 
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
@@ -71,6 +77,7 @@ class PeerSession:
             if error.reason != "ended":
                 log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
         finally:
+            self._held.close()
             self._connection.close()
 
     def stop(self) -> None:
@@ -139,6 +146,16 @@ class PeerSession:
             self._connection.send(Head(Kind.END, arrived.head.handle), seals, fds=[fd])
         finally:
             os.close(fd)
+
+    def _tell_agent(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+        """How the peer reads the ring by itself, as long as it is here."""
+        if self._agents is None or arrived.head.length:
+            raise DataBroken("garbage", "there is nothing more to say than that")
+        agents, handle = self._agents, arrived.head.handle
+        self._until(lambda: 1 if agents.await_begun(ALIVE_S) else None, handle, seals)
+        payload = pack_agent(self._held.enter_context(agents.using()))
+        self._carried_by = PeerNixl.name
+        self._connection.send(Head(Kind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """Each page's place in the ring as soon as it is there; its slot is kept until the peer has taken it."""

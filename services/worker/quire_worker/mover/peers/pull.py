@@ -24,6 +24,7 @@ from quire_worker.mover.peers.tunnel_stream import TunnelDial
 from quire_worker.mover.transports.data_link import DataLink
 from quire_worker.mover.transports.peer_cuda import PeerCuda
 from quire_worker.mover.transports.peer_grpc import PeerGrpc
+from quire_worker.mover.transports.peer_nixl import PeerNixl
 from quire_worker.mover.transports.peer_shm import PeerShm
 from quire_worker.mover.transports.peer_tcp import PeerTcp
 from quire_worker.mover.transports.transport import Cargo, TransportDown
@@ -65,6 +66,8 @@ class Pull:
             PeerTcp(self._link),
             PeerGrpc(tunnelled),
         ]
+        if given.nixl is not None:
+            sources.append(PeerNixl(self._link, given.nixl))
         access = self._cargo.access
         ways = [way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(access)]
         self._ways = sorted(ways, key=lambda way: closed.is_closed(way.name, access))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # The fastest first, which is the order of choice.
 TRANSPORTS = ("shm", "tcp", "grpc")
-PEER_TRANSPORTS = ("cuda_ipc", "shm", "tcp", "grpc")
+PEER_TRANSPORTS = ("cuda_ipc", "shm", "tcp", "grpc", "nixl")
 
 
 A_co = TypeVar("A_co", covariant=True)
