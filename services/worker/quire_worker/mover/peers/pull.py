@@ -40,6 +40,7 @@ log = get_logger(__name__)
 # A ticket may be here before its export is there.
 EARLY_S = 1.0
 AGAIN_S = 0.05
+LATER_S = 0.2
 # So often in a row all ways may break without a page having come.
 FRUITLESS = 2
 
@@ -71,6 +72,8 @@ class Pull:
         access = self._cargo.access
         ways = [way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(access)]
         self._ways = sorted(ways, key=lambda way: closed.is_closed(way.name, access))
+        # Only what the engine keeps listens before the process does that serves it.
+        self._may_be_early = access.grpc is not None
         self._voided = threading.Event()
 
     @property
@@ -104,7 +107,7 @@ class Pull:
 
     def _go_on(self) -> None:
         first_told_s: float | None = None
-        fruitless = 0
+        began_s, fruitless = time.monotonic(), 0
         while fruitless < FRUITLESS and not self.is_void:
             before = self._landing.landed
             try:
@@ -119,6 +122,9 @@ class Pull:
                 for link in self._links:
                     link.close()
                 self._voided.wait(AGAIN_S)
+                continue
+            if not self._landing.landed and self._may_be_early and time.monotonic() - began_s < EARLY_S:
+                self._voided.wait(LATER_S)
                 continue
             fruitless = fruitless + 1 if self._landing.landed == before else 0
 
