@@ -99,12 +99,14 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
+        chat_template: str | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several, through the model's chat template."""
+        """Answer one conversation, or each of several, through the model's chat template, or through another where
+        the tokenizers allow that."""
         single = all(isinstance(message, Mapping) for message in messages)
         conversations: Sequence[Any] = [messages] if single else messages
         prompts = [
@@ -114,6 +116,7 @@ class LLM:
                 dict(chat_template_kwargs or {}),
                 add_generation_prompt,
                 continue_final_message,
+                chat_template or "",
             )
             for conversation in conversations
         ]

@@ -106,6 +106,16 @@ async def test_the_search_finds_what_a_plain_one_finds(prompt: bytes, steps: int
         assert rig.router.admission.inside == 0
 
 
+async def test_a_search_that_is_rendered_is_the_same() -> None:
+    async with router_rig([LittleModel()]) as rig:
+        body = {"prompt": "bca", "use_beam_search": True, "n": WIDTH, "max_tokens": 5, "length_penalty": 2.5}
+        (rendered,) = (await rig.http.post("/v1/completions/render", json=body)).json()
+        answer = await rig.http.post("/inference/v1/generate", json=rendered)
+        assert answer.status_code == 200, answer.text
+        told = [tuple(choice["token_ids"]) for choice in answer.json()["choices"]]
+        assert told == searched(b"bca", WIDTH, 5, 2.5) != searched(b"bca", WIDTH, 5, 1.0)
+
+
 async def test_logprobs_of_beams() -> None:
     async with router_rig([LittleModel()]) as rig:
         fields = {"use_beam_search": True, "n": WIDTH, "max_tokens": 3, "ignore_eos": True, "logprobs": 1}
@@ -133,22 +143,23 @@ async def test_a_chat_is_searched_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("name", "value"),
     [
-        {"stream": True},
-        {"stop": "x"},
-        {"presence_penalty": 1},
-        {"min_tokens": 1},
-        {"best_of": 3},
-        {"bad_words": ["a"]},
-        {"n": 128 + 1},
+        ("stream", True),
+        ("stop", "x"),
+        ("presence_penalty", 1),
+        ("allowed_token_ids", [97]),
+        ("min_tokens", 1),
+        ("best_of", 3),
+        ("bad_words", ["a"]),
+        ("n", 128 + 1),
     ],
-    ids=str,
 )
-async def test_what_a_search_cannot_honour_is_refused(fields: dict[str, Any]) -> None:
+async def test_what_a_search_cannot_honour_is_refused_by_name(name: str, value: Any) -> None:
     async with router_rig([LittleModel()], max_n=500) as rig:
-        answer = await rig.complete("a", use_beam_search=True, max_tokens=2, **fields)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "PARAMETER_UNSUPPORTED")
+        answer = await rig.complete("a", use_beam_search=True, max_tokens=2, **{name: value})
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"], error["param"]) == (400, "PARAMETER_UNSUPPORTED", name)
         assert not rig.scheduler.submits
 
 

@@ -135,7 +135,7 @@ async def test_errors_have_anthropics_shape(fields: dict[str, Any], status: int,
         told = answer.json()
         assert (answer.status_code, told["type"], told["error"]["type"]) == (status, "error", kind)
         assert says in told["error"]["message"]
-        assert told["request_id"] == answer.headers["x-request-id"]
+        assert told["request_id"] == answer.headers["x-request-id"] == answer.headers["request-id"]
 
 
 async def test_errors_of_the_edge_too() -> None:

@@ -161,6 +161,25 @@ async def test_every_prompt_is_rendered() -> None:
         assert await refused(rig, "/v1/completions/render", prompt="a" * 5000) == (400, "PROMPT_TOO_LONG", "prompt")
 
 
+async def test_a_time_limit_is_rendered_and_what_no_engine_is_told_is_refused() -> None:
+    async with router_rig() as rig:
+        (rendered,) = await post(rig, "/v1/completions/render", prompt="ab", timeout_s=3, max_tokens=3)
+        assert rendered["sampling_params"] == {"max_tokens": 3, "temperature": 1.0, "timeout_s": 3.0}
+        for fields, name in (({"n": 2, "best_of": 3}, "best_of"), ({"max_tokens": 0, "echo": True}, "max_tokens")):
+            answer = await refused(rig, "/v1/completions/render", prompt="ab", **fields)
+            assert answer == (400, "PARAMETER_UNSUPPORTED", name)
+
+
+async def test_no_request_chooses_its_replica_by_number() -> None:
+    async with router_rig() as rig:
+        for rank, status in (("0", 200), ("1", 400)):
+            headers = {"X-data-parallel-rank": rank}
+            body = {"prompt": "a", "max_tokens": 1}
+            answer = await rig.http.post("/v1/completions", json=body, headers=headers)
+            assert answer.status_code == status
+        assert answer.json()["error"]["param"] == "x-data-parallel-rank" and len(rig.scheduler.submits) == 1
+
+
 async def test_a_model_by_name() -> None:
     async with router_rig(served_model_name=("a/b", "c")) as rig:
         listed = (await rig.http.get("/v1/models")).json()["data"]
@@ -197,6 +216,8 @@ async def test_allowed_pages_may() -> None:
     async with router_rig(allowed_origins=("*",)) as rig:
         answer = await rig.http.get("/health", headers={"Origin": "http://any"})
         assert answer.headers["access-control-allow-origin"] == "*" and "vary" not in answer.headers
+        exposed = answer.headers["access-control-expose-headers"].split(", ")
+        assert {"x-request-id", "retry-after", "x-ratelimit-remaining-tokens"} < set(exposed)
         assert answer.headers.get_list("access-control-allow-origin") == ["*"]
         plain = await rig.http.options("/v1/completions")
         assert plain.status_code == 405

@@ -221,10 +221,14 @@ def check_sampling(sampling: Sampling) -> None:
     check_names(sampling.processors)
 
 
-def unsupported(name: str) -> Unsupported:
-    """The error for a known parameter that no engine of this version implements."""
+def unsupported(name: str, circumstances: str = "") -> Unsupported:
+    """The error for a known parameter that no engine of this version implements, at all or in these circumstances."""
+    called = name + circumstances
     return Unsupported(
-        "PARAMETER_UNSUPPORTED", f"{name} is not supported by this version of Quire.", f"Leave {name} out.", param=name
+        "PARAMETER_UNSUPPORTED",
+        f"{called} is not supported by this version of Quire.",
+        f"Leave {called} out.",
+        param=name,
     )
 
 

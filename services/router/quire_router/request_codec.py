@@ -110,7 +110,7 @@ def _at_once(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits
         whole = replace(whole, beams=True, length_penalty=length_penalty, best_of=max(best_of, 1))
         check_beams(whole)
         if job.resume is not None:
-            raise unsupported("resume with beam_search")
+            raise unsupported("resume", " with beam_search")
         return whole
     return of_many(whole, best_of, limits, stream=False) if best_of and best_of != job.n else job
 

@@ -40,7 +40,9 @@ def test_prompts_in_every_form(fake: Fake) -> None:
         assert llm.generate([]) == []
         assert len(llm.chat([{"role": "user", "content": "x"}])) == 1
         assert len(llm.chat([[{"role": "user", "content": "x"}], [{"role": "user", "content": "y"}]])) == 2
+        assert len(llm.chat([{"role": "user", "content": "x"}], chat_template="{{ messages }}")) == 1
     assert [bool(r.token_ids.ids) for r in router.requests[:4]] == [False, True, True, True]
+    assert [r.chat.chat_template for r in router.requests[-2:]] == ["", "{{ messages }}"]
 
 
 def test_a_full_queue_is_waited_for(fake: Fake) -> None:

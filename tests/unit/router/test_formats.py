@@ -17,7 +17,7 @@ from quire_router.core.generation import Generation
 from quire_router.http.answer_format import FrameParts
 from quire_router.http.chat_format import ChatFormat
 from quire_router.http.completion_format import CompletionFormat
-from quire_router.http.logprob_format import token_text
+from quire_router.http.logprob_format import TokenNames, echoed_logprobs, token_text
 from quire_router.http.parse import ParsedRequest
 from tests.unit.router.makers import make_generation, make_job
 
@@ -83,6 +83,25 @@ def test_offsets_go_on_over_frames() -> None:
     second = data(answer.frame(delta("c", entries=entries[:1], offsets=[3])))["choices"][0]["logprobs"]
     assert first["text_offset"] + second["text_offset"] == [0, 1, 2]
     assert first["token_logprobs"] == [-1.0, -9999.0]  # JSON has no infinity
+
+
+@pytest.mark.parametrize(
+    ("prompt", "pieces", "offsets"),
+    [
+        ("ab", [b"<s>", b"a", b"b"], [0, 0, 1]),
+        ("ab", [b"a", b"<|sep|>", b"b", b"</s>"], [0, 1, 1, 2]),
+        ("", [b"<s>", b"</s>"], [0, 0]),
+        ("Hi you", [b"<s>", b" Hi", b" you"], [0, 0, 2]),
+        ("xéy", [b"x", b"\xc3", b"\xa9", b"y"], [0, 1, 1, 2]),
+    ],
+)
+def test_offsets_of_an_echoed_prompt_are_places_in_its_text(
+    prompt: str, pieces: list[bytes], offsets: list[int]
+) -> None:
+    known: Any = dict(enumerate(pieces))
+    names = TokenNames(known, by_id=False)
+    told = echoed_logprobs(prompt, list(known), [None] * len(pieces), 0, names)
+    assert told["text_offset"] == offsets
 
 
 def test_token_ids_come_with_the_prompts_once() -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire_common.columns import pack_i32
 from quire_common.errors import DeadlineExceeded
+from quire_common.logit_controls import NEUTRAL
 from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
 from quire_common.telemetry import tracing
 from quire_router import metrics
@@ -244,21 +245,28 @@ class BeamSearch:
 def check_beams(job: GenerateJob) -> None:
     """Raise Unsupported for what a search over raw logprobs does not honour."""
     asked = {
+        **_controls_of(job),
         "stop": job.text.stop,
         "best_of": job.best_of > 1,
         "min_tokens": job.min_tokens,
         "bad_words": job.bad_words,
-        "penalties, biases and allowed tokens": job.sampling.controls,
         "repetition_detection": job.repetition,
         "logits_processors": job.sampling.processors,
         "thinking_token_budget": job.thinking_tokens is not None,
         "prompt_logprobs": job.sampling.prompt_logprobs >= 0,
         "stream": job.wants.news,
-        f"n above {MAX_LOGPROBS // 2}": 2 * job.n > MAX_LOGPROBS,
     }
     for name, value in asked.items():
         if value:
-            raise unsupported(f"{name} with use_beam_search")
+            raise unsupported(name, " with use_beam_search")
+    if 2 * job.n > MAX_LOGPROBS:
+        raise unsupported("n", f" above {MAX_LOGPROBS // 2} with use_beam_search")
+
+
+def _controls_of(job: GenerateJob) -> dict[str, bool]:
+    """Penalties, biases and allowed tokens, by their names: whether each is asked for."""
+    controls = job.sampling.controls or NEUTRAL
+    return {each.name: getattr(controls, each.name) != getattr(NEUTRAL, each.name) for each in fields(controls)}
 
 
 def _finish(beam: Beam) -> int:

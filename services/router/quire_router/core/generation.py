@@ -116,7 +116,7 @@ class Generation:
     @property
     def kv_offer(self) -> KvOffer | None:
         """How to have the pages that were computed and kept, where that was asked; call when all has ended."""
-        return self.choices[0].kv_offer
+        return self.choices[0].kv_offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
         """The prompt that a told choice goes on from."""

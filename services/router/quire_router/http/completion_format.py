@@ -80,6 +80,7 @@ class CompletionFormat:
             text = prompt + text
             if logprobs is not None:
                 echoed = echoed_logprobs(
+                    prompt,
                     self._parts.prompt_ids(index),
                     self._generation.prompt_entries(index),
                     self._generation.job.sampling.logprobs,

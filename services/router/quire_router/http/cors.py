@@ -5,13 +5,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_router.limits.rate_limits import LIMIT_HEADERS
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_router.config import RouterConfig
 
 _MAX_AGE_S = b"600"
-_EXPOSED = b"x-request-id, retry-after"
+_EXPOSED = b", ".join((b"x-request-id", b"request-id", b"retry-after", *LIMIT_HEADERS))
 
 
 class Cors:

@@ -17,7 +17,7 @@ from quire_common.telemetry.logs import bind_request_id, get_logger
 from quire_router import metrics
 from quire_router.http.body import BODY_TOO_LARGE, discard_body
 from quire_router.http.cors import NO_CORS, Cors
-from quire_router.http.error_shape import shaped_error
+from quire_router.http.error_shape import id_headers, shaped_error
 from quire_router.http.exchange import SCOPE_KEY, Exchange, error_headers, new_request_id, request_id_from, send_json
 from quire_router.http.open_paths import OPEN_PATHS
 from quire_router.limits.rate_limits import RateLimited, limit_headers
@@ -93,8 +93,8 @@ class Edge:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                own = (b"x-request-id", exchange.request_id.encode("latin-1"))
-                message["headers"] = [*message["headers"], own, *exchange.headers]
+                own = [(name, exchange.request_id.encode("latin-1")) for name in id_headers(scope["path"])]
+                message["headers"] = [*message["headers"], *own, *exchange.headers]
             await send(message)
 
         try:

@@ -1,4 +1,5 @@
-"""Typed errors as the client's own API writes them: OpenAI's shape everywhere, Anthropic's on its routes."""
+"""Typed errors, and the headers of their ids, as the client's own API writes them: OpenAI's everywhere, Anthropic's on
+its routes."""
 
 from __future__ import annotations
 
@@ -43,7 +44,16 @@ def anthropic_error(error: QuireError, request_id: str) -> dict[str, Any]:
 
 def shaped_error(path: str, error: QuireError, request_id: str) -> tuple[int, dict[str, Any]]:
     """Status and body of an answer at this path."""
-    if path == ANTHROPIC_PREFIX or path.startswith(f"{ANTHROPIC_PREFIX}/"):
+    if _is_anthropic(path):
         status = _OVERLOADED if error.http_status == 503 else error.http_status
         return status, anthropic_error(error, request_id)
     return error.http_status, error_object(error)
+
+
+def id_headers(path: str) -> tuple[bytes, ...]:
+    """Which headers of an answer at this path have the request's id."""
+    return (b"x-request-id", b"request-id") if _is_anthropic(path) else (b"x-request-id",)
+
+
+def _is_anthropic(path: str) -> bool:
+    return path == ANTHROPIC_PREFIX or path.startswith(f"{ANTHROPIC_PREFIX}/")

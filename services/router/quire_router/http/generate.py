@@ -7,6 +7,7 @@ import contextlib
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from quire_common.errors import InvalidArgument
+from quire_common.sequence import unsupported
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.core.best_of import whole_answers
 from quire_router.core.job import Caller
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     MakeFormat = Callable[[Generation, ParsedRequest], AnswerFormat]
 
 T = TypeVar("T")
+# vLLM's. What serves here is one engine to its clients, of rank 0: the router chooses among replicas.
+_RANK = b"x-data-parallel-rank"
 
 
 class Serving:
@@ -44,7 +47,9 @@ class Serving:
         self._timeout_s = config.request_timeout_s
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
-        """The body. Raises InvalidArgument, TooLarge."""
+        """The body. Raises InvalidArgument, TooLarge, and Unsupported for a replica that is chosen by its number."""
+        if dict(scope["headers"]).get(_RANK, b"0") != b"0":
+            raise unsupported(_RANK.decode())
         return await read_object(scope, receive, self._max_body_bytes)
 
     def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 # JSON has no -Infinity; OpenAI and vLLM both write this instead.
 _FLOOR = -9999.0
+_MOST_SHIFT = 8
 
 
 def token_text(token: bytes) -> str:
@@ -48,16 +49,12 @@ def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str
 
 
 def echoed_logprobs(
-    ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
+    prompt: str, ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
 ) -> dict[str, list[Any]]:
     """Of a prompt that is echoed, in the lists of a completion: nothing is known of its first token."""
-    texts, decoder, offset = [names.of(token_id) for token_id in ids], getincrementaldecoder("utf-8")("replace"), 0
-    offsets = []
-    for token_id in ids:
-        offsets.append(offset)
-        offset += len(decoder.decode(names.token_bytes.get(token_id)))
+    texts = [names.of(token_id) for token_id in ids]
     return {
-        "text_offset": offsets,
+        "text_offset": _offsets_in(prompt, [names.token_bytes.get(token_id) for token_id in ids]),
         "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
         "tokens": texts,
         "top_logprobs": [
@@ -72,6 +69,18 @@ def prompt_logprobs(
 ) -> list[dict[str, dict[str, Any]] | None]:
     """vLLM's shape: for each prompt token but the first, itself and its `most` likeliest alternatives by id."""
     return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
+
+
+def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
+    """Where in the prompt's text each token begins. Special tokens are not in it, and take no room."""
+    decoder, offset, offsets = getincrementaldecoder("utf-8")("replace"), 0, list[int]()
+    for piece in pieces:
+        text = decoder.decode(piece)
+        # A tokenizer may put a space before a text, or normalise it: a little further on is near enough.
+        at = prompt.find(text, offset, offset + len(text) + _MOST_SHIFT)
+        offsets.append(max(at, offset))
+        offset = at + len(text) if at >= 0 else offset
+    return offsets
 
 
 def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:

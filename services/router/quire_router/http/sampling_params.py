@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire_common.logit_controls import NEUTRAL
+from quire_common.sequence import unsupported
 from quire_router.http.fields import check_fields
 from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS, ParsedRequest, job_request
 from quire_router.http.prompts import required, token_prompt
@@ -41,7 +42,11 @@ def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> P
 
 
 def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
-    """What `parse_tokens` reads as the same. Only what is asked for; words are told as the tokens that they became."""
+    """What `parse_tokens` reads as the same. Only what is asked for. Raises Unsupported for what it cannot read."""
+    if job.best_of > 1:
+        raise unsupported("best_of", " in a request that is rendered")
+    if job.prompt_only:
+        raise unsupported("max_tokens", " of 0 in a request that is rendered")
     sampling, controls, text, rule = job.sampling, job.sampling.controls or NEUTRAL, job.text, job.repetition
     every: dict[str, tuple[Any, Any]] = {
         "n": (job.n, 1),
@@ -66,6 +71,9 @@ def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
         "ignore_eos": (job.ignore_eos, False),
         "logits_processors": (list(sampling.processors), []),
         "thinking_token_budget": (job.thinking_tokens, None),
+        "use_beam_search": (job.beams, False),
+        "length_penalty": (job.length_penalty, 1.0),
+        "return_tokens_as_token_ids": (job.wants.tokens_by_id, False),
         "skip_special_tokens": (text.skip_special_tokens, True),
         "spaces_between_special_tokens": (text.spaces_between_special_tokens, True),
         "repetition_detection": (

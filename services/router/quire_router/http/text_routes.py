@@ -102,8 +102,9 @@ class TextRoutes:
             "priority": parsed.priority,
             "kv_transfer_params": body.get("kv_transfer_params"),
         }
+        limit = {"timeout_s": parsed.timeout_s} if parsed.timeout_s else {}
         return [
-            {"request_id": name, "token_ids": ids.tolist(), "sampling_params": params, **common}
+            {"request_id": name, "token_ids": ids.tolist(), "sampling_params": {**params, **limit}, **common}
             for name, ids, params in _each(rendering, caller.request_id)
         ]
 

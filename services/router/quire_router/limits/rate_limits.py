@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 # After a failure Redis is left alone for so long; requests do not wait for it meanwhile.
 _REST_S = 1.0
+_KINDS = ("requests", "tokens")
+# OpenAI's names.
+LIMIT_HEADERS = tuple(
+    f"x-ratelimit-{what}-{kind}".encode() for kind in _KINDS for what in ("limit", "remaining", "reset")
+)
 log = get_logger(__name__)
 
 
@@ -149,15 +154,12 @@ class RateLimits:
 
 
 def limit_headers(limits: KeyLimits, levels: Levels) -> list[tuple[bytes, bytes]]:
-    """OpenAI's names: how much a minute has, what is left, and when all of it will be there again."""
+    """How much a minute has, what is left, and when all of it will be there again."""
     headers = []
-    for kind in ("requests", "tokens"):
+    for kind, names in zip(_KINDS, (LIMIT_HEADERS[:3], LIMIT_HEADERS[3:]), strict=True):
         per_minute, level = getattr(limits, f"{kind}_per_minute"), getattr(levels, kind)
         if per_minute:
             reset_s = max(0.0, per_minute - level) * MINUTE_S / per_minute
-            headers += [
-                (f"x-ratelimit-limit-{kind}".encode(), str(per_minute).encode()),
-                (f"x-ratelimit-remaining-{kind}".encode(), str(max(0, int(level))).encode()),
-                (f"x-ratelimit-reset-{kind}".encode(), f"{reset_s:.3f}s".encode()),
-            ]
+            values = (str(per_minute), str(max(0, int(level))), f"{reset_s:.3f}s")
+            headers += [(name, value.encode()) for name, value in zip(names, values, strict=True)]
     return headers

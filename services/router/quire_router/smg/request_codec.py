@@ -106,7 +106,7 @@ def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
         return -1
     count: int = getattr(params, name)
     if count < 0:
-        raise unsupported(f"{name}: -1")
+        raise unsupported(name, ": -1")
     check_logprobs(count, limits.max_logprobs, name)
     return count
 

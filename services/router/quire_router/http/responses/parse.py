@@ -97,7 +97,7 @@ def _message(item: Any, name: str) -> dict[str, str]:
     if not isinstance(item, dict):
         raise bad_type(name, item, "an object")
     if item.get("type", "message") != "message":
-        raise unsupported(f"{name}, an item of a type other than message,")
+        raise unsupported(name, ", an item of a type other than message,")
     role = item.get("role")
     if role not in _ROLES:
         raise InvalidArgument(
@@ -116,7 +116,7 @@ def _text(part: Any, name: str) -> str:
     if not isinstance(part, dict):
         raise bad_type(name, part, "an object")
     if part.get("type") not in _TEXT_PARTS:
-        raise unsupported(f"{name}, a part of a type other than text,")
+        raise unsupported(name, ", a part of a type other than text,")
     if not isinstance(part.get("text"), str):
         raise bad_type(f"{name}.text", part.get("text"), "a string")
     return str(part["text"])
