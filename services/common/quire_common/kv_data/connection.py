@@ -1,7 +1,8 @@
 """DataConnection: frames over a socket, either end. One thread at a time. Knows nothing of what is said.
 
 Times are the kernel's (SO_RCVTIMEO, SO_SNDTIMEO): one call receives or sends a whole frame without the interpreter, and
-bounds the whole of it, so that a peer that drips bytes holds nobody longer than one that is silent.
+bounds the whole of it, so that a peer that drips bytes holds nobody longer than one that is silent. A large payload
+over TCP is waited for first, as long at most, and then received by one call.
 """
 
 from __future__ import annotations
