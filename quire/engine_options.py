@@ -32,6 +32,10 @@ def _to(name: str, service: str, help_text: str, metavar: str = "N", own: str = 
     return EngineOption(name, ((service, own or name),), help_text, metavar)
 
 
+def _switch(name: str, service: str, help_text: str, own: str = "") -> EngineOption:
+    return EngineOption(name, ((service, own or name),), help_text, switch=True)
+
+
 def _kvstore(own: str, help_text: str, metavar: str = "N") -> EngineOption:
     return EngineOption(f"kvstore-{own}", (("kvstore", own),), help_text, metavar)
 
@@ -59,9 +63,27 @@ ENGINE_OPTIONS = (
         "requests of different API keys share cached KV pages",
         switch=True,
     ),
+    _to("api-key-file", "router", "YAML file of API keys with scopes and limits, or one key per line", "FILE"),
+    _to("requests-per-minute", "router", "limit of an API key that has none of its own (default: none)"),
+    _to("tokens-per-minute", "router", "the same of prompt and generated tokens together"),
+    _to("allowed-origins", "router", "origins whose web pages may read answers; *: any (default: none)", "ORIGIN,..."),
+    _to("allowed-methods", "router", "methods that such pages may use, comma separated", "NAME"),
+    _to("allowed-headers", "router", "headers that such pages may send, comma separated; *: any", "NAME"),
+    _switch("allow-credentials", "router", "let such pages send cookies and client certificates"),
+    _to("metrics-listen", "router", "second port, of metrics and administration (default: none)", "HOST:PORT"),
+    _switch("metrics-on-main", "router", "serve /metrics on the HTTP port too, where there are API keys"),
+    _to("max-body-bytes", "router", "longest HTTP body", "BYTES"),
+    _to("max-n", "router", "most answers of one request"),
+    _to("request-timeout-s", "router", "longest life of a request; 0: without limit", "S"),
     _to("max-logprobs", "router", "most alternatives per token that a request may ask for"),
     _to("tokenizer", "tokenizer", "folder of the tokenizer, where it is not the model's", "FOLDER"),
     _to("chat-template", "tokenizer", "file with a chat template to use instead of the model's", "FILE"),
+    _switch(
+        "trust-request-chat-template",
+        "tokenizer",
+        "let requests bring a chat template of their own",
+        "allow-request-chat-template",
+    ),
     _to("reasoning-config", "tokenizer", "vLLM's JSON: what the model writes around its thinking", "JSON"),
     EngineOption(
         "max-model-len",

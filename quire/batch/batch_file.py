@@ -41,6 +41,10 @@ class BatchFile:
     def __init__(self, input_file: str, output_file: str, *, restart: bool = False) -> None:
         self.requests = _read_requests(Path(input_file))
         self._output = Path(output_file)
+        if self._output.exists() and self._output.samefile(input_file):
+            raise InvalidArgument("SAME_FILE", f"{output_file} has the requests.", "Give another file with -o.")
+        if not self._output.parent.is_dir():
+            raise NotFound("BATCH_FILE", f"There is no folder {self._output.parent}.", "Make it, or give another -o.")
         self._lock = threading.Lock()
         self._answers: dict[str, str] = {}
         if not restart:

@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """What to look at beside the machine."""
     parser.add_argument("--port", type=int, default=8000, metavar="N", help="of HTTP (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="to listen on (default: %(default)s)")
-    parser.add_argument("--redis", metavar="HOST:PORT", help="a Redis that the services are to use")
+    parser.add_argument("--redis", metavar="URL", help="a Redis that the services are to use; or host:port")
     parser.add_argument("--model", metavar="FOLDER", help="a model that is to be served")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help="cuda: a GPU is needed")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from quire.doctor.finding import Finding, failed, ok, warning
 
 _TIMEOUT_S = 3.0
 _SLOW_S = 0.05
 _LEAST_VERSION = 6
+_REDIS_PORT = 6379
+_REDIS_URL = "redis://:password@host:port/0"
 
 
 def check_port(host: str, port: int) -> Finding:
@@ -29,27 +33,49 @@ def check_port(host: str, port: int) -> Finding:
 
 
 def check_redis(address: str) -> Finding:
-    """It answers, soon, and is not too old."""
-    host, _, port = address.removeprefix("redis://").partition("/")[0].rpartition(":")
-    began = time.perf_counter()
+    """It answers, soon, lets us in, and is not too old. `address`: host:port or a URL, whose password is not shown."""
+    url = urlsplit(address if "://" in address else f"redis://{address}")
     try:
-        with socket.create_connection((host or "127.0.0.1", int(port)), _TIMEOUT_S) as connection:
-            connection.sendall(b"PING\r\nINFO server\r\n")
-            connection.settimeout(_TIMEOUT_S)
-            answer = b""
-            while b"redis_version:" not in answer and not answer.startswith(b"-") and len(answer) < 65536:
-                piece = connection.recv(4096)
-                if not piece:
-                    break
-                answer += piece
-    except (OSError, ValueError) as error:
-        return failed("redis", f"{address} does not answer: {error}", "Start it, or correct --redis host:port.")
+        host, port = url.hostname or "127.0.0.1", url.port or _REDIS_PORT
+    except ValueError:
+        return failed("redis", "the port of its address is no number", f"Give host:port, or {_REDIS_URL}.")
+    if url.scheme not in ("redis", "rediss"):
+        return failed("redis", f"{url.scheme} is none of its schemes", f"Give host:port, or {_REDIS_URL}.")
+    shown, began = f"{host}:{port}", time.perf_counter()
+    try:
+        answer = _ask_redis(url, host, port)
+    except OSError as error:
+        return failed("redis", f"{shown} does not answer: {error}", "Start it, or correct --redis host:port.")
     took_s = time.perf_counter() - began
+    if answer.startswith(b"-NOAUTH"):
+        return warning("redis", f"{shown} wants a password", f"Put it in the URL: {_REDIS_URL}.")
     if answer.startswith(b"-"):
-        return warning("redis", f"{address} wants a password", "Put it in the URL: redis://:password@host:port/0.")
+        refusal = answer[1:].split(b"\r", 1)[0].decode("ascii", "replace")
+        return failed("redis", f"{shown} refuses: {refusal}", f"Correct user and password in the URL: {_REDIS_URL}.")
     version = answer.partition(b"redis_version:")[2].split(b"\r", 1)[0].decode("ascii", "replace")
     if not version[:1].isdigit() or int(version.split(".")[0]) < _LEAST_VERSION:
-        return failed("redis", f"{address} is version {version or 'unknown'}", f"Use {_LEAST_VERSION} or later.")
+        return failed("redis", f"{shown} is version {version or 'unknown'}", f"Use {_LEAST_VERSION} or later.")
     if took_s > _SLOW_S:
         return warning("redis", f"{version}, {took_s * 1000:.0f} ms away", "Rate limits wait for it: put it nearer.")
     return ok("redis", f"{version}, {took_s * 1000:.1f} ms away")
+
+
+def _ask_redis(url: SplitResult, host: str, port: int) -> bytes:
+    """What it says of itself, or why it does not. Raises OSError."""
+    connection = socket.create_connection((host, port), _TIMEOUT_S)
+    if url.scheme == "rediss":
+        connection = ssl.create_default_context().wrap_socket(connection, server_hostname=host)
+    with connection:
+        asked = b"PING\r\nINFO server\r\n"
+        if url.password is not None:
+            words = [b"AUTH", *(unquote(word).encode() for word in (url.username, url.password) if word)]
+            asked = b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words) + asked
+        connection.sendall(asked)
+        connection.settimeout(_TIMEOUT_S)
+        answer = b""
+        while b"redis_version:" not in answer and not answer.startswith(b"-") and len(answer) < 65536:
+            piece = connection.recv(4096)
+            if not piece:
+                break
+            answer += piece
+    return answer

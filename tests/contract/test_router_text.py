@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from quire_common.errors import ConfigError
+from quire_router.config import RouterConfig
+from quire_router.http.cors import make_cors
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 
@@ -199,6 +202,12 @@ async def test_no_page_may_read_unless_allowed() -> None:
         assert not [name for name in answer.headers if name.startswith("access-control")]
         answer = await rig.http.get("/health", headers={"Origin": "http://page"})
         assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("origin", ['["*"]', "page", "http://page/", "http://"])
+def test_an_origin_that_is_none_is_said(origin: str) -> None:
+    with pytest.raises(ConfigError, match="allowed_origins"):
+        make_cors(RouterConfig(allowed_origins=("http://[::1]:3000", "*", "null", origin)))
 
 
 async def test_allowed_pages_may() -> None:

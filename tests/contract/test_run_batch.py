@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quire.batch.batch_file import BatchFile
-from quire.errors import InvalidArgument
+from quire.errors import InvalidArgument, NotFound
 from tests.fakes.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,3 +121,15 @@ def test_bad_lines_are_named(bad: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path / "in", line("first"), bad)
     with pytest.raises(InvalidArgument, match="Line 2"):
         BatchFile(str(tmp_path / "in"), str(tmp_path / "out"))
+
+
+def test_requests_are_not_overwritten_by_their_answers(tmp_path: Path) -> None:
+    write(tmp_path / "in", line("first"))
+    before = (tmp_path / "in").read_text()
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    for output in ("in", "link"):
+        with pytest.raises(InvalidArgument, match="has the requests"):
+            BatchFile(str(tmp_path / "in"), str(tmp_path / output))
+    assert (tmp_path / "in").read_text() == before
+    with pytest.raises(NotFound, match="no folder"):
+        BatchFile(str(tmp_path / "in"), str(tmp_path / "nowhere" / "out"))

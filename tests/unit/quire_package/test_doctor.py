@@ -9,6 +9,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from quire.__main__ import main
 from quire.doctor.machine import check_clock, check_disk
@@ -34,6 +35,24 @@ def test_redis(redis_server: RedisServer) -> None:
     redis_server.stop()
     assert check_redis(f"127.0.0.1:{redis_server.port}").state == "failed"
     assert check_redis("nonsense").state == "failed"
+
+
+def test_a_redis_with_a_password(redis_server: RedisServer) -> None:
+    with Redis.from_url(redis_server.url) as client:
+        client.config_set("requirepass", "p@ss word")
+    place = f"127.0.0.1:{redis_server.port}"
+    bare = check_redis(f"redis://{place}/0")
+    assert bare.state == "warning" and "wants a password" in bare.found
+    for credentials in (":p%40ss%20word", "default:p%40ss%20word"):
+        assert check_redis(f"redis://{credentials}@{place}/0").state in ("ok", "warning")
+        assert "ms away" in check_redis(f"redis://{credentials}@{place}/0").found
+    wrong = check_redis(f"redis://:secret@{place}/0")
+    assert wrong.state == "failed" and "WRONGPASS" in wrong.found
+    gone = check_redis("redis://:secret@127.0.0.1:1/0")
+    assert gone.state == "failed" and "127.0.0.1:1" in gone.found
+    for found in (wrong, gone):
+        assert "secret" not in found.found + found.fix
+    assert check_redis("http://127.0.0.1").state == check_redis("127.0.0.1:port").state == "failed"
 
 
 def smi(folder: Path, text: str, code: int = 0) -> None:

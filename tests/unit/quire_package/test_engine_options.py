@@ -47,6 +47,15 @@ def test_a_switch_has_no_value() -> None:
     assert StackSpec("n", "m", flags=flags).command("scheduler", ports)[-1] == "--no-lockstep"
 
 
+def test_the_public_port_is_governed_from_here() -> None:
+    options = {"api_key_file": "keys.yaml", "requests_per_minute": 60, "allowed_origins": ["http://a", "http://b"]}
+    flags = stack_flags({**options, "allow_credentials": True, "trust_request_chat_template": True})
+    command = StackSpec("n", "m", flags=flags).command("router", dict.fromkeys((*SERVICES, "http"), 1))
+    wanted = {"--api-key-file=keys.yaml", "--requests-per-minute=60", "--allowed-origins=http://a,http://b"}
+    assert {*wanted, "--allow-credentials"} <= set(command)
+    assert flags["tokenizer"] == {"allow-request-chat-template": True}
+
+
 def test_the_routers_redis_is_on_no_command_line() -> None:
     url = "redis://:secret@host/0"
     spec = StackSpec("n", "m", flags=stack_flags({"redis": url}))

@@ -3,8 +3,10 @@ port would else be open to every page that its user visits. Knows nothing of rou
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
+from quire_common.errors import ConfigError
 from quire_router.limits.rate_limits import LIMIT_HEADERS
 
 if TYPE_CHECKING:
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
     from quire_router.config import RouterConfig
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s\"']+")
 _MAX_AGE_S = b"600"
 _EXPOSED = b", ".join((b"x-request-id", b"request-id", b"retry-after", *LIMIT_HEADERS))
 
@@ -61,7 +64,15 @@ NO_CORS = Cors((), (), (), credentials=False)
 
 
 def make_cors(config: RouterConfig) -> Cors:
-    """As configured."""
+    """As configured. Raises ConfigError for what can be no page's origin, and would so allow nobody, silently."""
+    for origin in config.allowed_origins:
+        if origin not in ("*", "null") and not _ORIGIN.fullmatch(origin):
+            raise ConfigError(
+                "BAD_ORIGIN",
+                f"allowed_origins has {origin!r}, which is no origin.",
+                "Give scheme://host or scheme://host:port, comma separated, or *.",
+                param="allowed_origins",
+            )
     return Cors(
         config.allowed_origins,
         config.allowed_methods,
