@@ -245,6 +245,14 @@ async def test_what_is_not_served_is_refused(fields: dict[str, Any]) -> None:
         assert not rig.scheduler.submits
 
 
+async def test_a_request_is_in_its_callers_trace() -> None:
+    async with facade() as (rig, stub):
+        trace = (("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"), ("tracestate", "a=b"))
+        assert [answer async for answer in stub.Generate(request(), metadata=trace)]
+        context = rig.scheduler.submits[0].context
+        assert (("traceparent", context.traceparent), ("tracestate", context.tracestate)) == trace
+
+
 async def test_every_method_wants_a_key() -> None:
     service = vb.DESCRIPTOR.services_by_name["VllmEngine"]
     async with facade(api_key=("k",)) as (rig, _), grpc.aio.insecure_channel(rig.grpc_address) as channel:

@@ -12,6 +12,7 @@ from smg_grpc_proto.generated import vllm_engine_pb2 as vb
 from smg_grpc_proto.generated import vllm_engine_pb2_grpc
 
 from quire_common.errors import Aborted, QuireError, Unsupported
+from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import bind_request_id
 from quire_common.version import installed_version
 from quire_router.client_watch import ClientWatch
@@ -62,7 +63,15 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         request_id = request_id_from(request.request_id) or new_request_id()
         bind_request_id(request_id)
         limits_s = (self._parts.config.request_timeout_s, context.time_remaining() or 0.0)
-        caller = Caller(request_id, principal.tenant, timeout_s=min((s for s in limits_s if s > 0), default=0.0))
+        # The call's own span, where there is one, is between the client's and ours.
+        trace = tracing.inject_headers() or dict(context.invocation_metadata() or ())
+        caller = Caller(
+            request_id,
+            principal.tenant,
+            traceparent=str(trace.get("traceparent", "")),
+            tracestate=str(trace.get("tracestate", "")),
+            timeout_s=min((s for s in limits_s if s > 0), default=0.0),
+        )
         generation = await self._parts.pipeline.generate(job, caller, arrived_ns)
         running = self._running.setdefault((principal.tenant, request_id), [])
         running.append(generation)

@@ -54,7 +54,7 @@ class ResponseRoutes:
                     f"Send the whole conversation as input, or {_KEEPING}.",
                     param="previous_response_id",
                 )
-            history = _history(await self._load(exchange.tenant, asked.previous))
+            history = _history(await self._load(exchange.tenant, asked.previous, "previous_response_id"))
         parsed = job_of(asked, history, self._serving.limits, timings=False)
         response_id = f"resp_{uuid.uuid4().hex}"
 
@@ -150,9 +150,9 @@ class ResponseRoutes:
         return document, ResponsesFormat(generation, document, keep)
 
     async def _kept(self, request: Request) -> dict[str, Any]:
-        return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"])
+        return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
 
-    async def _load(self, tenant: str, response_id: str) -> dict[str, Any]:
+    async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
         value = None
         if self._store is not None and _ID.fullmatch(response_id):
             value = await self._store.get(tenant, response_id)
@@ -160,8 +160,8 @@ class ResponseRoutes:
             raise NotFound(
                 "RESPONSE_NOT_FOUND",
                 f"There is no response `{response_id[:_MAX_ID]}`, or it is not kept any more.",
-                "Send the whole conversation as input.",
-                param="previous_response_id",
+                "Ask for one that is kept, or send the whole conversation as input.",
+                param=param,
             )
         found: dict[str, Any] = orjson.loads(value)
         return found
