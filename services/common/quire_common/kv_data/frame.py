@@ -48,7 +48,7 @@ from quire_common.pages import HEADER_BYTES
 VERSION = 1
 # Bytes of a payload: what is sent at once, and the most that is taken. One end makes or checks the tag of a part while
 # the other copies the one before: with parts as large as pages both would wait for each other.
-BODY_BYTES = 512 << 10
+BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 4 << 20
 _HEAD = struct.Struct(f"<BBHIQII{HANDLE_BYTES}s{HEADER_BYTES}s")
 _HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
