@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from quire import LLM
 from quire.__main__ import main
 from quire.cli import registry
 from quire.cli.progress import ProgressLines
@@ -99,6 +100,29 @@ def test_bench_throughput_prints_json(fake: Fake, capsys: Capture) -> None:
     report = json.loads(capsys.readouterr().out)
     assert (report["num_requests"], report["output_tokens"], report["total_num_tokens"]) == (5, 15, 35)
     assert report["tokens_per_second"] > 0
+
+
+def test_bench_latency_asks_batch_after_batch(fake: Fake, capsys: Capture) -> None:
+    router, address = fake
+    sizes = ["--input-len=4", "--output-len=3", "--batch-size=2", "--num-iters-warmup=1", "--num-iters=3"]
+    assert main(["bench", "latency", "--address", address, *sizes]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["latencies"]) == 3 and min(report["latencies"]) > 0
+    assert report["avg_latency"] == pytest.approx(sum(report["latencies"]) / 3)
+    assert report["percentiles"]["50"] == sorted(report["latencies"])[1]
+    assert [(request.max_tokens, request.ignore_eos) for request in router.requests] == [(3, True)] * 8
+    assert len({request.token_ids.ids for request in router.requests}) == 8  # no cache helps
+
+
+def test_bench_startup_starts_anew_each_time(fake: Fake, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
+    router, address = fake
+    monkeypatch.setattr("quire.cli.benches.startup.open_llm", lambda args: LLM(address=address))
+    assert main(["bench", "startup", "--num-iters", "2"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["ready_s"]) == len(router.requests) == 2
+    assert all(0 < ready < first for ready, first in zip(report["ready_s"], report["first_token_s"], strict=True))
+    assert main(["bench", "startup", "--address", address]) != 0
+    assert "has started already" in capsys.readouterr().err
 
 
 def test_nothing_runs(capsys: Capture) -> None:
