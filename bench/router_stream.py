@@ -7,8 +7,8 @@ per token. `--rates` are tried one after the other, each with fresh processes:
 
 Prints a JSON line per rate: what came per second, events per token (below 1: deltas were joined, since somebody could
 not keep up), CPU time per token of router and tokenizer, and the time from a token's being said by the scheduler to its
-event at the client (p50, p99), scheduler's and client's own delays included. With `--groups` the sequences do not step
-all at once but in so many groups by turns.
+event's arrival in the client's socket (p50, p99), the scheduler's own delays included. With `--groups` the sequences do
+not step all at once but in so many groups by turns.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import numpy as np
 from bench.simulate_fleet import Outcome, Setup, simulate
 from bench.simulate_replica import Speed
 from bench.simulate_trace import TraceRequest, load_trace, make_trace, oracle_hits, scaled
+from quire_common.settled import settle
 from quire_router.placement.registry import PLACEMENTS, Weights
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def main() -> int:
     weights = Weights(cache=options.cache_weight)
     setup = Setup(replicas=options.replicas, speed=speed, bandwidth=options.bandwidth, weights=weights)
     requests, origin = load_requests(options, speed.page)
+    settle()  # as a router does that is ready: the trace is none of what it has to look through
     tokens = sum(request.input_tokens for request in requests)
     print(f"{len(requests):,} requests, {tokens / 1e6:.0f} M prompt tokens, {origin}")
     full = simulate(scaled(requests, 1.0), setup)
