@@ -177,14 +177,10 @@ class LLM:
             return output
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(*item)) for item in zip(prompts, params, priorities, strict=True)]
-        except* QuireError as failures:
-            raise self._explained(failures.exceptions[0]) from None
+            return await self._all([one(*item) for item in zip(prompts, params, priorities, strict=True)])
         finally:
             if bar is not None:
                 bar.close()
-        return [task.result() for task in tasks]
 
     async def _search(
         self, prompts: Sequence[Prompt], params: BeamSearchParams, limit: int, bar: Bar | None
@@ -203,13 +199,21 @@ class LLM:
             return found
 
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(prompt)) for prompt in prompts]
-        except* QuireError as failures:
-            raise self._explained(failures.exceptions[0]) from None
+            return await self._all([one(prompt) for prompt in prompts])
         finally:
             if bar is not None:
                 bar.close()
+
+    async def _all(self, works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+        """What they come to; the first failure ends them all, and is raised as it is."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(work) for work in works]
+        except BaseExceptionGroup as failures:
+            own = [failure for failure in failures.exceptions if isinstance(failure, QuireError)]
+            if not own:
+                raise
+            raise self._explained(own[0]) from None
         return [task.result() for task in tasks]
 
     async def _patiently(self, prompt: Prompt, params: SamplingParams, priority: int) -> RequestOutput:
@@ -220,10 +224,8 @@ class LLM:
             except Overloaded as error:
                 await asyncio.sleep(max(error.retry_after_s, _LEAST_RETRY_S))
 
-    def _explained(self, error: BaseException) -> BaseException:
+    def _explained(self, error: QuireError) -> QuireError:
         """A service that died is the better headline than the call that it failed."""
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
         if isinstance(error, Unavailable) and self._stack is not None and self._stack.deaths:
             death = self._stack.deaths[-1]
             return Unavailable(

@@ -4,6 +4,7 @@ that is left is misses, and nobody's memory stays behind."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
@@ -47,6 +48,12 @@ with mover_side(sys.argv[1], sys.argv[2], page_bytes=PAGE_BYTES) as mover:
     mover.look_up(A, lease_ms=3000)
     mover.store(B, hold)
 """
+
+
+@pytest.fixture(autouse=True)
+def no_garbage() -> None:
+    """Stores that earlier tests had in this process are unmapped by the collector, if nobody was before."""
+    gc.collect()
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ def gather_pages_kernel(
     """Grid [programs], any number: page source_page[i] of the pool at the address `source`, a multiple of 16 bytes,
     becomes page target_page[i] of `target`, for i < pages. A page is PAGE_WORDS int32."""
     PIECES: tl.constexpr = (PAGE_WORDS + BLOCK - 1) // BLOCK
-    pool = tl.multiple_of(source.to(tl.pointer_type(tl.int32)), 16)
+    pool = tl.multiple_of(source.to(tl.int64).to(tl.pointer_type(tl.int32)), 16)
     lane = tl.arange(0, BLOCK)
     for piece in range(tl.program_id(0), pages * PIECES, tl.num_programs(0)):
         index = piece // PIECES
