@@ -117,6 +117,15 @@ async def test_items_of_every_kind_of_text() -> None:
         assert told["output"][0]["content"][0]["text"].startswith(wanted)
 
 
+async def test_effort_is_told_to_the_template_and_in_the_answer() -> None:
+    async with router_rig() as rig:
+        asked = {"reasoning": {"effort": "low", "summary": "auto"}, "chat_template_kwargs": {"enable_thinking": True}}
+        told = (await create(rig, **asked)).json()
+        assert told["reasoning"] == {"effort": "low", "summary": None}
+        (render,) = rig.tokenizer.renders
+        assert json.loads(render.template_kwargs_json) == {"enable_thinking": True, "reasoning_effort": "low"}
+
+
 @pytest.mark.parametrize(
     ("fields", "status", "code"),
     [
@@ -129,6 +138,8 @@ async def test_items_of_every_kind_of_text() -> None:
         ({"previous_response_id": "../x"}, 404, "RESPONSE_NOT_FOUND"),
         ({"tools": [{"type": "function"}]}, 400, "PARAMETER_UNSUPPORTED"),
         ({"text": {"format": {"type": "json_schema"}}}, 400, "PARAMETER_UNSUPPORTED"),
+        ({"reasoning": {"effort": 3}}, 400, "BAD_TYPE"),
+        ({"reasoning": {"summary": "detailed"}}, 400, "PARAMETER_UNSUPPORTED"),
         ({"truncation": "some"}, 400, "BAD_VALUE"),
         ({"background": True, "store": False}, 400, "BACKGROUND_NEEDS_STORE"),
         ({"background": True, "stream": True}, 400, "PARAMETER_UNSUPPORTED"),

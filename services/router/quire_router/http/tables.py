@@ -288,9 +288,15 @@ RESPONSES: Mapping[str, Field] = {
     "tool_choice": _later("none", "auto"),
     "parallel_tool_calls": _later(True, False),
     "max_tool_calls": _later(),
-    "reasoning": _later({}, {"effort": None, "summary": None}),
+    "reasoning": Field("object"),
     "conversation": _later(),
     "prompt": _later(),
+}
+
+RESPONSE_REASONING: Mapping[str, Field] = {
+    "effort": CHAT["reasoning_effort"],
+    "summary": _later("auto"),
+    "generate_summary": _later("auto"),
 }
 
 RESPONSE_TEXT: Mapping[str, Field] = {"format": _later({"type": "text"}), "verbosity": _later("medium")}

@@ -45,7 +45,7 @@ class ResponseDocument:
             "background": values["background"],
             "store": store,
             "service_tier": "default",
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": (values["reasoning"] or {}).get("effort"), "summary": None},
             "text": {"format": {"type": "text"}},
             "metadata": {},
             "tool_choice": "auto",

@@ -11,7 +11,7 @@ from quire_router.core.job import ChatPrompt
 from quire_router.http.fields import bad_type, check_fields
 from quire_router.http.parse import ParsedRequest, job_request
 from quire_router.http.prompts import json_text, required
-from quire_router.http.tables import RESPONSE_TEXT, RESPONSES, SAMPLING
+from quire_router.http.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -41,6 +41,7 @@ def parse_response(body: Mapping[str, Any]) -> AskedResponse:
     """Raises InvalidArgument, Unsupported."""
     values = check_fields(body, RESPONSES)
     check_fields(values["text"] or {}, RESPONSE_TEXT)
+    check_fields(values["reasoning"] or {}, RESPONSE_REASONING)
     if values["truncation"] not in ("auto", "disabled"):
         raise InvalidArgument(
             "BAD_VALUE", "truncation is neither auto nor disabled.", "Choose one of them.", param="truncation"
@@ -63,7 +64,10 @@ def job_of(
     messages = [*history, *asked.messages]
     if values["instructions"]:
         messages.insert(0, {"role": "system", "content": values["instructions"]})
-    kwargs = values["chat_template_kwargs"]
+    kwargs = dict(values["chat_template_kwargs"] or {})
+    effort = (values["reasoning"] or {}).get("effort")
+    if effort is not None:
+        kwargs["reasoning_effort"] = effort
     prompt = ChatPrompt(
         messages_json=json_text("input", messages),
         template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
