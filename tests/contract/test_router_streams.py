@@ -68,6 +68,40 @@ async def test_both_ways_write_the_same_bytes(fields: dict[str, Any], monkeypatc
         assert bodies[0].count(b"data: ") > 10
 
 
+@pytest.mark.parametrize("tasks", [False, True])
+async def test_who_waits_for_long_hears_comments(tasks: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if tasks:
+        monkeypatch.setattr(stream_writer, "chunk_writer", lambda scope: None)
+    scheduler = FakeScheduler(step_s=0.5)
+    scheduler.awake.clear()
+    async with router_rig([scheduler], stream_ping_s=0.05, replica_timeout_s=60.0) as rig:
+        reader, writer = await connect(rig)
+        writer.write(request(rig, prompt="ab", max_tokens=3))
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+        assert b": ping\n\n" in await reader.readuntil(b"ping\n\n\r\n")
+        scheduler.awake.set()
+        body = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += await reader.readexactly(size + 2)
+        writer.close()
+    frames = [frame.strip() for frame in body.split(b"\n\n")]
+    events = [place for place, frame in enumerate(frames) if frame.startswith(b"data: {")]
+    assert any(frame == b": ping" for frame in frames[events[0] : events[-1]])
+    assert texts(b"\n\n".join([*(frame for frame in frames if frame.startswith(b"data:")), b""])) == "aba"
+
+
+async def test_an_error_after_a_comment_is_an_event() -> None:
+    scheduler = FakeScheduler()
+    scheduler.awake.clear()
+    async with router_rig([scheduler], stream_ping_s=0.05, replica_timeout_s=60.0) as rig:
+        reader, writer = await connect(rig)
+        writer.write(request(rig, timeout_s=0.5))
+        head, body = await read_answer(reader)
+        assert head.startswith(b"HTTP/1.1 200") and body.startswith(b": ping\n\n")
+        assert json.loads(body.split(b"\n\n")[-3].removeprefix(b"data: "))["error"]["code"] == "REQUEST_TIMEOUT"
+        writer.close()
+
+
 async def test_pipelined_streams_do_not_mix() -> None:
     async with router_rig([FakeScheduler(step_s=0.005)]) as rig:
         reader, writer = await connect(rig)

@@ -80,6 +80,9 @@ class RouterConfig(ServiceConfig):
     max_n: int = option(128, "greatest n", at_least=1)
     max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)
     request_timeout_s: float = option(600.0, "longest life of a request; 0: without limit", at_least=0)
+    stream_ping_s: float = option(
+        15.0, "a stream over HTTP that says nothing for so long gets a comment; 0: never", at_least=0
+    )
     connect_timeout_s: float = option(5.0, "how long a new request waits for a tokenizer to come back", at_least=0)
     replica_timeout_s: float = option(
         2.0, "longest silence of a scheduler that promises signs of life, before its requests move", at_least=0.05

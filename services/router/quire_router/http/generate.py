@@ -45,6 +45,7 @@ class Serving:
         self.limits = Limits(config.max_n, config.max_logprobs)
         self._max_body_bytes = config.max_body_bytes
         self._timeout_s = config.request_timeout_s
+        self._ping_s = config.stream_ping_s
 
     async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
         """The body. Raises InvalidArgument, TooLarge, and Unsupported for a replica that is chosen by its number."""
@@ -83,7 +84,7 @@ class Serving:
                 watch.on_gone(generation)
                 answer = make_format(generation, parsed)
                 if parsed.stream:
-                    await write_stream(scope, send, generation, answer)
+                    await write_stream(scope, send, generation, answer, self._ping_s)
                 else:
                     document = answer.document(await whole_answers(generation))
                     await answer.settle()

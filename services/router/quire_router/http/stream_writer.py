@@ -3,17 +3,21 @@
 The plain way awaits news and sends each through ASGI. Where nothing has to be fetched for an event, the loop calls back
 instead: all news of one turn become one write to the connection, and no task wakes for a token. Both write the same
 bytes; a test compares them.
+
+Who waits for long hears a comment now and then, so that nobody between takes the connection for dead.
 """
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from quire_common.errors import QuireError
 from quire_router.http.protocol import chunk_writer
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from starlette.types import Scope, Send
 
     from quire_router.core.generation import Generation
@@ -27,22 +31,43 @@ _HEADERS = [
 ]
 
 
-async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat) -> None:
-    """Nothing is sent before the first news, so that an early failure still gets its HTTP status.
+PING = b": ping\n\n"
+T = TypeVar("T")
+
+
+async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
+    """Nothing is sent before the first news, so that an early failure still gets its HTTP status; unless they take
+    longer than `ping_s`, after which a comment is sent whenever nothing was for so long. 0: none are.
 
     Writing waits while the client's buffer is full; the news of that time are joined, and nobody else waits.
     """
-    deltas = await generation.news()
-    await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+    started = False
+
+    async def ping() -> None:
+        nonlocal started
+        if not started:
+            started = True
+            await _start(send)
+        await send({"type": "http.response.body", "body": PING, "more_body": True})
+
+    try:
+        deltas = await _patiently(generation.news(), ping, ping_s)
+    except QuireError as error:
+        if not started:
+            raise
+        await send({"type": "http.response.body", "body": answer.opening() + answer.failed(error)})
+        return
+    if not started:
+        await _start(send)
     frames = answer.opening() + b"".join(map(answer.frame, deltas))
     if generation.running:
         await send({"type": "http.response.body", "body": frames, "more_body": True})
         connection = chunk_writer(scope) if generation.listens else None
         try:
             if connection is not None:
-                frames = await _Pump(generation, answer, connection).run()
+                frames = await _Pump(generation, answer, connection, ping_s).run()
             else:
-                frames = await _relay(send, generation, answer)
+                frames = await _relay(send, generation, answer, ping, ping_s)
         except QuireError as error:
             await send({"type": "http.response.body", "body": answer.failed(error)})
             return
@@ -51,35 +76,69 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
     await send({"type": "http.response.body", "body": frames + closing})
 
 
-async def _relay(send: Send, generation: Generation, answer: AnswerFormat) -> bytes:
+async def _start(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+
+
+async def _relay(
+    send: Send, generation: Generation, answer: AnswerFormat, ping: Callable[[], Awaitable[None]], ping_s: float
+) -> bytes:
     """The plain way: until the last news, whose frames are returned unsent."""
     while True:
-        frames = b"".join(map(answer.frame, await generation.news()))
+        frames = b"".join(map(answer.frame, await _patiently(generation.news(), ping, ping_s)))
         if not generation.running:
             return frames
         await send({"type": "http.response.body", "body": frames, "more_body": True})
 
 
+async def _patiently(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
+    """Ping whenever it takes so long."""
+    if not ping_s:
+        return await awaited
+    task = asyncio.ensure_future(awaited)
+    try:
+        while not (await asyncio.wait((task,), timeout=ping_s))[0]:
+            await ping()
+        return task.result()
+    finally:
+        task.cancel()
+
+
 class _Pump:
     """The way without tasks, until the last news, whose frames are returned unsent."""
 
-    def __init__(self, generation: Generation, answer: AnswerFormat, connection: ChunkWriter) -> None:
+    def __init__(self, generation: Generation, answer: AnswerFormat, connection: ChunkWriter, ping_s: float) -> None:
         self._generation = generation
         self._frame = answer.frame
         self._connection = connection
         self._last = b""
-        self._turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._turn: asyncio.Future[None] = self._loop.create_future()
+        self._ping_s = ping_s
+        self._wrote = True
 
     async def run(self) -> bytes:
         """Raises the QuireError that ended the job."""
-        while True:
-            self._generation.call_once(self._on_news)
-            await self._turn
-            if not self._generation.running:
-                return self._last
-            # The client's buffer is full.
-            await self._connection.drain()
-            self._turn = asyncio.get_running_loop().create_future()
+        if self._ping_s:
+            self._timer = self._loop.call_later(self._ping_s, self._ping)
+        try:
+            while True:
+                self._generation.call_once(self._on_news)
+                await self._turn
+                if not self._generation.running:
+                    return self._last
+                # The client's buffer is full.
+                await self._connection.drain()
+                self._turn = self._loop.create_future()
+        finally:
+            if self._ping_s:
+                self._timer.cancel()
+
+    def _ping(self) -> None:
+        if not self._wrote and not self._connection.full:
+            self._connection.write(PING)
+        self._wrote = False
+        self._timer = self._loop.call_later(self._ping_s, self._ping)
 
     def _on_news(self) -> None:
         if self._turn.done():  # the request was cancelled
@@ -94,6 +153,7 @@ class _Pump:
             return
         if self._generation.running:
             self._connection.write(frames)
+            self._wrote = True
             self._generation.call_once(self._on_news)
         else:
             self._last = frames
