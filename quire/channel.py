@@ -13,6 +13,8 @@ HEALTH_TIMEOUT_S = 5.0
 RECONNECT_S = 30.0
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 OPTIONS: list[tuple[str, int]] = [
+    # A connection of its own: one that is closed while it connects would fail all others to that address.
+    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # A router that hangs is noticed: keepalive alone never does, the ping timeout does.
