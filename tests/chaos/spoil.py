@@ -37,6 +37,8 @@ def spoil_files(files: Iterable[Path], rng: random.Random) -> int:
     for file in files:
         with contextlib.suppress(OSError), file.open("r+b") as page:
             size = page.seek(0, 2)
+            if size <= HEADER_BYTES:  # it was cut short before
+                continue
             if rng.random() < 0.3:
                 page.truncate(rng.randrange(size))
             else:
