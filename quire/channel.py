@@ -13,8 +13,6 @@ HEALTH_TIMEOUT_S = 5.0
 RECONNECT_S = 30.0
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 OPTIONS: list[tuple[str, int]] = [
-    # A connection of its own: one that is closed while it connects would fail all others to that address.
-    ("grpc.use_local_subchannel_pool", 1),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     # A router that hangs is noticed: keepalive alone never does, the ping timeout does.
@@ -22,7 +20,8 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # Also how long one attempt may take: less fails where the way is long or the machine is busy.
+    ("grpc.min_reconnect_backoff_ms", 2_000),
     ("grpc.max_reconnect_backoff_ms", 2_000),
 ]
 # Never through a proxy of the environment for what runs on this host.
