@@ -44,12 +44,7 @@ ENGINE_OPTIONS = (
     _to("served-model-name", "router", "names that clients may ask for, comma separated", "NAME"),
     _to("ssl-keyfile", "router", "PEM key of the HTTP server", "FILE"),
     _to("ssl-certfile", "router", "PEM certificate of the HTTP server", "FILE"),
-    EngineOption(
-        "vllm-grpc",
-        (("router", "vllm-grpc"),),
-        "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica",
-        switch=True,
-    ),
+    _switch("vllm-grpc", "router", "serve vllm.grpc.engine.VllmEngine too, for SMG; one replica"),
     _to("api-server-count", "router", "processes that serve HTTP on the one port", own="http-workers"),
     _to(
         "redis",
@@ -57,12 +52,7 @@ ENGINE_OPTIONS = (
         "Redis in which the router's processes share rate limits and responses (default: none)",
         "URL",
     ),
-    EngineOption(
-        "share-prefix-across-keys",
-        (("router", "share-prefix-across-keys"),),
-        "requests of different API keys share cached KV pages",
-        switch=True,
-    ),
+    _switch("share-prefix-across-keys", "router", "requests of different API keys share cached KV pages"),
     _to("api-key-file", "router", "YAML file of API keys with scopes and limits, or one key per line", "FILE"),
     _to("requests-per-minute", "router", "limit of an API key that has none of its own (default: none)"),
     _to("tokens-per-minute", "router", "the same of prompt and generated tokens together"),
@@ -103,13 +93,8 @@ ENGINE_OPTIONS = (
     _to("kv-cache-memory-bytes", "worker", "memory for KV pages", "BYTES"),
     _to("device", "worker", "auto, cpu or cuda", "NAME"),
     _to("gpu-memory-utilization", "worker", "share of a GPU's memory to take", "SHARE"),
-    EngineOption("enforce-eager", (("worker", "enforce-eager"),), "no CUDA graphs: kernels one by one", switch=True),
-    EngineOption(
-        "batch-invariant",
-        (("worker", "batch-invariant"),),
-        "answers do not depend on the batch, on a GPU too",
-        switch=True,
-    ),
+    _switch("enforce-eager", "worker", "no CUDA graphs: kernels one by one"),
+    _switch("batch-invariant", "worker", "answers do not depend on the batch, on a GPU too"),
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),
@@ -117,11 +102,10 @@ ENGINE_OPTIONS = (
     _to("kv-cache-dtype", "worker", "type of KV pages: auto, or fp8 on a GPU", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
     _to("logits-processors", "worker", "registered logits processors that requests may name, comma separated", "NAME"),
-    EngineOption(
+    _switch(
         "enable-prefix-caching",
-        (("scheduler", "enable-prefix-caching"),),
+        "scheduler",
         "keep the KV pages of what was served, for others that begin alike (--no-enable-prefix-caching turns it off)",
-        switch=True,
     ),
     EngineOption(
         "lockstep",

@@ -10,10 +10,9 @@ import contextlib
 import struct
 from typing import TYPE_CHECKING
 
-from quire_common.columns import pack_i32
 from quire_common.kv_data.frame import DataBroken, Kind
-from quire_common.pages import PageCorrupt, check_parts
-from quire_worker.mover.transports.peer_tcp import SOON_S, next_but_alive
+from quire_worker.mover.transports.peer_tcp import next_but_alive
+from quire_worker.mover.transports.shown_pages import take_shown
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
@@ -66,31 +65,12 @@ class PeerNixl:
             raise DataBroken("garbage", "there is no agent")
         exchange.receive_payload(arrived, memoryview(told))
         (base,) = _BASE.unpack_from(told)
-        first = cargo.access.first_index
         with agent.peer(bytes(told[_BASE.size :])) as peer:
-            try:
-                exchange.send(Kind.SHOW, pack_i32(range(first + landing.landed, first + len(cargo.run))))
-                while landing.landed < len(cargo.run):
-                    self._take_page(exchange, agent, (peer, base), cargo, landing)
-                exchange.arrived(Kind.END)
-            except PageCorrupt as error:
-                self._link.close()
-                raise TransportDown(str(error)) from error
 
-    def _take_page(
-        self, exchange: Exchange, agent: Agent, ring: tuple[str, int], cargo: Cargo[PeerAccess], landing: Landing
-    ) -> None:
-        index, (peer, base) = landing.landed, ring
-        if not exchange.connection.wait(SOON_S):
-            landing.tell()
-        head = next_but_alive(exchange, cargo.page_bytes, Kind.TAKE).head
-        if head.page != cargo.access.first_index + index:
-            raise DataBroken("garbage", f"page {head.page} is not what comes next")
-        room = landing.room()
-        checksum = agent.copy(peer, base + head.offset, head.page_header, room)
-        check_parts(head.page_header, room, cargo.run.key(index), cargo.dtype, cargo.page_bytes, checksum)
-        exchange.send(Kind.TAKEN, page=head.page)
-        landing.land()
+            def copy(place: int, header: bytes, room: memoryview) -> int:
+                return agent.copy(peer, base + place, header, room)
+
+            take_shown(self._link, exchange, Kind.SHOW, cargo, landing, copy)
 
 
 def pack_agent(agent: Agent) -> bytes:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.columns import pack_i32
-from quire_common.kv_data.frame import DataBroken, Kind
-from quire_common.pages import PageCorrupt, check_parts
+from quire_common.kv_data.frame import Kind
+from quire_worker.mover.transports.page_parts import receive_parts
 
 if TYPE_CHECKING:
     from quire_common.kv_data.connection import Arrived
@@ -55,25 +55,10 @@ def fetch_all(link: DataLink, address: Address, cargo: Cargo[PeerAccess], landin
 
 
 def _receive_page(exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
-    """All parts of the next page, each to where it belongs."""
-    index, came, last = landing.landed, 0, False
     if not exchange.connection.wait(SOON_S):
         landing.tell()
     arrived = next_but_alive(exchange, cargo.page_bytes)
-    while not last:
-        head = arrived.head
-        if head.page != cargo.access.first_index + index or head.offset != came:
-            raise DataBroken("garbage", f"page {head.page} from {head.offset} on is not what comes next")
-        if came + head.length > cargo.page_bytes:
-            raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
-        room = landing.room()
-        exchange.receive_payload(arrived, room[came : came + head.length])
-        came += head.length
-        last = head.last
-        if not last:
-            arrived = exchange.arrived(Kind.PAGE)
-    check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)
-    landing.land()
+    receive_parts(exchange, arrived, cargo.access.first_index + landing.landed, cargo, landing)
 
 
 def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> Arrived:

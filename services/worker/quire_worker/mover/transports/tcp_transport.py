@@ -8,14 +8,14 @@ from quire_common.columns import pack_i32
 from quire_common.config import split_address
 from quire_common.errors import ConfigError, NotFound
 from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Kind
-from quire_common.pages import PageCorrupt, check_parts
+from quire_common.pages import PageCorrupt
 from quire_worker.mover.transports.data_link import DataLink, connect
 from quire_worker.mover.transports.outbound import send_pages
+from quire_worker.mover.transports.page_parts import receive_parts
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
     from quire_common.kv_client import DataAccess
-    from quire_worker.mover.transports.data_link import Exchange
     from quire_worker.mover.transports.transport import Cargo, Landing, Shipment
 
 
@@ -47,7 +47,7 @@ class TcpTransport:
             with self._fetching.exchange(address, cargo.access.key, size) as exchange:
                 exchange.send(Kind.GET, pack_i32(range(landing.landed, len(cargo.run))))
                 while landing.landed < len(cargo.run):
-                    self._receive_page(exchange, cargo, landing)
+                    receive_parts(exchange, exchange.arrived(Kind.PAGE), landing.landed, cargo, landing)
                 exchange.arrived(Kind.END)
         except PageCorrupt:
             self._fetching.close()  # with all that was still to come
@@ -78,23 +78,6 @@ class TcpTransport:
         """See Transport."""
         self._fetching.close()
         self._sending.close()
-
-    def _receive_page(self, exchange: Exchange, cargo: Cargo[DataAccess], landing: Landing) -> None:
-        """All parts of the next page, each to where it belongs."""
-        index, came, last = landing.landed, 0, False
-        while not last:
-            arrived = exchange.arrived(Kind.PAGE)
-            head = arrived.head
-            if head.page != index or head.offset != came:
-                raise DataBroken("garbage", f"page {head.page} from {head.offset} on is not what comes next")
-            if came + head.length > cargo.page_bytes:
-                raise PageCorrupt(f"a page of more than {cargo.page_bytes} bytes")
-            room = landing.room()
-            exchange.receive_payload(arrived, room[came : came + head.length])
-            came += head.length
-            last = head.last
-        check_parts(head.page_header, room[:came], cargo.run.key(index), cargo.dtype, cargo.page_bytes)
-        landing.land()
 
 
 def _host(kvstore: str) -> str:
