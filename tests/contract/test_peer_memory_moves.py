@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from quire_common.credit import RankAddress
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, SharedPools, content, peer_rig
 
@@ -67,10 +69,38 @@ def test_what_was_read_after_the_lease_had_ended_does_not_count() -> None:
         here.mover.end_early(1)
         rig.until(lambda: 1 in here.told)
         assert there.told == {}, "a read is under way"
-        rig.go_on_for(1.0)  # the peer's mover answers for the lease, and hears of its end a moment later
         shared.held = False
         rig.until(lambda: 1 in there.told)
         assert not there.told[1].ok and there.came(1) == 2
+
+
+@pytest.mark.parametrize("end", ["one export", "the run"])
+def test_a_mover_answers_for_no_lease_whose_end_it_has_yet_to_hear_of(end: str) -> None:
+    """Question and end reach it together: whichever it reads first, what was read after the end does not count."""
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        for number in range(8):
+            key, shared.held = bytes([number + 1]) * 32, True
+            here.export(number, *PAGES, key=key)
+            there.pull(number, here.sources, PAGES, TARGETS, key=key)
+            rig.until(lambda number=number: len(shared.fetched) == number + 1)  # type: ignore[misc]  # a lambda's default
+            here.signal(signal.SIGSTOP)
+            if end == "the run":
+                here.mover.cancel()
+            else:
+                here.mover.end_early(number)
+                rig.until(lambda number=number: number in here.told)  # type: ignore[misc]  # a lambda's default
+            shared.held = False
+            rig.go_on_for(0.1)
+            assert number not in there.told, "nobody has answered for the lease"
+            here.signal(signal.SIGCONT)
+            rig.until(lambda number=number: number in there.told)  # type: ignore[misc]  # a lambda's default
+            assert there.came(number) == 0
+        before = here.pid
+        here.signal(signal.SIGKILL)
+        rig.until(lambda: here.mover.pid not in (before, None))
+        rig.assert_nothing_left()  # the next one has heard of all that concerns it
 
 
 def test_a_move_that_is_ended_early_is_told_of_when_nothing_is_written_any_more() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
 
@@ -9,9 +10,11 @@ import pytest
 
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound
+from quire_common.kv_data.frame import DataBroken
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_worker.mover.ends import Equipment
 from quire_worker.mover.lane import Job
+from quire_worker.mover.peers import export_desk
 from quire_worker.mover.peers.export import Export
 from quire_worker.mover.peers.export_desk import ENGINE_SILENT_S, ExportDesk
 from quire_worker.mover.ring import Ring
@@ -71,6 +74,31 @@ def test_an_export_is_found_by_its_lease_until_it_ends_and_known_for_a_while_aft
     assert rig.desk.find(handle) == (KEY, None) and export.over and rig.said == []
     again = rig.put(2)  # the same transfer, after its request has lost its slot
     assert rig.desk.find(handle) == (KEY, again)
+
+
+@pytest.mark.parametrize("end", ["cut", "cancel"])
+def test_who_asks_after_the_engine_has_ended_an_export_is_told_so_however_late_the_desk_hears(
+    rig: Rig, end: str
+) -> None:
+    export, found = rig.put(1), queue.SimpleQueue[tuple[bytes, Export | None] | None]()
+    rig.ring.voided = 1
+    asking = threading.Thread(target=lambda: found.put(rig.desk.find(handle_of(KEY))))
+    asking.start()
+    with pytest.raises(queue.Empty):
+        found.get(timeout=0.1)
+    rig.desk.cut(1) if end == "cut" else rig.desk.cancel(1)
+    assert found.get(timeout=60) == (KEY, None) and export.over
+    asking.join()
+
+
+def test_a_desk_that_does_not_hear_which_exports_have_ended_answers_for_none(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_desk, "HEAR_S", 0.01)
+    rig.put(1)
+    rig.ring.voided = 1
+    with pytest.raises(DataBroken, match="does not hear"):
+        rig.desk.find(handle_of(KEY))
 
 
 def test_when_the_peer_has_all_it_is_told_once(rig: Rig) -> None:

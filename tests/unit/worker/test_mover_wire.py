@@ -99,6 +99,8 @@ def test_two_maps_of_a_ring_are_one_memory() -> None:
         for slot in range(3):
             ring.slot(slot)[:] = bytes([slot + 1]) * 5000
         assert [bytes(other.slot(slot)) for slot in range(3)] == [bytes([slot + 1]) * 5000 for slot in range(3)]
+        ring.voided += 7
+        assert other.voided == 7 and bytes(other.slot(2)) == bytes([3]) * 5000
         for wrong in (-1, 3):
             with pytest.raises(IndexError):
                 ring.slot(wrong)

@@ -148,6 +148,7 @@ class MoverProcess:
         if number is None:
             return
         opened = self._open[number]
+        self._ring.voided += 1
         self._send(Frame(Kind.CUT, self._generation, number))
         opened.cut, opened.ended = True, 0
         opened.wanted.clear()
@@ -187,6 +188,7 @@ class MoverProcess:
         self._landed.clear()
         self._copying.clear()
         self._fetches.drop()
+        self._ring.voided += 1
         self._send(Frame(Kind.CANCEL, self._generation))
         self._return(landed)
 
@@ -330,6 +332,7 @@ class MoverProcess:
         self._landed.clear()
         self._emptied.clear()
         self._free = deque(self._setup.store_slots)
+        self._ring.voided = 0
         self._incarnation += 1
 
     def _settle_lost(self) -> None:

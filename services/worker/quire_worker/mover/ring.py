@@ -1,4 +1,5 @@
-"""Ring: memory that the engine and its mover share, in slots of one page each. Knows nothing of who holds which."""
+"""Ring: memory that the engine and its mover share, in slots of one page each, and a number. Knows nothing of who holds
+which slot."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ import fcntl
 import mmap
 import os
 
-from quire_worker.mover.setup import slot_stride
+from quire_worker.mover.setup import SLOT_ALIGN, slot_stride
+
+_COUNT_BYTES = 8
 
 
 class Ring:
@@ -21,15 +24,17 @@ class Ring:
         self.page_bytes = page_bytes
         self.slots = slots
         self._stride = slot_stride(page_bytes)
-        self._map = mmap.mmap(fd, self._stride * slots, flags=mmap.MAP_SHARED | flags)
-        self._bytes = memoryview(self._map)
+        end = self._stride * slots
+        self._map = mmap.mmap(fd, end + SLOT_ALIGN, flags=mmap.MAP_SHARED | flags)
+        self._bytes = memoryview(self._map)[:end]
+        self._voided = memoryview(self._map)[end : end + _COUNT_BYTES].cast("Q")
 
     @classmethod
     def create(cls, page_bytes: int, slots: int) -> Ring:
         """A new one. Its memory is taken at once: a first touch later would stall the model thread."""
         fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, slot_stride(page_bytes) * slots)
+            os.ftruncate(fd, slot_stride(page_bytes) * slots + SLOT_ALIGN)
             with contextlib.suppress(OSError):  # a kernel that cannot: no kvstore will read from it
                 # A kvstore of this host reads it only if nobody can change its size under the reader.
                 fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -40,8 +45,18 @@ class Ring:
 
     @property
     def memory(self) -> memoryview:
-        """All of it; let go of it before `close`."""
+        """All slots; let go of it before `close`."""
         return self._bytes
+
+    @property
+    def voided(self) -> int:
+        """How often the engine has made moves void since its present mover began. Set by the engine alone: what it says
+        holds at once, where frames come a moment later."""
+        return int(self._voided[0])
+
+    @voided.setter
+    def voided(self, times: int) -> None:
+        self._voided[0] = times
 
     def slot(self, index: int) -> memoryview:
         """A writable view of one slot's page. Let go of it before `close`."""
@@ -58,6 +73,7 @@ class Ring:
         """Unmap. Idempotent."""
         if self.fd >= 0:
             self._bytes.release()
+            self._voided.release()
             self._map.close()
             os.close(self.fd)
             self.fd = -1

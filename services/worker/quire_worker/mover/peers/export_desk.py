@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
+from quire_common.kv_data.frame import DataBroken
 from quire_common.kv_data.lease_key import KEY_BYTES, NO_KEY
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.lane import ended, trace_move
@@ -25,6 +26,8 @@ _REMEMBERED = 1024
 # Pages of one export that lie in the ring at once: a share of it, so that slow peers hold up no others.
 _SHARE = 4
 _MAX_WINDOW = 8
+# What the engine has said comes sooner.
+HEAR_S = 1.0
 # The engine gives signs of life twice a second.
 ENGINE_SILENT_S = 2.0
 
@@ -40,6 +43,9 @@ class ExportDesk:
         # What wakes the engine is said of so many pages at once, where that delays none.
         self.several = (self.window + 1) // 2
         self._lock = threading.Lock()
+        self._ring = given.ring
+        self._heard = 0
+        self._has_heard = threading.Condition()
         self._exports: dict[int, Export] = {}
         self._by_handle: dict[bytes, Export] = {}
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
@@ -75,6 +81,7 @@ class ExportDesk:
             void = [export for export in self._exports.values() if export.job.generation < generation]
         for export in void:
             self._end(export)
+        self._hear()
 
     def cut(self, number: int) -> None:
         """See End."""
@@ -82,12 +89,18 @@ class ExportDesk:
             export = self._exports.get(number)
         if export is not None:
             self._end(export)
+        self._hear()
 
     def close(self) -> None:
         """See End: the process ends, and its sessions with it."""
 
     def find(self, handle: bytes) -> tuple[bytes, Export | None] | None:
-        """The lease's key, and its export unless that has ended; None where it was never known here, or long ago."""
+        """The lease's key, and its export unless that has ended; None where it was never known here, or long ago. What
+        the engine has ended before the call has ended: its pages may be filled anew before this process hears of it.
+        Raises DataBroken where it does not hear."""
+        with self._has_heard:
+            if not self._has_heard.wait_for(lambda: self._heard >= self._ring.voided, HEAR_S):
+                raise DataBroken("stale", "the engine has ended exports, and this process does not hear which")
         with self._lock:
             export = self._by_handle.get(handle)
             if export is not None:
@@ -125,6 +138,12 @@ class ExportDesk:
         pages = len(export.run)
         trace_move(export.job, pages)
         self._send(ended(export.job, pages, transport))
+
+    def _hear(self) -> None:
+        """The engine has said once more that moves are void, and it is so."""
+        with self._has_heard:
+            self._heard += 1
+            self._has_heard.notify_all()
 
     def _end(self, export: Export) -> bool:
         """Whether it was not over."""
