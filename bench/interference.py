@@ -2,8 +2,10 @@
 
 Three arms by turns, on paced workers whose steps take a given time and each prompt token a little more: nobody arrives;
 prompts arrive at replicas that do both, in chunks; prompts arrive at a stack with prefill and decode replicas. Both
-stacks have the same number of workers. Every token is compared with the undisturbed answer. Prints a table, and adds a
-row to bench/LOG.md. On a busy machine gaps are of the machine too: the arms share it, so compare them.
+stacks have the same number of workers. Every token is compared with the undisturbed answer. `--shape` has real workers
+instead, with random weights of that shape, each on a GPU of its own; their tokens are not compared, since a batch's
+other rows may turn a tie. Prints a table, and adds a row to bench/LOG.md. On a busy machine gaps are of the machine
+too: the arms share it, so compare them.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from bench.gpu_serve import write_config
+from bench.gpu_shapes import SHAPES
 from bench.interference_load import Heard, LoadShape, SteadyLoad
 from quire.bench.statistics import percentile
 from quire.cli.terminal import table
@@ -29,6 +33,7 @@ from quire_worker.paced.facts import read_facts
 
 LOG = Path(__file__).parent / "LOG.md"
 WANTED = 1.25
+_CONTEXT, _KV_BYTES = 16_384, 24 << 30
 PREDICTION = "undisturbed 1, P/D <= 1.25, aggregated >= 2 of the undisturbed p99"
 
 
@@ -75,9 +80,12 @@ def main() -> int:
     arguments = _parser().parse_args()
     with tempfile.TemporaryDirectory() as folder, ExitStack() as alive:
         os.environ["QUIRE_STATE_DIR"] = folder
-        addresses = {roles: _start(arguments, alive, roles=roles) for roles in (True, False)}
+        model = find_model(None)
+        if arguments.shape:
+            model = write_config(Path(folder) / arguments.shape, SHAPES[arguments.shape], _CONTEXT)
+        addresses = {roles: _start(arguments, str(model), alive, roles=roles) for roles in (True, False)}
         heard: dict[str, list[Heard]] = {arm.name: [] for arm in ARMS}
-        facts = read_facts(str(find_model(None)))
+        facts = read_facts(str(model))
         for number in range(arguments.rounds):
             for arm in ARMS:
                 every_s = arguments.every_ms / 1e3 if arm.disturbed else 0.0
@@ -86,7 +94,8 @@ def main() -> int:
                 )
                 # No prompt is asked twice: nothing of it is in a cache.
                 seed = (arguments.seed, number, ARMS.index(arm))
-                found = asyncio.run(SteadyLoad(addresses[arm.roles], shape, facts, seed).run())
+                load = SteadyLoad(addresses[arm.roles], shape, facts, seed, compared=not arguments.shape)
+                found = asyncio.run(load.run())
                 heard[arm.name].append(found)
                 print(f"round {number + 1}, {arm.name}: p99 {Figures.of([found]).p99:.1f} ms", file=sys.stderr)
     figures = {name: Figures.of(rounds) for name, rounds in heard.items()}
@@ -123,9 +132,14 @@ def log_row(arguments: argparse.Namespace, figures: dict[str, Figures]) -> str:
     calm = figures["undisturbed"].p99
     each = "; ".join(f"{name} {f.p50:.1f} / {f.p99:.1f} ({f.p99 / calm:.2f} x)" for name, f in figures.items())
     long = [f for f in figures.values() if f.prompts]
+    steps = (
+        f"random weights of {arguments.shape}, a GPU each"
+        if arguments.shape
+        else f"steps of {arguments.step_ms:g} ms, {arguments.prefill_us:g} us a prompt token"
+    )
     told = (
-        f"`bench.interference`: gaps of {arguments.streams} streams (steps of {arguments.step_ms:g} ms, "
-        f"{arguments.prefill_us:g} us a prompt token, pages of {arguments.page_tokens}) while a prompt of "
+        f"`bench.interference`: gaps of {arguments.streams} streams ({steps}, "
+        f"pages of {arguments.page_tokens}) while a prompt of "
         f"{arguments.prompt_tokens} arrives every {arguments.every_ms:g} ms, {arguments.rounds} rounds of "
         f"{arguments.seconds:g} s, {workers(arguments)}"
     )
@@ -143,23 +157,27 @@ def workers(arguments: argparse.Namespace) -> str:
     return f"{together} replicas, or {arguments.prefill} prefill and {arguments.decode} decode"
 
 
-def _start(arguments: argparse.Namespace, alive: ExitStack, *, roles: bool) -> str:
+def _start(arguments: argparse.Namespace, model: str, alive: ExitStack, *, roles: bool) -> str:
     prefill, decode = (arguments.prefill, arguments.decode) if roles else (0, 0)
+    worker: dict[str, str | bool] = {"max-num-seqs": "64", "block-size": str(arguments.page_tokens)}
+    if arguments.shape:
+        # Both stacks' workers share the GPUs; those of one run while the others rest.
+        worker |= {"device": "cuda", "load-format": "dummy", "kv-cache-memory-bytes": str(_KV_BYTES)}
+    else:
+        worker |= {
+            "paced": f"{arguments.step_ms:g}",
+            "paced-prefill-us-per-token": f"{arguments.prefill_us:g}",
+        }
     spec = StackSpec(
         f"interference-{'pd' if roles else 'both'}",
-        str(find_model(None)),
+        model,
         replicas=0 if roles else arguments.prefill + arguments.decode,
         prefill=prefill,
         decode=decode,
         keep_directory=False,
         drain_timeout_s=5.0,
         flags={
-            "worker": {
-                "paced": f"{arguments.step_ms:g}",
-                "paced-prefill-us-per-token": f"{arguments.prefill_us:g}",
-                "max-num-seqs": "64",
-                "block-size": str(arguments.page_tokens),
-            },
+            "worker": worker,
             # On one machine the kvstore would have a share of the cores that the others are measured on.
             "scheduler": {"kvstore-offload": "off"},
         },
@@ -177,6 +195,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--step-ms", type=float, default=25.0)
     parser.add_argument("--prefill-us", type=float, default=50.0, help="more for each prompt token of a step")
     parser.add_argument("--page-tokens", type=int, default=64, help="as on a GPU; moving a page takes some CPU time")
+    parser.add_argument("--shape", choices=list(SHAPES), help="random weights of this shape, on GPUs")
     parser.add_argument("--prefill", type=int, default=1, help="prefill replicas")
     parser.add_argument("--decode", type=int, default=1, help="decode replicas")
     parser.add_argument("--rounds", type=int, default=3)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from quire.errors import InvalidArgument
+from quire.local.gpus import gpu_environment
 from quire.local.kv_endpoints import kv_events_of
 from quire.local.page_cache import kvstore_environment
 
@@ -157,6 +158,8 @@ class StackSpec:
             extra["QUIRE_ROUTER_API_KEY"] = ",".join(self.api_keys)
         flags, secrets = self._flags_of(member), _SECRETS.get(service_of(member), {})
         extra |= {variable: str(flags[name]) for name, variable in secrets.items() if name in flags}
+        if service_of(member) == "worker":
+            extra |= gpu_environment(self.members_of("worker"), member)
         unless_said = kvstore_environment(self.name, lasting=self.keep_directory) if member == "kvstore" else {}
         return {**unless_said, **os.environ, **extra}
 
