@@ -103,10 +103,11 @@ def test_a_desk_that_does_not_hear_which_exports_have_ended_answers_for_none(
 
 def test_when_the_peer_has_all_it_is_told_once(rig: Rig) -> None:
     export = rig.put(1)
-    rig.desk.done(export, "tcp")
+    rig.desk.finish(export)
+    rig.desk.report(export, "tcp")
     assert [frame.move for frame in rig.said] == [1] and rig.told(Kind.ENDED) == [[6, 2]]
     with pytest.raises(NotFound):
-        rig.desk.done(export, "tcp")
+        rig.desk.finish(export)
     assert len(rig.said) == 1
 
 

@@ -68,8 +68,7 @@ class CudaCopier:
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
         """See Copier. The peer's pages are whole, as those that are stored are."""
-        for page in target.tolist():
-            self._pages.writable(page)
+        self._pages.check_writable(target)
         with self._peers.using(memory) as peer, torch.cuda.stream(self._stream):
             peer.check(source)
             gather_pages(peer.address, self._pages.rows, source, target)

@@ -10,6 +10,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.driver import cuda_driver
 from quire_worker.cuda.ipc_memory import IpcMemory
 from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.step import Int32
 
 log = get_logger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
@@ -51,6 +52,12 @@ class CudaPages:
                 "BAD_PAGE", f"Page {page} is not one of {self.num_pages}.", "Grant pages of this worker's pool only."
             )
         return self._rows[page]
+
+    def check_writable(self, pages: Int32) -> None:
+        """Raise InvalidArgument where `writable` would for one of them."""
+        if len(pages):
+            self.writable(int(pages.min()))
+            self.writable(int(pages.max()))
 
     def writable(self, page: int) -> Tensor:
         """The same, to be overwritten."""

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from quire_common.credit import MoveKind
 from quire_common.errors import QuireError
 from quire_common.telemetry.logs import get_logger
@@ -17,10 +15,11 @@ from quire_worker.mover.peers.peer_access import memory_of
 from quire_worker.mover.wire import WireBroken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.open_move import OpenMove
+    from quire_worker.step import Int32
 
 log = get_logger(__name__)
 _CANNOT = -1
@@ -34,27 +33,27 @@ class Fetches:
         self._answer = answer
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
-    def begin(self, opened: OpenMove, pairs: Sequence[tuple[int, int]]) -> None:
-        """The process asks for the next pages, as index and the peer's page. Raises WireBroken."""
-        move, first = opened.move, opened.landed + opened.fetched
-        wanted = [index for index, _ in pairs]
+    def begin(self, opened: OpenMove, wanted: Int32) -> None:
+        """The process asks for the next pages: the first one's index, and the peer's page of each. Raises WireBroken.
+        Nothing here is done page by page: the link waits for it."""
+        move, first, source = opened.move, opened.landed + opened.fetched, wanted[1:]
+        end = first + len(source)
         if (
             move.kind != MoveKind.PULL
             or opened.fetching
-            or not pairs
-            or wanted != list(range(first, first + len(pairs)))
-            or wanted[-1] >= len(move.device_page)
+            or not len(source)
+            or wanted[0] != first
+            or end > len(move.device_page)
         ):
-            raise WireBroken(f"pages {wanted[:1]} to {wanted[-1:]} are not those that are to be fetched next")
+            raise WireBroken(f"{len(source)} pages from {wanted[:1]} on are not those that are to be fetched next")
         try:
-            source = np.array([place for _, place in pairs], np.int32)
-            self._copier.fetch(memory_of(move), source, move.device_page[first : first + len(pairs)])
+            self._copier.fetch(memory_of(move), source, move.device_page[first:end])
         except QuireError as error:
             log.warning("the other worker's memory cannot be read", code=error.code, error=error.message)
             self._answer(opened, _CANNOT)
             return
-        opened.fetching = len(pairs)
-        self._under_way.append((self._copier.mark(), opened, len(pairs)))
+        opened.fetching = len(source)
+        self._under_way.append((self._copier.mark(), opened, len(source)))
 
     def keep(self, opened: OpenMove, pages: int) -> None:
         """All pages that were fetched count, or none. Raises WireBroken."""

@@ -233,7 +233,7 @@ class MoverProcess:
                 opened.want(indices)
         elif frame.kind == Kind.FETCH:
             if opened is not None:
-                self._fetches.begin(opened, frame.pairs())
+                self._fetches.begin(opened, frame.column())
         elif frame.kind == Kind.KEPT:
             if opened is not None:
                 self._fetches.keep(opened, *frame.numbers())

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.credit import PageMove
+    from quire_worker.step import Int32
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
@@ -66,7 +67,7 @@ class Kind(enum.IntEnum):
     them (see `transport_code`)."""
     PONG = 21
     FETCH = 22
-    """Of a pull: these pages, the next ones, are to be fetched from the peer's memory: index, the peer's page, ..."""
+    """Of a pull: the next pages are to be fetched from the peer's memory: the first one's index, the peer's pages."""
     KEPT = 23
     """Of a pull: so many of the pages that were fetched count, as their lease stood: all, or none."""
 
@@ -85,15 +86,19 @@ class Frame:
     payload: bytes = b""
 
     @classmethod
-    def of(cls, kind: Kind, generation: int, move: int, numbers: Sequence[int]) -> Frame:
+    def of(cls, kind: Kind, generation: int, move: int, numbers: Sequence[int] | Int32) -> Frame:
         """A frame of an int32 column."""
         return cls(kind, generation, move, pack_i32(numbers))
 
-    def numbers(self) -> list[int]:
-        """The column; raises WireBroken."""
+    def column(self) -> Int32:
+        """The payload; raises WireBroken."""
         if len(self.payload) % 4:
             raise WireBroken(f"a column of {len(self.payload)} bytes in {self.kind.name}")
-        column: list[int] = i32(self.payload).tolist()
+        return i32(self.payload)
+
+    def numbers(self) -> list[int]:
+        """The same as a list."""
+        column: list[int] = self.column().tolist()
         return column
 
     def pairs(self) -> list[tuple[int, int]]:

@@ -131,10 +131,13 @@ class ExportDesk:
         if slots:
             self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
 
-    def done(self, export: Export, transport: str) -> None:
-        """The peer has all that it wants; raises NotFound where the export has ended meanwhile."""
+    def finish(self, export: Export) -> None:
+        """The peer has all that it wants; raises NotFound where the export has ended meanwhile. `report` follows."""
         if not self._end(export):
             raise export_ended()
+
+    def report(self, export: Export, transport: str) -> None:
+        """The engine hears that a peer has had all that it wanted of it, by that transport."""
         pages = len(export.run)
         trace_move(export.job, pages)
         self._send(ended(export.job, pages, transport))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import uuid
 from dataclasses import dataclass, field
@@ -66,6 +67,7 @@ def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
     return [address for address in addresses if address.rank == 0]
 
 
+@functools.cache  # a process lives in one boot
 def boot_id() -> str:
     """What tells this host, as it was booted, from all others; empty where the system does not say."""
     try:

@@ -253,8 +253,12 @@ class PeerSession:
                     raise DataBroken("slow", "the peer takes too long over a page")
 
     def _done(self, arrived: Arrived, seals: Seals, export: Export) -> None:
-        self._desk.done(export, self._carried_by)
-        self._connection.send(Head(Kind.END, arrived.head.handle), seals)
+        """The peer waits for this answer, the engine for nothing: it hears afterwards."""
+        self._desk.finish(export)
+        try:
+            self._connection.send(Head(Kind.END, arrived.head.handle), seals)
+        finally:
+            self._desk.report(export, self._carried_by)
 
     def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
         code = error.code.encode()

@@ -9,15 +9,18 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quire_common.kv_client import Abandoned
 from quire_worker.mover.transports.transport import TransportDown
 from quire_worker.mover.wire import Frame, Kind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from quire_worker.mover.lane import Job, Send
     from quire_worker.mover.load_lane import RingLanding
+    from quire_worker.step import Int32
 
 
 class PoolLanding:
@@ -37,13 +40,13 @@ class PoolLanding:
         """The index of the next page to be fetched."""
         return self._landing.landed + self._fetched
 
-    def fetch(self, places: Sequence[int]) -> None:
+    def fetch(self, places: Int32) -> None:
         """Bring the next pages from such pages of the peer's memory. Raises Abandoned, and TransportDown where the
         engine cannot."""
-        pairs = [number for index, place in enumerate(places, self.reached) for number in (index, place)]
+        wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None
-            self._send(Frame.of(Kind.FETCH, self._job.generation, self._job.number, pairs))
+            self._send(Frame.of(Kind.FETCH, self._job.generation, self._job.number, wanted))
             self._changed.wait_for(lambda: self._is_void() or self._answer is not None)
             if self._is_void():
                 raise Abandoned

@@ -46,7 +46,7 @@ FRUITLESS = 2
 
 
 class Pull:
-    """`run` is the thread's; `void` may be called from any. `used`: what carried pages last."""
+    """`run` and `close` are the thread's; `void` may be called from any. `used`: what carried pages last."""
 
     def __init__(self, job: Job, slots: Slots, given: Equipment, maps: SharedMaps, closed: ClosedWays) -> None:
         self.job = job
@@ -101,9 +101,12 @@ class Pull:
         finally:
             self._landing.tell()
             self._landing.close()
-            for way in self._ways:
-                way.close()
         return self._landing.landed
+
+    def close(self) -> None:
+        """Let go of connections, once `run` is over and told of: nobody waits for that."""
+        for way in self._ways:
+            way.close()
 
     def _go_on(self) -> None:
         first_told_s: float | None = None

@@ -117,6 +117,7 @@ class PullDesk:
         except Exception:
             log.exception("a pull failed")
         self._end(pull, pages)
+        pull.close()
 
     def _end(self, pull: Pull, pages: int) -> None:
         with self._changed:

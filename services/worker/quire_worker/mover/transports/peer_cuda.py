@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from quire_worker.mover.peers.pool_landing import PoolLanding
     from quire_worker.mover.transports.data_link import DataLink, Exchange
     from quire_worker.mover.transports.transport import Cargo, Landing
+    from quire_worker.step import Int32
 
 
 class PeerCuda:
@@ -48,7 +49,7 @@ class PeerCuda:
         """See Source."""
         self._link.close()
 
-    def _located(self, exchange: Exchange, cargo: Cargo[PeerAccess]) -> list[int]:
+    def _located(self, exchange: Exchange, cargo: Cargo[PeerAccess]) -> Int32:
         """Where the next pages lie; at least one. Any answer shows that the lease stood until now."""
         first = cargo.access.first_index + self._pool.reached
         exchange.send(Kind.LOCATE, page=first)
@@ -61,7 +62,7 @@ class PeerCuda:
         payload = bytearray(arrived.head.length)
         if payload:
             exchange.receive_payload(arrived, memoryview(payload))
-        places: list[int] = i32(bytes(payload), "places").tolist()
-        if arrived.head.page != first or not places:
+        places = i32(bytes(payload), "places")
+        if arrived.head.page != first or not len(places):
             raise DataBroken("garbage", f"{len(places)} places from {arrived.head.page} on are not what comes next")
         return places[: len(cargo.run) - self._pool.reached]

@@ -43,10 +43,11 @@ def gather_pages(
     if not pages:
         return
     # Both rows begin where loads are wide, or there would be another kernel to compile.
-    both = torch.zeros((2, -(-pages // _ALIGNED) * _ALIGNED), dtype=torch.int32)
-    both[0, :pages], both[1, :pages] = torch.from_numpy(source_page), torch.from_numpy(target_page)
+    both = torch.zeros((2, -(-pages // _ALIGNED) * _ALIGNED), dtype=torch.int32, pin_memory=target.is_cuda)
+    rows = both.numpy()
+    rows[0, :pages], rows[1, :pages] = source_page, target_page
     if target.is_cuda:
-        both = both.pin_memory().to(target.device, non_blocking=True)
+        both = both.to(target.device, non_blocking=True)
     _launch(source, target, both, pages, shape)
 
 

@@ -1,0 +1,88 @@
+"""Pages that the device reads from a peer's memory: the next ones alone are asked for, and they count once kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire_common.credit import MoveKind, PageMove
+from quire_worker.mover.copier import HostCopier
+from quire_worker.mover.fetches import Fetches
+from quire_worker.mover.open_move import OpenMove
+from quire_worker.mover.ring import Ring
+from quire_worker.mover.wire import Frame, Kind, WireBroken
+from quire_worker.step import Int32
+from tests.fakes.engine_bench import ids
+from tests.fakes.mover_rig import BytesPool, digest
+
+
+class Reader(HostCopier):
+    """See Copier: notes what it is asked for. `ended`: reads have."""
+
+    def __init__(self, ring: Ring) -> None:
+        super().__init__(BytesPool(1, ring.page_bytes), ring)
+        self.asked: list[tuple[list[int], list[int]]] = []
+        self.ended = False
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        self.asked.append((source.tolist(), target.tolist()))
+
+    def passed(self, ticket: int) -> bool:
+        return self.ended
+
+
+class Rig:
+    def __init__(self) -> None:
+        self.ring = Ring.create(4096, 1)
+        self.reader = Reader(self.ring)
+        self.answers: list[int] = []
+        self.fetches = Fetches(self.reader, lambda opened, pages: self.answers.append(pages))
+        hashes = tuple(digest(page) for page in range(4))
+        self.opened = OpenMove(PageMove(1, MoveKind.PULL, 0, ids(31, 32, 33, 34), hashes), 1)
+
+    def ask(self, *wanted: int) -> None:
+        self.fetches.begin(self.opened, Frame.of(Kind.FETCH, 0, 1, wanted).column())
+
+
+@pytest.fixture
+def rig() -> Rig:
+    made = Rig()
+    made.ring.close()
+    return made
+
+
+def test_pages_are_fetched_in_parts_and_count_once_they_are_kept(rig: Rig) -> None:
+    rig.ask(0, 7, 5)
+    assert rig.reader.asked == [([7, 5], [31, 32])] and rig.answers == []
+    rig.reader.ended = True
+    assert rig.fetches.settle() == [rig.opened] and rig.answers == [2]
+    rig.ask(2, 9, 8)
+    assert rig.reader.asked[1] == ([9, 8], [33, 34]) and rig.fetches.settle() == [rig.opened]
+    assert rig.opened.landed == 0
+    rig.fetches.keep(rig.opened, 4)
+    assert rig.opened.landed == rig.opened.arrived == 4
+
+
+@pytest.mark.parametrize(
+    "wanted", [(), (0,), (1, 7), (-1, 7), (0, 1, 2, 3, 4, 5)], ids=["nothing", "none", "later", "before", "too many"]
+)
+def test_other_pages_than_the_next_are_refused(rig: Rig, wanted: tuple[int, ...]) -> None:
+    with pytest.raises(WireBroken):
+        rig.ask(*wanted)
+    assert rig.reader.asked == []
+
+
+def test_while_some_are_under_way_no_more_are_asked_for(rig: Rig) -> None:
+    rig.ask(0, 7, 5)
+    with pytest.raises(WireBroken):
+        rig.ask(2, 9)
+
+
+def test_what_was_not_kept_is_fetched_again(rig: Rig) -> None:
+    rig.reader.ended = True
+    rig.ask(0, 7, 5)
+    rig.fetches.settle()
+    rig.fetches.keep(rig.opened, 0)
+    rig.ask(0, 6)
+    assert rig.reader.asked[-1] == ([6], [31])
+    with pytest.raises(WireBroken):
+        rig.fetches.keep(rig.opened, 3)
