@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -27,6 +28,7 @@ from quire_common.credit.hello import RankAddress
 from quire_worker.cuda.cuda_copier import CudaCopier
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.mover.copier import Copier
 from quire_worker.mover.peers.peer_access import host_id
 from quire_worker.mover.ring import Ring
 
@@ -43,7 +45,8 @@ class Side:
 
     def __init__(self, pages: int) -> None:
         self.pool: CudaPages | None = None
-        memory, make = b"stand-in" + host_id(), partial(HostStandIn, GROUP.page_bytes / _LINK_BYTES_PER_S)
+        memory = b"stand-in" + host_id()
+        make: Callable[[Ring], Copier] = partial(HostStandIn, GROUP.page_bytes / _LINK_BYTES_PER_S)
         if torch.cuda.is_available():
             self.pool = CudaPages(GROUP, (pages + 1) * GROUP.page_bytes, torch.device("cuda"))
             memory, make = self.pool.descriptor(), partial(CudaCopier, self.pool)
