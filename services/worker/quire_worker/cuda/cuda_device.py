@@ -25,6 +25,7 @@ from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.repetition_watch import RepetitionWatch
+from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
@@ -83,7 +84,7 @@ class CudaDevice:
         self._fresh = fresh
         words, results = body.uploaded.shape[0], body.results.shape[0]
         self._pinned = [torch.zeros(words, dtype=torch.int32).pin_memory() for _ in range(_RING)]
-        self._columns: list[Int32] = [buffer.numpy() for buffer in self._pinned]
+        self._columns = [StepColumns(buffer.numpy()) for buffer in self._pinned]
         self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._turn = 0
         self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
@@ -104,7 +105,7 @@ class CudaDevice:
         body, count, scores = self._body, 2 * layout.size.sequences, None
         with torch.cuda.stream(self._stream), naming_out_of_memory("a step", STEP_FIX, "gpu_memory_utilization"):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}
-            used = layout.pack(batch, self._columns[turn], control)
+            used = self._columns[turn].pack(layout, batch, control)
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
             hidden = None
             if graph is None:

@@ -103,10 +103,6 @@ class StepBody:
     def _views(self, layout: StepLayout) -> dict[str, Tensor]:
         return {name: self.uploaded[begin : begin + length] for name, (begin, length) in layout.place.items()}
 
-    def plan(self, layout: StepLayout) -> TritonPlan:
-        """Of a step whose columns are uploaded: the same tensors for all steps of a size."""
-        return self._plan(layout, self._views(layout))
-
     def _plan(self, layout: StepLayout, views: dict[str, Tensor]) -> TritonPlan:
         tiled = layout.tiled and "tile_sequence" in views
         return TritonPlan(

@@ -1,21 +1,18 @@
-"""StepGraph: one captured step, either as one graph or in pieces, with attention launched by hand between them.
+"""StepGraph: one captured step, as one graph, or in pieces with torch's attention of fresh chunks between them.
 
-A graph cannot know where prompts begin in a step, and torch's attention of fresh ones asks for that. In pieces all else
-of a step is captured: a piece ends where a layer's queries are ready and the next begins with what attention left, so
-that a layer takes one launch more than its attention.
+A graph cannot know where prompts begin in a step. In pieces it need not: a piece ends where a layer's attention has
+done what is cut into tiles and shares, fresh chunks are attended to by hand, and the next piece begins with the result.
 """
 
 from __future__ import annotations
 
-import contextlib
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire_worker.cuda.graph_recorder import Recorder, Replayable, borrowed
-from quire_worker.ops.triton.fresh_attention import best_backend
+from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
@@ -25,34 +22,29 @@ if TYPE_CHECKING:
     from quire_worker.ops.triton.fresh_attention import Fresh
 
 
-@dataclass(frozen=True, slots=True)
-class _Gap:
+class _Gap(NamedTuple):
     """What a layer's attention reads and writes between two pieces."""
 
-    layer: int
-    window: int
     query: Tensor
-    turned: Tensor | None
+    turned: Tensor
     out: Tensor
 
 
 class StepGraph:
-    """Captures when made, on the current stream. `layout` is the size's: one that knows of fresh chunks only where
-    `pieced`."""
+    """Captures when made, on the current stream; in pieces where the layout knows of fresh chunks."""
 
-    def __init__(self, body: StepBody, layout: StepLayout, recorder: Recorder, *, pieced: bool) -> None:
+    def __init__(self, body: StepBody, layout: StepLayout, recorder: Recorder) -> None:
         self.layout = layout
         self._body = body
+        self._recorder = recorder
         self._pieces: list[Replayable] = []
         self._gaps: list[_Gap] = []
         # Columns of a step in which nobody runs: all rows are padding.
         layout.pack_nobody(body.uploaded)
         body.launch(layout)  # compiles what is not compiled, outside the capture
-        self._plan = body.plan(layout)
-        self._recorder = recorder
         recorder.begin()
         try:
-            body.launch(layout, attend=self._cut if pieced else None)
+            body.launch(layout, attend=None if layout.fresh is None else self._attend)
             self._pieces.append(recorder.end())
         except BaseException:
             recorder.abandon()
@@ -68,28 +60,29 @@ class StepGraph:
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream."""
-        if self._gaps:
-            plan = replace(self._plan, fresh=layout.fresh)
-            if not layout.tiled:
-                plan.tile_sequence = None
-            with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
-                self._replay_pieces(plan)
-        self._pieces[-1].replay()
+        if layout.fresh:
+            with best_backend(self._body.pages):
+                self._replay_beside(layout.fresh)
+        else:
+            for piece in self._pieces:
+                piece.replay()
 
-    def _replay_pieces(self, plan: TritonPlan) -> None:
-        decoder, pages = self._body.decoder, self._body.pages
-        attend, shape = decoder.ops.paged_attention, decoder.head_shape
+    def _replay_beside(self, fresh: tuple[Fresh, ...]) -> None:
+        shape = self._body.decoder.head_shape
         for piece, gap in zip(self._pieces, self._gaps, strict=False):
             piece.replay()
-            plan.turned, plan.out = gap.turned, gap.out
-            attend(gap.query, pages, gap.layer, plan, shape, gap.window)
+            fresh_attention(gap.query, gap.turned, fresh, shape, gap.out)
+        self._pieces[-1].replay()
 
-    def _cut(self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int) -> Tensor:
-        """Stands in for attention while captured: ends a piece and begins the next."""
-        out = torch.empty_like(query)
+    def _attend(
+        self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int
+    ) -> Tensor:
+        """Attention as it is captured: ends a piece and begins the next."""
+        out = self._body.decoder.ops.paged_attention(query, pages, layer, plan, shape, window)
         self._pieces.append(self._recorder.end())
         turned, plan.turned = plan.turned, None
-        kept = None if turned is None else borrowed(turned)
-        self._gaps.append(_Gap(layer, window, borrowed(query), kept, borrowed(out)))
+        if turned is None:
+            raise RuntimeError("nothing was kept for fresh chunks")
+        self._gaps.append(_Gap(borrowed(query), borrowed(turned), borrowed(out)))
         self._recorder.begin()
         return out

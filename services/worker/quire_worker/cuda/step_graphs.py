@@ -38,21 +38,19 @@ class StepGraphs:
         self._body = body
         self._tiling = tiling
         self._stream = stream
-        self._fresh = fresh
         self._recorder = GraphRecorder()
         whole, pieced = graph_sizes(max_num_seqs, max_tokens), pieced_sizes(max_num_seqs, max_tokens, PIECE)
         in_advance = [size for size in whole if size.in_advance]
-        self._whole = SizeShelf(whole, in_advance, self._capture_whole, len(whole))
+        self._whole = SizeShelf(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
         # Without fresh chunks full steps are whole graphs.
         in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
-        self._pieced = SizeShelf(pieced, in_advance, self._capture_pieced, _MOST_PIECED)
+        self._pieced = SizeShelf(pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED)
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
         """The smallest step that suits the wanted size, captured now if it was not; None: none does. `fresh`: some
         chunk is to be left to torch's attention."""
         found = None if fresh else self._whole.find(wanted)
-        # Beside rows that decode, pieces have been shown to be right by the CPU's tests alone: not before a GPU has.
-        if found is None and wanted.rows > MOST_PADDED_ROWS and not wanted.decodes:
+        if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)
         return found
 
@@ -67,11 +65,6 @@ class StepGraphs:
         self._whole.give_up()
         self._pieced.give_up()
 
-    def _capture_whole(self, size: StepSize) -> StepGraph:
+    def _capture(self, size: StepSize, *, fresh: bool) -> StepGraph:
         with torch.cuda.stream(self._stream):
-            return StepGraph(self._body, StepLayout.of(size, self._tiling), self._recorder, pieced=False)
-
-    def _capture_pieced(self, size: StepSize) -> StepGraph:
-        layout = StepLayout.of(size, self._tiling, fresh=self._fresh)
-        with torch.cuda.stream(self._stream):
-            return StepGraph(self._body, layout, self._recorder, pieced=True)
+            return StepGraph(self._body, StepLayout.of(size, self._tiling, fresh=fresh), self._recorder)

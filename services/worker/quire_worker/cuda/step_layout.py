@@ -154,15 +154,37 @@ class StepLayout:
         stops = column("stop_id").reshape(size.sequences, self.stop_ids)
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
-        if "share" in self.place:
-            shares = column("share").reshape(COLUMNS, -1)
-            shares[:] = share_keys(batch.position[:decodes] + 1, self.tiling.programs, shares.shape[1])
+        self._pack_shares(batch.position[:decodes], into)
         self._pack_rows(batch, decodes, here, first, into)
-        width = batch.page_table.shape[1]
-        column("table_width")[0] = width
+        return self._pack_table(batch, decodes, here, into)
+
+    def pack_next(self, batch: StepBatch, into: Int32) -> int:
+        """The same for a batch of sequences that all decode, into what holds an earlier step of these, packed by this
+        layout: writes what has moved."""
+        count, position = len(batch.position), batch.position
+        for name, values in (
+            ("position", position),
+            ("drawn_at", position + 1),
+            ("last", batch.last),
+            ("row_position", position),
+        ):
+            begin = self.place[name][0]
+            into[begin : begin + count] = values
+        self._pack_shares(position, into)
+        return self._pack_table(batch, count, slice(count), into)
+
+    def _pack_shares(self, position: Int32, into: Int32) -> None:
+        if "share" in self.place:
+            begin, length = self.place["share"]
+            shares = into[begin : begin + length].reshape(COLUMNS, -1)
+            shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1])
+
+    def _pack_table(self, batch: StepBatch, decodes: int, here: Int32 | slice, into: Int32) -> int:
+        size, width = self.size, batch.page_table.shape[1]
+        into[self.place["table_width"][0]] = width
         table = into[self.table_at : self.table_at + size.sequences * width].reshape(size.sequences, width)
         table[decodes : size.decodes] = 0
-        table[size.decodes + chunks :] = 0
+        table[size.decodes + len(batch.count) - decodes :] = 0
         table[here] = batch.page_table
         return self.words(width)
 

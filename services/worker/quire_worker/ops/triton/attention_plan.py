@@ -60,8 +60,6 @@ class TritonPlan:
     """Chunks that are in no tile: torch's attention does them. None: nothing is kept for it."""
     turned: Tensor | None = None
     """Of the layer at hand, where something may be fresh: qkv with its keys turned."""
-    out: Tensor | None = None
-    """Where the attention of the layer at hand leaves its rows; None: in new memory."""
 
     def addressing(self, pages: Tensor, layer: int) -> tuple[Tensor, int, int, int, int]:
         """What kernels find keys and values by: table_width, and the strides of a page and of a KV head, the offset of

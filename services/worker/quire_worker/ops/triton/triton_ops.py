@@ -131,7 +131,7 @@ class TritonOps:
     ) -> Tensor:
         """See `Ops.paged_attention`; padding rows hold what was there before, and nobody reads them. `sinks` [Q]
         float32: a score of each head that takes part in the softmax and has no value."""
-        out = torch.empty_like(query) if plan.out is None else plan.out
+        out = torch.empty_like(query)
         decode_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
         prefill_attention(query, pages, layer, plan, shape, window, out, self.pdl, sinks)
         if plan.fresh and plan.turned is not None:

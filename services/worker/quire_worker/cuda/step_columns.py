@@ -1,0 +1,38 @@
+"""StepColumns: one host buffer that steps are packed into, and what it holds.
+
+While the same sequences decode, a step differs from the one before by little: what their starts fixed is not written
+again. That those are the same is seen by the arrays being the very same: StepBuilder keeps them for as long.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_worker.cuda.step_layout import StepLayout
+    from quire_worker.step import Int32, StepBatch
+
+
+class StepColumns:
+    """`words`: the buffer, which nobody else writes."""
+
+    def __init__(self, words: Int32) -> None:
+        self.words = words
+        self._held: tuple[StepLayout, StepBatch] | None = None
+
+    def pack(self, layout: StepLayout, batch: StepBatch, control: Mapping[int, int]) -> int:
+        """See StepLayout.pack."""
+        held, self._held = self._held, (layout, batch)
+        # Rows that decode have tiles too where those are even, and their order changes.
+        repeats = held is not None and held[0] is layout and not control and not layout.tiling.even
+        if held is not None and repeats and _goes_on(held[1], batch):
+            return layout.pack_next(batch, self.words)
+        return layout.pack(batch, self.words, control)
+
+
+def _goes_on(before: StepBatch, now: StepBatch) -> bool:
+    """Whether the same sequences decode in both, and nobody else runs."""
+    same = now.seed is before.seed and now.fed is before.fed and now.sample is before.sample
+    return same and not now.blocked and not before.blocked and bool(now.fed.all())
