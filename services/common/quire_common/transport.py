@@ -35,8 +35,10 @@ CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,
     # Channels to the same address do not share a connection: a stream's flow control is its own.
     ("grpc.use_local_subchannel_pool", 1),
+    # Between attempts: a peer that refuses is soon tried again.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    # No pause: one attempt may take so long, to its first frame. Less fails where the way is long or a machine busy.
+    ("grpc.min_reconnect_backoff_ms", 2000),
     ("grpc.max_reconnect_backoff_ms", 2000),
     # Peers are found by discovery, never through a proxy of the environment.
     ("grpc.enable_http_proxy", 0),

@@ -152,18 +152,26 @@ async def aio_echo(untraced: Collection[str] = UNTRACED) -> AsyncIterator[tuple[
 
 
 @contextlib.contextmanager
+def sync_echo_port(workers: int = 4, echo: SyncEcho | None = None) -> Iterator[int]:
+    """The port of a running threaded service."""
+    pool = futures.ThreadPoolExecutor(workers)
+    server = grpc.server(pool, interceptors=[SyncServerInterceptor()])
+    server.add_generic_rpc_handlers((echo or SyncEcho(),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield port
+    server.stop(1).wait()
+    pool.shutdown()
+
+
+@contextlib.contextmanager
 def sync_echo(workers: int = 4) -> Iterator[tuple[SyncEcho, Any]]:
     """A running threaded service and an intercepted channel to it."""
     echo = SyncEcho()
-    pool = futures.ThreadPoolExecutor(workers)
-    server = grpc.server(pool, interceptors=[SyncServerInterceptor()])
-    server.add_generic_rpc_handlers((echo,))
-    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with grpc.insecure_channel(address) as plain:
-        yield echo, grpc.intercept_channel(plain, *sync_client_interceptors(address))
-    server.stop(1).wait()
-    pool.shutdown()
+    with sync_echo_port(workers, echo) as port:
+        address = f"127.0.0.1:{port}"
+        with grpc.insecure_channel(address) as plain:
+            yield echo, grpc.intercept_channel(plain, *sync_client_interceptors(address))
 
 
 def aio_start(channel: Any, kind: str, request: bytes) -> Any:
