@@ -135,6 +135,35 @@ async def test_a_request_that_costs_engine_after_engine_is_not_passed_on() -> No
         await until(lambda: nothing_left(rig))
 
 
+@pytest.mark.parametrize("began_anew", [False, True])
+async def test_engines_that_were_out_of_reach_count_only_if_they_are_not_what_they_were(began_anew: bool) -> None:
+    fakes = pair(heartbeat_ms=50)
+    for fake in fakes:
+        fake.gate.clear()
+        fake.rates = {"epoch": pb.Epoch(boot_id=7, run=1)}
+    async with router_rig(fakes, migration_limit=2, replica_timeout_s=0.3) as rig:
+        waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+        for attempt in range(2 if began_anew else 6):
+            await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
+            fake = running(rig)
+            fake.admit_all()
+            await until(lambda: any(choice.admitted for choice in inside(rig)))
+            fake.hang()
+            await until(lambda: not inside(rig) or not any(choice.admitted for choice in inside(rig)))
+            if began_anew:
+                fake.rates = {"epoch": pb.Epoch(boot_id=7, run=2)}
+                fake.report()
+            fake.awake.set()
+            await until(lambda: all(replica.accepts for replica in rig.router.fleet.replicas.values()))
+        release(rig)
+        answer = await waiting
+        if began_anew:
+            assert answer.status_code == 500 and answer.json()["error"]["code"] == "MIGRATION_LIMIT"
+        else:
+            assert answer.json()["choices"][0]["text"] == "abc"
+        await until(lambda: nothing_left(rig))
+
+
 async def test_a_request_that_waited_where_engines_broke_is_not_to_blame_for_them() -> None:
     async with router_rig(pair(), migration_limit=1) as rig:
         waiting = await break_before_admission(rig, 5)
@@ -146,7 +175,7 @@ async def test_nor_is_it_passed_on_for_ever() -> None:
     async with router_rig(pair(), migration_limit=1) as rig:
         failed = await (await break_before_admission(rig, 10))
         error = failed.json()["error"]
-        assert (failed.status_code, error["code"]) == (500, "MIGRATION_LIMIT") and "never began" in error["message"]
+        assert (failed.status_code, error["code"]) == (500, "MIGRATION_LIMIT") and "queues" in error["message"]
         assert len(submits(rig)) == 10
         await until(lambda: nothing_left(rig))
 

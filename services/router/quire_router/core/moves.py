@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from quire_router.engine.blame import Blame
+
 if TYPE_CHECKING:
     from quire_router.core.choice import Choice
 
@@ -13,16 +15,15 @@ class Moves:
     """Made at the first trouble; most choices never have one.
 
     `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now (loop time).
-    `fruitless` counts attempts in a row that brought no token, `bystander` those that ended before they began.
+    `blame` knows which of the engines that it lost are held against it.
     `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
     was new. `times` counts moves, `total_us` the time without an engine before them.
     """
 
     __slots__ = (
         "avoid",
+        "blame",
         "busy",
-        "bystander",
-        "fruitless",
         "known_bytes",
         "lost_ns",
         "reason",
@@ -38,8 +39,7 @@ class Moves:
         self.wait_left_s = wait_s
         self.until_s = 0.0
         self.known_bytes = known_bytes
-        self.fruitless = 0
-        self.bystander = 0
+        self.blame = Blame()
         self.refusals = 0
         self.avoid = ""
         self.reason = ""
@@ -53,7 +53,8 @@ class Moves:
         """Start anew if tokens have come since the last trouble."""
         if len(choice.output_ids) > self.known_bytes:
             self.known_bytes = len(choice.output_ids)
-            self.fruitless = self.bystander = self.refusals = 0
+            self.blame.clear()
+            self.refusals = 0
             self.wait_left_s = wait_s
             self.shunned.clear()
 

@@ -15,6 +15,7 @@ from quire_router.placement.wish import Wish
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from quire_common.credit.hello import Epoch
     from quire_router.core.choice import Choice
     from quire_router.engine.fleet import Fleet
     from quire_router.engine.replica import Replica
@@ -80,6 +81,14 @@ class Chooser:
     def accepting(self, choice: Choice) -> list[Replica]:
         """Everybody who could run it now."""
         return self._fleet.accepting(choice)
+
+    def epoch_of(self, instance: str) -> Epoch | None:
+        """See Fleet."""
+        return self._fleet.epoch_of(instance)
+
+    def goes_on(self, instance: str, epoch: Epoch) -> bool:
+        """See Fleet."""
+        return self._fleet.goes_on(instance, epoch)
 
     def _able(self, choice: Choice, shunned: Container[str]) -> Rows:
         fleet, bound = self._fleet, bool(choice.output_ids and choice.digest)

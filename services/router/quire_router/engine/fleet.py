@@ -13,7 +13,7 @@ from quire_router.placement.replica_table import ReplicaTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire_common.credit.hello import ModelInfo
+    from quire_common.credit.hello import Epoch, ModelInfo
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
@@ -82,6 +82,16 @@ class Fleet:
     def accepting(self, choice: Choice) -> list[Replica]:
         """Replicas that could run the choice now."""
         return [replica for replica in self.replicas.values() if replica.can_take(choice)]
+
+    def epoch_of(self, instance: str) -> Epoch | None:
+        """Which epoch that replica was in when it last said so; None: nobody knows."""
+        replica = self.replicas.get(instance)
+        return replica.epoch if replica is not None else None
+
+    def goes_on(self, instance: str, epoch: Epoch) -> bool:
+        """Whether that replica is within reach, and still in that epoch: nothing that ran there has broken it."""
+        replica = self.replicas.get(instance)
+        return replica is not None and replica.session.open and replica.load.epoch == epoch
 
     def at(self, row: int) -> Replica:
         """The replica of a row of the table."""

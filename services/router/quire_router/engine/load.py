@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire_common.credit.hello import Epoch
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,3 +29,5 @@ class Load:
     """prefill, decode or both; '': it did not say."""
     open_transfers: int = 0
     pull_bytes_per_s: float = 0.0
+    epoch: Epoch | None = None
+    """Which life of its worker, and which run within it; None: there is no worker, or it is not known."""

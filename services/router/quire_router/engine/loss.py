@@ -24,7 +24,8 @@ class Loss:
     """`reason` is a metric's label, `error` what the client is told if nobody else takes the choice.
 
     `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
-    was lost. `refused`: this replica would refuse it again now. `busy`: it was refused because the replica is full.
+    was lost. `unheard`: nobody has said anything, and all may go on there. `refused`: this replica would refuse it
+    again now. `busy`: it was refused because the replica is full.
     """
 
     reason: str
@@ -32,6 +33,7 @@ class Loss:
     error: QuireError
     suspect: bool = False
     bystander: bool = False
+    unheard: bool = False
     refused: bool = False
     busy: bool = False
 

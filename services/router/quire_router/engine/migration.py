@@ -3,9 +3,8 @@
 A choice that is better prefilled elsewhere begins as a Handoff, and comes here again when its prompt is computed.
 
 Where no replica can take a choice it waits for one, up to `--migration-wait-s` without an engine since its last token.
-A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another; engines that
-break while it only waits in their queues may be ten times as many. Knows nothing of streams; what an engine's failure
-means is in loss.py, who is the best of several in placement/.
+A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another (blame.py).
+Knows nothing of streams; what an engine's failure means is in loss.py, who is the best of several in placement/.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
-from quire_common.errors import Internal, Unavailable
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from quire_router.engine.waiting_room import WaitingRoom
 
 _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
-# What only waited is hardly the cause, but a submit alone may break a scheduler too.
-_BYSTANDER_FACTOR = 10
 log = get_logger(__name__)
 
 
@@ -137,18 +133,11 @@ class Migration:
             choice.fail(session_lost())
 
     def _gives_up(self, choice: Choice, moves: Moves, loss: Loss) -> bool:
-        if loss.suspect:
-            moves.fruitless += 1
-            if moves.fruitless >= self._limit:
-                # Of an engine that went away nothing better is known; one that lives has said what is wrong.
-                gone = isinstance(loss.error, Unavailable)
-                choice.fail(_too_many_attempts(moves.fruitless) if gone else loss.error)
-                return True
-        if loss.bystander:
-            moves.bystander += 1
-            if moves.bystander >= self._limit * _BYSTANDER_FACTOR:
-                choice.fail(_never_begun(moves.bystander))
-                return True
+        epoch = self._chooser.epoch_of(loss.instance)
+        error = moves.blame.verdict(loss, epoch, self._chooser.goes_on, self._limit)
+        if error is not None:
+            choice.fail(error)
+            return True
         if loss.busy and not choice.admitted_once:
             # Overload is told early; only what has begun is worth waiting for.
             moves.busy.add(loss.instance)
@@ -280,19 +269,3 @@ def _tell(choice: Choice, moves: Moves, instance: str) -> None:
         end_ns = time.time_ns()
         attributes = {f"quire.{name}": value for name, value in fields.items()}
         tracing.record_span("router.migrate", parent, end_ns - us * 1000, end_ns, attributes)
-
-
-def _too_many_attempts(attempts: int) -> Internal:
-    return Internal(
-        "MIGRATION_LIMIT",
-        f"{attempts} engines in a row were lost while they ran this request, and none gave a token.",
-        "Do not send it again as it is: report it with its request id.",
-    )
-
-
-def _never_begun(attempts: int) -> Internal:
-    return Internal(
-        "MIGRATION_LIMIT",
-        f"{attempts} engines were lost while this request waited in their queues; it never began.",
-        "Retry once the engines stay up; see the router's log for what became of them.",
-    )

@@ -20,7 +20,7 @@ from quire_router.engine.session import Session
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_common.credit.hello import ModelInfo
+    from quire_common.credit.hello import Epoch, ModelInfo
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
     from quire_router.engine.loss import Loss
@@ -49,6 +49,8 @@ class Replica:
         self.instance = instance
         self.address = address
         self.load = Load()
+        # Of its last load that named one.
+        self.epoch: Epoch | None = None
         self.model: ModelInfo | None = None
         self.row = row
         self.client = SchedulerClient(address, config)
@@ -149,6 +151,7 @@ class Replica:
         if load.phase != self.load.phase:
             log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
         self.load = load
+        self.epoch = load.epoch or self.epoch
         self.row.loaded(load)
         if load.phase in ("ready", "draining"):
             self._serving.set()

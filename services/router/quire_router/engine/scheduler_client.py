@@ -8,7 +8,7 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import scheduler_pb2_grpc
 from quire_common.channel import aio_channel
-from quire_common.credit.hello import ModelInfo, model_from_pb
+from quire_common.credit.hello import ModelInfo, epoch_from_pb, model_from_pb
 from quire_common.ticket import ticket_from_pb
 from quire_router.engine.load import Load
 
@@ -77,4 +77,5 @@ def load_from_pb(message: sb.Load) -> Load:
         message.role,
         message.open_transfers,
         message.pull_bytes_per_s,
+        epoch_from_pb(message.epoch) if message.HasField("epoch") else None,
     )

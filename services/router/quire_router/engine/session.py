@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _WELCOME_TIMEOUT_S = 10.0
 # How many promised signs of life must be missing at least.
 _HEARTBEATS = 3
+# What no service has said itself: see from_rpc_error.
+_CUT = "PEER_UNAVAILABLE"
 # Ends of a session for which a request that ran may be to blame.
 _SUSPECT = ("session_lost", "silent", "session_failed")
 
@@ -138,7 +140,7 @@ class Session:
         self._out = SessionOutgoing(self._router_id, self._wanted)
         call = self._stub.Session(self._out.messages())
         watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
-        reason, heard_ns = "session_ended", time.monotonic_ns()
+        reason, unheard, heard_ns = "session_ended", False, time.monotonic_ns()
         try:
             async for message in call:
                 heard_ns, watch.quiet_s = time.monotonic_ns(), 0.0
@@ -152,11 +154,12 @@ class Session:
                 reason = "left"
                 raise
             # Otherwise it is the call alone: cut by the watchdog, or by gRPC because a message could not be made.
-            reason = "silent" if watch.expired else "session_failed"
+            reason, unheard = ("silent", True) if watch.expired else ("session_failed", False)
             raise _cut(watch) from None
         except grpc.aio.AioRpcError as error:
             typed = from_rpc_error(error)
             reason = "too_slow" if typed.code == SESSION_TOO_SLOW else "session_lost"
+            unheard = typed.code == _CUT
             raise typed from error
         except Exception:
             reason = "session_failed"
@@ -168,7 +171,7 @@ class Session:
             call.cancel()
             if self.choices:
                 metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
-            self._lose(reason)
+            self._lose(reason, unheard=unheard)
 
     def _longest_silence_s(self, heartbeat_ms: int) -> float:
         """Only who promises signs of life is missed."""
@@ -234,10 +237,10 @@ class Session:
         if self.open:
             self._out.abort(handle)
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, unheard: bool) -> None:
         """All that is here has lost its engine; what has all its tokens needs none."""
         deadly, error = reason in _SUSPECT, session_lost()
-        ran = Loss(reason, self.instance, error, suspect=deadly)
+        ran = Loss(reason, self.instance, error, suspect=deadly, unheard=unheard)
         waited = Loss(reason, self.instance, error, bystander=deadly)
         lost = list(self.choices.values())
         self.choices.clear()

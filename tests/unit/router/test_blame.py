@@ -1,0 +1,81 @@
+"""Which lost engines are held against a request: those that broke where it ran, and hardly any other."""
+
+from __future__ import annotations
+
+import pytest
+
+from quire_common.credit.hello import Epoch
+from quire_common.errors import Internal, QuireError, Unavailable
+from quire_router.engine.blame import Blame
+from quire_router.engine.loss import Loss
+
+EPOCH = Epoch(7, 1)
+GONE = Unavailable("SCHEDULER_LOST", "m", "f")
+
+
+class Rig:
+    """A choice with a limit of 3, and `there`: the epochs in which instances are now."""
+
+    def __init__(self) -> None:
+        self.blame = Blame()
+        self.there: dict[str, Epoch] = {}
+
+    def lose(self, instance: str = "a", error: QuireError = GONE, **what: bool) -> str:
+        """The code of what the client is told; '': it goes on."""
+        loss = Loss("why", instance, error, **what)
+        told = self.blame.verdict(loss, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
+        return told.code if told is not None else ""
+
+
+def test_three_engines_in_a_row_that_broke_where_it_ran_are_enough() -> None:
+    rig = Rig()
+    assert [rig.lose(name, suspect=True) for name in "aba"] == ["", "", "MIGRATION_LIMIT"]
+
+
+def test_a_token_starts_anew() -> None:
+    rig = Rig()
+    rig.lose(suspect=True), rig.lose(suspect=True)
+    rig.blame.clear()
+    assert [rig.lose(suspect=True) for _ in range(3)] == ["", "", "MIGRATION_LIMIT"]
+
+
+def test_an_engine_that_lives_has_said_what_is_wrong() -> None:
+    rig, error = Rig(), Internal("NAN_LOGITS", "m", "f")
+    assert [rig.lose(error=error, suspect=True) for _ in range(3)] == ["", "", "NAN_LOGITS"]
+
+
+def test_engines_that_go_on_had_not_broken() -> None:
+    rig = Rig()
+    rig.there = {"a": EPOCH, "b": EPOCH}
+    assert {rig.lose(name, suspect=True, unheard=True) for name in "ab" * 14} == {""}
+
+
+def test_who_is_lost_again_in_the_same_epoch_had_gone_on() -> None:
+    rig = Rig()
+    assert {rig.lose(name, suspect=True, unheard=True) for name in "abababab"} == {""}
+
+
+@pytest.mark.parametrize("back", [Epoch(7, 2), Epoch(8, 1), None])
+def test_engines_that_begin_anew_or_stay_away_had_broken(back: Epoch | None) -> None:
+    rig = Rig()
+    if back is not None:
+        rig.there = dict.fromkeys("abc", back)
+    assert [rig.lose(name, suspect=True, unheard=True) for name in "abc"] == ["", "", "MIGRATION_LIMIT"]
+
+
+def test_a_worker_that_was_lost_was_lost_whatever_its_scheduler_says_of_epochs() -> None:
+    rig = Rig()
+    rig.there = dict.fromkeys("abc", EPOCH)
+    assert [rig.lose(name, suspect=True) for name in "abc"] == ["", "", "MIGRATION_LIMIT"]
+
+
+def test_nothing_is_passed_on_for_ever() -> None:
+    rig = Rig()
+    rig.there = {"a": EPOCH}
+    mixed = [rig.lose(suspect=True, unheard=True) if i % 2 else rig.lose(bystander=True) for i in range(31)]
+    assert mixed == [*[""] * 30, "MIGRATION_LIMIT"]  # of the last that was not heard it is not known yet
+
+
+def test_a_refusal_is_held_against_nobody() -> None:
+    rig = Rig()
+    assert {rig.lose(refused=True) for _ in range(100)} == {""}
