@@ -125,7 +125,9 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--rows", nargs="*", default=["itl", "sampling", "prefill", "single", "throughput", "uniform"])
+    parser.add_argument(
+        "--rows", nargs="*", default=["itl", "sampling", "logprobs", "prefill", "single", "throughput", "uniform"]
+    )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     result: dict[str, object] = {}
@@ -160,6 +162,8 @@ def main() -> None:
         if "sampling" in args.rows:
             drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
             show("sampling 256", local.serve([128] * 256, [64] * 256, drawn), "(against itl 256)")
+        if "logprobs" in args.rows:
+            show("logprobs 256", local.serve([128] * 256, [64] * 256, Sampling(logprobs=5)), "(against itl 256)")
         local.device.close()
         del local
         torch.cuda.empty_cache()

@@ -14,7 +14,7 @@ import torch
 
 from quire_common.credit import Finish
 from quire_worker.cuda.control_sheets import ControlSheets
-from quire_worker.cuda.device_logprobs import start_logprobs
+from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.repetition_watch import RepetitionWatch
@@ -40,6 +40,7 @@ class InterpretedDevice:
         self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
         self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
         self._host_rows = HostRows(spec.logits_processors)
+        self._logprobs = DeviceLogprobs(pages.device, 1)
         self._repetition = RepetitionWatch()
         self._ended: list[StepOutcome] = []
 
@@ -73,7 +74,7 @@ class InterpretedDevice:
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         logprobs = None
         if len(asked):
-            logprobs = start_logprobs(body.logits, body.results, places[asked], asked, batch.logprobs[asked])
+            logprobs = self._logprobs.start(body.logits, body.results, places[asked], asked, batch.logprobs[asked])
         first = np.cumsum(batch.count, dtype=np.int32) - batch.count
         first[decodes:] += _PADDING
         scores = start_scores(hidden, body.decoder.logits, batch, first)

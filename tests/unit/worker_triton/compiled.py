@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 from quire_worker.ops.triton.kernels.control import control_kernel
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
+from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge_logprobs_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
@@ -38,7 +39,7 @@ FLOATS = frozenset(
     ]
 )
 BF16 = frozenset(["query", "pages", "out", "qkv", "query_gain", "key_gain", "logits"])
-WIDE = frozenset(("seed", "control"))
+WIDE = frozenset(("seed", "control", "part_key"))
 SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
     (
         "window",
@@ -51,6 +52,7 @@ SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
         "per_part",
         "rows",
         "shares_count",
+        "most",
     ),
     "i32",
 )
@@ -65,6 +67,7 @@ FP8 = {"pages": "*fp8e4nv"}
 CHANGED = {"changed": "*fp32"}
 PARTS = {"PARTS": 38, "PDL": False}
 ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
+LOGPROBS = {"PARTS": 38, "BLOCK": 4096, "PDL": False}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
 
@@ -104,6 +107,8 @@ def main() -> None:
         check(f"threshold{told}", threshold_kernel, sizes | more, 16, CHANGED)
         check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024} | more, 4, CHANGED)
         check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
+    check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 4, {})
+    check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 64}, 8, {})
     check("gather pages", gather_pages_kernel, GATHER, 8, GATHERED)
     check("control", control_kernel, {"BLOCK": 4096, "PDL": False}, 8, CHANGED)
 

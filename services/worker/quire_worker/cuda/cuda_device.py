@@ -20,7 +20,7 @@ import torch
 from quire_common.credit import Finish
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.control_sheets import ControlSheets
-from quire_worker.cuda.device_logprobs import start_logprobs
+from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
@@ -88,6 +88,7 @@ class CudaDevice:
         self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._turn = 0
         self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
+        self._logprobs = DeviceLogprobs(body.pages.device, _RING)
         self._host_rows = HostRows(processors)
         self._repetition = RepetitionWatch()
         self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
@@ -114,7 +115,7 @@ class CudaDevice:
                 graph.replay(layout)
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
             # Before the scores, whose logits overwrite the step's.
-            logprobs = self._logprobs(batch, layout, body.logits if graph is None else graph.logits)
+            logprobs = self._start_logprobs(batch, layout, body.logits if graph is None else graph.logits)
             if batch.scores and hidden is not None:
                 first = np.cumsum(batch.count, dtype=np.int32) - batch.count
                 scores = start_scores(hidden, body.decoder.logits, batch, first)
@@ -130,7 +131,7 @@ class CudaDevice:
         return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
 
     def prepare(self) -> bool:
-        """See Device: capture a size, or plan a length, that is missing."""
+        """See Device: capture a size, compile what no step has run yet, or plan a length."""
         try:
             return self._prepare()
         except RuntimeError:  # torch's, out of memory included; a GPU that is broken says so at the next step too
@@ -146,6 +147,9 @@ class CudaDevice:
     def _prepare(self) -> bool:
         if self._graphs is not None and self._graphs.capture(1):
             return True
+        with torch.cuda.stream(self._stream):
+            if self._logprobs.compile(self._body.logits):
+                return True
         if self._fresh is None:
             return False
         if not self._fresh.begun:
@@ -211,12 +215,14 @@ class CudaDevice:
         first = np.cumsum(batch.count) - batch.count - np.count_nonzero(batch.fed)
         return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
 
-    def _logprobs(self, batch: StepBatch, layout: StepLayout, logits: torch.Tensor | None) -> PendingLogprobs | None:
+    def _start_logprobs(
+        self, batch: StepBatch, layout: StepLayout, logits: torch.Tensor | None
+    ) -> PendingLogprobs | None:
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         if not len(asked) or logits is None:
             return None
         row = _places(batch, layout)[asked]
-        return start_logprobs(logits, self._body.results, row, asked, batch.logprobs[asked])
+        return self._logprobs.start(logits, self._body.results, row, asked, batch.logprobs[asked])
 
     def _main(self) -> None:
         while (item := self._launched.get()) is not None:

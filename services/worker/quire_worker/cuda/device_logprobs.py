@@ -3,81 +3,85 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire_worker.step import Int32, LogprobColumns
+from quire_worker.cuda.pinned_ring import PinnedRing
+from quire_worker.ops.triton.logprobs import packed_logprobs
+from quire_worker.step import LogprobColumns
+
+if TYPE_CHECKING:
+    from quire_worker.step import Int32
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class PendingLogprobs:
-    """Host copies that are complete once the step's event is."""
+    """A host copy that is complete once the step's event is."""
 
     sequence: Int32
     """Of the batch, by entry."""
     wanted: Int32
     """Alternatives asked for, by entry."""
-    chosen: Tensor
-    rank: Tensor
-    top_id: Tensor
-    top_logprob: Tensor
+    packed: Tensor
+    """See ops/triton/logprobs.py."""
 
     def columns(self, token: Int32) -> LogprobColumns | None:
         """Entries of sequences that drew a token."""
         kept = np.flatnonzero(token[self.sequence] >= 0)
         if not len(kept):
             return None
-        count = self.wanted[kept]
-        inside = np.arange(self.top_id.shape[1])[None, :] < count[:, None]
+        packed: Int32 = self.packed.numpy()[kept]
+        most = (packed.shape[1] - 2) // 2
+        count = np.minimum(self.wanted[kept], most).astype(np.int32)
+        inside = np.arange(most)[None, :] < count[:, None]
         return LogprobColumns(
             token_index=self.sequence[kept],
-            logprob=self.chosen.numpy()[kept],
-            rank=self.rank.numpy()[kept],
+            logprob=packed[:, 0].view(np.float32),
+            rank=packed[:, 1],
             top_count=count,
-            top_id=self.top_id.numpy()[kept][inside],
-            top_logprob=self.top_logprob.numpy()[kept][inside],
+            top_id=packed[:, 2 : 2 + most][inside],
+            top_logprob=packed[:, 2 + most :][inside].view(np.float32),
         )
 
 
-@torch.inference_mode()
-def start_logprobs(logits: Tensor, token: Tensor, row: Int32, sequence: Int32, wanted: Int32) -> PendingLogprobs:
-    """Of logits [S, V] and tokens [S] on the device: entries for the given rows, asynchronously.
+class DeviceLogprobs:
+    """Starts them for a device's steps, all on one stream. What `start` returned must have been read before it is
+    called for the `turns`-th time after that. Belongs to the model thread."""
 
-    `row` [L] of logits, `sequence` [L] of the batch, `wanted` [L] alternatives. Raw logits, natural logarithms; among
-    equal logits the lower id comes first.
-    """
-    device = logits.device
-    index = _pinned(torch.from_numpy(row.astype(np.int64)), device).to(device, non_blocking=True)
-    rows = logits.index_select(0, index).float()
-    drawn = token.index_select(0, index).clamp(min=0).long()[:, None]
-    normaliser = torch.logsumexp(rows, dim=1, keepdim=True)
-    chosen = rows.gather(1, drawn)
-    rank = 1 + (rows > chosen).sum(dim=1, dtype=torch.int32)
-    most = min(int(wanted.max()), rows.shape[1])
-    bits = rows.view(torch.int32)
-    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()
-    # One integer that sorts by logit, then by lower id.
-    key = (ordered << 32) | (0x7FFFFFFF - torch.arange(rows.shape[1], device=device))
-    top_id = 0x7FFFFFFF - (key.topk(most, dim=1).values & 0xFFFFFFFF)
-    top = rows.gather(1, top_id) - normaliser
-    return PendingLogprobs(
-        sequence,
-        np.minimum(wanted, rows.shape[1]).astype(np.int32),
-        _download((chosen - normaliser)[:, 0]),
-        _download(rank),
-        _download(top_id.int()),
-        _download(top),
-    )
+    def __init__(self, device: torch.device, turns: int) -> None:
+        self._device = device
+        self._uploads = PinnedRing(turns, device)
+        self._downloads = PinnedRing(turns, device)
+        self._row: Int32 = np.empty(0, np.int32)
+        self._row_there = torch.empty(0, dtype=torch.int32, device=device)
+        self._compiled = False
 
+    @torch.inference_mode()
+    def start(self, logits: Tensor, token: Tensor, row: Int32, sequence: Int32, wanted: Int32) -> PendingLogprobs:
+        """Of logits [S, V] and tokens [S] on the device: entries for the given rows, asynchronously.
 
-def _pinned(tensor: Tensor, device: torch.device) -> Tensor:
-    return tensor.pin_memory() if device.type == "cuda" else tensor
+        `row` [L] of logits, `sequence` [L] of the batch, `wanted` [L] alternatives."""
+        most = min(int(wanted.max()), logits.shape[1])
+        packed = packed_logprobs(logits, token, self._upload(row), most)
+        host = self._downloads.take(packed.numel()).view(packed.shape)
+        return PendingLogprobs(sequence, wanted, host.copy_(packed, non_blocking=True))
 
+    def compile(self, logits: Tensor | None) -> bool:
+        """Have the kernels for such logits ready, which takes up to seconds; whether there was anything to do."""
+        if self._compiled or logits is None:
+            return False
+        nobody = torch.zeros(1, dtype=torch.int32, device=self._device)
+        packed_logprobs(logits, nobody, nobody, 0)
+        self._compiled = True
+        return True
 
-def _download(tensor: Tensor) -> Tensor:
-    if tensor.device.type == "cpu":
-        return tensor
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+    def _upload(self, row: Int32) -> Tensor:
+        """It is mostly the same as for the step before."""
+        if not np.array_equal(row, self._row):
+            host = self._uploads.take(len(row))
+            host.copy_(torch.from_numpy(row))
+            self._row, self._row_there = row, host.to(self._device, non_blocking=True, copy=True)
+        return self._row_there

@@ -8,39 +8,31 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from quire_worker.cuda.device_logprobs import PendingLogprobs, start_logprobs
-from quire_worker.sampling.logprobs import join_columns
+from quire_worker.cuda.device_logprobs import PendingLogprobs
+from quire_worker.ops.triton.logprobs import packed_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from quire_worker.step import Int32, LogprobColumns, StepBatch
+    from quire_worker.step import Int32, LogprobColumns, PromptScores, StepBatch
 
 # Logits of so many prompt rows are there at once.
 _SCORED_ROWS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
-    pending: PendingLogprobs
-    token: Int32
-
-
-@dataclass(frozen=True, slots=True)
 class PendingScores:
     """Complete once the step's event is."""
 
-    parts: dict[int, list[_Part]]
+    pending: dict[int, tuple[PendingLogprobs, Int32]]
+    """Of a sequence's prompt tokens, and these."""
 
     def columns(self) -> dict[int, LogprobColumns]:
         """As StepOutput.scores."""
-        found = {}
-        for sequence, parts in self.parts.items():
-            columns = [part.pending.columns(part.token) for part in parts]
-            found[sequence] = join_columns([each for each in columns if each is not None])
-        return found
+        found = {sequence: pending.columns(token) for sequence, (pending, token) in self.pending.items()}
+        return {sequence: columns for sequence, columns in found.items() if columns is not None}
 
 
 @torch.inference_mode()
@@ -48,16 +40,30 @@ def start_scores(
     hidden: Tensor, logits_of: Callable[[Tensor], Tensor], batch: StepBatch, first: Int32
 ) -> PendingScores:
     """Of the step's hidden rows [R, H], `first` [S] being each sequence's first. Asynchronous on a CUDA device."""
-    parts: dict[int, list[_Part]] = {}
+    pending = {}
     for sequence, scores in batch.scores.items():
-        for begin in range(0, len(scores.token), _SCORED_ROWS):
-            token = scores.token[begin : begin + _SCORED_ROWS]
-            count, row = len(token), int(first[sequence]) + begin
-            logits = logits_of(hidden[row : row + count])
-            there = torch.from_numpy(token.astype(np.int32))
-            if hidden.device.type == "cuda":
-                there = there.pin_memory().to(hidden.device, non_blocking=True)
-            order = np.arange(count, dtype=np.int32)
-            pending = start_logprobs(logits, there, order, order, np.full(count, scores.wanted, np.int32))
-            parts.setdefault(sequence, []).append(_Part(pending, token))
-    return PendingScores(parts)
+        begin = int(first[sequence])
+        packed = _download(_packed(hidden[begin : begin + len(scores.token)], logits_of, scores))
+        order = np.arange(len(scores.token), dtype=np.int32)
+        wanted = np.full(len(order), scores.wanted, np.int32)
+        pending[sequence] = PendingLogprobs(order, wanted, packed), scores.token
+    return PendingScores(pending)
+
+
+def _packed(hidden: Tensor, logits_of: Callable[[Tensor], Tensor], scores: PromptScores) -> Tensor:
+    token = torch.from_numpy(scores.token.astype(np.int32))
+    if hidden.is_cuda:
+        token = token.pin_memory().to(hidden.device, non_blocking=True)
+    row = torch.arange(_SCORED_ROWS, dtype=torch.int32, device=hidden.device)
+    parts = []
+    for begin in range(0, len(token), _SCORED_ROWS):
+        logits, tokens = logits_of(hidden[begin : begin + _SCORED_ROWS]), token[begin : begin + _SCORED_ROWS]
+        most = min(scores.wanted, logits.shape[1])
+        parts.append(packed_logprobs(logits, tokens, row[: len(tokens)], most))
+    return torch.cat(parts)
+
+
+def _download(packed: Tensor) -> Tensor:
+    if not packed.is_cuda:
+        return packed
+    return torch.empty(packed.shape, dtype=packed.dtype, pin_memory=True).copy_(packed, non_blocking=True)

@@ -1,4 +1,4 @@
-"""What all kernels share: the interpreter's switch, and the two halves of programmatic dependent launch.
+"""What all kernels share: the interpreter's switch, the two halves of programmatic dependent launch, and an order.
 
 Under the interpreter bf16 arithmetic is silently wrong (Triton 3.6), so every load is cast to float32 and products are
 fed float32 there; on a device products take bf16.
@@ -39,3 +39,16 @@ def operand(x, LIKE: tl.constexpr):
         return x.to(tl.float32)
     else:
         return x.to(LIKE)
+
+
+@triton.jit
+def ordered(x):
+    """float32 -> int32 that sorts alike: -0.0 below 0.0, a NaN beyond the infinity of its sign."""
+    bits = x.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
+
+
+@triton.jit
+def from_ordered(key):
+    """The inverse."""
+    return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)

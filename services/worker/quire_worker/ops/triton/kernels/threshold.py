@@ -10,22 +10,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_worker.ops.triton.kernels.common import let_next_start, wait
+from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
 
 GREEDY_BELOW: tl.constexpr = tl.constexpr(1e-5)
-
-
-@triton.jit
-def _ordered(x):
-    """float32 -> int32 that sorts alike."""
-    bits = x.to(tl.int32, bitcast=True)
-    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF)
-
-
-@triton.jit
-def _value(key):
-    """The inverse."""
-    return tl.where(key >= 0, key, key ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -143,7 +130,7 @@ def _search(
     few = tl.zeros([], tl.int32)
     if (k > 0) & (k <= BLOCK // 4):
         # At least k logits reach the k-th largest of the lanes' maxima, and hardly more do.
-        floor = _value(_kth(_ordered(most_of), k))
+        floor = from_ordered(_kth(ordered(most_of), k))
         for start in range(0, vocab, BLOCK):
             x = load_logits(logits, 0, start + lane, vocab, stop_id, stops, BLOCKED)
             chosen = x >= floor
@@ -154,11 +141,11 @@ def _search(
         if found <= CANDIDATES:
             place = tl.arange(0, CANDIDATES)
             x = tl.load(candidate + place, mask=place < found, other=float("-inf"))
-            key = _ordered(x)
-            cut = tl.maximum(cut, _value(_kth(key, k)))
+            key = ordered(x)
+            cut = tl.maximum(cut, from_ordered(_kth(key, k)))
             if p < 1.0:
                 weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-                cut = tl.maximum(cut, _value(_nucleus(key, weight, p * tl.sum(weight, axis=0))))
+                cut = tl.maximum(cut, from_ordered(_nucleus(key, weight, p * tl.sum(weight, axis=0))))
             few += 1
     if few == 0:
         cut = _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK, BLOCKED)
@@ -216,7 +203,7 @@ def _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK: tl.
             counts = tl.zeros([BLOCK], tl.int64)
             for start in range(0, vocab, BLOCK):
                 token = start + lane
-                key = _ordered(load_logits(logits, 0, token, vocab, stop_id, stops, BLOCKED)).to(tl.int64)
+                key = ordered(load_logits(logits, 0, token, vocab, stop_id, stops, BLOCKED)).to(tl.int64)
                 real = token < vocab
                 counts += (real & (key >= one)).to(tl.int64)
                 counts += (real & (key >= two)).to(tl.int64) << 21
@@ -229,7 +216,7 @@ def _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK: tl.
             elif (total & 0x1FFFFF) >= k:
                 low = one
             width = width // 4
-        cut = tl.maximum(cut, _value(low.to(tl.int32)))
+        cut = tl.maximum(cut, from_ordered(low.to(tl.int32)))
     if p < 1.0:
         mass = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
@@ -245,7 +232,7 @@ def _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK: tl.
             mass3 = tl.zeros([BLOCK], tl.float32)
             for start in range(0, vocab, BLOCK):
                 x = load_logits(logits, 0, start + lane, vocab, stop_id, stops, BLOCKED)
-                key = _ordered(x).to(tl.int64)
+                key = ordered(x).to(tl.int64)
                 weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
                 mass1 += tl.where(key > one, weight, 0.0)
                 mass2 += tl.where(key > two, weight, 0.0)
@@ -257,5 +244,5 @@ def _search_all(logits, stop_id, stops, heat, k, p, most, cut, vocab, BLOCK: tl.
             elif tl.sum(mass1, axis=0) >= wanted:
                 low = one
             width = width // 4
-        cut = tl.maximum(cut, _value((low + 1).to(tl.int32)))
+        cut = tl.maximum(cut, from_ordered((low + 1).to(tl.int32)))
     return cut

@@ -1,0 +1,117 @@
+"""Logprobs of drawn tokens and of the best alternatives: what a block of the vocabulary says, then a row's blocks.
+
+Logits are ordered as integers: by value, then the lower id first; -0.0 is below 0.0, and a NaN is beyond the infinity
+of its sign. A key is both in one int64, value above 0x7FFFFFFF - id, so that no two tokens have the same.
+
+The row is read once. Its best is the best of its blocks' bests: the block that gave it is looked at again for its next
+one, which a few alternatives make cheaper than every block's own list of them.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
+
+# Of no token: below all keys.
+_NO_KEY: tl.constexpr = tl.constexpr(-9223372036854775808)
+
+
+@triton.jit
+def block_logprobs_kernel(
+    logits,
+    row,
+    token,
+    part_key,
+    part_lse,
+    part_above,
+    vocab,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [entries, PARTS]: a block's best key (int64), log of its sum of exponentials, and number of logits above the
+    chosen token's (int32). row [entries] of logits [N, vocab] and of token [N]."""
+    entry, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wait(PDL)
+    let_next_start(PDL)
+    at = tl.load(row + entry).to(tl.int64)
+    chosen = _chosen(logits, token, at, vocab)
+    token_id = part * BLOCK + tl.arange(0, BLOCK)
+    inside = token_id < vocab
+    x = tl.load(logits + at * vocab + token_id, mask=inside, other=float("-inf")).to(tl.float32)
+    key = _best_key(ordered(x), token_id, inside)
+    shift = _shift(from_ordered((key >> 32).to(tl.int32)))
+    out = entry * PARTS + part
+    tl.store(part_key + out, key)
+    tl.store(part_lse + out, shift + tl.log(tl.sum(tl.exp(x - shift), axis=0)))
+    tl.store(part_above + out, tl.sum((x > chosen).to(tl.int32), axis=0))
+
+
+@triton.jit(do_not_specialize=["most"])
+def merge_logprobs_kernel(
+    logits,
+    row,
+    token,
+    part_key,
+    part_lse,
+    part_above,
+    packed,
+    most,
+    vocab,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [entries]: packed [entries, 2 + 2 * most] int32 takes the chosen token's logprob (the bits of a float32) and
+    rank, then ids of the best `most` tokens, then their logprobs. LANES: a power of two, at least PARTS."""
+    entry = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, LANES)
+    wait(PDL)
+    let_next_start(PDL)
+    at = tl.load(row + entry).to(tl.int64)
+    chosen = _chosen(logits, token, at, vocab)
+    known = lane < PARTS
+    lse = tl.load(part_lse + entry * PARTS + lane, mask=known, other=float("-inf"))
+    above = tl.load(part_above + entry * PARTS + lane, mask=known, other=0)
+    keys = tl.load(part_key + entry * PARTS + lane, mask=known, other=_NO_KEY)
+    shift = _shift(tl.max(lse, axis=0))
+    normaliser = shift + tl.log(tl.sum(tl.exp(lse - shift), axis=0))
+    packed += entry * (2 + 2 * most)
+    tl.store(packed, (chosen - normaliser).to(tl.int32, bitcast=True))
+    tl.store(packed + 1, tl.sum(above, axis=0) + 1)
+    for index in range(most):
+        best = tl.max(keys, axis=0)
+        found = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
+        value = (best >> 32).to(tl.int32)
+        tl.store(packed + 2 + index, found)
+        tl.store(packed + 2 + most + index, (from_ordered(value) - normaliser).to(tl.int32, bitcast=True))
+        part = found // BLOCK
+        token_id = part * BLOCK + tl.arange(0, BLOCK)
+        inside = token_id < vocab
+        x = tl.load(logits + at * vocab + token_id, mask=inside, other=float("-inf")).to(tl.float32)
+        order = ordered(x)
+        left = inside & ((order < value) | ((order == value) & (token_id > found)))
+        keys = tl.where(lane == part, _best_key(order, token_id, left), keys)
+
+
+@triton.jit
+def _chosen(logits, token, at, vocab):
+    """The logit of a row's token; of any where none was drawn."""
+    return tl.load(logits + at * vocab + tl.maximum(tl.load(token + at), 0)).to(tl.float32)
+
+
+@triton.jit
+def _shift(most):
+    """What is subtracted before exponentials are taken: nothing where it would make a NaN of what is none."""
+    return tl.where(tl.abs(most) == float("inf"), 0.0, most)
+
+
+@triton.jit
+def _best_key(order, token_id, among):
+    """The largest key among some tokens, _NO_KEY without any."""
+    value = tl.max(tl.where(among, order, -0x80000000), axis=0)
+    lowest = tl.min(tl.where(among & (order == value), token_id, 0x7FFFFFFF), axis=0)
+    return (value.to(tl.int64) << 32) | (0x7FFFFFFF - lowest).to(tl.int64)

@@ -1,0 +1,76 @@
+"""Launcher of the logprob kernels, beside the same in torch: both leave all that the host wants in one tensor.
+
+Packed logprobs are int32 [L, 2 + 2 * most]: of an entry its token's logprob (the bits of a float32) and rank, then the
+ids of the `most` best tokens, then their logprobs. Raw logits, natural logarithms; among equal logits the lower id
+comes first, and 0.0 before -0.0.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge_logprobs_kernel
+from quire_worker.ops.triton.launch import options, power_of_two
+
+_BLOCK = 4096
+# Alternatives follow one another in the kernel; so many more are better sought at once.
+_MOST_IN_TURN = 32
+
+
+def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
+    """Packed logprobs of the rows [L] int32 of logits [N, V] and token [N] int32; most <= V. A negative token's mean
+    nothing."""
+    if most > _MOST_IN_TURN:
+        return torch_logprobs(logits, token, row, most)
+    entries, vocab, device = len(row), logits.shape[1], logits.device
+    block = min(_BLOCK, power_of_two(vocab))
+    parts = -(-vocab // block)
+    part_key = torch.empty((entries, parts), dtype=torch.int64, device=device)
+    part_lse = torch.empty((entries, parts), dtype=torch.float32, device=device)
+    part_above = torch.empty((entries, parts), dtype=torch.int32, device=device)
+    packed = torch.empty((entries, 2 + 2 * most), dtype=torch.int32, device=device)
+    block_logprobs_kernel[(entries, parts)](
+        logits,
+        row,
+        token,
+        part_key,
+        part_lse,
+        part_above,
+        vocab,
+        PARTS=parts,
+        BLOCK=block,
+        **options(pdl=False, num_warps=4),
+    )
+    merge_logprobs_kernel[(entries,)](
+        logits,
+        row,
+        token,
+        part_key,
+        part_lse,
+        part_above,
+        packed,
+        most,
+        vocab,
+        PARTS=parts,
+        LANES=power_of_two(parts),
+        BLOCK=block,
+        **options(pdl=False, num_warps=8),
+    )
+    return packed
+
+
+def torch_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
+    """See `packed_logprobs`: the same in torch, slowly."""
+    rows = logits.index_select(0, row).float()
+    drawn = token.index_select(0, row).clamp(min=0).long()[:, None]
+    normaliser = torch.logsumexp(rows, dim=1, keepdim=True)
+    chosen = rows.gather(1, drawn)
+    rank = 1 + (rows > chosen).sum(dim=1, keepdim=True, dtype=torch.int32)
+    bits = rows.view(torch.int32)
+    ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()
+    # One integer that sorts by logit, then by lower id.
+    key = (ordered << 32) | (0x7FFFFFFF - torch.arange(rows.shape[1], device=logits.device))
+    top_id = 0x7FFFFFFF - (key.topk(most, dim=1).values & 0xFFFFFFFF)
+    top = rows.gather(1, top_id) - normaliser
+    return torch.cat([(chosen - normaliser).view(torch.int32), rank, top_id.int(), top.view(torch.int32)], dim=1)
