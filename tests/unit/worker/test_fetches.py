@@ -77,6 +77,15 @@ def test_while_some_are_under_way_no_more_are_asked_for(rig: Rig) -> None:
         rig.ask(2, 9)
 
 
+@pytest.mark.parametrize(("pages", "counted"), [(4, 4), (3, 0), (0, 0)])
+def test_the_end_of_the_move_says_whether_what_was_fetched_last_counts(rig: Rig, pages: int, counted: int) -> None:
+    rig.reader.ended = True
+    rig.ask(0, 7, 5, 9, 8)
+    rig.fetches.settle()
+    rig.fetches.end(rig.opened, pages)
+    assert rig.opened.landed == rig.opened.arrived == counted
+
+
 def test_what_was_not_kept_is_fetched_again(rig: Rig) -> None:
     rig.reader.ended = True
     rig.ask(0, 7, 5)

@@ -63,6 +63,10 @@ class Fetches:
         opened.landed += pages
         opened.arrived += pages
 
+    def end(self, opened: OpenMove, pages: int) -> None:
+        """The move is over with so many pages: those that were fetched last are among them, or do not count."""
+        self.keep(opened, opened.fetched if opened.landed + opened.fetched <= pages else 0)
+
     def settle(self) -> list[OpenMove]:
         """Moves whose fetch has ended."""
         settled = []

@@ -241,6 +241,7 @@ class MoverProcess:
             pages, code = frame.numbers()
             if opened is not None:
                 self._count(opened.move.kind, pages, transport_name(code))
+                self._fetches.end(opened, pages)
                 opened.ended = max(0, min(pages, len(opened.move.device_page)))
                 opened.wanted.clear()
                 self._end_if_over(opened)

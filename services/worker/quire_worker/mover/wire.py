@@ -64,12 +64,12 @@ class Kind(enum.IntEnum):
     """Slots of stores or exports that the mover has emptied."""
     ENDED = 20
     """The move is over: how many of its pages, from the first on, are whole at their destination, and what has carried
-    them (see `transport_code`)."""
+    them (see `transport_code`). Pages that were fetched last count where they are among these."""
     PONG = 21
     FETCH = 22
     """Of a pull: the next pages are to be fetched from the peer's memory: the first one's index, the peer's pages."""
     KEPT = 23
-    """Of a pull: so many of the pages that were fetched count, as their lease stood: all, or none."""
+    """Of a pull that goes on: so many of the pages that were fetched count, as their lease stood: all, or none."""
 
 
 class WireBroken(Exception):  # says what it is; the process at the other end is then given up

@@ -1,6 +1,6 @@
 """PoolLanding: one pull's way past the ring, where the engine's device fetches pages from the peer's memory by itself.
 
-What was fetched may be read by nobody before `keep`: only then it is known that the peer's pages were the lease's all
+What was fetched may be read by nobody before it is kept: only then it is known that the pages were the lease's all
 the while.
 """
 
@@ -58,6 +58,11 @@ class PoolLanding:
         """The lease stood until after the last fetch."""
         self._landing.landed += self._fetched
         self._tell(self._fetched)
+
+    def keep_last(self) -> None:
+        """The same, and nothing more is to come: the pull's end, which follows, says so."""
+        self._landing.landed += self._fetched
+        self._fetched = 0
 
     def drop(self) -> None:
         """What was fetched and not kept does not count."""

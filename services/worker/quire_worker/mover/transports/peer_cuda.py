@@ -41,7 +41,7 @@ class PeerCuda:
                     self._pool.fetch(self._located(exchange, cargo))
                 exchange.send(Kind.DONE)
                 exchange.arrived(Kind.END)
-                self._pool.keep()
+                self._pool.keep_last()
         finally:
             self._pool.drop()
 
