@@ -87,8 +87,9 @@ class Session:
         """Start a choice here; only while `open`."""
         choice.holder = self
         self.choices[choice.handle] = choice
-        self.detokenizer.open(choice)
+        # First, since its text waits for the engine; the tokenizer has until then to open it.
         self._out.submit(choice.handle, choice)
+        self.detokenizer.open(choice)
 
     def reserve(self, reservation: Reservation) -> None:
         """Keep a place here; only while `open`."""
