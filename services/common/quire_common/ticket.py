@@ -15,6 +15,7 @@ from quire_common.credit.hello import (
     Epoch,
     PageGeometry,
     RankAddress,
+    ShardRange,
     addresses_from_pb,
     addresses_to_pb,
     epoch_from_pb,
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from quire_common.credit.hello import KvGroup
     from quire_common.pages import PageExtras
 
 HASH_BYTES = 32
@@ -74,8 +76,8 @@ def tail_handle(tokens: NDArray[np.int32], extras: PageExtras, parent: bytes, fi
 
 
 def compatibility_digest(geometry: PageGeometry) -> bytes:
-    """Equal where pages of one engine are of use to the other: namespace, page size, and every group but for how it is
-    cut into shards."""
+    """Equal where pages of one engine hold what those of the other do: namespace, page size, and every group but for
+    how it is cut into shards."""
     digest = hashlib.sha256(b"quire compatibility 1")
     facts = [geometry.namespace.hex(), str(geometry.page_size)]
     for group in geometry.groups:
@@ -87,12 +89,14 @@ def compatibility_digest(geometry: PageGeometry) -> bytes:
 
 
 def check_compatible(theirs: PageGeometry, ours: PageGeometry) -> None:
-    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs."""
+    """Raise FailedPrecondition INCOMPATIBLE_PAGES, naming the first field that differs. Shards count: a mover
+    takes a page from one rank, as that has it."""
     _compare("page_size", theirs.page_size, ours.page_size)
     _compare("number of KV groups", len(theirs.groups), len(ours.groups))
     for index, (their, our) in enumerate(zip(theirs.groups, ours.groups, strict=True)):
         for name in ("name", *_COMPARED):
             _compare(f"groups[{index}].{name}", getattr(their, name), getattr(our, name))
+        _compare(f"groups[{index}].shards", _cut(their), _cut(our))
     _compare("namespace", theirs.namespace.hex(), ours.namespace.hex())
 
 
@@ -149,11 +153,17 @@ def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
     return ticket
 
 
+def _cut(group: KvGroup) -> str:
+    """Which rank has which bytes of a page."""
+    shards = group.shards or (ShardRange(0, 0, group.page_bytes),)
+    return ", ".join(f"rank {shard.rank}: {shard.offset}-{shard.offset + shard.length}" for shard in shards)
+
+
 def _compare(name: str, theirs: object, ours: object) -> None:
     if theirs != ours:
         raise FailedPrecondition(
             "INCOMPATIBLE_PAGES",
             f"Pages of the other engine are of no use here: {name} is {theirs} there and {ours} here.",
-            "Run prefill and decode replicas of one pool with the same model, weights, KV dtype and page size.",
+            "Run prefill and decode replicas of one pool with the same model, weights, KV dtype, page size and ranks.",
             param=name,
         )

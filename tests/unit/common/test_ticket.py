@@ -39,12 +39,18 @@ def test_a_ticket_travels_unchanged() -> None:
     assert (TICKET.pages, TICKET.tokens(), TICKET.handles[-1]) == (3, 37, b"c" * 32)
 
 
-def test_groups_may_cut_pages_differently() -> None:
+def test_groups_that_cut_pages_differently_hold_the_same_and_cannot_pull_it_yet() -> None:
     halves = (ShardRange(0, 0, 2048), ShardRange(1, 2048, 2048))
     cut = replace(GEOMETRY, groups=(replace(GEOMETRY.groups[0], shards=halves),))
     assert ticket_from_pb(ticket_to_pb(replace(TICKET, geometry=cut))).geometry.groups[0].shards == halves
-    check_compatible(cut, GEOMETRY)
     assert compatibility_digest(cut) == compatibility_digest(GEOMETRY)
+    for theirs, ours in ((cut, GEOMETRY), (GEOMETRY, cut)):
+        with pytest.raises(FailedPrecondition, match=r"rank 0: 0-2048, rank 1: 2048-4096") as refused:
+            check_compatible(theirs, ours)
+        assert refused.value.param == "groups[0].shards"
+    one = replace(GEOMETRY, groups=(replace(GEOMETRY.groups[0], shards=(ShardRange(0, 0, 4096),)),))
+    check_compatible(one, GEOMETRY)
+    check_compatible(cut, cut)
 
 
 def test_the_key_is_not_told() -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from quire_common.credit import PageGeometry, ShardRange
 from quire_common.errors import Unavailable
 from quire_common.pages import chain_hashes
 from quire_common.ticket import Ticket
@@ -18,6 +19,13 @@ from quire_scheduler.request import State
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.fakes.split_rig import DECODE, PREFILL, Split, other_ids, prefilled, pulls, split_sides, starts, state_of
+
+
+def in_halves(geometry: PageGeometry) -> PageGeometry:
+    """The same pages, each shared by two ranks."""
+    (group,) = geometry.groups
+    half = group.page_bytes // 2
+    return replace(geometry, groups=(replace(group, shards=(ShardRange(0, 0, half), ShardRange(1, half, half))),))
 
 
 def over(prefill: Rig) -> int:
@@ -251,12 +259,13 @@ def test_a_transfer_that_is_over_brings_nothing() -> None:
     [
         (lambda t: replace(t, geometry=replace(t.geometry, page_size=8)), "INCOMPATIBLE_PAGES"),
         (lambda t: replace(t, geometry=replace(t.geometry, namespace=b"else")), "INCOMPATIBLE_PAGES"),
+        (lambda t: replace(t, geometry=in_halves(t.geometry)), "INCOMPATIBLE_PAGES"),
         (lambda t: replace(t, page_hashes=t.page_hashes[::-1]), "TICKET_OF_OTHERS"),
         (lambda t: replace(t, tail_handle=bytes(32)), "TICKET_OF_OTHERS"),
         (lambda t: replace(t, page_hashes=(*t.page_hashes, bytes(32))), "TICKET_OF_OTHERS"),
         (lambda t: replace(t, sources=()), "NO_SOURCE"),
     ],
-    ids=["page size", "model", "tokens", "tail", "longer", "no source"],
+    ids=["page size", "model", "ranks", "tokens", "tail", "longer", "no source"],
 )
 def test_a_ticket_of_no_use_is_refused_and_the_request_goes_on(spoil: Callable[[Ticket], Ticket], code: str) -> None:
     prefill, decode = split_sides()
