@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import tempfile
 import time
@@ -16,25 +17,37 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from tests.certificates import TlsFiles
+
 BINARY = shutil.which("redis-server")
 _START_LIMIT_S = 30.0
 
 
 class RedisServer:
-    """One redis-server child; it can be stopped and started again on the same port."""
+    """One redis-server child; it can be stopped and started again on the same port. With certificates it speaks TLS
+    alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: TlsFiles | None = None) -> None:
         if BINARY is None:
             raise FileNotFoundError("redis-server is not installed: apt-get install redis-server")
         self._folder = tempfile.TemporaryDirectory(prefix="quire-redis-")
         self._process: subprocess.Popen[bytes] | None = None
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port: int = probe.getsockname()[1]
+        self._tls = tls
         self.url = f"redis://127.0.0.1:{self.port}/0"
+        if tls is not None:
+            self.url = f"rediss://127.0.0.1:{self.port}/0?ssl_ca_certs={tls.ca}"
 
     def start(self) -> None:
         assert BINARY is not None and self._process is None
-        command = [BINARY, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [BINARY, "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        if self._tls is None:
+            command += ["--port", str(self.port)]
+        else:
+            command += ["--port", "0", "--tls-port", str(self.port), "--tls-auth-clients", "no"]
+            command += ["--tls-cert-file", self._tls.cert, "--tls-key-file", self._tls.key]
+            command += ["--tls-ca-cert-file", self._tls.ca]
         log = Path(self._folder.name) / "redis.log"
         self._process = subprocess.Popen([*command, "--dir", self._folder.name, "--logfile", str(log)])
         deadline = time.monotonic() + _START_LIMIT_S
@@ -66,11 +79,16 @@ class RedisServer:
 
     def _answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+            with socket.create_connection(("127.0.0.1", self.port), 1) as plain, self._secured(plain) as connection:
                 connection.sendall(b"PING\r\n")
                 return connection.recv(64).startswith(b"+PONG")
         except OSError:
             return False
+
+    def _secured(self, plain: socket.socket) -> socket.socket:
+        if self._tls is None:
+            return plain
+        return ssl.create_default_context(cafile=self._tls.ca).wrap_socket(plain, server_hostname="127.0.0.1")
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from quire_worker.mover.peers.peer_access import host_id
 from quire_worker.mover.peers.peer_door import PeerDoor
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
+from tests.certificates import TlsFiles
 from tests.fakes.engine_bench import ids
 from tests.fakes.mover_rig import BytesPool, digest
 
@@ -31,6 +32,7 @@ PAGE_BYTES = 64 << 10
 EMPTY = b"." * PAGE_BYTES
 NAMESPACE = b"n" * 32
 KEY = b"k" * 32
+NO_TLS = TlsFiles("", "", "")
 # The engine's signs of life are those of a worker; it gives its mover more time than they do.
 PATIENT = Patience(silent_pings=100, start_pings=600, first_backoff_s=0.01, max_backoff_s=0.1)
 
@@ -98,6 +100,7 @@ class PeerSide:
         transport: str = "auto",
         num_pages: int = 64,
         shared: SharedPools | None = None,
+        tls: TlsFiles = NO_TLS,
     ) -> None:
         self.pool = BytesPool(num_pages, PAGE_BYTES)
         self.pool.pages = [content(page) for page in range(num_pages)]
@@ -107,7 +110,7 @@ class PeerSide:
         shares = shared is not None and self.door.show_memory(shared.descriptor(self.pool))
         setup = MoverSetup(
             "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, shares_memory=shares,
-            log_format="pretty", peer_grpc=self.door.grpc_listen,
+            log_format="pretty", peer_grpc=self.door.grpc_listen, tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca,
         )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
@@ -180,8 +183,10 @@ class PeerRig:
         self._stir = threading.Event()
         self.sides: list[PeerSide] = []
 
-    def side(self, *, slots: int = 16, transport: str = "auto", shared: SharedPools | None = None) -> PeerSide:
-        self.sides.append(PeerSide(self._stir, slots=slots, transport=transport, shared=shared))
+    def side(
+        self, *, slots: int = 16, transport: str = "auto", shared: SharedPools | None = None, tls: TlsFiles = NO_TLS
+    ) -> PeerSide:
+        self.sides.append(PeerSide(self._stir, slots=slots, transport=transport, shared=shared, tls=tls))
         return self.sides[-1]
 
     def until(self, condition: Callable[[], bool], limit_s: float = WAIT_S) -> float:

@@ -1,0 +1,63 @@
+"""Certificates for tests: an authority of its own, and what it signs for this host, as PEM files of a folder."""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+from pathlib import Path
+from typing import NamedTuple
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+_HOUR = datetime.timedelta(hours=1)
+HOST = "127.0.0.1"
+
+
+class TlsFiles(NamedTuple):
+    """Paths, for options of the same names: a certificate, its key, and the authority that peers must be signed by."""
+
+    cert: str
+    key: str
+    ca: str
+
+
+class Authority:
+    """Signs for servers and clients of 127.0.0.1 alike."""
+
+    def __init__(self, folder: Path, name: str = "authority") -> None:
+        self._folder = folder
+        self._name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        certificate = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, 0), critical=True)
+        self.ca = str(folder / f"{name}.pem")
+        self._write(self.ca, certificate)
+
+    def files(self, name: str) -> TlsFiles:
+        """A new certificate."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+        here = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address(HOST))])
+        cert, key_file = str(self._folder / f"{name}.pem"), self._folder / f"{name}.key"
+        self._write(cert, self._builder(subject, key).add_extension(here, critical=False))
+        form = serialization.PrivateFormat.PKCS8
+        key_file.write_bytes(key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()))
+        return TlsFiles(cert, str(key_file), self.ca)
+
+    def _builder(self, subject: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.UTC)
+        return (
+            x509.CertificateBuilder()
+            .subject_name(subject)
+            .issuer_name(self._name)
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - _HOUR)
+            .not_valid_after(now + _HOUR)
+        )
+
+    def _write(self, path: str, certificate: x509.CertificateBuilder) -> None:
+        signed = certificate.sign(self._key, hashes.SHA256())
+        Path(path).write_bytes(signed.public_bytes(serialization.Encoding.PEM))
