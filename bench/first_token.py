@@ -1,0 +1,178 @@
+"""Time to first token of one request after the other, through five services whose steps take no time.
+
+    python -m bench.first_token [--kinds ids text chat] [--prompts 512 1024] [--beside ../other/checkout]
+
+What is left of a first token's time without a model: hops, and the work of each service. One client, one connection,
+streamed answers, every prompt another. Beside the time to the first event's arrival it tells what the services say of
+their own work for a request (its queue's included), and the rest, which is hops. With `--beside` the same goes
+alternately to the services of another checkout: on a machine with other work, nothing else compares two versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = ROOT / "models" / "demo"
+SERVICES = ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
+TOKENS = 2  # the second shows that the first was not kept back for the end
+WARM_UP = 20
+FLAGS: dict[str, dict[str, str | bool]] = {
+    "worker": {"paced": "0", "block-size": "64", "served-model-name": "m"},
+    "scheduler": {
+        "enable-prefix-caching": False,
+        "kvstore-min-tokens": "1000000",
+        "max-num-batched-tokens": "8192",
+    },
+}
+
+
+class Prompts:
+    """Of random words, so that each token is one that text may have."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+        self._rng = np.random.default_rng(seed)
+        each = [self._tokenizer.decode([token]) for token in range(self._tokenizer.get_vocab_size())]
+        self._words = [word for word in each if word.startswith(" ") and word.strip().isalpha()]
+
+    def request(self, kind: str, length: int) -> bytes:
+        """Of HTTP; about so many tokens."""
+        ids = self._tokenizer.encode("".join(self._rng.choice(self._words, length)), add_special_tokens=False).ids
+        body: dict[str, Any] = {
+            "model": "m",
+            "max_tokens": TOKENS,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        if kind == "ids":
+            body["prompt"] = ids[:length]
+        elif kind == "text":
+            body["prompt"] = self._tokenizer.decode(ids[:length])
+        else:
+            body["messages"] = [{"role": "user", "content": self._tokenizer.decode(ids[:length])}]
+        raw = json.dumps(body).encode()
+        path = "/v1/chat/completions" if kind == "chat" else "/v1/completions"
+        head = f"POST {path} HTTP/1.1\r\nHost: m\r\nContent-Type: application/json\r\nX-Quire-Timings: 1\r\n"
+        return f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw
+
+
+class Client:
+    """One connection, kept alive."""
+
+    def __init__(self, url: str) -> None:
+        host, port = url.removeprefix("http://").rsplit(":", 1)
+        self._socket = socket.create_connection((host, int(port)))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, request: bytes) -> tuple[float, list[dict[str, Any]]]:
+        """Microseconds to the first event, and what the services say of their work."""
+        answer, first_ns = b"", 0
+        began_ns = time.monotonic_ns()
+        self._socket.sendall(request)
+        while not answer.endswith(b"0\r\n\r\n"):
+            chunk = self._socket.recv(65536)
+            if not first_ns and b"data: {" in chunk:
+                first_ns = time.monotonic_ns()
+            answer += chunk
+            if not chunk or not answer.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(answer.decode())
+        events = [json.loads(line[6:]) for line in answer.split(b"\n") if line.startswith(b"data: {")]
+        return (first_ns - began_ns) / 1e3, next(event["quire_timings"] for event in events if "quire_timings" in event)
+
+
+@contextlib.contextmanager
+def serving(checkout: Path) -> Iterator[str]:
+    """The services of a checkout; gives their URL. They end with the process that holds them."""
+    folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    command = [sys.executable, "-P", __file__, "--hold"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
+        if holder.stdout is None or not (url := holder.stdout.readline().strip()):
+            raise RuntimeError(f"the services of {checkout} did not start")
+        yield url
+
+
+def hold() -> None:
+    """Start the services of the checkout that is on the path; end them when nobody needs them any more."""
+    with contextlib.closing(LocalStack(StackSpec(f"first-token-{os.getpid()}", str(MODEL), flags=FLAGS))) as stack:
+        print(stack.ready.http, flush=True)
+        sys.stdin.read()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kinds", nargs="+", default=["ids", "text"], choices=("ids", "text", "chat"))
+    parser.add_argument("--prompts", nargs="+", type=int, default=[512, 1024])
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--hold", action="store_true", help="hold the services for somebody who measures")
+    parser.add_argument("--gap-ms", type=float, default=10.0, help="pause before each request")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
+    options = parser.parse_args()
+    if options.hold:
+        hold()
+        return
+    checkouts = [ROOT, *(path.resolve() for path in options.beside)]
+    took: dict[tuple[str, int, Path], list[float]] = defaultdict(list)
+    work: dict[tuple[str, int, Path], list[dict[str, float]]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        clients = {path: Client(stack.enter_context(serving(path))) for path in checkouts}
+        prompts = Prompts()
+        for number in range(WARM_UP + options.requests):
+            for kind in options.kinds:
+                for length in options.prompts:
+                    request = prompts.request(kind, length)
+                    for path in checkouts if number % 2 else checkouts[::-1]:
+                        time.sleep(options.gap_ms / 1e3)
+                        us, timings = clients[path].ask(request)
+                        if number >= WARM_UP:
+                            took[kind, length, path].append(us)
+                            work[kind, length, path].append(phases(timings))
+    for (kind, length, path), each in took.items():
+        print(f"{kind} {length}: {figures(each)} [{path.name}]")
+        print(f"    {spans(each, work[kind, length, path])}")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def phases(timings: list[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of each phase before the first token; of what was done for every token, one share."""
+    later = ("total", "decode")
+    return {
+        f"{one['service']} {one['phase']}": one["us"] / (one["count"] if one["phase"] == "detokenize" else 1)
+        for one in timings
+        if one["phase"] not in later
+    }
+
+
+def figures(us: list[float]) -> str:
+    return " ".join(f"p{percent} {np.percentile(us, percent):.0f}" for percent in (10, 50, 99)) + " us"
+
+
+def spans(took: list[float], work: list[dict[str, float]]) -> str:
+    """Medians. The router's time to tokenize has the tokenizer's inside."""
+    median = {name: float(np.median([one.get(name, 0.0) for one in work])) for name in work[0]}
+    inside = sum(us for name, us in median.items() if name != "tokenizer encode")
+    told = ", ".join(f"{name} {us:.0f}" for name, us in median.items())
+    return f"{told}, the rest {np.median(took) - inside:.0f}"
+
+
+if __name__ == "__main__":
+    main()
