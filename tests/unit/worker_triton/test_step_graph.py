@@ -92,7 +92,8 @@ def test_a_captured_step_is_the_eager_one(
         graph.replay(used)
         assert torch.equal(captured.results, eager.results)
         assert torch.equal(captured.last_token, eager.last_token)
-        assert torch.equal(captured.pages.nan_to_num(7.0), eager.pages.nan_to_num(7.0))
+        # A product of some of the rows may sum in another order than one of all.
+        torch.testing.assert_close(captured.pages, eager.pages, rtol=2e-5, atol=2e-6 if pieced else 0.0, equal_nan=True)
     # Fresh chunks alone, and beside one with tiles.
     assert kinds >= ({(True, False), (True, True)} if pieced else {(False, True)})
 

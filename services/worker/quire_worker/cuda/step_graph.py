@@ -1,11 +1,13 @@
 """StepGraph: one captured step, as one graph, or in pieces with torch's attention of fresh chunks between them.
 
 A graph cannot know where prompts begin in a step. In pieces it need not: a piece ends where a layer's attention has
-done what is cut into tiles and shares, fresh chunks are attended to by hand, and the next piece begins with the result.
+done what is cut into tiles and shares; fresh chunks are attended to by hand, as is the product behind attention, so
+that nothing is copied; and the next piece begins with the result.
 """
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -13,21 +15,27 @@ from torch import Tensor
 
 from quire_worker.cuda.graph_recorder import Recorder, Replayable, borrowed
 from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
+from quire_worker.ops.triton.launch import empty_like_rows
+from quire_worker.ops.triton.products import multiply_into
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
     from quire_worker.cuda.step_layout import StepLayout
-    from quire_worker.ops.interface import HeadShape
     from quire_worker.ops.triton.attention_plan import TritonPlan
     from quire_worker.ops.triton.fresh_attention import Fresh
+    from quire_worker.ops.weight import Weight
 
 
 class _Gap(NamedTuple):
-    """What a layer's attention reads and writes between two pieces."""
+    """What is read and written between two pieces."""
 
     query: Tensor
     turned: Tensor
-    out: Tensor
+    attended: Tensor
+    """[R, Q D]: rows of fresh chunks are missing."""
+    weight: Weight
+    delta: Tensor
+    """[R, H]: all rows are missing."""
 
 
 class StepGraph:
@@ -60,29 +68,34 @@ class StepGraph:
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream."""
-        if layout.fresh:
-            with best_backend(self._body.pages):
-                self._replay_beside(layout.fresh)
-        else:
-            for piece in self._pieces:
-                piece.replay()
-
-    def _replay_beside(self, fresh: tuple[Fresh, ...]) -> None:
-        shape = self._body.decoder.head_shape
-        for piece, gap in zip(self._pieces, self._gaps, strict=False):
-            piece.replay()
-            fresh_attention(gap.query, gap.turned, fresh, shape, gap.out)
+        if self._gaps:
+            with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
+                self._replay_pieces(layout)
         self._pieces[-1].replay()
 
+    def _replay_pieces(self, layout: StepLayout) -> None:
+        shape, fresh, others = self._body.decoder.head_shape, layout.fresh or (), layout.others
+        for piece, (query, turned, attended, weight, delta) in zip(self._pieces, self._gaps, strict=False):
+
+            def leave(chunk: Fresh, rows: Tensor, weight: Weight = weight, delta: Tensor = delta) -> None:
+                multiply_into(delta[chunk.row : chunk.row + chunk.tokens], rows, weight)
+
+            piece.replay()
+            fresh_attention(query, turned, fresh, shape, leave)
+            for begin, end in others:
+                multiply_into(delta[begin:end], attended[begin:end], weight)
+
     def _attend(
-        self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, shape: HeadShape, window: int
+        self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, window: int, weight: Weight
     ) -> Tensor:
-        """Attention as it is captured: ends a piece and begins the next."""
-        out = self._body.decoder.ops.paged_attention(query, pages, layer, plan, shape, window)
+        """Attention, and the product behind it, as they are captured: ends a piece and begins the next."""
+        decoder = self._body.decoder
+        attended = decoder.ops.paged_attention(query, pages, layer, plan, decoder.head_shape, window)
+        delta = empty_like_rows(query, weight.outputs)
         self._pieces.append(self._recorder.end())
         turned, plan.turned = plan.turned, None
         if turned is None:
             raise RuntimeError("nothing was kept for fresh chunks")
-        self._gaps.append(_Gap(borrowed(query), borrowed(turned), borrowed(out)))
+        self._gaps.append(_Gap(borrowed(query), borrowed(turned), borrowed(attended), weight, borrowed(delta)))
         self._recorder.begin()
-        return out
+        return delta

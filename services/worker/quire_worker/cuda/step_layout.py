@@ -90,6 +90,17 @@ class StepLayout:
         moved = tuple(Fresh(self.size.decodes + each.row, each.tokens) for each in fresh)
         return replace(self, fresh=moved, tiled=chunks > len(fresh))
 
+    @property
+    def others(self) -> list[tuple[int, int]]:
+        """Rows that are no fresh chunk's, from .. to; padding among them. Empty where all but padding are."""
+        found, begin = list[tuple[int, int]](), 0
+        if self.size.decodes or self.tiled:
+            for row, tokens in sorted(self.fresh or ()):
+                found.append((begin, row))
+                begin = row + tokens
+            found.append((begin, self.size.total_rows))
+        return [(first, end) for first, end in found if first < end]
+
     def words(self, table_width: int) -> int:
         """Length of the whole for tables of so many pages."""
         return self.table_at + self.size.sequences * table_width

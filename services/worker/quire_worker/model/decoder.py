@@ -16,8 +16,8 @@ from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
 from quire_worker.ops.weight import DenseWeight, Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
-Attend = Callable[[Tensor, Tensor, int, P, HeadShape, int], Tensor]
-"""As Ops.paged_attention: query, pages, layer, plan, shape, window."""
+Attend = Callable[[Tensor, Tensor, int, P, int, Weight], Tensor]
+"""Attention and the product behind it: query [R, Q D], pages, layer, plan, window and the weight -> [R, H]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class Decoder(Generic[P]):
 
     def forward(self, token: Tensor, pages: Tensor, plan: P, attend: Attend[P] | None = None) -> Tensor:
         """token [R] int64 -> hidden [R, H] before the final norm; writes the rows' keys and values to `pages`.
-        `attend` stands in for ops.paged_attention."""
+        `attend` stands in for attention and the product behind it."""
         spec, ops = self.spec, self.ops
-        attend = ops.paged_attention if attend is None else attend
+        attend = self._attend if attend is None else attend
         residual = ops.embedding(token, self.embedding, spec.embedding_scale)
         delta: Tensor | None = None
         for index, layer in enumerate(self.layers):
@@ -68,8 +68,8 @@ class Decoder(Generic[P]):
             query = ops.qk_norm_rope_write(
                 ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_gains
             )
-            attended = attend(query, pages, index, plan, self.head_shape, spec.window(index))
-            delta = self._leave(ops.linear(attended, layer.o), layer.attention_post_norm)
+            delta = attend(query, pages, index, plan, spec.window(index), layer.o)
+            delta = self._leave(delta, layer.attention_post_norm)
             x = self._enter(delta, residual, layer.mlp_norm)
             delta = self._leave(self._mlp(x, layer), layer.mlp_post_norm)
         return residual if delta is None else residual.add_(delta)
@@ -78,6 +78,9 @@ class Decoder(Generic[P]):
         """hidden [N, H] -> logits [N, V]; N must be a multiple of the ops' row multiple."""
         x = self.ops.rms_norm(hidden, self.final_norm, self.spec.norm_eps)
         return self.ops.lm_head(x, self.head, self.spec.logit_softcap)
+
+    def _attend(self, query: Tensor, pages: Tensor, layer: int, plan: P, window: int, weight: Weight) -> Tensor:
+        return self.ops.linear(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
         inner = self.ops.linear(x, layer.gate_up)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -38,27 +39,31 @@ class Fresh(NamedTuple):
         return padded_length(self.tokens)
 
 
+Leave = Callable[[Fresh, Tensor], None]
+"""Takes a chunk's rows [tokens, Q D], on the stream that they were made on."""
+
+
 def padded_length(tokens: int) -> int:
     """The length whose plan serves so many tokens."""
     return -(-tokens // PIECE) * PIECE
 
 
-def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, out: Tensor) -> None:
-    """Rows of the chunks of query [R, Q D] into those of out; qkv [R, (Q + 2 K) D] with turned keys. Every chunk's
-    padded rows lie within R, and hold numbers. On a GPU two chunks run at a time: at its end, one leaves half idle."""
+def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, leave: Leave) -> None:
+    """Rows of the chunks of query [R, Q D] to `leave`; qkv [R, (Q + 2 K) D] with turned keys. Every chunk's padded rows
+    lie within R, and hold numbers. On a GPU two chunks run at a time: at its end, one leaves half idle."""
     if len(fresh) < 2 or not query.is_cuda:
         for chunk in fresh:
-            _attend(query, qkv, chunk, shape, out)
+            leave(chunk, _attended(query, qkv, chunk, shape))
         return
     here, beside = torch.cuda.current_stream(), _second_stream()
     beside.wait_stream(here)
     for index, chunk in enumerate(fresh):
         with torch.cuda.stream(beside if index % 2 else here):
-            _attend(query, qkv, chunk, shape, out)
+            leave(chunk, _attended(query, qkv, chunk, shape))
     here.wait_stream(beside)
 
 
-def _attend(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape, out: Tensor) -> None:
+def _attended(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape) -> Tensor:
     heads, dim = shape.heads, shape.head_dim
     keys = heads * dim
     values = keys + shape.kv_heads * dim
@@ -70,8 +75,7 @@ def _attend(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape, out: Ten
     done = functional.scaled_dot_product_attention(
         q, k, v, is_causal=True, scale=shape.score_scale, enable_gqa=heads != shape.kv_heads
     )
-    attended = done.transpose(1, 2).reshape(chunk.padded, keys)
-    out[chunk.row : chunk.row + chunk.tokens].copy_(attended[: chunk.tokens])
+    return done.transpose(1, 2).reshape(chunk.padded, keys)[: chunk.tokens]
 
 
 @functools.cache
@@ -115,5 +119,5 @@ class FreshPlans:
             qkv = torch.zeros((tokens, width), dtype=torch.bfloat16, device=self._device)
             query = qkv[:, : shape.heads * shape.head_dim].contiguous()
             with best_backend(query):
-                fresh_attention(query, qkv, (Fresh(0, tokens),), shape, torch.empty_like(query))
+                _attended(query, qkv, Fresh(0, tokens), shape)
         return bool(self._missing)

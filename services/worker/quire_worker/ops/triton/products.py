@@ -66,17 +66,22 @@ class Products:
         return None
 
     def multiply(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
-        """[R, inputs] -> [R, outputs] of x's type; `out` where it is to lie, for weights without a bias."""
-        if not isinstance(weight, DenseWeight):
-            raise TypeError("only dense weights have a product on this device")
+        """[R, inputs] -> [R, outputs] of x's type; `out`: where it is to lie."""
+        weight = _dense(weight)
         if self.even:
             return multiply_evenly(x, weight, pdl, out)
         way = self.way(x.shape[0], *weight.data.shape)
         if way is not None:
             return multiply(x, weight, way, pdl, out)
-        if out is not None:
-            return torch.mm(x, weight.data.T, out=out)
-        return functional.linear(x, weight.data, weight.bias)
+        return functional.linear(x, weight.data, weight.bias) if out is None else multiply_into(out, x, weight)
+
+
+def multiply_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
+    """The product by cuBLAS, into `out` [R, outputs]."""
+    dense = _dense(weight)
+    if dense.bias is None:
+        return torch.mm(x, dense.data.T, out=out)
+    return torch.addmm(dense.bias, x, dense.data.T, out=out)
 
 
 def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
@@ -145,3 +150,9 @@ def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool, out: Tensor | 
         **options(pdl, num_warps=way.warps),
     )
     return y
+
+
+def _dense(weight: Weight) -> DenseWeight:
+    if not isinstance(weight, DenseWeight):
+        raise TypeError("only dense weights have a product on this device")
+    return weight

@@ -14,7 +14,7 @@ from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
 from quire_worker.ops.triton.attention import decode_attention, prefill_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
-from quire_worker.ops.triton.fresh_attention import fresh_attention
+from quire_worker.ops.triton.fresh_attention import Fresh, fresh_attention
 from quire_worker.ops.triton.kernels.activation import activation_kernel
 from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
@@ -137,7 +137,7 @@ class TritonOps:
         if plan.fresh and plan.turned is not None:
             if sinks is not None:
                 raise ValueError("torch's attention knows no sinks: plan without fresh prompts")
-            fresh_attention(query, plan.turned, plan.fresh, shape, out)
+            fresh_attention(query, plan.turned, plan.fresh, shape, lambda chunk, rows: _put(out, chunk, rows))
         return out
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -187,3 +187,7 @@ class TritonOps:
             source, out, inner, GATED=gated, GELU=activation == "gelu_tanh", BLOCK=_ELEMENTS, **options(self.pdl)
         )
         return out
+
+
+def _put(out: Tensor, chunk: Fresh, rows: Tensor) -> None:
+    out[chunk.row : chunk.row + chunk.tokens].copy_(rows)
