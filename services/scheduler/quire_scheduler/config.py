@@ -20,7 +20,9 @@ class SchedulerConfig(ServiceConfig):
     max_model_len: int = option(
         0, "longest prompt and output together; 0: the model's, as far as pages last", at_least=0
     )
-    max_num_batched_tokens: int = option(0, "tokens of one step; 0: 8192, or 512 where the worker is a CPU", at_least=0)
+    max_num_batched_tokens: int = option(
+        0, "tokens of one step; 0: what a GPU worker has room for, 512 where it is a CPU", at_least=0
+    )
     long_prefill_token_threshold: int = option(0, "most tokens of one prompt in a step; 0: no cap", at_least=0)
     max_num_partial_prefills: int = option(1, "prompts that may be partly prefilled at once", at_least=1)
     prefill_tokens_beside_decoders: int = option(0, "prefill tokens of a step that decodes too; 0: no cap", at_least=0)

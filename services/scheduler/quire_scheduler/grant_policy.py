@@ -56,8 +56,10 @@ class GrantPolicy(Protocol):
 
 
 def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) -> Budget:
-    """The configured bounds of a step."""
-    tokens = config.max_num_batched_tokens or (CPU_TOKENS_PER_STEP if on_cpu(hello) else TOKENS_PER_STEP)
+    """The configured bounds of a step, as far as the worker has room for it."""
+    room = hello.max_step_tokens
+    tokens = config.max_num_batched_tokens or room or (CPU_TOKENS_PER_STEP if on_cpu(hello) else TOKENS_PER_STEP)
+    tokens = min(tokens, room) if room else tokens
     return Budget(
         tokens_per_step=tokens,
         prefill_tokens_beside_decoders=config.prefill_tokens_beside_decoders or tokens,

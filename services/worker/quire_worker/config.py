@@ -32,7 +32,10 @@ class WorkerConfig(ServiceConfig):
         0.9, "share of the GPU's memory that this process takes; what weights and steps leave holds KV pages", at_most=1
     )
     max_num_batched_tokens: int = option(
-        8192, "most prompt tokens of one step on a GPU, for which memory is kept and graphs are made", at_least=1
+        0,
+        "most prompt tokens of one step on a GPU, for which memory is kept and graphs are made; 0: 8192, or 16384 if "
+        "weights take less than 2 GiB",
+        at_least=0,
     )
     enforce_eager: bool = option(False, "launch a GPU's kernels one by one: the plain twin of captured graphs")
     batch_invariant: bool = option(

@@ -104,7 +104,7 @@ def _load_on_gpu(
 
     def make_device(spec: EngineSpec, lockstep: bool) -> Device:
         progress("graphs", 0, 0)
-        return loaded.model.make_device(spec, config.max_num_batched_tokens, eager=config.enforce_eager)
+        return loaded.model.make_device(spec, loaded.max_tokens, eager=config.enforce_eager)
 
     info = model_info(config.name, loaded, processors)
 
@@ -112,7 +112,9 @@ def _load_on_gpu(
         return CudaCopier(loaded.pages, ring)
 
     memory = loaded.pages.descriptor() if config.peer_listen != "off" else b""
-    return ServedModel(make_device, make_copier, info, loaded.pages.num_pages, "cuda", processors, memory)
+    return ServedModel(
+        make_device, make_copier, info, loaded.pages.num_pages, "cuda", processors, memory, loaded.max_tokens
+    )
 
 
 def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, processors: Iterable[str] = ()) -> ModelInfo:

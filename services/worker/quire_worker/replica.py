@@ -56,6 +56,8 @@ class ServedModel:
     logits_processors: LogitsProcessors = field(default_factory=dict)
     memory: bytes = b""
     """Descriptor of the pages' memory, which other workers of this host may open; empty: they may not."""
+    max_step_tokens: int = 0
+    """Most prompt tokens of a step that there is room for; 0: any number."""
 
     def engine_spec(self, max_num_seqs: int, num_slots: int = 0) -> EngineSpec:
         """The sizes of an engine that runs it. `num_slots` 0: the default; raises ConfigError for too few."""
@@ -110,6 +112,7 @@ class Replica:
             model=self.info,
             capabilities=(self._loaded.device,),
             data_address=self._door.addresses,
+            max_step_tokens=self._loaded.max_step_tokens,
         )
 
     def close(self) -> None:

@@ -93,6 +93,8 @@ class WorkerHello:
     capabilities: tuple[str, ...] = ()
     data_address: tuple[RankAddress, ...] = ()
     """Where other workers may pull pages."""
+    max_step_tokens: int = 0
+    """Most prompt tokens of a step; 0: the worker does not mind."""
 
 
 def addresses_to_pb(addresses: Iterable[RankAddress]) -> list[common_pb2.RankAddress]:
@@ -142,6 +144,7 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
         num_pages=hello.num_pages,
         model=model_to_pb(hello.model),
         data_address=addresses_to_pb(hello.data_address),
+        max_step_tokens=hello.max_step_tokens,
     )
 
 
@@ -156,6 +159,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
         model=model_from_pb(message.model),
         capabilities=tuple(message.capabilities),
         data_address=addresses_from_pb(message.data_address),
+        max_step_tokens=message.max_step_tokens,
     )
 
 

@@ -24,6 +24,7 @@ from quire_worker.weights.parameter_store import ParameterStore
 if TYPE_CHECKING:
     from pathlib import Path
 
+_STEP, _LARGE_STEP, _SMALL_WEIGHTS = 8192, 16_384, 2 << 30
 _KV_DTYPES = {"auto": "bfloat16", "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 
 
@@ -32,8 +33,8 @@ class CudaOptions:
     """What may be chosen about a model on a GPU, beside LoadOptions."""
 
     max_num_seqs: int = 256
-    max_tokens: int = 8192
-    """Most prefill tokens of a step."""
+    max_tokens: int = 0
+    """Most prefill tokens of a step; 0: as many as suit the model."""
     utilization: float = 0.9
     """Share of the GPU's memory that this process may take in all."""
     kv_cache_bytes: int = 0
@@ -50,6 +51,8 @@ class LoadedCudaModel:
     pages: CudaPages
     facts: ModelFacts
     geometry: PageGeometry
+    max_tokens: int
+    """Most prefill tokens of a step."""
 
 
 def load_cuda_model(
@@ -63,7 +66,8 @@ def load_cuda_model(
     with naming_out_of_memory("the weights", "End other users of the GPU, or serve a smaller model."):
         store = ParameterStore(source.parameters, torch.bfloat16, device)
         digest = source.fill(store, options, progress)
-    rows = cuda.max_tokens + cuda.max_num_seqs
+    max_tokens = cuda.max_tokens or _step_tokens(store.num_bytes)
+    rows = max_tokens + cuda.max_num_seqs
     reserve = step_bytes(spec, rows, cuda.max_num_seqs + MOST_CHUNKS, spec.vocab_size)
     free, total = torch.cuda.mem_get_info(device)
     capacity = cuda.kv_cache_bytes or kv_cache_bytes(free, total, cuda.utilization, reserve)
@@ -90,4 +94,10 @@ def load_cuda_model(
         pages,
         source.facts(digest, batch_invariant=cuda.batch_invariant),
         page_geometry(spec, options.page_size, kv_dtype, digest + (b"cuda even" if cuda.batch_invariant else b"cuda")),
+        max_tokens,
     )
+
+
+def _step_tokens(weight_bytes: int) -> int:
+    """More tokens make better products; but who decodes waits for the step, here for 50 ms or so."""
+    return _LARGE_STEP if weight_bytes < _SMALL_WEIGHTS else _STEP
