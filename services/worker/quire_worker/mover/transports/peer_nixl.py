@@ -11,17 +11,23 @@ import struct
 from typing import TYPE_CHECKING
 
 from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.pages import copy_body
 from quire_worker.mover.transports.peer_tcp import next_but_alive
 from quire_worker.mover.transports.shown_pages import take_shown
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from quire_worker.mover.peers.peer_access import PeerAccess
     from quire_worker.mover.transports.data_link import DataLink, Exchange
     from quire_worker.mover.transports.ring_agent import Agent, RingAgent
+    from quire_worker.mover.transports.shown_pages import Copy
     from quire_worker.mover.transports.transport import Cargo, Landing
 
 _BASE = struct.Struct("<Q")
+# Pages in one request: what a request costs is the same for one as for many. A peer shows no more than so many.
+_AT_ONCE = 8
 
 
 class PeerNixl:
@@ -67,10 +73,13 @@ class PeerNixl:
         (base,) = _BASE.unpack_from(told)
         with agent.peer(bytes(told[_BASE.size :])) as peer:
 
-            def copy(place: int, header: bytes, room: memoryview) -> int:
-                return agent.copy(peer, base + place, header, room)
+            @contextlib.contextmanager
+            def fetch(places: Sequence[int]) -> Iterator[Copy]:
+                with agent.read(peer, [base + place for place in places]) as areas:
+                    came = dict(zip(places, areas, strict=True))
+                    yield lambda place, header, room: copy_body(header, came[place], room)
 
-            take_shown(self._link, exchange, Kind.SHOW, cargo, landing, copy)
+            take_shown(self._link, exchange, Kind.SHOW, cargo, landing, fetch, most=_AT_ONCE)
 
 
 def pack_agent(agent: Agent) -> bytes:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire_common.kv_data.frame import DataBroken
-from quire_common.pages import copy_body
 from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 IDLE_S = 2.0
-# For one page: a read takes no part in the data connection's own limits.
+# For one request: a read takes no part in the data connection's own limits, and a peer waits no longer.
 READ_S = 2.0
 _POLL_S = 20e-6
 _MEMORY = "DRAM"
@@ -139,23 +138,25 @@ class Agent:
                     del self._peers[name]
                     self._nixl.remove_remote_agent(name)
 
-    def copy(self, peer: str, address: int, header: bytes, into: memoryview) -> int:
-        """Fill `into` with the page that lies there; returns the checksum of the copy under that header. Raises
-        DataBroken."""
+    @contextlib.contextmanager
+    def read(self, peer: str, addresses: Sequence[int]) -> Iterator[list[NDArray[np.uint8]]]:
+        """Copies of the pages that lie there, as long as they are looked at. Raises DataBroken."""
         with self._lock, _failures():
-            area = self._areas.pop() if self._areas else self._new_area()
-        self._read(peer, address, area[: len(into)])
-        checksum = copy_body(header, area[: len(into)], into)
-        with self._lock:
-            self._areas.append(area)
-        return checksum
+            areas = [self._areas.pop() if self._areas else self._new_area() for _ in addresses]
+        self._read(peer, addresses, areas)
+        try:
+            yield areas
+        finally:
+            with self._lock:
+                self._areas += areas
 
-    def _read(self, peer: str, address: int, area: NDArray[np.uint8]) -> None:
-        """Where this raises, the area is nobody's any more, as long as the agent lives."""
+    def _read(self, peer: str, addresses: Sequence[int], areas: Sequence[NDArray[np.uint8]]) -> None:
+        """Where this raises, the areas are nobody's any more, as long as the agent lives."""
         deadline = time.monotonic() + READ_S
+        size = self._page_bytes
         with self._lock, _failures():
-            ours = self._nixl.get_xfer_descs([(area.ctypes.data, len(area), 0)], _MEMORY)
-            theirs = self._nixl.get_xfer_descs([(address, len(area), 0)], _MEMORY)
+            ours = self._nixl.get_xfer_descs([(area.ctypes.data, size, 0) for area in areas], _MEMORY)
+            theirs = self._nixl.get_xfer_descs([(address, size, 0) for address in addresses], _MEMORY)
             request = self._nixl.initialize_xfer("READ", ours, theirs, peer)
             state = self._nixl.transfer(request)
         while state == "PROC" and time.monotonic() < deadline:
