@@ -128,8 +128,8 @@ def test_an_export_without_a_key_of_its_own_fails(rig: Rig, key: bytes) -> None:
 def test_pages_are_asked_for_once_and_are_their_takers(rig: Rig) -> None:
     export, holder = rig.put(1), Holder()
     rig.desk.take_over(export, holder)
-    rig.desk.ask(export, holder, [0, 1])
-    rig.desk.ask(export, holder, [1, 2])
+    rig.desk.ask(export, holder, [0, 1], 9)
+    rig.desk.ask(export, holder, [1, 2], 9)
     assert rig.told(Kind.WANTED) == [[0, 1], [2]]
     rig.desk.filled(0, 1, [(0, 8), (1, 9)])
     assert (export.take(holder, 0, NOW), export.take(holder, 1, NOW), export.take(holder, 2, NOW)) == (8, 9, None)
@@ -142,15 +142,15 @@ def test_pages_are_asked_for_once_and_are_their_takers(rig: Rig) -> None:
 def test_who_comes_again_takes_over(rig: Rig) -> None:
     export, first, second = rig.put(1), Holder(), Holder()
     rig.desk.take_over(export, first)
-    rig.desk.ask(export, first, [3, 4])
+    rig.desk.ask(export, first, [3, 4], 9)
     rig.desk.filled(0, 1, [(3, 8)])
     rig.desk.take_over(export, second)
     assert first.stopped == 1 and rig.released() == [8]
     with pytest.raises(NotFound):
         export.take(first, 3, NOW)
     rig.desk.leave(export, first)
-    rig.desk.ask(export, first, [5])
-    rig.desk.ask(export, second, [0, 1])
+    rig.desk.ask(export, first, [5], 9)
+    rig.desk.ask(export, second, [0, 1], 9)
     assert rig.told(Kind.WANTED) == [[3, 4], [0, 1]]
     rig.desk.filled(0, 1, [(0, 9)])
     assert export.take(second, 0, NOW) == 9
@@ -160,21 +160,21 @@ def test_what_an_earlier_holder_asked_for_keeps_no_slot_from_the_next_one(rig: R
     """With one slot, page 4 would lie there, and page 0 would never be filled."""
     export, first, second = rig.put(1), Holder(), Holder()
     rig.desk.take_over(export, first)
-    rig.desk.ask(export, first, [4])
+    rig.desk.ask(export, first, [4], 9)
     rig.desk.take_over(export, second)
-    rig.desk.ask(export, second, [0])
+    rig.desk.ask(export, second, [0], 9)
     rig.desk.filled(0, 1, [(4, 8)])
     assert rig.released() == [8]
     rig.desk.filled(0, 1, [(0, 8)])
     assert export.take(second, 0, NOW) == 8
-    rig.desk.ask(export, second, [4])
+    rig.desk.ask(export, second, [4], 9)
     assert rig.told(Kind.WANTED) == [[4], [0], [4]]
 
 
 def test_pages_that_come_when_nobody_is_there_go_back(rig: Rig) -> None:
     export, holder = rig.put(1), Holder()
     rig.desk.take_over(export, holder)
-    rig.desk.ask(export, holder, [0, 1, 2])
+    rig.desk.ask(export, holder, [0, 1, 2], 9)
     rig.desk.leave(export, holder)
     rig.desk.filled(0, 1, [(0, 8)])
     rig.desk.cut(1)
@@ -189,7 +189,7 @@ def test_pages_that_come_when_nobody_is_there_go_back(rig: Rig) -> None:
 def test_who_waits_is_woken(rig: Rig, end: str) -> None:
     export, holder, found = rig.put(1), Holder(), list[object]()
     rig.desk.take_over(export, holder)
-    rig.desk.ask(export, holder, [0])
+    rig.desk.ask(export, holder, [0], 9)
 
     def wait() -> None:
         try:

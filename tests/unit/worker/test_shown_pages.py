@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quire_common.kv_data.frame import DataBroken, Head, Kind
+from quire_common.kv_data.frame import DataBroken, Head, Kind, pack_places
 from quire_common.pages import PageRun, copy_body, frame_page
 from quire_worker.mover.transports.shown_pages import take_shown
 from quire_worker.mover.transports.transport import Cargo, TransportDown
@@ -24,22 +24,25 @@ if TYPE_CHECKING:
 SIZE, PAGES = 4096, 5
 RUN = PageRun(b"n" * 32, 0, tuple(digest(page) for page in range(PAGES)))
 MEMORY = np.random.default_rng(0).integers(0, 256, PAGES * SIZE, dtype=np.uint8)
-END = Head(Kind.END, b"")
+Frame = tuple[Head, bytes]
+END: Frame = (Head(Kind.END, b""), b"")
+ALIVE: Frame = (Head(Kind.ALIVE, b""), b"")
 
 
 def body(page: int) -> np.ndarray:
     return MEMORY[page * SIZE : (page + 1) * SIZE]
 
 
-def shown(page: int, place: int = -1) -> Head:
+def shown(page: int, place: int = -1) -> Frame:
     header = frame_page(RUN.key(page), "int32", body(page).data)
-    return Head(Kind.TAKE, b"", page, (page if place < 0 else place) * SIZE, page_header=header)
+    payload = pack_places([((page if place < 0 else place) * SIZE, header)])
+    return Head(Kind.SHOWN, b"", page, length=len(payload)), payload
 
 
 class Exchange:
     """`bursts`: what comes together. `sent`: what is said to the peer."""
 
-    def __init__(self, *bursts: Sequence[Head]) -> None:
+    def __init__(self, *bursts: Sequence[Frame]) -> None:
         self.connection = self
         self._bursts = deque(deque(burst) for burst in bursts)
         self.sent: list[tuple[Kind, int]] = []
@@ -53,9 +56,12 @@ class Exchange:
     def arrived(self, *kinds: Kind) -> Any:
         if not self._bursts[0]:
             self._bursts.popleft()
-        head = self._bursts[0].popleft()
+        head, payload = self._bursts[0].popleft()
         assert head.kind in kinds
-        return SimpleNamespace(head=head)
+        return SimpleNamespace(head=head, payload=payload)
+
+    def receive_payload(self, arrived: Any, into: memoryview) -> None:
+        into[:] = arrived.payload
 
     def send(self, kind: Kind, payload: bytes = b"", page: int = 0) -> None:
         self.sent.append((kind, page))
@@ -78,7 +84,7 @@ class Landing:
 
 
 class Rig:
-    def __init__(self, *bursts: Sequence[Head]) -> None:
+    def __init__(self, *bursts: Sequence[Frame]) -> None:
         self.exchange: Any = Exchange(*bursts)
         self.landing: Any = Landing()
         self.fetched: list[list[int]] = []
@@ -108,7 +114,7 @@ def test_what_is_shown_together_is_fetched_together_up_to_a_limit() -> None:
 
 
 def test_nobody_waits_for_a_page_with_another_in_hand() -> None:
-    rig = Rig([shown(0)], [shown(1), shown(2)], [Head(Kind.ALIVE, b"")], [shown(3), shown(4), END])
+    rig = Rig([shown(0)], [shown(1), shown(2)], [ALIVE], [shown(3), shown(4), END])
     rig.take(most=8)
     assert rig.fetched == [[0], [1, 2], [3, 4]]
     assert rig.landing.told == 3, "the engine is told of what is there before there is nothing to do"
@@ -123,6 +129,6 @@ def test_a_page_that_is_not_what_it_is_called_ends_it_with_those_before() -> Non
 
 def test_pages_out_of_order_are_fetched_by_nobody() -> None:
     rig = Rig([shown(0), shown(2)])
-    with pytest.raises(DataBroken, match="page 2 is not what comes next"):
+    with pytest.raises(DataBroken, match="1 pages from 2 on are not what comes next"):
         rig.take(most=8)
     assert rig.fetched == []

@@ -20,16 +20,17 @@ and on a Unix socket, where descriptors travel:
 Between two workers the one that has pages serves them, each once it is filled:
 
     GET      as above                                          -> ALIVE or PAGE ..., END, or REFUSED
-             on a Unix socket                                  -> ALIVE or TAKE ..., END, or REFUSED
+             on a Unix socket                                  -> ALIVE or SHOWN ..., END, or REFUSED
     ALIVE    more is to come, if not yet                       the answer goes on
-    TAKE     `page` lies at `offset` of what MAP gave          -> TAKEN, soon
+    SHOWN    pages from `page` on lie where the payload says,
+             in what MAP gave: u64 offset | page header, each  -> TAKEN, soon: all up to `page` have been taken
     DONE     nothing more is wanted of the lease               -> END, or REFUSED
     LOCATE   where pages from `page` on lie in the memory that
              the ticket names, as soon as there are any        -> ALIVE ..., PLACED (payload: int32 places), or REFUSED
 
     AGENT    the NIXL agent that makes the ring readable       -> PLACED (payload: u64 address of the ring, the agent's
                                                                   metadata), or REFUSED
-    SHOW     as GET on a Unix socket, by way of that agent     -> ALIVE or TAKE ..., END, or REFUSED
+    SHOW     as GET on a Unix socket, by way of that agent     -> ALIVE or SHOWN ..., END, or REFUSED
 
 What was read from a place that PLACED names counts once LOCATE or DONE was answered after it: then the lease still
 stood. What was read by way of an agent has its header beside it, and counts by its checksum.
@@ -40,10 +41,14 @@ from __future__ import annotations
 import enum
 import struct
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from quire_common.kv_data.lease_key import HANDLE_BYTES, NONCE_BYTES
 from quire_common.kv_data.seal import TAG_BYTES
 from quire_common.pages import HEADER_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 VERSION = 1
 # Bytes of a payload: what is sent at once, and the most that is taken. One end makes or checks the tag of a part while
@@ -51,6 +56,7 @@ VERSION = 1
 BODY_BYTES = 1 << 20
 MAX_PAYLOAD_BYTES = 4 << 20
 _HEAD = struct.Struct(f"<BBHIQII{HANDLE_BYTES}s{HEADER_BYTES}s")
+_PLACE = struct.Struct(f"<Q{HEADER_BYTES}s")
 _HELLO = struct.Struct(f"<4sHH{NONCE_BYTES}s")
 _MAGIC = b"QKVD"
 HELLO_BYTES = _HELLO.size
@@ -88,6 +94,7 @@ class Kind(enum.IntEnum):
     """The payload is the error's code, ASCII."""
     ALIVE = 20
     PLACED = 21
+    SHOWN = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +127,18 @@ class Head:
 
 
 _KINDS = frozenset(Kind)
+
+
+def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:
+    """A payload of SHOWN: where each page lies, and its header."""
+    return b"".join(_PLACE.pack(*place) for place in places)
+
+
+def unpack_places(payload: bytes | bytearray) -> list[tuple[int, bytes]]:
+    """The inverse; raises DataBroken."""
+    if not payload or len(payload) % _PLACE.size:
+        raise DataBroken("garbage", f"{len(payload)} bytes are no places of pages")
+    return list(_PLACE.iter_unpack(payload))
 
 
 def pack_hello(nonce: bytes) -> bytes:

@@ -116,9 +116,9 @@ class ExportDesk:
         """See Export."""
         self.release(export.take_over(holder))
 
-    def ask(self, export: Export, holder: Holder, indices: Sequence[int]) -> None:
-        """Have the engine put pages into the ring, each once it is filled."""
-        new = export.ask(holder, indices, self.several if len(indices) >= self.window else 1)
+    def ask(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
+        """Have the engine put the first of these pages into the ring, at most so many, each once it is filled."""
+        new = export.ask(holder, indices[:most], self.several if len(indices) > most else 1)
         if new:
             self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
 

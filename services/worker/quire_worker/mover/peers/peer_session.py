@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, QuireError, Unavailable
-from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind, pack_places
 from quire_common.kv_data.lease_key import NO_KEY
 from quire_common.pages import frame_page
 from quire_common.telemetry.logs import get_logger
@@ -40,6 +40,8 @@ IDLE_S = 10.0
 # A page may take PAGE_S and its bytes at this rate.
 PAGE_S = 2.0
 FLOOR_BYTES_PER_S = 20e6
+# A page that was filled before is in the ring so soon after it was asked for.
+SOON_S = 5e-3
 # Of one answer.
 _MOST_PLACES = 4096
 
@@ -127,7 +129,7 @@ class PeerSession:
         try:
             for place, index in enumerate(indices):
                 self._release(emptied, soon=export.is_filled(index))
-                self._desk.ask(export, self, indices[place : place + self._desk.window])
+                self._desk.ask(export, self, indices[place:], self._desk.window)
                 slot = self._wait_for(export, index, handle, seals)
                 emptied.append(slot)
                 self._send_page(export, index, slot, seals)
@@ -158,28 +160,50 @@ class PeerSession:
         self._connection.send(Head(Kind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, arrived: Arrived, seals: Seals, export: Export) -> None:
-        """Each page's place in the ring as soon as it is there; its slot is kept until the peer has taken it."""
+        """Each page's place in the ring as soon as it is there, with those of the next that are there as well; a slot
+        is kept until the peer has taken the page."""
         handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
         window, waiting, emptied = self._desk.window, deque[tuple[int, int]](), list[int]()
         self._desk.take_over(export, self)
+        place = 0
         try:
-            for place, index in enumerate(indices):
-                while waiting and (len(waiting) >= window or not export.is_filled(index) or self._connection.wait(0)):
-                    emptied.append(self._taken(waiting, seals))
+            while place < len(indices):
+                while waiting and (len(waiting) >= window or self._connection.wait(0)):
+                    emptied += self._taken(waiting, seals)
+                index, room = indices[place], window - len(waiting)
                 self._release(emptied, soon=export.is_filled(index))
-                self._desk.ask(export, self, indices[place : place + max(1, window - len(waiting))])
-                slot = self._wait_for(export, index, handle, seals)
+                self._desk.ask(export, self, indices[place:], room)
+                slot = export.take(self, index, SOON_S)
+                if slot is None:
+                    while waiting:
+                        emptied += self._taken(waiting, seals)
+                    self._release(emptied)
+                    slot = self._wait_for(export, index, handle, seals)
                 waiting.append((index, slot))
-                with self._ring.slot(slot) as body:
-                    header = frame_page(export.run.key(index), self._dtype, body)
-                place_of = self._ring.place(slot)
-                self._connection.send(Head(Kind.TAKE, handle, index, place_of, page_header=header), seals)
+                # The first one alone: while the peer copies it, the next are summed.
+                most = min(self._desk.several, room) if place else 1
+                for following in indices[place + 1 : place + most]:
+                    if following != waiting[-1][0] + 1 or not export.is_filled(following):
+                        break
+                    waiting.append((following, self._wait_for(export, following, handle, seals)))
+                shown = [(number, slot) for number, slot in waiting if number >= index]
+                self._tell_places(export, shown, seals)
+                place += len(shown)
             while waiting:
-                emptied.append(self._taken(waiting, seals))
+                emptied += self._taken(waiting, seals)
         finally:
             self._release([*emptied, *(slot for _, slot in waiting)])
             self._desk.leave(export, self)
         self._connection.send(Head(Kind.END, handle), seals)
+
+    def _tell_places(self, export: Export, shown: list[tuple[int, int]], seals: Seals) -> None:
+        places = []
+        for index, slot in shown:
+            with self._ring.slot(slot) as body:
+                header = frame_page(export.run.key(index), self._dtype, body)
+            places.append((self._ring.place(slot), header))
+        payload = pack_places(places)
+        self._connection.send(Head(Kind.SHOWN, export.handle, shown[0][0], length=len(payload)), seals, payload)
 
     def _release(self, slots: list[int], *, soon: bool = False) -> None:
         """Slots are the engine's again: all of them; where more come `soon`, once they are several."""
@@ -187,16 +211,20 @@ class PeerSession:
             self._desk.release(slots)
             slots.clear()
 
-    def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> int:
-        """The peer has the page that it was shown first; returns its slot."""
+    def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> list[int]:
+        """The peer has more of the pages that it was shown, the first first; returns their slots."""
         arrived = self._connection.receive()
         if arrived is None:
             raise DataBroken("ended", "the peer has gone")
         arrived.close_fds()
         head = self._connection.admit(arrived, seals)
-        if head.kind is not Kind.TAKEN or head.page != waiting[0][0]:
-            raise DataBroken("garbage", f"{head.kind.name} of page {head.page} before page {waiting[0][0]} was taken")
-        return waiting.popleft()[1]
+        first, last = waiting[0][0], waiting[-1][0]
+        if head.kind is not Kind.TAKEN or not first <= head.page <= last:
+            raise DataBroken("garbage", f"{head.kind.name} of page {head.page} where {first} to {last} are shown")
+        slots = []
+        while waiting and waiting[0][0] <= head.page:
+            slots.append(waiting.popleft()[1])
+        return slots
 
     def _locate(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """Where pages lie in the engine's own memory, which the peer reads by itself."""

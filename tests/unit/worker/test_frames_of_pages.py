@@ -1,0 +1,140 @@
+"""Pages that a peer shows several at a time: each is compared with what its key says before it is published, and what
+goes wrong with one of a frame takes nothing from those before it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from quire_common.kv_data.frame import DataBroken, Kind, pack_places, unpack_places
+from quire_common.pages import HEADER_BYTES, copy_body
+from quire_common.sequence import RequestContext
+from quire_worker.mover.peers.peer_access import PeerAccess
+from quire_worker.mover.ring import Ring
+from quire_worker.mover.transports import shown_pages
+from quire_worker.mover.transports.data_link import DataLink, Exchange
+from quire_worker.mover.transports.shown_pages import take_shown
+from quire_worker.mover.transports.transport import Cargo, TransportDown
+from tests.fakes.moved_pages import PlainLanding
+from tests.unit.kvstore.pages import body, chain, framed
+
+PAGES, PAGE_BYTES, FIRST = 6, 4096, 3
+RUN = chain("a", PAGES)
+
+
+class Peer:
+    """An exporter at the other end: says `frames`, as first page and payload, and hears what was taken."""
+
+    def __init__(self) -> None:
+        self.frames: deque[tuple[int, bytes]] = deque()
+        self.taken: list[int] = []
+        self.connection = SimpleNamespace(wait=lambda timeout_s: True)
+
+    def show(self, *pages: int) -> None:
+        places = [(page * PAGE_BYTES, framed(RUN, page, PAGE_BYTES)[:HEADER_BYTES]) for page in pages]
+        self.frames.append((FIRST + pages[0], pack_places(places)))
+
+    def allow(self, size: int) -> None:
+        """There is always time."""
+
+    def send(self, kind: Kind, payload: bytes = b"", *, page: int = 0) -> None:
+        if kind is Kind.TAKEN:
+            self.taken.append(page - FIRST)
+
+    def arrived(self, *kinds: Kind) -> SimpleNamespace:
+        if not self.frames:
+            return SimpleNamespace(head=SimpleNamespace(kind=Kind.END))
+        page, payload = self.frames[0]
+        return SimpleNamespace(head=SimpleNamespace(kind=Kind.SHOWN, page=page, length=len(payload)))
+
+    def receive_payload(self, arrived: SimpleNamespace, into: memoryview) -> None:
+        into[:] = self.frames.popleft()[1]
+
+
+class Rig:
+    """Pages in memory that can be read from, and a landing beside it."""
+
+    def __init__(self) -> None:
+        self.theirs, self.ours = (Ring.create(PAGE_BYTES, PAGES) for _ in range(2))
+        for page in range(PAGES):
+            self.theirs.slot(page)[:] = body(RUN, page, PAGE_BYTES)
+        self.peer, self.landing, self.link = Peer(), PlainLanding(self.ours), DataLink()
+
+    def take(self) -> None:
+        access = PeerAccess(b"k" * 32, FIRST, None, "")
+        cargo = Cargo(RUN, "uint8", PAGE_BYTES, access, RequestContext("r"))
+        exchange = cast("Exchange", self.peer)
+        take_shown(self.link, exchange, Kind.GET, cargo, self.landing, lambda _: nullcontext(self.copy), most=1)
+
+    def copy(self, place: int, header: bytes, room: memoryview) -> int:
+        return copy_body(header, np.frombuffer(self.theirs.memory, np.uint8)[place : place + len(room)], room)
+
+    def came(self) -> int:
+        """How many pages have landed, each whole."""
+        assert self.landing.bodies() == [body(RUN, page, PAGE_BYTES) for page in range(self.landing.landed)]
+        return self.landing.landed
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.theirs.close()
+    made.ours.close()
+
+
+def test_a_frame_of_pages_is_answered_once(rig: Rig) -> None:
+    rig.peer.show(0)
+    rig.peer.show(1, 2, 3, 4)
+    rig.peer.show(5)
+    rig.take()
+    assert rig.came() == PAGES and rig.peer.taken == [0, 4, 5]
+
+
+def test_where_pages_take_long_the_peer_hears_of_each(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shown_pages, "LONG_S", -1.0)
+    rig.peer.show(0, 1, 2)
+    rig.peer.show(3, 4, 5)
+    rig.take()
+    assert rig.came() == PAGES and rig.peer.taken == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_that_was_overwritten_ends_it_after_those_before(rig: Rig) -> None:
+    """As when the lease has ended meanwhile, and its slot was filled anew."""
+    rig.peer.show(0, 1, 2, 3)
+    rig.theirs.slot(2)[100:101] = b"\xff"
+    with pytest.raises(TransportDown, match="checksum"):
+        rig.take()
+    assert rig.came() == 2 and rig.peer.taken == []
+
+
+@pytest.mark.parametrize("pages", [(1,), (0, 2, 1)], ids=["not the next", "out of order"])
+def test_pages_in_another_order_are_not_what_they_are_called(rig: Rig, pages: tuple[int, ...]) -> None:
+    rig.peer.show(*pages)
+    with pytest.raises((DataBroken, TransportDown)):
+        rig.take()
+    assert rig.came() == (0 if pages[0] else 1)
+
+
+def test_more_pages_than_were_asked_for_are_garbage(rig: Rig) -> None:
+    rig.peer.show(0, 1, 2, 3, 4, 5)
+    rig.peer.frames[0] = (rig.peer.frames[0][0], rig.peer.frames[0][1] + bytes(8 + HEADER_BYTES))
+    with pytest.raises(DataBroken):
+        rig.take()
+    assert rig.came() == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 8 + HEADER_BYTES - 1, 8 + HEADER_BYTES + 1])
+def test_places_that_are_cut_off_are_none(rig: Rig, size: int) -> None:
+    with pytest.raises(DataBroken):
+        unpack_places(bytes(size))
+    rig.peer.frames.append((FIRST, bytes(size)))
+    with pytest.raises(DataBroken):
+        rig.take()
+    assert rig.came() == 0
