@@ -1,19 +1,21 @@
 """StepGraph: one captured step, as one graph, or in pieces with torch's attention of fresh chunks between them.
 
 A graph cannot know where prompts begin in a step. In pieces it need not: a piece ends where a layer's attention has
-done what is cut into tiles and shares; fresh chunks are attended to by hand, as is the product behind attention, so
-that nothing is copied; and the next piece begins with the result.
+done the rows that decode; the chunks are attended to by hand, in tiles or fresh, as is the product behind attention, so
+that nothing is copied and nothing done for chunks that are not there; and the next piece begins with the result.
 """
 
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from quire_worker.cuda.graph_recorder import Recorder, Replayable, borrowed
+from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
 from quire_worker.ops.triton.launch import empty_like_rows
 from quire_worker.ops.triton.products import multiply_into
@@ -29,10 +31,12 @@ if TYPE_CHECKING:
 class _Gap(NamedTuple):
     """What is read and written between two pieces."""
 
+    layer: int
+    window: int
     query: Tensor
     turned: Tensor
     attended: Tensor
-    """[R, Q D]: rows of fresh chunks are missing."""
+    """[R, Q D]: rows of chunks are missing."""
     weight: Weight
     delta: Tensor
     """[R, H]: all rows are missing."""
@@ -47,6 +51,7 @@ class StepGraph:
         self._recorder = recorder
         self._pieces: list[Replayable] = []
         self._gaps: list[_Gap] = []
+        self._plan: TritonPlan | None = None
         # Columns of a step in which nobody runs: all rows are padding.
         layout.pack_nobody(body.uploaded)
         body.launch(layout)  # compiles what is not compiled, outside the capture
@@ -74,28 +79,33 @@ class StepGraph:
         self._pieces[-1].replay()
 
     def _replay_pieces(self, layout: StepLayout) -> None:
-        shape, fresh, others = self._body.decoder.head_shape, layout.fresh or (), layout.others
-        for piece, (query, turned, attended, weight, delta) in zip(self._pieces, self._gaps, strict=False):
+        shape, pages = self._body.decoder.head_shape, self._body.pages
+        fresh, others, tiles = layout.fresh or (), layout.others, self._plan if layout.tiled else None
+        for piece, gap in zip(self._pieces, self._gaps, strict=False):
 
-            def leave(chunk: Fresh, rows: Tensor, weight: Weight = weight, delta: Tensor = delta) -> None:
-                multiply_into(delta[chunk.row : chunk.row + chunk.tokens], rows, weight)
+            def leave(chunk: Fresh, rows: Tensor, gap: _Gap = gap) -> None:
+                multiply_into(gap.delta[chunk.row : chunk.row + chunk.tokens], rows, gap.weight)
 
             piece.replay()
-            fresh_attention(query, turned, fresh, shape, leave)
+            if tiles is not None:
+                prefill_attention(gap.query, pages, gap.layer, tiles, shape, gap.window, gap.attended, pdl=False)
+            fresh_attention(gap.query, gap.turned, fresh, shape, leave)
             for begin, end in others:
-                multiply_into(delta[begin:end], attended[begin:end], weight)
+                multiply_into(gap.delta[begin:end], gap.attended[begin:end], gap.weight)
 
     def _attend(
         self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, window: int, weight: Weight
     ) -> Tensor:
         """Attention, and the product behind it, as they are captured: ends a piece and begins the next."""
-        decoder = self._body.decoder
-        attended = decoder.ops.paged_attention(query, pages, layer, plan, decoder.head_shape, window)
+        decoder, self._plan = self._body.decoder, plan
+        untiled = replace(plan, tile_sequence=None)
+        attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, window)
         delta = empty_like_rows(query, weight.outputs)
         self._pieces.append(self._recorder.end())
         turned, plan.turned = plan.turned, None
         if turned is None:
             raise RuntimeError("nothing was kept for fresh chunks")
-        self._gaps.append(_Gap(borrowed(query), borrowed(turned), borrowed(attended), weight, borrowed(delta)))
+        places = borrowed(query), borrowed(turned), borrowed(attended)
+        self._gaps.append(_Gap(layer, window, *places, weight, borrowed(delta)))
         self._recorder.begin()
         return delta
