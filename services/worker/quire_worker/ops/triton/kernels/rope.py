@@ -47,13 +47,13 @@ def qk_norm_rope_write_kernel(
     kv = tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     HALF: tl.constexpr = DIM // 2
-    each = tl.arange(0, TOGETHER * PARTS)
-    part = each % PARTS
-    row = tl.program_id(0).to(tl.int64) * TOGETHER + each // PARTS
+    row = tl.program_id(0).to(tl.int64) * TOGETHER + tl.arange(0, TOGETHER)
+    part = tl.arange(0, PARTS)
     lane = tl.arange(0, HALF)
     is_query, is_key, is_value = part < GROUP, part == GROUP, part == GROUP + 1
     head = tl.where(is_query, kv * GROUP + part, tl.where(is_key, HEADS + kv, HEADS + KV_HEADS + kv))
-    real = ((part < GROUP + 2) & (row < rows))[:, None] & (lane < HALF)[None, :]
+    there = row < rows
+    real = there[:, None, None] & (part < GROUP + 2)[None, :, None] & (lane < HALF)[None, None, :]
     if NORM:
         q1 = tl.load(query_gain + lane).to(tl.float32)
         q2 = tl.load(query_gain + HALF + lane).to(tl.float32)
@@ -61,40 +61,43 @@ def qk_norm_rope_write_kernel(
         k2 = tl.load(key_gain + HALF + lane).to(tl.float32)
     wait(PDL)
     let_next_start(PDL)
-    at = tl.load(position + row, mask=row < rows, other=-1)
+    at = tl.load(position + row, mask=there, other=-1)
     place = tl.maximum(at, 0)
-    source = qkv + (row * ((HEADS + 2 * KV_HEADS) * DIM) + head * DIM)[:, None] + lane[None, :]
+    source = (row * ((HEADS + 2 * KV_HEADS) * DIM))[:, None] + (head * DIM)[None, :]
+    source = qkv + source[:, :, None] + lane[None, None, :]
     first = tl.load(source, mask=real, other=0.0).to(tl.float32)
     second = tl.load(source + HALF, mask=real, other=0.0).to(tl.float32)
-    turned = (is_query | is_key)[:, None]
+    query_part, turned = is_query[None, :, None], (is_query | is_key)[None, :, None]
     if NORM:
-        inverse = tl.rsqrt((tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1)) / DIM + eps)[:, None]
-        gain1 = tl.where(is_query[:, None], q1[None, :], k1[None, :])
-        gain2 = tl.where(is_query[:, None], q2[None, :], k2[None, :])
+        inverse = tl.rsqrt((tl.sum(first * first, axis=2) + tl.sum(second * second, axis=2)) / DIM + eps)[:, :, None]
+        gain1 = tl.where(query_part, q1[None, None, :], k1[None, None, :])
+        gain2 = tl.where(query_part, q2[None, None, :], k2[None, None, :])
         first = tl.where(turned, first * inverse * gain1, first)
         second = tl.where(turned, second * inverse * gain2, second)
     angle = (place.to(tl.int64) * HALF)[:, None] + lane[None, :]
-    c = tl.load(cos + angle).to(tl.float32)
-    s = tl.load(sin + angle).to(tl.float32)
+    c = tl.load(cos + angle).to(tl.float32)[:, None, :]
+    s = tl.load(sin + angle).to(tl.float32)[:, None, :]
     low = tl.where(turned, first * c - second * s, first)
     high = tl.where(turned, second * c + first * s, second)
-    wanted = is_query[:, None] & real
-    target = query + (row * (HEADS * DIM) + head * DIM)[:, None] + lane[None, :]
+    wanted = query_part & real
+    target = (row * (HEADS * DIM))[:, None] + (head * DIM)[None, :]
+    target = query + target[:, :, None] + lane[None, None, :]
     tl.store(target, low.to(query.dtype.element_ty), mask=wanted)
     tl.store(target + HALF, high.to(query.dtype.element_ty), mask=wanted)
+    written = (is_key | is_value)[None, :] & (at >= 0)[:, None]
     if KEPT:
-        padding = at < 0
-        kept = (is_key | (is_value & padding))[:, None] & real
-        tl.store(source, tl.where(padding[:, None], 0.0, low).to(qkv.dtype.element_ty), mask=kept)
-        tl.store(source + HALF, tl.where(padding[:, None], 0.0, high).to(qkv.dtype.element_ty), mask=kept)
-    of = tl.load(sequence + row, mask=row < rows, other=0).to(tl.int64)
-    page = tl.load(page_table + of * tl.load(table_width) + place // PAGE, mask=row < rows, other=0).to(tl.int64)
-    written = ((is_key | is_value) & (at >= 0))[:, None] & real
+        padding = (at < 0)[:, None]
+        kept = (is_key[None, :] | (is_value[None, :] & padding))[:, :, None] & real
+        tl.store(source, tl.where(padding[:, :, None], 0.0, low).to(qkv.dtype.element_ty), mask=kept)
+        tl.store(source + HALF, tl.where(padding[:, :, None], 0.0, high).to(qkv.dtype.element_ty), mask=kept)
+    of = tl.load(sequence + row, mask=there, other=0).to(tl.int64)
+    page = tl.load(page_table + of * tl.load(table_width) + place // PAGE, mask=there, other=0).to(tl.int64)
     cell = page * page_stride + kv.to(tl.int64) * head_stride + layer_offset + (place % PAGE) * DIM
-    cell = (pages + cell + tl.where(is_value, value_offset, 0))[:, None] + lane[None, :]
+    cell = cell[:, None] + tl.where(is_value, value_offset, 0)[None, :]
+    cell = pages + cell[:, :, None] + lane[None, None, :]
     if pages.dtype.element_ty == tl.float8e4nv:
         # The largest number of the type: what is above would become NaN.
         low = tl.minimum(tl.maximum(low, -448.0), 448.0)
         high = tl.minimum(tl.maximum(high, -448.0), 448.0)
-    tl.store(cell, low.to(pages.dtype.element_ty), mask=written)
-    tl.store(cell + HALF, high.to(pages.dtype.element_ty), mask=written)
+    tl.store(cell, low.to(pages.dtype.element_ty), mask=written[:, :, None] & real)
+    tl.store(cell + HALF, high.to(pages.dtype.element_ty), mask=written[:, :, None] & real)
