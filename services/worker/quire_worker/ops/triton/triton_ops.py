@@ -114,7 +114,7 @@ class TritonOps:
             PARTS=power_of_two(self._group + 2),
             TOGETHER=together,
             KEPT=plan.fresh is not None,
-            **options(self.pdl, num_warps=2),
+            **options(self.pdl, num_warps=2 if together == 1 else 1),
         )
         plan.turned = qkv if plan.fresh is not None else None
         return query
