@@ -56,9 +56,11 @@ class Saboteur:
     async def strike(self, member: str, seconds: float = 0.0) -> None:
         """Kill it, or freeze it for some seconds, as soon as another could take over."""
         await self._wait_spare(member)
+        while not (process := self._rig.service(member).process).signal(signal.SIGSTOP if seconds else signal.SIGKILL):
+            # Another fault had waited for the same moment, and came first.
+            await asyncio.sleep(POLL_S)
+            await self._wait_spare(member)
         fault = Fault(member, time.monotonic(), seconds)
-        process = self._rig.service(member).process
-        assert process.signal(signal.SIGSTOP if seconds else signal.SIGKILL)
         self.faults.append(fault)
         print(f"{self._load.at(fault.moment)}: {len(self.faults)}. {fault}", flush=True)
         if seconds:
