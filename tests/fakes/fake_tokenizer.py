@@ -16,7 +16,7 @@ from quire.v1 import tokenizer_pb2 as pb
 from quire.v1 import tokenizer_pb2_grpc
 from quire.v1.common_pb2 import RequestError
 from quire_common.columns import i32, pack_i32
-from quire_common.errors import InvalidArgument, Unavailable
+from quire_common.errors import InvalidArgument, QuireError, Unavailable, to_message
 
 EOS, THINK, THOUGHT = 256, 257, 258
 VOCAB = 300
@@ -27,15 +27,19 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
 
     While `awake` is cleared nothing is answered, as by a process that is stopped; while `stepping` is, only Detokenize
     waits. `draining`: nothing new is opened. After `break_after` steps a Detokenize stream breaks, once. Its `health`
-    says SERVING until it is told otherwise.
+    says SERVING until it is told otherwise. Without `streams` it knows no Tokenize, by which
+    `streamed` requests came.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, streams: bool = True) -> None:
+        self.streams = streams
         self.opens: list[pb.DetokenizeOpen] = []
         self.steps = 0
         self.open_handles: set[int] = set()
         self.renders: list[pb.RenderChatRequest] = []
         self.token_bytes_calls = 0
+        self.streamed = 0
+        self.cancelled: list[int] = []
         self.encode_contexts: list[Any] = []
         self.hold_encode: asyncio.Event | None = None
         self.awake, self.stepping = asyncio.Event(), asyncio.Event()
@@ -69,6 +73,38 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         if request.add_generation_prompt:
             text += "assistant: "
         return pb.RenderChatResponse(text=text, token_ids=_ids(text, request.max_tokens), elapsed_us=12)
+
+    async def Tokenize(self, request_iterator: AsyncIterator[pb.TokenizeRequest], context: Any) -> None:
+        """Encode and RenderChat, each in a task, which a cancel ends."""
+        if not self.streams:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "of another release")
+        tasks: dict[int, asyncio.Task[None]] = {}
+        writing = asyncio.Lock()
+
+        async def answer(request: pb.TokenizeRequest) -> None:
+            response = pb.TokenizeResponse(id=request.id)
+            try:
+                if request.HasField("render"):
+                    response.rendered.CopyFrom(await self.RenderChat(request.render, context))
+                else:
+                    response.encoded.CopyFrom(await self.Encode(request.encode, context))
+            except QuireError as error:
+                response.error.CopyFrom(to_message(error))
+            async with writing:
+                await context.write(response)
+
+        await context.write(pb.TokenizeResponse())
+        try:
+            async for request in request_iterator:
+                if request.cancel:
+                    tasks[request.id].cancel()
+                    self.cancelled.append(request.id)
+                else:
+                    self.streamed += 1
+                    tasks[request.id] = asyncio.create_task(answer(request))
+        finally:
+            for task in tasks.values():
+                task.cancel()
 
     async def Decode(self, request: pb.DecodeRequest, context: Any) -> pb.DecodeResponse:
         return pb.DecodeResponse(

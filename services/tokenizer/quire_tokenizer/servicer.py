@@ -11,6 +11,7 @@ from quire_common.columns import i32, pack_i32
 from quire_common.errors import QuireError
 from quire_tokenizer import codec, statistics
 from quire_tokenizer.detokenizer import Detokenizer, StepText
+from quire_tokenizer.tokenize_stream import TokenizeStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -29,30 +30,21 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     async def Encode(
         self, request: pb.EncodeRequest, context: grpc.aio.ServicerContext[pb.EncodeRequest, pb.EncodeResponse]
     ) -> pb.EncodeResponse:
-        started = time.perf_counter_ns()
-        ids = await self._texts.tools.encoder.encode(
-            list(request.texts),
-            add_special_tokens=request.add_special_tokens,
-            allow_special_tokens=request.allow_special_tokens,
-            max_tokens=request.max_tokens,
-        )
-        statistics.encoded(sum(map(len, ids)))
-        return pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=_since_us(started))
+        return await self._encode(request)
 
     async def RenderChat(
         self,
         request: pb.RenderChatRequest,
         context: grpc.aio.ServicerContext[pb.RenderChatRequest, pb.RenderChatResponse],
     ) -> pb.RenderChatResponse:
-        started = time.perf_counter_ns()
-        tools = self._texts.tools
-        with statistics.rendering():
-            rendering = await tools.renderer.render(codec.decode_chat(request))
-        if request.text_only:
-            return pb.RenderChatResponse(text=rendering.text, elapsed_us=_since_us(started))
-        ids = await tools.encoder.encode_marked(rendering.text, rendering.specials, max_tokens=request.max_tokens)
-        statistics.encoded(len(ids))
-        return pb.RenderChatResponse(text=rendering.text, token_ids=pack_i32(ids), elapsed_us=_since_us(started))
+        return await self._render(request)
+
+    async def Tokenize(
+        self,
+        request_iterator: AsyncIterator[pb.TokenizeRequest],
+        context: grpc.aio.ServicerContext[pb.TokenizeRequest, pb.TokenizeResponse],
+    ) -> None:
+        await TokenizeStream(self._tokenize, context.write).run(request_iterator)
 
     async def Detokenize(
         self,
@@ -84,6 +76,33 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         context: grpc.aio.ServicerContext[pb.GetTokenizerInfoRequest, pb.GetTokenizerInfoResponse],
     ) -> pb.GetTokenizerInfoResponse:
         return codec.encode_info(self._texts.tools.vocabulary)
+
+    async def _tokenize(self, request: pb.TokenizeRequest) -> pb.TokenizeResponse:
+        if request.HasField("render"):
+            return pb.TokenizeResponse(rendered=await self._render(request.render))
+        return pb.TokenizeResponse(encoded=await self._encode(request.encode))
+
+    async def _encode(self, request: pb.EncodeRequest) -> pb.EncodeResponse:
+        started = time.perf_counter_ns()
+        ids = await self._texts.tools.encoder.encode(
+            list(request.texts),
+            add_special_tokens=request.add_special_tokens,
+            allow_special_tokens=request.allow_special_tokens,
+            max_tokens=request.max_tokens,
+        )
+        statistics.encoded(sum(map(len, ids)))
+        return pb.EncodeResponse(token_ids=[pack_i32(column) for column in ids], elapsed_us=_since_us(started))
+
+    async def _render(self, request: pb.RenderChatRequest) -> pb.RenderChatResponse:
+        started = time.perf_counter_ns()
+        tools = self._texts.tools
+        with statistics.rendering():
+            rendering = await tools.renderer.render(codec.decode_chat(request))
+        if request.text_only:
+            return pb.RenderChatResponse(text=rendering.text, elapsed_us=_since_us(started))
+        ids = await tools.encoder.encode_marked(rendering.text, rendering.specials, max_tokens=request.max_tokens)
+        statistics.encoded(len(ids))
+        return pb.RenderChatResponse(text=rendering.text, token_ids=pack_i32(ids), elapsed_us=_since_us(started))
 
 
 def _step(detokenizer: Detokenizer, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:

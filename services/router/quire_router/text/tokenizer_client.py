@@ -39,7 +39,7 @@ class TokenizerClient:
         request = tb.EncodeRequest(
             context=context_to_pb(context), texts=texts, add_special_tokens=add_special_tokens, max_tokens=max_tokens
         )
-        response = await self._pool.call(lambda peer: peer.stub.Encode(request, timeout=_TIMEOUT_S))
+        response = await self._pool.call(lambda peer: peer.encode(request))
         return [i32(column, "token_ids") for column in response.token_ids], response.elapsed_us
 
     async def render(
@@ -56,7 +56,7 @@ class TokenizerClient:
             chat_template=prompt.template,
             max_tokens=max_tokens,
         )
-        response = await self._pool.call(lambda peer: peer.stub.RenderChat(request, timeout=_TIMEOUT_S))
+        response = await self._pool.call(lambda peer: peer.render(request))
         return i32(response.token_ids, "token_ids"), response.elapsed_us
 
     async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool = True) -> str:

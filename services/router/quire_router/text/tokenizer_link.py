@@ -13,14 +13,17 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire.v1 import tokenizer_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.columns import i32
+from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
+from quire_router.text.tokenize_stream import TokenizeStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_router.config import RouterConfig
 
+_TIMEOUT_S = 60.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 log = get_logger(__name__)
 
@@ -51,6 +54,7 @@ class TokenizerLink:
         self._timeout_s = config.tokenizer_timeout_s
         self._channel = aio_channel(address, config)
         self.stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
+        self._stream = TokenizeStream(self.stub, _TIMEOUT_S)
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._changed = changed
         self._suspected = asyncio.Event()
@@ -63,6 +67,20 @@ class TokenizerLink:
         self._suspected.set()
         self._changed()
 
+    async def encode(self, request: tb.EncodeRequest) -> tb.EncodeResponse:
+        """Raises QuireError or grpc.RpcError, as does `render`."""
+        if self._stream.takes(request):
+            return (await self._stream.ask(tb.TokenizeRequest(encode=request))).encoded
+        response: tb.EncodeResponse = await self.stub.Encode(request, timeout=_TIMEOUT_S)
+        return response
+
+    async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
+        """See `encode`."""
+        if self._stream.takes(request):
+            return (await self._stream.ask(tb.TokenizeRequest(render=request))).rendered
+        response: tb.RenderChatResponse = await self.stub.RenderChat(request, timeout=_TIMEOUT_S)
+        return response
+
     async def answers(self, within_s: float) -> bool:
         """Whether it is alive, however long its present work takes."""
         try:
@@ -73,6 +91,8 @@ class TokenizerLink:
 
     async def run(self) -> None:
         """Until cancelled."""
+        # Of calls each has a span of its own in a trace.
+        streaming = None if tracing.enabled() else asyncio.create_task(self._stream.run())
         try:
             while True:
                 await self._probe()
@@ -83,6 +103,8 @@ class TokenizerLink:
                 await self._until_lost()
                 self.suspect()
         finally:
+            if streaming is not None:
+                streaming.cancel()
             await self._channel.close()
 
     async def _until_lost(self) -> None:

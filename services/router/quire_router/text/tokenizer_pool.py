@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
 
-from quire_common.errors import Unavailable, from_rpc_error
+from quire_common.errors import QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
 from quire_router.core.public_error import as_public
 from quire_router.text.tokenizer_link import TokenizerLink
@@ -75,9 +75,9 @@ class TokenizerPool:
                     return cast(T, answer)
                 log.debug("tokenizer hangs", instance=peer.instance, attempt=attempt)
                 peer.suspect()
-            except grpc.aio.AioRpcError as error:
-                typed = from_rpc_error(error)
-                if error.code() not in _GONE:
+            except (grpc.aio.AioRpcError, QuireError) as error:
+                typed = as_quire_error(error)
+                if (typed.grpc_code if isinstance(error, QuireError) else error.code()) not in _GONE:
                     raise as_public(typed) from error
                 log.debug("tokenizer call failed", instance=peer.instance, attempt=attempt, reason=typed.message)
                 peer.suspect()

@@ -30,6 +30,7 @@ UNTRACED = frozenset(
         "quire.v1.Scheduler/WatchPages",
         "quire.v1.Worker/Run",
         "quire.v1.Tokenizer/Detokenize",
+        "quire.v1.Tokenizer/Tokenize",
         "quire.v1.KvStore/Watch",
         "grpc.health.v1.Health/Check",
         "grpc.health.v1.Health/List",

@@ -1,0 +1,69 @@
+"""A router's standing stream of texts to encode and conversations to render. Each is answered when it is ready: a short
+one does not wait for a long one before it. Knows nothing of the work itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire.v1 import tokenizer_pb2 as pb
+from quire_common.errors import QuireError, as_quire_error, to_message
+from quire_common.telemetry import tracing
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    Work = Callable[[pb.TokenizeRequest], Awaitable[pb.TokenizeResponse]]
+    Write = Callable[[pb.TokenizeResponse], Awaitable[None]]
+
+log = get_logger(__name__)
+
+
+class TokenizeStream:
+    """One stream. `work` makes an answer but for its id, or raises the QuireError of this request alone."""
+
+    def __init__(self, work: Work, write: Write) -> None:
+        self._work = work
+        self._write = write
+        self._writing = asyncio.Lock()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def run(self, requests: AsyncIterator[pb.TokenizeRequest]) -> None:
+        """Until the peer wants nothing more and has all answers, or is gone."""
+        try:
+            await self._write(pb.TokenizeResponse())
+            async for request in requests:
+                if request.cancel:
+                    if task := self._tasks.get(request.id):
+                        task.cancel()
+                else:
+                    task = self._tasks[request.id] = asyncio.create_task(self._answer(request))
+                    task.add_done_callback(lambda done, number=request.id: self._ended(number, done))  # type: ignore[misc]  # a default binds it
+            await self._settled()
+        finally:
+            for task in self._tasks.values():
+                task.cancel()
+            await self._settled()
+
+    async def _settled(self) -> None:
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    async def _answer(self, request: pb.TokenizeRequest) -> None:
+        context = request.render.context if request.HasField("render") else request.encode.context
+        with tracing.continued(context):
+            try:
+                response = await self._work(request)
+            except Exception as error:
+                if not isinstance(error, QuireError):
+                    log.exception("a text could not be worked on")
+                response = pb.TokenizeResponse(error=to_message(as_quire_error(error)))
+        response.id = request.id
+        async with self._writing:  # of one stream, gRPC takes one message at a time
+            await self._write(response)
+
+    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(number, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.debug("an answer found nobody", reason=type(error).__name__)

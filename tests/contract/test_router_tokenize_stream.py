@@ -1,0 +1,85 @@
+"""Short prompts go to a tokenizer over a standing stream; whatever happens to it, they are encoded."""
+
+from __future__ import annotations
+
+import asyncio
+
+from quire_router.text.tokenize_stream import MOST_BYTES
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.fake_tokenizer import FakeTokenizer
+from tests.fakes.router_faults import until
+from tests.fakes.router_rig import RouterRig, router_rig
+
+
+async def until_streaming(rig: RouterRig) -> None:
+    """A prompt that comes before goes by a call."""
+
+    async def streams(fake: FakeTokenizer) -> bool:
+        before = fake.streamed
+        assert (await rig.complete("abc", max_tokens=3)).status_code == 200
+        return fake.streamed > before
+
+    for fake in rig.tokenizers:
+        while not await streams(fake):
+            await asyncio.sleep(0.01)
+
+
+async def test_short_prompts_and_conversations_go_over_the_stream_and_long_ones_do_not() -> None:
+    async with router_rig() as rig:
+        await until_streaming(rig)
+        fake, before = rig.tokenizer, rig.tokenizer.streamed
+        assert (await rig.complete("abc", max_tokens=3)).json()["choices"][0]["text"] == "abc"
+        assert (await rig.chat("abc", max_tokens=3)).status_code == 200
+        assert fake.streamed == before + 2
+        assert (await rig.complete("a" * MOST_BYTES, max_tokens=3, truncate_prompt_tokens=8)).status_code == 200
+        assert fake.streamed == before + 2
+
+
+async def test_what_is_wrong_with_one_prompt_is_told_and_harms_no_other() -> None:
+    async with router_rig() as rig:
+        await until_streaming(rig)
+        asked = len(rig.tokenizer.encode_contexts)
+        rig.tokenizer.hold_encode = asyncio.Event()
+        other, wrong = (asyncio.ensure_future(rig.complete(text, max_tokens=3)) for text in ("abc", "a" * 60_000))
+        await until(lambda: len(rig.tokenizer.encode_contexts) == asked + 2)
+        rig.tokenizer.hold_encode.set()
+        assert (await wrong).json()["error"]["code"] == "PROMPT_TOO_LONG"
+        assert (await other).status_code == 200
+
+
+async def test_a_client_that_goes_takes_its_prompt_back() -> None:
+    async with router_rig() as rig:
+        await until_streaming(rig)
+        rig.tokenizer.hold_encode = asyncio.Event()
+        asked = len(rig.tokenizer.encode_contexts)
+        gone = asyncio.ensure_future(rig.complete("abc"))
+        await until(lambda: len(rig.tokenizer.encode_contexts) > asked)
+        gone.cancel()
+        await until(lambda: len(rig.tokenizer.cancelled) == 1)
+        rig.tokenizer.hold_encode.set()
+        assert (await rig.complete("abc", max_tokens=3)).status_code == 200
+
+
+async def test_a_prompt_whose_tokenizer_dies_is_encoded_by_another() -> None:
+    async with router_rig([FakeScheduler()], [FakeTokenizer(), FakeTokenizer()]) as rig:
+        await until_streaming(rig)
+        for fake in rig.tokenizers:
+            fake.hold_encode = asyncio.Event()
+        before = [len(fake.encode_contexts) for fake in rig.tokenizers]
+        asked = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
+        await until(lambda: [len(fake.encode_contexts) for fake in rig.tokenizers] != before)
+        holder = next(n for n, fake in enumerate(rig.tokenizers) if len(fake.encode_contexts) > before[n])
+        if (held := rig.tokenizers[1 - holder].hold_encode) is not None:
+            held.set()
+        await rig.tokenizer_hosts[holder].stop()
+        assert (await asked).json()["choices"][0]["text"] == "abc"
+        await rig.tokenizer_hosts[holder].start()
+        rig.tokenizers[holder].hold_encode = None
+        await until_streaming(rig)
+
+
+async def test_a_tokenizer_without_the_stream_is_called() -> None:
+    async with router_rig(tokenizers=[FakeTokenizer(streams=False)]) as rig:
+        for _ in range(3):
+            assert (await rig.complete("abc", max_tokens=3)).json()["choices"][0]["text"] == "abc"
+        assert rig.tokenizer.streamed == 0
