@@ -22,7 +22,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_scheduler.pulse import Pulse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
 
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.engine import Engine
@@ -51,8 +51,9 @@ class WorkerLink:
         self._stub = worker_pb2_grpc.WorkerStub(self._channel)
         self._engine = engine
         self._call: Any = None
-        self._pumping = False
-        self._kicked: asyncio.Task[None] | None = None
+        # What the stream has not taken yet: as many as the policy grants without an answer.
+        self._out: asyncio.Queue[worker_pb2.Grant] = asyncio.Queue()
+        self._kicked: asyncio.Handle | None = None
         self._pulse = Pulse(*self._timeouts_s, 0.0)
         # Why this side cancelled the stream, if it did.
         self._gave_up = ""
@@ -113,10 +114,11 @@ class WorkerLink:
 
     async def _serve(self) -> None:
         """One epoch."""
-        call = self._stub.Run()
+        out = self._out = asyncio.Queue()
+        out.put_nowait(scheduler_hello())
+        call = self._stub.Run(_frames(out))
         watchdog: asyncio.Task[None] | None = None
         try:
-            await call.write(scheduler_hello())
             first = await call.read()
             if first is grpc.aio.EOF or not first.HasField("hello"):
                 raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
@@ -137,7 +139,7 @@ class WorkerLink:
                 self._pulse.heard(now, message.retired, heartbeat=message.heartbeat)
                 self._engine.on_report(decode_report(message))
                 # The worker's next step first, then what sessions must hear of the last.
-                await self._pump()
+                self._pump()
                 self._engine.flush()
         except asyncio.CancelledError:
             # A call that this side cancels ends its reader so, as does the end of the link itself.
@@ -151,28 +153,21 @@ class WorkerLink:
                 watchdog.cancel()
             call.cancel()
 
-    async def _pump(self) -> None:
-        """Send Grants until there is none to send. Whoever finds another pumping leaves it to them."""
-        if self._pumping:
-            return
-        self._pumping = True
-        try:
-            while self._call is not None and (grant := self._engine.next_grant()) is not None:
-                self._pulse.granted(grant.seq)
-                # A stream that breaks under a write is noticed, and handled, by its reader.
-                with contextlib.suppress(grpc.RpcError, asyncio.InvalidStateError):
-                    await self._call.write(encode_grant(grant))
-        finally:
-            self._pumping = False
+    def _pump(self) -> None:
+        """Send Grants until there is none to send."""
+        while self._call is not None and (grant := self._engine.next_grant()) is not None:
+            self._pulse.granted(grant.seq)
+            self._out.put_nowait(encode_grant(grant))
 
     def _kick(self) -> None:
         """Something changed outside a Report: pump soon, once for all that happens in this turn of the loop."""
-        if self._kicked is None or self._kicked.done():
-            self._kicked = asyncio.ensure_future(self._pump_and_flush())
+        if self._kicked is None:
+            self._kicked = asyncio.get_running_loop().call_soon(self._pump_and_flush)
 
-    async def _pump_and_flush(self) -> None:
+    def _pump_and_flush(self) -> None:
+        self._kicked = None
         try:
-            await self._pump()
+            self._pump()
             self._engine.flush()
         except Exception:
             log.exception("the next Grant could not be made")
@@ -205,6 +200,11 @@ class WorkerLink:
         phase = "failed" if self._engine.phase == "failed" or reason.code == _REPLACED else "loading"
         self._engine.detach(worker_lost_error(), phase, detail)
         self._attached(False)
+
+
+async def _frames(out: asyncio.Queue[worker_pb2.Grant]) -> AsyncIterator[worker_pb2.Grant]:
+    while True:
+        yield await out.get()
 
 
 def worker_lost_error() -> Unavailable:

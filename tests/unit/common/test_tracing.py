@@ -67,7 +67,7 @@ def check_hop(exporter: InMemorySpanExporter, kind: str, root: tracing.Span) -> 
     assert ids(server)[0] == root.get_span_context().trace_id
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["Unary", "ServerStream", "ClientStream"])
 async def test_aio_hop(kind: str, spans: InMemorySpanExporter) -> None:
     async with aio_echo() as (_, channel):
         with tracing.span("root") as root:

@@ -149,7 +149,7 @@ def decode_report(message: worker_pb2.Report) -> Report:
         grant_arrival_us=message.grant_arrival_us,
         draining=message.draining,
         heartbeat=message.heartbeat,
-        prompt_logprobs=prompt_logprobs_from_pb(message.prompt_logprobs),
+        prompt_logprobs=prompt_logprobs_from_pb(message.prompt_logprobs) if message.HasField("prompt_logprobs") else [],
     )
     equal_lengths("step", applied=report.step_applied, rows=report.step_rows)
     rows = equal_lengths("row", slot=report.slot, count=report.count, finish=report.finish)

@@ -168,6 +168,8 @@ class Choice:
 
     def to_submit(self) -> Sequence:
         """What an engine must be told, also one that takes it up: all tokens so far are part of it."""
+        if not self.output_ids and not self.prompt_entries:
+            return self.sequence
         sequence = replace(self.sequence, output_ids=i32(bytes(self.output_ids), "output_ids"))
         if self.prompt_entries and len(self.prompt_entries) == len(sequence.prompt_ids) - 1:
             # All is said of its prompt: who takes it up need not compute it for that.

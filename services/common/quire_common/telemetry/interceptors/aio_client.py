@@ -1,5 +1,8 @@
 """The interceptors of asyncio channels: request id and trace travel as metadata, unary calls get a span.
 
+None for streams both ways: they carry many requests and belong to none, and an interceptor costs each of their messages
+two turns of the loop.
+
 One class per call kind: grpc.aio files an interceptor under the first kind that it is an instance of.
 """
 
@@ -19,7 +22,7 @@ Details = grpc.aio.ClientCallDetails
 
 def aio_client_interceptors(target: str = "") -> list[grpc.aio.ClientInterceptor]:
     """For `grpc.aio.*_channel(interceptors=...)`; `target` is the address, for the spans."""
-    return [_UnaryUnary(target), _UnaryStream(), _StreamUnary(), _StreamStream()]
+    return [_UnaryUnary(target), _UnaryStream(), _StreamUnary()]
 
 
 def _with_context(details: Details, parent: tracing.Span | None = None) -> Details:
@@ -54,13 +57,6 @@ class _UnaryStream(grpc.aio.UnaryStreamClientInterceptor):
 
 class _StreamUnary(grpc.aio.StreamUnaryClientInterceptor):
     async def intercept_stream_unary(
-        self, continuation: Any, client_call_details: Details, request_iterator: Any
-    ) -> Any:
-        return await continuation(_with_context(client_call_details), request_iterator)
-
-
-class _StreamStream(grpc.aio.StreamStreamClientInterceptor):
-    async def intercept_stream_stream(
         self, continuation: Any, client_call_details: Details, request_iterator: Any
     ) -> Any:
         return await continuation(_with_context(client_call_details), request_iterator)
