@@ -63,7 +63,7 @@ class PeerSession:
             self._handlers |= {Kind.GET: self._get}
         if given.setup.shares_memory:
             self._handlers |= {Kind.LOCATE: self._locate}
-        self._carried_by = transport
+        self._came_by = self._carried_by = transport
         self._agents = given.nixl
         self._held = contextlib.ExitStack()
         if given.nixl is not None:
@@ -287,6 +287,7 @@ class PeerSession:
             self._connection.send(Head(Kind.END, arrived.head.handle), seals)
         finally:
             self._desk.report(export, self._carried_by)
+            self._carried_by = self._came_by  # what comes next on this connection may take another way
 
     def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
         code = error.code.encode()

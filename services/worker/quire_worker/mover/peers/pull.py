@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from quire_worker.mover.ends import Equipment
     from quire_worker.mover.lane import Job
     from quire_worker.mover.load_lane import Slots
+    from quire_worker.mover.peers.kept_connections import KeptConnections
     from quire_worker.mover.transports.shared_maps import SharedMaps
     from quire_worker.mover.transports.transport import Source
 
@@ -48,7 +49,9 @@ FRUITLESS = 2
 class Pull:
     """`run` and `close` are the thread's; `void` may be called from any. `used`: what carried pages last."""
 
-    def __init__(self, job: Job, slots: Slots, given: Equipment, maps: SharedMaps, closed: ClosedWays) -> None:
+    def __init__(
+        self, job: Job, slots: Slots, given: Equipment, maps: SharedMaps, closed: ClosedWays, kept: KeptConnections
+    ) -> None:
         self.job = job
         self.used = ""
         self.arrived: list[int] = []
@@ -58,6 +61,8 @@ class Pull:
         self._cargo = Cargo(run, setup.dtype, setup.page_bytes, PeerAccess.of(move), move.context)
         self._landing = RingLanding(slots, given.ring, job)
         self._closed = closed
+        self._kept = kept
+        self._complete = False
         self._tunnel = TunnelDial(setup.service_config())
         self._link, tunnelled = self._links = DataLink(FRAME_S), DataLink(FRAME_S, self._tunnel)
         self.direct = PoolLanding(job, self._landing, given.send, lambda: self.is_void)
@@ -70,6 +75,8 @@ class Pull:
         if given.nixl is not None:
             sources.append(PeerNixl(self._link, given.nixl))
         access = self._cargo.access
+        if access.socket and (before := kept.take(access.socket)) is not None:
+            self._link.take_up(access.socket, before)
         ways = [way for way in sources if setup.peer_transport in ("auto", way.name) and way.offered(access)]
         self._ways = sorted(ways, key=lambda way: closed.is_closed(way.name, access))
         # Only what the engine keeps listens before the process does that serves it.
@@ -92,6 +99,7 @@ class Pull:
         """How many pages have landed, from the first on, each being what its key says."""
         try:
             self._go_on()
+            self._complete = self._landing.landed == len(self._cargo.run)
         except Abandoned:
             log.info("a pull was abandoned", arrived=self._landing.landed)
         except (PageCorrupt, QuireError) as error:
@@ -104,7 +112,10 @@ class Pull:
         return self._landing.landed
 
     def close(self) -> None:
-        """Let go of connections, once `run` is over and told of: nobody waits for that."""
+        """Let go of connections, once `run` is over and told of: nobody waits for that. One on which all has come is
+        left in order."""
+        if self._complete and (left := self._link.hand_over()) is not None:
+            self._kept.keep(*left)
         for way in self._ways:
             way.close()
 

@@ -10,6 +10,7 @@ from quire_common.kv_client import Abandoned
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.lane import BATCH_BYTES, ended, trace_move
 from quire_worker.mover.peers.closed_ways import ClosedWays
+from quire_worker.mover.peers.kept_connections import KeptConnections
 from quire_worker.mover.peers.pull import Pull
 from quire_worker.mover.transports.shared_maps import SharedMaps
 from quire_worker.mover.wire import Frame, Kind
@@ -38,10 +39,11 @@ class PullDesk:
         self._free = deque(given.setup.load_slots)
         self._pulls: dict[int, Pull] = {}
         self._closed = ClosedWays()
+        self._kept = KeptConnections()
 
     def put(self, job: Job) -> None:
         """See End."""
-        pull = Pull(job, self, self._given, self._maps, self._closed)
+        pull = Pull(job, self, self._given, self._maps, self._closed, self._kept)
         with self._changed:
             self._pulls[job.number] = pull
         try:
@@ -67,6 +69,7 @@ class PullDesk:
     def close(self) -> None:
         """See End."""
         self._void(lambda pull: True)
+        self._kept.close()
 
     def fetched(self, number: int, pages: int) -> None:
         """See Direct."""

@@ -162,6 +162,16 @@ class DataLink:
             if self._connection is not None:
                 self._connection.shut()
 
+    def take_up(self, address: Address, connection: DataConnection) -> None:
+        """Go on with a connection to there that another link has handed over. Before anything else."""
+        self._address, self._connection = address, connection
+
+    def hand_over(self) -> tuple[Address, DataConnection] | None:
+        """The connection, where there is one, on which nothing must be under way: it is the caller's now."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            return None if connection is None or self._is_cut else (self._address, connection)
+
     def close(self) -> None:
         """Idempotent."""
         with self._lock:

@@ -1,0 +1,83 @@
+"""Connections that one pull leaves to the next: whose they are, which are kept, and that all are closed in the end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from quire_common.kv_data.connection import DataConnection
+from quire_worker.mover.peers.kept_connections import KeptConnections
+
+WAIT_S = 10.0
+
+
+class Ends:
+    """Sockets, each with its other end here."""
+
+    def __init__(self) -> None:
+        self._others: list[socket.socket] = []
+
+    def one(self, *, tunnelled: bool = False) -> DataConnection:
+        ours, other = socket.socketpair()
+        self._others.append(other)
+        return DataConnection(ours, WAIT_S, tunnelled=tunnelled)
+
+    def ended(self, number: int) -> bool:
+        """Whether that connection has been closed, at last."""
+        self._others[number].settimeout(WAIT_S)
+        return self._others[number].recv(1) == b""
+
+    def close(self) -> None:
+        for other in self._others:
+            other.close()
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    made = Ends()
+    yield made
+    made.close()
+
+
+def test_a_connection_is_the_next_ones_to_the_same_place_and_nobody_elses(ends: Ends) -> None:
+    kept, connection = KeptConnections(WAIT_S), ends.one()
+    kept.keep("there", connection)
+    assert kept.take("elsewhere") is None
+    assert kept.take("there") is connection and kept.take("there") is None
+    connection.close()
+
+
+def test_what_comes_over_a_network_or_beside_another_is_not_kept(ends: Ends) -> None:
+    kept, first = KeptConnections(WAIT_S), ends.one()
+    kept.keep("there", first)
+    kept.keep("there", ends.one())
+    kept.keep("far", ends.one(tunnelled=True))
+    assert ends.ended(1) and ends.ended(2) and kept.take("far") is None
+    assert kept.take("there") is first
+    first.close()
+
+
+def test_one_that_nobody_takes_is_let_go(ends: Ends) -> None:
+    kept = KeptConnections(0.05)
+    kept.keep("there", ends.one())
+    assert ends.ended(0) and kept.take("there") is None
+
+
+def test_one_that_was_taken_in_time_is_left_alone(ends: Ends) -> None:
+    kept, connection = KeptConnections(0.05), ends.one()
+    kept.keep("there", connection)
+    assert kept.take("there") is connection
+    time.sleep(0.1)
+    assert connection.sock.fileno() >= 0
+    connection.close()
+
+
+def test_in_the_end_all_are_closed_and_no_more_are_kept(ends: Ends) -> None:
+    kept = KeptConnections(WAIT_S)
+    kept.keep("there", ends.one())
+    kept.close()
+    kept.keep("there", ends.one())
+    assert ends.ended(0) and ends.ended(1) and kept.take("there") is None
