@@ -51,11 +51,18 @@ def test_a_device_is_filled_and_no_share_is_shorter_than_it_must_be() -> None:
     assert shared([640] * 256)[PARTS].max() == 1
     assert shared([1024] * 32)[PARTS].max() == 2
     long = shared([8192] * 32)
-    assert 4 * 33 <= (long[SEQUENCE] >= 0).sum() <= 32 + 4 * 33
+    assert 5 * 33 <= (long[SEQUENCE] >= 0).sum() <= most_shares(32, 33) == 32 + 6 * 33
     assert shared([190])[PARTS].max() == 6
     assert shared([131_072])[PARTS].max() == 64
     ragged = shared([32_768] + [256] * 255)
-    assert ragged[PARTS].max() > 16 and (ragged[SEQUENCE] >= 0).sum() <= 256 + 4 * 33
+    assert ragged[PARTS].max() > 16 and (ragged[SEQUENCE] >= 0).sum() <= 256 + 6 * 33
+
+
+def test_what_fills_the_device_in_whole_rounds_is_not_cut() -> None:
+    # 64 and 128 of 66 and 132: cut in two, the same keys would be begun and merged twice as often.
+    assert shared([1024] * 64)[PARTS].max() == shared([640] * 128)[PARTS].max() == 1
+    # 40 of 66: a third of the device would have nothing to do in the second round.
+    assert shared([1024] * 40)[PARTS].max() > 1
 
 
 def test_nobody_decodes() -> None:

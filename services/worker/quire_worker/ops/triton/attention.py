@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
+from quire_worker.ops.triton.key_shares import MANY
 from quire_worker.ops.triton.launch import options, power_of_two
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ _DECODE_TILE = 32
 _PREFILL_TILE = 64
 # Heads times shares that are merged at a time.
 _MERGED = 16
-# From so many sequences on most are not cut.
-_MANY = 32
 
 
 def decode_attention(
@@ -45,7 +44,7 @@ def decode_attention(
     part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
     part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
     merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}
-    last_merges = plan.decodes >= _MANY
+    last_merges = plan.decodes >= MANY
     decode_attention_kernel[(shares, shape.kv_heads)](
         query,
         pages,

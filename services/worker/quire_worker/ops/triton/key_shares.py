@@ -15,17 +15,22 @@ SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS, FIRST_OF_SEQUENCE, PARTS_OF_SEQUE
 share, and how many its sequence has. By sequence: the last two again."""
 COLUMNS = 8
 _TILE = 32
-_MOST_PARTS = 64
-# Keys of a share that is worth being merged where the device is busy without it.
-_LONG = 512
-# Times that the device may be filled: one share a program leaves it idle when the first have ended.
-_ROUNDS = 4
+# Parts that the longest sequence may be cut into.
+_CUTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
+# What a share costs beside its keys, and all shares' being merged (by the last to end, or by a second kernel), in keys;
+# and how much of a share programs drift apart: fitted to times of an H200 (bench/LOG.md).
+_BEGIN, _MERGE, _MERGE_APART, _DRIFT = 40, 32, 64, 0.15
+MANY = 32
+"""From so many sequences on, whoever ends last merges."""
+# Times that the device may be filled: a few sequences need no more.
+_ROUNDS, _FEW_ROUNDS, _FEW = 6, 4, 16
+_EVEN = 0.9
 _GROWTH = 1.25
 
 
 def most_shares(sequences: int, programs: int) -> int:
     """Room for the shares of so many sequences, where `programs` fill the device."""
-    return sequences and sequences + _ROUNDS * programs
+    return sequences and sequences + (_ROUNDS if sequences >= _FEW else _FEW_ROUNDS) * programs
 
 
 def share_keys(length: Int32, programs: int, room: int) -> Int32:
@@ -55,11 +60,27 @@ def share_keys(length: Int32, programs: int, room: int) -> Int32:
 
 
 def _parts(length: Int32, programs: int, room: int) -> Int32:
-    """Shares of each sequence: even pieces, long where the device is busy, as short as it takes where it is not."""
-    longest, total = int(length.max()), int(length.sum())
-    piece = max(_TILE, -(-longest // _MOST_PARTS), total // room, min(_LONG, total // programs))
+    """Shares of each sequence: even pieces, of the size with which the last program is likely to end first."""
+    longest, total, count = int(length.max()), int(length.sum()), len(length)
+    cuts = [(_time(longest, total, count, cut, programs), cut) for cut in _CUTS if (cut - 1) * _TILE < longest]
+    piece = _piece(longest, min(cuts)[1])
     while True:
-        parts: Int32 = -(-length // (-(-piece // _TILE) * _TILE))
+        parts: Int32 = -(-length // piece)
         if piece >= longest or int(parts.sum()) <= room:
             return parts
-        piece = int(piece * _GROWTH) + 1
+        piece = _piece(int(piece * _GROWTH) + 1, 1)
+
+
+def _piece(length: int, cut: int) -> int:
+    return -(-length // (cut * _TILE)) * _TILE
+
+
+def _time(longest: int, total: int, count: int, cut: int, programs: int) -> float:
+    """In keys, about; of `count` sequences, the longest of which is cut so often. Programs take the next share when
+    they have ended one, the shortest last."""
+    piece = _piece(longest, cut)
+    shares = count * cut if total >= _EVEN * count * longest else max(count, total / piece + count / 2)
+    idle = -shares % programs * min(piece, total / count) / programs
+    busy = max((total + _BEGIN * shares) / programs + idle, piece + _BEGIN)
+    merge = 0 if cut == 1 else _MERGE if count >= MANY else _MERGE_APART
+    return busy + merge + _DRIFT * piece
