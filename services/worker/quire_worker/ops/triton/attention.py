@@ -45,7 +45,7 @@ def decode_attention(
     part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
     merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}
     last_merges = plan.decodes >= MANY
-    decode_attention_kernel[(shares, shape.kv_heads)](
+    decode_attention_kernel[(shape.kv_heads, shares)](
         query,
         pages,
         plan.shares,

@@ -50,7 +50,9 @@ def decode_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [shares_count, KV heads]. query [S, HEADS, DIM], position [S] of the token; shares as in key_shares.
+    """Grid [KV heads, shares_count]: the longest shares of all heads begin first, and places without a share come last,
+    since programs that have nothing to do take their time too. query [S, HEADS, DIM], position [S] of the token; shares
+    as in key_shares.
 
     TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
     part_out [shares_count, HEADS, DIM] float32 (normalised), and part_lse [shares_count, HEADS], -inf where a share
@@ -58,7 +60,7 @@ def decode_attention_kernel(
     of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which a sequence's first
     share counts. Pages may be of another type than the query: what is loaded is computed with in the query's.
     """
-    share, kv = tl.program_id(0), tl.program_id(1)
+    kv, share = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, DIM)
