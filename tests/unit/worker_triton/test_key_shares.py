@@ -42,29 +42,29 @@ def test_every_key_is_in_one_share(lengths: list[int], programs: int) -> None:
         assert (mine[BEGIN] % 32 == 0).all()
 
 
-def shared(lengths: list[int], programs: int = 33) -> Int32:
+def shared(lengths: list[int], programs: int = 66) -> Int32:
     return share_keys(np.array(lengths, np.int32), programs, most_shares(len(lengths), programs))
 
 
 def test_a_device_is_filled_and_no_share_is_shorter_than_it_must_be() -> None:
-    assert shared([640] * 8)[PARTS].max() == 4  # 32 of 33
+    assert shared([640] * 8)[PARTS].max() == 4  # 32 shares, of 66 that fill the device: none is shorter than it must be
     assert shared([640] * 256)[PARTS].max() == 1
     assert shared([1024] * 32)[PARTS].max() == 2
     long = shared([8192] * 32)
-    assert 5 * 33 <= (long[SEQUENCE] >= 0).sum() <= most_shares(32, 33) == 32 + 6 * 33
+    assert 2 * 66 < (long[SEQUENCE] >= 0).sum() <= most_shares(32, 66) == 32 + 3 * 66
     assert shared([190])[PARTS].max() == 6
     assert shared([131_072])[PARTS].max() == 64
     ragged = shared([32_768] + [256] * 255)
-    assert ragged[PARTS].max() > 16 and (ragged[SEQUENCE] >= 0).sum() <= 256 + 6 * 33
+    assert ragged[PARTS].max() > 16 and (ragged[SEQUENCE] >= 0).sum() <= 256 + 3 * 66
 
 
 def test_what_fills_the_device_in_whole_rounds_is_not_cut() -> None:
-    # 64 and 128 of 66 and 132: cut in two, the same keys would be begun and merged twice as often.
+    # 64 of 66, twice 64 of twice 66: cut in two, the same keys would be begun and merged twice as often.
     assert shared([1024] * 64)[PARTS].max() == shared([640] * 128)[PARTS].max() == 1
-    # 40 of 66: a third of the device would have nothing to do in the second round.
-    assert shared([1024] * 40)[PARTS].max() > 1
+    # 96 of twice 66: a quarter of the device would have nothing to do in the second round.
+    assert shared([1024] * 96)[PARTS].max() > 1
 
 
 def test_nobody_decodes() -> None:
-    assert most_shares(0, 33) == 0
-    assert share_keys(np.zeros(0, np.int32), 33, 4)[SEQUENCE].tolist() == [-1] * 4
+    assert most_shares(0, 66) == 0
+    assert share_keys(np.zeros(0, np.int32), 66, 4)[SEQUENCE].tolist() == [-1] * 4

@@ -20,8 +20,8 @@ from quire_worker.step import Int32
 PREFILL_ROWS = 64
 """Query rows of a prefill tile: tokens times the query heads of one KV head."""
 
-# Programs of decode attention that are resident at once: two per multiprocessor of an H200.
-_PROGRAMS = 264
+# Programs of decode attention that are resident at once: four per multiprocessor of an H200.
+_PROGRAMS = 528
 
 
 @dataclass(slots=True)

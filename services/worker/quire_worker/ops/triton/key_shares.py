@@ -17,13 +17,16 @@ COLUMNS = 8
 _TILE = 32
 # Parts that the longest sequence may be cut into.
 _CUTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
-# What a share costs beside its keys, and all shares' being merged (by the last to end, or by a second kernel), in keys;
-# and how much of a share programs drift apart: fitted to times of an H200 (bench/LOG.md).
-_BEGIN, _MERGE, _MERGE_APART, _DRIFT = 40, 32, 64, 0.15
+# Fitted to times of an H200 (bench/LOG.md), in keys: what a share costs beside its keys; all shares' being merged, by
+# the last to end or by a second kernel; how much of a share programs drift apart; and how much it matters that some
+# have nothing to do in the last round, since others are faster then.
+_BEGIN, _MERGE, _MERGE_APART, _DRIFT, _IDLE = 40, 32, 64, 0.07, 0.3
+# Shares of so many keys need not be shorter for the device to be full.
+_SHORT = 256
 MANY = 32
 """From so many sequences on, whoever ends last merges."""
 # Times that the device may be filled: a few sequences need no more.
-_ROUNDS, _FEW_ROUNDS, _FEW = 6, 4, 16
+_ROUNDS, _FEW_ROUNDS, _FEW = 3, 2, 16
 _EVEN = 0.9
 _GROWTH = 1.25
 
@@ -62,8 +65,9 @@ def share_keys(length: Int32, programs: int, room: int) -> Int32:
 def _parts(length: Int32, programs: int, room: int) -> Int32:
     """Shares of each sequence: even pieces, of the size with which the last program is likely to end first."""
     longest, total, count = int(length.max()), int(length.sum()), len(length)
-    cuts = [(_time(longest, total, count, cut, programs), cut) for cut in _CUTS if (cut - 1) * _TILE < longest]
-    piece = _piece(longest, min(cuts)[1])
+    least = min(_SHORT, 2 * total // programs)
+    cuts = [cut for cut in _CUTS if cut == 1 or _piece(longest, cut) >= least]
+    piece = _piece(longest, min(cuts, key=lambda cut: _time(longest, total, count, cut, programs)))
     while True:
         parts: Int32 = -(-length // piece)
         if piece >= longest or int(parts.sum()) <= room:
@@ -80,7 +84,7 @@ def _time(longest: int, total: int, count: int, cut: int, programs: int) -> floa
     they have ended one, the shortest last."""
     piece = _piece(longest, cut)
     shares = count * cut if total >= _EVEN * count * longest else max(count, total / piece + count / 2)
-    idle = -shares % programs * min(piece, total / count) / programs
-    busy = max((total + _BEGIN * shares) / programs + idle, piece + _BEGIN)
+    idle = _IDLE * (-shares % programs) * min(piece, total / count)
+    busy = max((total + _BEGIN * shares + idle) / programs, piece)
     merge = 0 if cut == 1 else _MERGE if count >= MANY else _MERGE_APART
     return busy + merge + _DRIFT * piece
