@@ -113,7 +113,8 @@ def serving(checkout: Path) -> Iterator[str]:
 
 def hold() -> None:
     """Start the services of the checkout that is on the path; end them when nobody needs them any more."""
-    with contextlib.closing(LocalStack(StackSpec(f"first-token-{os.getpid()}", str(MODEL), flags=FLAGS))) as stack:
+    spec = StackSpec(f"first-token-{os.getpid()}", str(MODEL), keep_directory=False, flags=FLAGS)
+    with contextlib.closing(LocalStack(spec)) as stack:
         print(stack.ready.http, flush=True)
         sys.stdin.read()
 
