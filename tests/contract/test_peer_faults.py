@@ -7,7 +7,11 @@ import os
 import select
 import signal
 import time
+from dataclasses import replace
 
+import pytest
+
+from tests.fakes import peer_rig as sides
 from tests.fakes.peer_pulls import (
     EACH,
     LATE_S,
@@ -90,6 +94,19 @@ def test_an_exporter_that_is_killed_afterwards_changes_nothing(transport: str) -
         here.signal(signal.SIGKILL)
         rig.until(lambda: here.mover.pid not in (None, pid))
         assert there.told[1].ok and here.told[1].ok
+        rig.assert_nothing_left()
+
+
+def test_a_run_that_ends_while_the_exporter_has_no_process_is_nothing_to_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sides, "PATIENT", replace(sides.PATIENT, first_backoff_s=1.0))
+    with peer_rig() as rig:
+        here, _ = rig.side(), rig.side()
+        here.signal(signal.SIGKILL)
+        rig.until(lambda: here.mover.pid is None)
+        rig.go_on_for(0.2)  # and the engine's side knows
+        here.mover.cancel()
         rig.assert_nothing_left()
 
 

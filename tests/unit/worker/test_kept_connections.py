@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from quire_common.kv_data.connection import DataConnection
+from quire_worker.mover.lane import Job
+from quire_worker.mover.peers import pull_desk
 from quire_worker.mover.peers.kept_connections import KeptConnections
+from quire_worker.mover.transports.data_link import DataLink
+from quire_worker.mover.wire import Frame, Kind
+from tests.fakes.mover_rig import load
 
 WAIT_S = 10.0
 
@@ -81,3 +89,24 @@ def test_in_the_end_all_are_closed_and_no_more_are_kept(ends: Ends) -> None:
     kept.close()
     kept.keep("there", ends.one())
     assert ends.ended(0) and ends.ended(1) and kept.take("there") is None
+
+
+def test_one_that_was_cut_is_handed_to_nobody_and_closed(ends: Ends) -> None:
+    link, connection = DataLink(), ends.one()
+    link.take_up("there", connection)
+    link.cut()
+    assert link.hand_over() is None and connection.sock.fileno() < 0
+
+
+def test_a_pull_that_gets_no_thread_lets_its_connection_go(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection, sent = ends.one(), list[Frame]()
+    job = Job(load(1, 1, 11), 0, 0)
+    monkeypatch.setattr(pull_desk, "Pull", lambda *_: SimpleNamespace(job=job, used="", close=connection.close))
+    monkeypatch.setattr(threading, "Thread", no_thread)
+    given: Any = SimpleNamespace(setup=SimpleNamespace(page_bytes=4096, load_slots=range(4)), send=sent.append)
+    pull_desk.PullDesk(given).put(job)
+    assert [frame.kind for frame in sent] == [Kind.ENDED] and connection.sock.fileno() < 0
+
+
+def no_thread(**_: object) -> None:
+    raise RuntimeError("can't start new thread")

@@ -71,6 +71,10 @@ def test_columns_of_a_wrong_length_are_refused() -> None:
         Frame(Kind.RELEASED, payload=b"abc").numbers()
     with pytest.raises(WireBroken):
         Frame.of(Kind.FILLED, 0, 0, [1, 2, 3]).pairs()
+    for numbers in ([], [1, 2]):
+        with pytest.raises(WireBroken, match=f"{len(numbers)} numbers in KEPT"):
+            Frame.of(Kind.KEPT, 0, 0, numbers).number()
+    assert Frame.of(Kind.KEPT, 0, 0, [3]).number() == 3
 
 
 @pytest.mark.parametrize(

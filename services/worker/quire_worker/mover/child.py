@@ -82,9 +82,9 @@ class MoverChild:
                 inward.cut(frame.move)
                 outward.cut(frame.move)
             case Kind.OFFERED if direct is not None:
-                direct.offered(frame.move, *frame.numbers())
+                direct.offered(frame.move, frame.number())
             case Kind.FETCHED if direct is not None:
-                direct.fetched(frame.move, *frame.numbers())
+                direct.fetched(frame.move, frame.number())
             case Kind.PING:
                 self._send(Frame(Kind.PONG))
             case _:

@@ -148,8 +148,7 @@ class MoverProcess:
         if number is None:
             return
         opened = self._open[number]
-        self._ring.voided += 1
-        self._send(Frame(Kind.CUT, self._generation, number))
+        self._void(Frame(Kind.CUT, self._generation, number))
         opened.cut, opened.ended = True, 0
         opened.wanted.clear()
         dropped = [copy.slot for copy in self._landed if copy.open is opened]
@@ -188,8 +187,7 @@ class MoverProcess:
         self._landed.clear()
         self._copying.clear()
         self._fetches.drop()
-        self._ring.voided += 1
-        self._send(Frame(Kind.CANCEL, self._generation))
+        self._void(Frame(Kind.CANCEL, self._generation))
         self._return(landed)
 
     def close(self) -> None:
@@ -236,7 +234,7 @@ class MoverProcess:
                 self._fetches.begin(opened, frame.column())
         elif frame.kind == Kind.KEPT:
             if opened is not None:
-                self._fetches.keep(opened, *frame.numbers())
+                self._fetches.keep(opened, frame.number())
         elif frame.kind == Kind.ENDED:
             pages, code = frame.numbers()
             if opened is not None:
@@ -354,6 +352,14 @@ class MoverProcess:
         slots, self._emptied = [*self._emptied, *slots], []
         if slots:
             self._send(Frame.of(Kind.RETURNED, 0, 0, slots))
+
+    def _void(self, frame: Frame) -> None:
+        """Peers find nothing of what the frame ends from now on, before the process hears of it. Where there is no
+        process it does not count: the next one, which knows no exports, would wait for a frame that never comes."""
+        gone = self._link.pid is None  # as seen before: one that begins meanwhile is sent the frame
+        self._ring.voided += 1
+        if not self._send(frame) and gone:
+            self._ring.voided -= 1
 
     def _send(self, frame: Frame) -> bool:
         return self._link.send(self._incarnation, frame)

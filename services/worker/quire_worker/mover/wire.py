@@ -101,6 +101,13 @@ class Frame:
         column: list[int] = self.column().tolist()
         return column
 
+    def number(self) -> int:
+        """The one number of the payload; raises WireBroken."""
+        column = self.numbers()
+        if len(column) != 1:
+            raise WireBroken(f"{len(column)} numbers in {self.kind.name}")
+        return column[0]
+
     def pairs(self) -> list[tuple[int, int]]:
         """A column of (index, slot); raises WireBroken."""
         column = self.numbers()

@@ -51,6 +51,7 @@ class PullDesk:
         except RuntimeError as error:  # the system has none left
             log.warning("a pull got no thread", cause=str(error))
             self._end(pull, 0)
+            pull.close()
 
     def returned(self, slots: Sequence[int]) -> None:
         """See Inward and Slots."""

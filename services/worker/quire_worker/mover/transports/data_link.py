@@ -170,7 +170,12 @@ class DataLink:
         """The connection, where there is one, on which nothing must be under way: it is the caller's now."""
         with self._lock:
             connection, self._connection = self._connection, None
-            return None if connection is None or self._is_cut else (self._address, connection)
+        if connection is None:
+            return None
+        if self._is_cut:
+            connection.close()
+            return None
+        return self._address, connection
 
     def close(self) -> None:
         """Idempotent."""
