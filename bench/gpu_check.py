@@ -1,10 +1,10 @@
 """`make gpu-check STAGE=n`: whether the GPU worker is right, and how fast it is, in stages.
 
-1  kernels and whole steps of every padded size against float32 references
+1  kernels and whole steps of every padded size up to 256 sequences and 2,048 tokens against float32 references
 2  engines that must come to the same tokens
 3  the in-process table beside vLLM's figures
 4  the five services over HTTP, and cold starts
-5  each kernel against its floor, and a soak of random requests
+5  a soak of random requests, and each kernel against its floor
 6  the table through the five services, beside the same in one process
 7  KV pages from GPU to GPU, beside one plain copy (two GPUs)
 
@@ -29,7 +29,7 @@ STAGES: dict[int, tuple[str, ...]] = {
     2: ("engines",),
     3: ("table",),
     4: ("services",),
-    5: ("roofline", "soak"),
+    5: ("soak", "roofline"),
     6: ("served_table",),
     7: ("peer_pull", "peer_workers"),
 }

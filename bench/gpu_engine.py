@@ -23,6 +23,7 @@ from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
 from quire_worker.cuda.cuda_model import CudaModel
+from quire_worker.cuda.load import step_tokens
 from quire_worker.cuda.step_size import MOST_CHUNKS
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.spec import EngineSpec
@@ -53,6 +54,7 @@ class Local:
             store = ParameterStore(parameter_specs(spec), torch.bfloat16, device)
             for packed in store._packed.values():
                 packed.normal_(0.0, 0.02)
+            tokens = tokens or step_tokens(store.num_bytes)
             ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
             ops.pdl = True
             ops.kept_logits = torch.empty(max_num_seqs + MOST_CHUNKS, spec.vocab_size, dtype=torch.bfloat16)
@@ -124,7 +126,7 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=list(SHAPES))
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=512)
-    parser.add_argument("--tokens", type=int, default=8192)
+    parser.add_argument("--tokens", type=int, default=0, help="of a step; 0: as the worker chooses")
     parser.add_argument(
         "--rows", nargs="*", default=["itl", "sampling", "logprobs", "prefill", "single", "throughput", "uniform"]
     )
@@ -161,9 +163,9 @@ def main() -> None:
             show("prompt 1024", min((local.serve([1024], [2], greedy) for _ in range(5)), key=lambda f: f["first_ms"]))
         if "sampling" in args.rows:
             drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
-            show("sampling 256", local.serve([128] * 256, [64] * 256, drawn), "(against itl 256)")
+            show("sampling 256", local.serve([128] * 256, [128] * 256, drawn), "(against itl 256)")
         if "logprobs" in args.rows:
-            show("logprobs 256", local.serve([128] * 256, [64] * 256, Sampling(logprobs=5)), "(against itl 256)")
+            show("logprobs 256", local.serve([128] * 256, [128] * 256, Sampling(logprobs=5)), "(against itl 256)")
         local.device.close()
         del local
         torch.cuda.empty_cache()

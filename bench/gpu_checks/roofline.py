@@ -1,4 +1,4 @@
-"""Stage 5, first half: each kernel's bandwidth or arithmetic against the floor, at batch 1, 32 and 256, and decode
+"""Stage 5, second half: each kernel's bandwidth or arithmetic against the floor, at batch 1, 32 and 256, and decode
 attention over much KV. Random weights of the real shapes; a trace and records of each lie in bench/results/profile."""
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from bench.gpu_checks.record import Recorder
+from bench.gpu_checks.table import beside
 from bench.gpu_serve import write_config
 from bench.gpu_shapes import SHAPES
 from quire.local.spec import StackSpec
@@ -20,6 +21,7 @@ from quire.local.stack import LocalStack
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
+_COST_WANTED = 0.03
 
 
 class _Load(NamedTuple):
@@ -71,7 +73,12 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
                 through, inside = served[load.row], local[f"{name} {load.row}"][load.figure]
                 cost = through / inside - 1 if load.figure.endswith("_ms") else 1 - through / inside
                 recorder.figure(
-                    f"{name} {load.row}, {load.figure}", services=through, in_process=inside, cost_percent=100 * cost
+                    f"{name} {load.row}, {load.figure}",
+                    services=through,
+                    in_process=inside,
+                    cost_percent=100 * cost,
+                    within_3_percent=cost <= _COST_WANTED,
+                    **beside(f"{name} {load.row}", through),
                 )
 
 

@@ -1,4 +1,4 @@
-"""Stage 5, second half: thousands of steps with requests that come and go at random, checked on the way."""
+"""Stage 5, first half: thousands of steps with requests that come and go at random, checked on the way."""
 
 from __future__ import annotations
 

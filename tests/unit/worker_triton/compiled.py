@@ -60,8 +60,8 @@ HEADS = {"HEADS": 16, "KV_HEADS": 8, "DIM": 128, "PAGE": 64, "PDL": True}
 OPTIONS = {"CAPPED": False, "WINDOWED": False, "SINKS": False}
 ALL_OPTIONS = dict.fromkeys(OPTIONS, True)
 MERGE = {"WIDTH": 2, "MERGED": 4}
-DECODE = HEADS | {"TILE": 32, "ROWS": 16, "LAST_MERGES": True, "STAGES": 5} | MERGE
-ROPE = HEADS | {"NORM": True, "PARTS": 4, "TOGETHER": 4, "KEPT": True}
+DECODE = HEADS | {"TILE": 32, "ROWS": 16, "STAGES": 5} | MERGE
+ROPE = HEADS | {"NORM": True, "PARTS": 4, "KEPT": True}
 PREFILL = HEADS | {"TILE": 64, "TOKENS": 32, "ROWS": 64, "STAGES": 2}
 FP8 = {"pages": "*fp8e4nv"}
 CHANGED = {"changed": "*fp32"}
@@ -93,10 +93,13 @@ def check(name: str, kernel: Any, constants: Mapping[str, Any], warps: int, give
 def main() -> None:
     for pages in ({}, FP8):
         kind = " of fp8" if pages else ""
-        check(f"rope{kind}", qk_norm_rope_write_kernel, ROPE, 2, pages)
+        for rows, warps in ((1, 2), (4, 1)):
+            check(f"rope{kind}, {rows} rows", qk_norm_rope_write_kernel, ROPE | {"TOGETHER": rows}, warps, pages)
         for options in (OPTIONS, ALL_OPTIONS):
             told = f"{kind}, all options" if options is ALL_OPTIONS else kind
-            check(f"decode attention{told}", decode_attention_kernel, DECODE | options, 2, pages)
+            for merges in (False, True):
+                how = DECODE | options | {"LAST_MERGES": merges}
+                check(f"decode attention{told}, {merges=}", decode_attention_kernel, how, 2, pages)
             check(f"prefill attention{told}", prefill_attention_kernel, PREFILL | options, 4, pages)
     heads = {name: size for name, size in HEADS.items() if name != "PAGE"}
     check("merge", merge_shares_kernel, heads | MERGE, 2, {})

@@ -149,7 +149,7 @@ def test_rope_and_page_write(
 def test_attention(
     shape: HeadShape, window: int, programs: int, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attention, "_MANY", many)
+    monkeypatch.setattr(attention, "LAST_MERGES_FROM", many)
     monkeypatch.setattr(attention_plan, "_PROGRAMS", programs * shape.kv_heads)
     case = Case(shape, 16, ints(0, 15, 16, 270, 0, 33), ints(1, 1, 1, 1, 40, 21), dtype)
     ops, reference = make(shape), TorchOps(shape, 16)

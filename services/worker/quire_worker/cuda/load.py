@@ -9,6 +9,7 @@ import torch
 
 from quire_worker.cuda.cuda_model import CudaModel
 from quire_worker.cuda.cuda_pages import CudaPages
+from quire_worker.cuda.kernel_limits import check_kernels
 from quire_worker.cuda.memory import kv_cache_bytes, naming_out_of_memory, step_bytes
 from quire_worker.cuda.step_size import MOST_CHUNKS
 from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
@@ -63,10 +64,11 @@ def load_cuda_model(
     source = read_source(folder, options, progress)
     spec = source.spec
     backend_on("cuda", options.attention_backend)
+    check_kernels(spec, options.page_size)
     with naming_out_of_memory("the weights", "End other users of the GPU, or serve a smaller model."):
         store = ParameterStore(source.parameters, torch.bfloat16, device)
         digest = source.fill(store, options, progress)
-    max_tokens = cuda.max_tokens or _step_tokens(store.num_bytes)
+    max_tokens = cuda.max_tokens or step_tokens(store.num_bytes)
     rows = max_tokens + cuda.max_num_seqs
     reserve = step_bytes(spec, rows, cuda.max_num_seqs + MOST_CHUNKS, spec.vocab_size)
     free, total = torch.cuda.mem_get_info(device)
@@ -98,6 +100,7 @@ def load_cuda_model(
     )
 
 
-def _step_tokens(weight_bytes: int) -> int:
-    """More tokens make better products; but who decodes waits for the step, here for 50 ms or so."""
+def step_tokens(weight_bytes: int) -> int:
+    """Most prefill tokens of a step unless somebody says: more make better products, but who decodes waits for the
+    step, for 50 ms or so with 16,384 tokens of a small model."""
     return _LARGE_STEP if weight_bytes < _SMALL_WEIGHTS else _STEP

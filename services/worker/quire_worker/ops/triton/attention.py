@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
-from quire_worker.ops.triton.key_shares import MANY
+from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM
 from quire_worker.ops.triton.launch import options, power_of_two
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def decode_attention(
     part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
     part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
     merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}
-    last_merges = plan.decodes >= MANY
+    last_merges = plan.decodes >= LAST_MERGES_FROM
     decode_attention_kernel[(shape.kv_heads, shares)](
         query,
         pages,

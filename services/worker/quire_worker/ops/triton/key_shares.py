@@ -23,8 +23,8 @@ _CUTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 _BEGIN, _MERGE, _MERGE_APART, _DRIFT, _IDLE = 40, 32, 64, 0.07, 0.3
 # Shares of so many keys need not be shorter for the device to be full.
 _SHORT = 256
-MANY = 32
-"""From so many sequences on, whoever ends last merges."""
+LAST_MERGES_FROM = 32
+"""So many sequences: whoever ends last merges, instead of a second kernel."""
 # Times that the device may be filled: a few sequences need no more.
 _ROUNDS, _FEW_ROUNDS, _FEW = 3, 2, 16
 _EVEN = 0.9
@@ -86,5 +86,5 @@ def _time(longest: int, total: int, count: int, cut: int, programs: int) -> floa
     shares = count * cut if total >= _EVEN * count * longest else max(count, total / piece + count / 2)
     idle = _IDLE * (-shares % programs) * min(piece, total / count)
     busy = max((total + _BEGIN * shares + idle) / programs, piece)
-    merge = 0 if cut == 1 else _MERGE if count >= MANY else _MERGE_APART
+    merge = 0 if cut == 1 else _MERGE if count >= LAST_MERGES_FROM else _MERGE_APART
     return busy + merge + _DRIFT * piece

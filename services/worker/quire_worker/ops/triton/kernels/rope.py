@@ -53,7 +53,7 @@ def qk_norm_rope_write_kernel(
     is_query, is_key, is_value = part < GROUP, part == GROUP, part == GROUP + 1
     head = tl.where(is_query, kv * GROUP + part, tl.where(is_key, HEADS + kv, HEADS + KV_HEADS + kv))
     there = row < rows
-    real = there[:, None, None] & (part < GROUP + 2)[None, :, None] & (lane < HALF)[None, None, :]
+    real = there[:, None, None] & (part < GROUP + 2)[None, :, None]
     if NORM:
         q1 = tl.load(query_gain + lane).to(tl.float32)
         q2 = tl.load(query_gain + HALF + lane).to(tl.float32)

@@ -1,0 +1,33 @@
+"""What the kernels cannot do, as errors that say so before anything is loaded. Needs no GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.errors import ConfigError, Unsupported
+
+if TYPE_CHECKING:
+    from quire_worker.model.arch_spec import ArchSpec
+
+_PAGE_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+# A head is a block of a kernel: a power of two, wide enough for a matrix instruction and narrow enough for registers.
+_HEAD_SIZES = (16, 32, 64, 128, 256)
+
+
+def check_kernels(spec: ArchSpec, page_size: int) -> None:
+    """Raise ConfigError for pages, and Unsupported for heads, of sizes that kernels would compute wrongly, or not at
+    all: their tiles lie within a page."""
+    if page_size not in _PAGE_SIZES:
+        raise ConfigError(
+            "BAD_BLOCK_SIZE",
+            f"On a GPU a page cannot have {page_size} tokens.",
+            f"Give --block-size one of {', '.join(map(str, _PAGE_SIZES))}.",
+            param="block_size",
+        )
+    if spec.head_dim not in _HEAD_SIZES:
+        raise Unsupported(
+            "UNSUPPORTED_HEAD_DIM",
+            f"The model's heads have {spec.head_dim} elements, for which there are no GPU kernels.",
+            f"Serve it with --device cpu, or a model with heads of {', '.join(map(str, _HEAD_SIZES))}.",
+            param="model",
+        )
