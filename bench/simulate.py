@@ -32,7 +32,8 @@ POLICIES = ("kv_aware", "least_loaded", "round_robin")
 
 @dataclass(frozen=True)
 class Figures:
-    """Of one run: times in ms. `apart`: the part that was prefilled elsewhere; `second`: until its second token."""
+    """Of one run: times in ms. `apart`: the part that was prefilled elsewhere; `second`: from its first token to its
+    second, None where nothing was."""
 
     hit_rate: float
     ttft: tuple[float, float]
@@ -42,7 +43,7 @@ class Figures:
     decision: tuple[float, float]
     busy: float
     apart: float = 0.0
-    second: tuple[float, float] = (0.0, 0.0)
+    second: tuple[float, float] | None = None
 
 
 def figures(outcome: Outcome) -> Figures:
@@ -61,7 +62,7 @@ def figures(outcome: Outcome) -> Figures:
         decision=_percentiles(np.array(outcome.decisions_s) * 1e3),
         busy=outcome.busy,
         apart=outcome.apart / len(runs),
-        second=_percentiles(np.array(outcome.seconds) * 1e3) if outcome.seconds else (0.0, 0.0),
+        second=_percentiles(np.array(outcome.seconds) * 1e3) if outcome.seconds else None,
     )
 
 

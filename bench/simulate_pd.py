@@ -28,9 +28,10 @@ ALWAYS = SplitOptions(least_tokens=1, threshold_tokens=1, by_rates=False)
 
 
 def row(name: str, found: Figures) -> str:
+    second = "-" if found.second is None else f"{found.second[0]:.1f} / {found.second[1]:.1f}"
     return (
         f"| {name:30} | {found.apart:.2f} | {found.hit_rate:.3f} | {found.ttft[0]:.0f} / {found.ttft[1]:.0f} | "
-        f"{found.itl[0]:.1f} / {found.itl[1]:.1f} | {found.second[0]:.1f} / {found.second[1]:.1f} | {found.good:.3f} | "
+        f"{found.itl[0]:.1f} / {found.itl[1]:.1f} | {second} | {found.good:.3f} | "
         f"{found.goodput:.1f} | {found.decision[1]:.3f} | {found.busy:.2f} |"
     )
 

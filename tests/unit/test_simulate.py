@@ -11,7 +11,7 @@ import pytest
 
 from bench.simulate import figures
 from bench.simulate_fleet import Setup, simulate
-from bench.simulate_pd import ALWAYS
+from bench.simulate_pd import ALWAYS, HEAD, row
 from bench.simulate_replica import Run, SimReplica, Speed
 from bench.simulate_trace import BLOCK, TraceRequest, load_trace, make_trace, oracle_hits, scaled
 from quire_router.placement.registry import PLACEMENTS
@@ -100,6 +100,16 @@ def test_separate_pools_keep_prompts_away_from_decoding_rows() -> None:
     assert apart.apart > 0.9 and apart.itl[1] < 0.5 * together.itl[1]
     slow, fast = simulate(requests, replace(always, bandwidth=1e9)), simulate(requests, always)
     assert sum(one.done_s for one in slow.runs) > sum(one.done_s for one in fast.runs)
+
+
+def test_what_was_not_measured_is_a_dash() -> None:
+    requests = scaled(make_trace(40, 64), 8.0)
+    place = HEAD.split("|").index(" 2nd token p50 / p99 ms ")
+    together, apart = (
+        row("", figures(simulate(requests, Setup(replicas=2, prefill=prefill, split=ALWAYS)))) for prefill in (0, 1)
+    )
+    assert together.split("|")[place].strip() == "-"
+    assert all(float(part) > 0 for part in apart.split("|")[place].split("/"))
 
 
 def test_the_decision_keeps_what_always_and_never_lose() -> None:
