@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from quire_router.text.tokenize_stream import MOST_BYTES
+from tests.fakes.call_writers import call_writers
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.fakes.router_faults import until
@@ -83,3 +84,50 @@ async def test_a_tokenizer_without_the_stream_is_called() -> None:
         for _ in range(3):
             assert (await rig.complete("abc", max_tokens=3)).json()["choices"][0]["text"] == "abc"
         assert rig.tokenizer.streamed == 0
+
+
+async def test_a_stream_that_hangs_is_replaced_and_calls_tell_meanwhile() -> None:
+    async with router_rig(tokenizer_timeout_s=0.3) as rig:
+        await until_streaming(rig)
+        fake = rig.tokenizer
+        fake.mute = True
+        for ask in (rig.complete, rig.chat):
+            opened = fake.opened
+            assert (await ask("abc", max_tokens=3)).status_code == 200
+            await until(lambda opened=opened: fake.opened > opened)  # type: ignore[misc]  # a lambda's default
+            await asyncio.sleep(0.1)  # the new one is open, most likely: else there was nothing to hang
+        fake.mute = False
+        await until_streaming(rig)
+        assert all(peer.healthy for peer in rig.router.pool.peers.values())
+
+
+async def test_one_that_came_back_as_another_release_is_asked_by_the_stream() -> None:
+    async with router_rig(tokenizers=[FakeTokenizer(streams=False)]) as rig:
+        assert (await rig.complete("abc", max_tokens=3)).status_code == 200
+        await rig.tokenizer_hosts[0].stop()
+        rig.tokenizer.streams = True
+        await rig.tokenizer_hosts[0].start()
+        await until_streaming(rig)
+
+
+async def test_an_answer_that_says_nothing_is_not_taken_for_no_tokens() -> None:
+    async with router_rig() as rig:
+        await until_streaming(rig)
+        rig.tokenizer.blank = True
+        for ask in (rig.complete, rig.chat):
+            answer = await ask("abc", max_tokens=3)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "INTERNAL")
+
+
+async def test_peers_that_go_leave_nobody_waiting_to_write() -> None:
+    async with router_rig() as rig:
+        await until_streaming(rig)
+        before = call_writers()
+        assert before >= 3
+        for host in (*rig.tokenizer_hosts, *rig.scheduler_hosts):
+            await host.stop()
+        await until(lambda: call_writers() == 0)
+        for host in (*rig.tokenizer_hosts, *rig.scheduler_hosts):
+            await host.start()
+        await until_streaming(rig)
+        await until(lambda: call_writers() == before)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from quire.v1 import scheduler_pb2
+from quire_common.credit import encode_grant
 from quire_common.errors import QuireError
+from quire_scheduler import worker_link
+from tests.fakes.call_writers import call_writers
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, stack
@@ -84,6 +88,36 @@ async def test_a_core_that_fails_costs_its_epoch_not_the_service(monkeypatch: py
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(s.core, "next_grant", broken)
+        await router.submit({1: a_sequence(4, 4)})
+        await router.done(1)
+        assert router.failed[1].code == "WORKER_LOST"
+        await s.until(lambda: s.core is not None)
+        await router.submit({2: a_sequence(4, 4)})
+        await router.done(2)
+        assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]
+
+
+async def test_a_worker_that_goes_leaves_nobody_waiting_to_write() -> None:
+    async with stack() as s:
+        address = s.worker.address
+        assert call_writers() == 1
+        await s.worker.stop()
+        await s.until(lambda: call_writers() == 0)
+        await s.worker.start(address)
+        await s.until(lambda: s.core is not None)
+        assert call_writers() == 1
+
+
+async def test_a_grant_that_cannot_be_sent_costs_its_epoch_not_the_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    bad = [object()]
+
+    def encode_some(grant: Any) -> Any:
+        return bad.pop() if bad else encode_grant(grant)
+
+    async with stack() as s:
+        monkeypatch.setattr(worker_link, "encode_grant", encode_some)
+        router = Router(s)
+        await router.open()
         await router.submit({1: a_sequence(4, 4)})
         await router.done(1)
         assert router.failed[1].code == "WORKER_LOST"

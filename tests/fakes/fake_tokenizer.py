@@ -28,7 +28,7 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
     While `awake` is cleared nothing is answered, as by a process that is stopped; while `stepping` is, only Detokenize
     waits. `draining`: nothing new is opened. After `break_after` steps a Detokenize stream breaks, once. Its `health`
     says SERVING until it is told otherwise. Without `streams` it knows no Tokenize, by which
-    `streamed` requests came.
+    `streamed` requests came, on one of `opened`; it answers none while it is `mute`, and says nothing while `blank`.
     """
 
     def __init__(self, *, streams: bool = True) -> None:
@@ -38,7 +38,8 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.open_handles: set[int] = set()
         self.renders: list[pb.RenderChatRequest] = []
         self.token_bytes_calls = 0
-        self.streamed = 0
+        self.streamed = self.opened = 0
+        self.mute = self.blank = False
         self.cancelled: list[int] = []
         self.encode_contexts: list[Any] = []
         self.hold_encode: asyncio.Event | None = None
@@ -78,13 +79,16 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         """Encode and RenderChat, each in a task, which a cancel ends."""
         if not self.streams:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "of another release")
+        self.opened += 1
         tasks: dict[int, asyncio.Task[None]] = {}
         writing = asyncio.Lock()
 
         async def answer(request: pb.TokenizeRequest) -> None:
             response = pb.TokenizeResponse(id=request.id)
             try:
-                if request.HasField("render"):
+                if self.blank:
+                    pass
+                elif request.HasField("render"):
                     response.rendered.CopyFrom(await self.RenderChat(request.render, context))
                 else:
                     response.encoded.CopyFrom(await self.Encode(request.encode, context))
@@ -96,6 +100,8 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         await context.write(pb.TokenizeResponse())
         try:
             async for request in request_iterator:
+                if self.mute:
+                    continue
                 if request.cancel:
                     tasks[request.id].cancel()
                     self.cancelled.append(request.id)

@@ -52,7 +52,7 @@ class WorkerLink:
         self._engine = engine
         self._call: Any = None
         # What the stream has not taken yet: as many as the policy grants without an answer.
-        self._out: asyncio.Queue[worker_pb2.Grant] = asyncio.Queue()
+        self._out: asyncio.Queue[worker_pb2.Grant | None] = asyncio.Queue()
         self._kicked: asyncio.Handle | None = None
         self._pulse = Pulse(*self._timeouts_s, 0.0)
         # Why this side cancelled the stream, if it did.
@@ -116,6 +116,7 @@ class WorkerLink:
         """One epoch."""
         out = self._out = asyncio.Queue()
         out.put_nowait(scheduler_hello())
+        self._gave_up = ""
         call = self._stub.Run(_frames(out))
         watchdog: asyncio.Task[None] | None = None
         try:
@@ -123,7 +124,7 @@ class WorkerLink:
             if first is grpc.aio.EOF or not first.HasField("hello"):
                 raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
             hello = worker_hello_from_pb(first.hello)
-            self._call, self._gave_up = call, ""
+            self._call = call
             self._pulse = Pulse(*self._timeouts_s, asyncio.get_running_loop().time())
             self._engine.attach(hello)
             self._ready.set()
@@ -142,16 +143,18 @@ class WorkerLink:
                 self._pump()
                 self._engine.flush()
         except asyncio.CancelledError:
-            # A call that this side cancels ends its reader so, as does the end of the link itself.
+            # A call that this side cancels ends its reader so, as does the end of the link itself; so does one that
+            # gRPC cancels, since a Grant cannot be written.
             task = asyncio.current_task()
-            if self._gave_up and not (task and task.cancelling()):
-                raise _lost(self._gave_up) from None
+            if not (task and task.cancelling()):
+                raise _lost(self._gave_up or "a Grant could not be sent") from None
             raise
         finally:
             self._call = None
             if watchdog is not None:
                 watchdog.cancel()
             call.cancel()
+            out.put_nowait(None)
 
     def _pump(self) -> None:
         """Send Grants until there is none to send."""
@@ -202,9 +205,10 @@ class WorkerLink:
         self._attached(False)
 
 
-async def _frames(out: asyncio.Queue[worker_pb2.Grant]) -> AsyncIterator[worker_pb2.Grant]:
-    while True:
-        yield await out.get()
+async def _frames(out: asyncio.Queue[worker_pb2.Grant | None]) -> AsyncIterator[worker_pb2.Grant]:
+    """Until None: a call that its peer has ended leaves who waits for the next one waiting."""
+    while (grant := await out.get()) is not None:
+        yield grant
 
 
 def worker_lost_error() -> Unavailable:

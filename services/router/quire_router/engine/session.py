@@ -170,6 +170,7 @@ class Session:
             self.open = False
             self.life += 1
             call.cancel()
+            self._out.end()
             if self.choices:
                 metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
             self._lose(reason, unheard=unheard)

@@ -60,6 +60,7 @@ class SessionOutgoing:
         self._renewed: list[bytes] = []
         self._released: list[bytes] = []
         self._wake = asyncio.Event()
+        self._over = False
 
     def submit(self, handle: int, submission: Submission) -> None:
         """Start it there."""
@@ -86,11 +87,18 @@ class SessionOutgoing:
         self._released.append(transfer_id)
         self._wake.set()
 
+    def end(self) -> None:
+        """The stream is over: `messages` end, which nobody else would tell where the scheduler has ended it."""
+        self._over = True
+        self._wake.set()
+
     async def messages(self) -> AsyncIterator[sb.SessionRequest]:
         """The stream's requests."""
         yield sb.SessionRequest(hello=sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id))
         while True:
             await self._wake.wait()
+            if self._over:
+                return
             self._wake.clear()
             while self._submits or self._aborts or self._handovers or self._renewed or self._released:
                 yield self._next()

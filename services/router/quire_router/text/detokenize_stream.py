@@ -139,6 +139,8 @@ class DetokenizeStream:
             self._watchdog.drop(watch)
             self._connected = False
             call.cancel()
+            ended, self._wake = self._wake, asyncio.Event()
+            ended.set()
         return "it ended the stream"
 
     def _take_up(self) -> None:
@@ -158,6 +160,8 @@ class DetokenizeStream:
         """`wake` is this life's own: what is left of an earlier stream cannot take its messages."""
         while True:
             await wake.wait()
+            if wake is not self._wake:
+                return
             wake.clear()
             while self._opens or self._rows or self._closes:
                 message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()

@@ -1,18 +1,20 @@
 """One tokenizer's standing stream for short texts and conversations: half the way of a call, which is set up each time.
 
-While there is no stream (not yet, not any more, or never with a tokenizer of another release) who asks makes a call.
+While there is no stream (not yet, not any more, or never with a tokenizer of another release) who asks makes a call, as
+does who gets no answer in time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from typing import TYPE_CHECKING
+import time
+from typing import TYPE_CHECKING, Any
 
 import grpc
 
 from quire.v1 import tokenizer_pb2 as tb
-from quire_common.errors import DeadlineExceeded, Unavailable, from_message
+from quire_common.errors import Unavailable, from_message
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
 from quire_router.watchdog import is_cancelled
@@ -28,41 +30,49 @@ log = get_logger(__name__)
 
 
 class TokenizeStream:
-    """Whoever asks `takes` may `ask` at once."""
+    """Whoever asks `takes` may `ask` at once. `patience_s`: the longest that an answer may take; a stream on which
+    nothing at all came meanwhile is replaced."""
 
-    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerStub, timeout_s: float) -> None:
+    def __init__(self, stub: tokenizer_pb2_grpc.TokenizerStub, patience_s: float) -> None:
         self._stub = stub
-        self._timeout_s = timeout_s
+        self._patience_s = patience_s
         self._open = False
-        self._out: asyncio.Queue[tb.TokenizeRequest] = asyncio.Queue()
-        self._waiting: dict[int, asyncio.Future[tb.TokenizeResponse]] = {}
+        self._call: Any = None
+        self._hangs = False
+        self._heard_s = 0.0
+        self._out: asyncio.Queue[tb.TokenizeRequest | None] = asyncio.Queue()
+        self._waiting: dict[int, asyncio.Future[tb.TokenizeResponse | None]] = {}
         self._ids = itertools.count(1)
 
     def takes(self, request: tb.EncodeRequest | tb.RenderChatRequest) -> bool:
         """Whether it is open, and for a request of this size."""
         return self._open and request.ByteSize() <= MOST_BYTES
 
-    async def ask(self, request: tb.TokenizeRequest) -> tb.TokenizeResponse:
-        """The answer; the request is given its id. Raises QuireError: Unavailable where the stream breaks."""
+    async def ask(self, request: tb.TokenizeRequest) -> tb.TokenizeResponse | None:
+        """The answer, None where it takes too long: then a call may tell. The request is given its id. Raises
+        QuireError: Unavailable where the stream breaks."""
+        began_s = time.monotonic()
         out, request.id = self._out, next(self._ids)
         future = self._waiting[request.id] = asyncio.get_running_loop().create_future()
         out.put_nowait(request)
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response: tb.TokenizeResponse = await future
+            async with asyncio.timeout(self._patience_s):
+                response: tb.TokenizeResponse | None = await future
         except BaseException as error:
             out.put_nowait(tb.TokenizeRequest(id=request.id, cancel=True))
-            if isinstance(error, TimeoutError):
-                raise _too_slow(self._timeout_s) from None
-            raise
+            if not isinstance(error, TimeoutError):
+                raise
+            if out is self._out and self._heard_s < began_s:
+                self._replace()
+            return None
         finally:
             del self._waiting[request.id]
-        if response.HasField("error"):
+        if response is not None and response.HasField("error"):
             raise from_message(response.error)
         return response
 
     async def run(self) -> None:
-        """Until cancelled, or the tokenizer knows no such stream: one stream after the other."""
+        """Until cancelled, or the tokenizer knows no such stream: one stream after the other. Not twice at a time."""
         backoff = Backoff()
         while True:
             try:
@@ -70,15 +80,18 @@ class TokenizeStream:
             except grpc.aio.AioRpcError as error:
                 if error.code() is grpc.StatusCode.UNIMPLEMENTED:
                     return
+            except Exception:
+                log.exception("a stream to the tokenizer failed")
             await backoff.wait()
 
     async def _life(self, backoff: Backoff) -> None:
         """Raises grpc.RpcError."""
         out = self._out = asyncio.Queue()
-        call = self._stub.Tokenize(_messages(out))
+        call = self._call = self._stub.Tokenize(_messages(out))
+        self._hangs = False
         try:
             async for response in call:
-                self._open = True
+                self._open, self._heard_s = True, time.monotonic()
                 backoff.reset()
                 future = self._waiting.get(response.id)
                 if future is not None and not future.done():
@@ -86,23 +99,29 @@ class TokenizeStream:
         except asyncio.CancelledError:
             if is_cancelled():
                 raise
-            log.warning("a message to the tokenizer could not be made")
+            log.warning("a stream to the tokenizer hangs" if self._hangs else "a message to it could not be made")
         finally:
             self._open = False
             call.cancel()
+            out.put_nowait(None)
             for future in self._waiting.values():
-                if not future.done():
+                if future.done():
+                    continue
+                if self._hangs:
+                    future.set_result(None)
+                else:
                     future.set_exception(_lost())
 
+    def _replace(self) -> None:
+        self._open, self._hangs = False, True
+        self._call.cancel()
 
-async def _messages(out: asyncio.Queue[tb.TokenizeRequest]) -> AsyncIterator[tb.TokenizeRequest]:
-    while True:
-        yield await out.get()
+
+async def _messages(out: asyncio.Queue[tb.TokenizeRequest | None]) -> AsyncIterator[tb.TokenizeRequest]:
+    """Until None: a call that its peer has ended leaves who waits for the next one waiting."""
+    while (message := await out.get()) is not None:
+        yield message
 
 
 def _lost() -> Unavailable:
     return Unavailable("TOKENIZER_LOST", "The tokenizer went away.", "Ask another.", retry_after_s=1.0)
-
-
-def _too_slow(timeout_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded("TOKENIZER_TIMEOUT", f"The tokenizer took longer than {timeout_s:g} s.", "Send less text.")

@@ -13,6 +13,7 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire.v1 import tokenizer_pb2_grpc
 from quire_common.channel import aio_channel
 from quire_common.columns import i32
+from quire_common.errors import internal_error
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
@@ -54,7 +55,8 @@ class TokenizerLink:
         self._timeout_s = config.tokenizer_timeout_s
         self._channel = aio_channel(address, config)
         self.stub = tokenizer_pb2_grpc.TokenizerStub(self._channel)
-        self._stream = TokenizeStream(self.stub, _TIMEOUT_S)
+        self._stream = TokenizeStream(self.stub, config.tokenizer_timeout_s)
+        self._streaming: asyncio.Task[None] | None = None
         self._health = health_pb2_grpc.HealthStub(self._channel)
         self._changed = changed
         self._suspected = asyncio.Event()
@@ -70,14 +72,22 @@ class TokenizerLink:
     async def encode(self, request: tb.EncodeRequest) -> tb.EncodeResponse:
         """Raises QuireError or grpc.RpcError, as does `render`."""
         if self._stream.takes(request):
-            return (await self._stream.ask(tb.TokenizeRequest(encode=request))).encoded
+            answer = await self._stream.ask(tb.TokenizeRequest(encode=request))
+            if answer is not None:
+                if not answer.HasField("encoded"):
+                    raise internal_error()
+                return answer.encoded
         response: tb.EncodeResponse = await self.stub.Encode(request, timeout=_TIMEOUT_S)
         return response
 
     async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
         """See `encode`."""
         if self._stream.takes(request):
-            return (await self._stream.ask(tb.TokenizeRequest(render=request))).rendered
+            answer = await self._stream.ask(tb.TokenizeRequest(render=request))
+            if answer is not None:
+                if not answer.HasField("rendered"):
+                    raise internal_error()
+                return answer.rendered
         response: tb.RenderChatResponse = await self.stub.RenderChat(request, timeout=_TIMEOUT_S)
         return response
 
@@ -91,11 +101,11 @@ class TokenizerLink:
 
     async def run(self) -> None:
         """Until cancelled."""
-        # Of calls each has a span of its own in a trace.
-        streaming = None if tracing.enabled() else asyncio.create_task(self._stream.run())
+        self._begin_streaming()
         try:
             while True:
                 await self._probe()
+                self._begin_streaming()
                 self._suspected.clear()
                 self.healthy = True
                 log.info("tokenizer ready", instance=self.instance)
@@ -103,9 +113,15 @@ class TokenizerLink:
                 await self._until_lost()
                 self.suspect()
         finally:
-            if streaming is not None:
-                streaming.cancel()
+            if self._streaming is not None:
+                self._streaming.cancel()
             await self._channel.close()
+
+    def _begin_streaming(self) -> None:
+        """Unless it goes on: one that came back may be of a release that knows the stream."""
+        # Of calls each has a span of its own in a trace.
+        if not tracing.enabled() and (self._streaming is None or self._streaming.done()):
+            self._streaming = asyncio.create_task(self._stream.run())
 
     async def _until_lost(self) -> None:
         signs = [asyncio.create_task(self._suspected.wait()), asyncio.create_task(self._while_serving())]

@@ -1,0 +1,34 @@
+"""TokenizeStream, whatever its stub does: there is always a next stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+from quire_router.text.tokenize_stream import TokenizeStream
+
+
+class Stub:
+    """Fails at first, in a way that is not gRPC's."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.reached = asyncio.Event()
+
+    def Tokenize(self, messages: AsyncIterator[Any]) -> Any:
+        self.calls += 1
+        if self.calls > 1:
+            self.reached.set()
+        raise RuntimeError("no call can be made")
+
+
+async def test_what_is_no_error_of_grpc_does_not_end_streaming() -> None:
+    stub: Any = Stub()
+    running = asyncio.create_task(TokenizeStream(stub, 1.0).run())
+    try:
+        async with asyncio.timeout(10):
+            await stub.reached.wait()
+        assert not running.done()
+    finally:
+        running.cancel()
