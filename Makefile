@@ -105,7 +105,7 @@ chaos: install-dev redis ## Kill, freeze and restart parts under load; QUIRE_CHA
 	$(BIN)/python -m pytest -s -m slow tests/chaos --ignore tests/chaos/test_soak.py --ignore-glob 'tests/chaos/test_pd_*' $(ARGS)
 
 .PHONY: chaos-pd
-chaos-pd: install-dev ## The same of prefill and decode replicas; CHAOS_FAULTS, CHAOS_SECONDS and CHAOS_SEED choose
+chaos-pd: install-dev ## The same of prefill and decode replicas; CHAOS_FAULTS, CHAOS_SECONDS, CHAOS_SEED, CHAOS_NO_NAMESPACES choose
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_pd_*.py $(ARGS)
 
 .PHONY: soak

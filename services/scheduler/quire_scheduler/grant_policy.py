@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from quire_common.credit import Budget
+from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from quire_common.credit import Report, WorkerHello
@@ -14,6 +15,7 @@ TOKENS_PER_STEP = 8192
 CPU_TOKENS_PER_STEP = 512
 # The design's page on CPU; a worker that does not name its device is told by it.
 _CPU_PAGE_SIZE = 16
+log = get_logger(__name__)
 
 
 class GrantPolicy(Protocol):
@@ -56,8 +58,10 @@ class GrantPolicy(Protocol):
 
 
 def make_budget(config: SchedulerConfig, hello: WorkerHello, step_limit: int) -> Budget:
-    """The configured bounds of a step, as far as the worker has room for it."""
+    """The configured bounds of a step, as far as the worker has room for it. Asked once for each epoch."""
     room = hello.max_step_tokens
+    if 0 < room < config.max_num_batched_tokens:
+        log.warning("steps are smaller than configured", configured=config.max_num_batched_tokens, room=room)
     tokens = config.max_num_batched_tokens or room or (CPU_TOKENS_PER_STEP if on_cpu(hello) else TOKENS_PER_STEP)
     tokens = min(tokens, room) if room else tokens
     return Budget(

@@ -38,3 +38,12 @@ def test_narrower_bounds_stay() -> None:
     config = SchedulerConfig(prefill_tokens_beside_decoders=256, long_prefill_token_threshold=1024)
     budget = make_budget(config, replace(GPU, max_step_tokens=16_384), 0)
     assert (budget.prefill_tokens_beside_decoders, budget.chunk_cap) == (256, 1024)
+
+
+@pytest.mark.parametrize(("room", "lines"), [(8192, 1), (20_000, 0), (0, 0)])
+def test_a_bound_that_the_worker_has_no_room_for_is_not_cut_in_silence(
+    caplog: pytest.LogCaptureFixture, room: int, lines: int
+) -> None:
+    make_budget(SchedulerConfig(max_num_batched_tokens=20_000), replace(GPU, max_step_tokens=room), 0)
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("steps are smaller than configured") == lines
