@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.pinned_ring import PinnedRing
+from quire_worker.ops.triton import logprobs
 from quire_worker.ops.triton.logprobs import packed_logprobs, torch_logprobs
 from quire_worker.sampling.logprobs import logprob_columns
 
@@ -73,7 +74,10 @@ def assert_same(found: Tensor, wanted: Tensor, most: int) -> None:
 @pytest.mark.parametrize("most", [0, 1, 5, 20, 32, 33])
 @pytest.mark.parametrize("kind", list(INPUTS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_kernels_say_what_torch_says(kind: str, most: int, dtype: torch.dtype) -> None:
+def test_the_kernels_say_what_torch_says(
+    kind: str, most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprobs, "_AT_ONCE", 2)
     logits = INPUTS[kind].to(DEVICE, dtype)
     rows = len(logits)
     token = torch.from_numpy(np.random.default_rng(most).integers(0, VOCAB, rows).astype(np.int32)).to(DEVICE)

@@ -16,13 +16,15 @@ from quire_worker.ops.triton.launch import options, power_of_two
 _BLOCK = 4096
 # Alternatives follow one another in the kernel; so many more are better sought at once.
 _MOST_IN_TURN = 32
+# Rows that torch does at a time: it makes integers of 8 bytes of each logit, more than once.
+_AT_ONCE = 64
 
 
 def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
     """Packed logprobs of the rows [L] int32 of logits [N, V] and token [N] int32; most <= V. A negative token's mean
     nothing."""
     if most > _MOST_IN_TURN:
-        return torch_logprobs(logits, token, row, most)
+        return torch.cat([torch_logprobs(logits, token, some, most) for some in torch.split(row, _AT_ONCE)])
     entries, vocab, device = len(row), logits.shape[1], logits.device
     block = min(_BLOCK, power_of_two(vocab))
     parts = -(-vocab // block)
