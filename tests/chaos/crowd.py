@@ -80,6 +80,11 @@ class Crowd:
         async with asyncio.timeout(_LIMIT_S):
             await asyncio.gather(*(one.begun.wait() for one in asked))
 
+    async def leave_begun(self, one: Asked) -> None:
+        """It leaves once it has a token."""
+        await self.begun([one])
+        one.leave()
+
     async def done(self) -> None:
         """Until all have ended. Nothing hangs: a minute is the limit."""
         async with asyncio.timeout(_LIMIT_S):
