@@ -14,7 +14,17 @@ from quire_scheduler import worker_link
 from tests.fakes.call_writers import call_writers
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
-from tests.fakes.scheduler_stack import Router, stack
+from tests.fakes.scheduler_stack import Router, Stack, stack
+
+
+async def first_lost_next_served(s: Stack, router: Router) -> None:
+    await router.submit({1: a_sequence(4, 4)})
+    await router.done(1)
+    assert router.failed[1].code == "WORKER_LOST"
+    await s.until(lambda: s.core is not None)
+    await router.submit({2: a_sequence(4, 4)})
+    await router.done(2)
+    assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]
 
 
 async def test_a_lost_worker_fails_its_requests_and_comes_back() -> None:
@@ -88,13 +98,7 @@ async def test_a_core_that_fails_costs_its_epoch_not_the_service(monkeypatch: py
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(s.core, "next_grant", broken)
-        await router.submit({1: a_sequence(4, 4)})
-        await router.done(1)
-        assert router.failed[1].code == "WORKER_LOST"
-        await s.until(lambda: s.core is not None)
-        await router.submit({2: a_sequence(4, 4)})
-        await router.done(2)
-        assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]
+        await first_lost_next_served(s, router)
 
 
 async def test_a_worker_that_goes_leaves_nobody_waiting_to_write() -> None:
@@ -118,10 +122,4 @@ async def test_a_grant_that_cannot_be_sent_costs_its_epoch_not_the_link(monkeypa
         monkeypatch.setattr(worker_link, "encode_grant", encode_some)
         router = Router(s)
         await router.open()
-        await router.submit({1: a_sequence(4, 4)})
-        await router.done(1)
-        assert router.failed[1].code == "WORKER_LOST"
-        await s.until(lambda: s.core is not None)
-        await router.submit({2: a_sequence(4, 4)})
-        await router.done(2)
-        assert router.tokens[2] == undisturbed(a_sequence(4, 4))[0]
+        await first_lost_next_served(s, router)
