@@ -1,6 +1,6 @@
 """`make gpu-check STAGE=n`: whether the GPU worker is right, and how fast it is, in stages.
 
-1  kernels and whole steps of every padded size up to 256 sequences and 2,048 tokens against float32 references
+1  kernels, ways of products and whole steps of every padded size against float32 references
 2  engines that must come to the same tokens
 3  the in-process table beside vLLM's figures
 4  the five services over HTTP, and cold starts
@@ -8,8 +8,9 @@
 6  the table through the five services, beside the same in one process
 7  KV pages from GPU to GPU, beside one plain copy (two GPUs)
 
-Prints a JSON line for each check and adds a row to bench/LOG.md. Without a GPU a stage runs tiny, its kernels under
-Triton's interpreter, or says what it skips; nothing is logged then.
+Prints what fails, figures, a line for each part and one of JSON at the end; `--out` takes a JSON line for each check.
+The row of bench/LOG.md is there from the start on, for a stage that is killed. Without a GPU a stage runs tiny, its
+kernels under Triton's interpreter, or says what it skips; nothing is logged then.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import platform
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.gpu_checks.interpreter import choose_interpreter
+from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
 
 STAGES: dict[int, tuple[str, ...]] = {
@@ -40,17 +43,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0: every check holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stage", type=int, choices=list(STAGES), required=True)
+    parser.add_argument("--parts", nargs="+", help="of the stage's parts only these")
     parser.add_argument("--tiny", action="store_true", help="a few small cases; without a GPU always")
     parser.add_argument("--no-log", action="store_true", help="leave bench/LOG.md alone")
+    parser.add_argument("--out", type=Path, help="file for a JSON line of each check")
     args = parser.parse_args(argv)
-    interpreted = choose_interpreter()
-    recorder = Recorder(args.stage, _machine())
-    tiny = args.tiny or interpreted
-    for part in STAGES[args.stage]:
-        importlib.import_module(f"bench.gpu_checks.{part}").run(recorder, tiny=tiny)
-    if not (args.no_log or tiny):
-        recorder.append_to(LOG)
+    parts = STAGES[args.stage]
+    if unknown := sorted(set(args.parts or ()) - set(parts)):
+        parser.error(f"stage {args.stage} has no {', '.join(unknown)}: its parts are {', '.join(parts)}")
+    tiny = choose_interpreter() or args.tiny
+    logged = not (args.no_log or tiny)
+    recorder = Recorder(args.stage, _machine(), args.out, LogRow(LOG) if logged else None)
+    before = signal.signal(signal.SIGTERM, _terminated)
+    try:
+        for part in args.parts or parts:
+            with recorder.group(part):
+                importlib.import_module(f"bench.gpu_checks.{part}").run(recorder, tiny=tiny)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        recorder.end()
     return 0 if recorder.good else 1
+
+
+def _terminated(number: int, _frame: object) -> None:
+    """A time limit has passed, as a rule: leave by way of everybody's `finally`."""
+    raise SystemExit(128 + number)
 
 
 def _machine() -> str:

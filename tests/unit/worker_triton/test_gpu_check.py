@@ -3,77 +3,154 @@
 from __future__ import annotations
 
 import json
+import signal
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from bench import gpu_check
 from bench.gpu_checks import table
+from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
 
 # The interpreter computes with numpy, which tells of the overflow that a sigmoid is meant to have.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
 
 
-def lines(captured: str) -> list[dict[str, object]]:
-    return [json.loads(line) for line in captured.splitlines() if line.startswith('{"stage"')]
+def lines(file: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
 
 
-def run(stage: int, capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
-    code = gpu_check.main(["--stage", str(stage), "--tiny", "--no-log"])
-    found = lines(capsys.readouterr().out)
+def run(stage: int, folder: Path, *parts: str) -> dict[str, str]:
+    out = folder / f"{stage}.jsonl"
+    chosen = ["--parts", *parts] if parts else []
+    code = gpu_check.main(["--stage", str(stage), "--tiny", "--no-log", "--out", str(out), *chosen])
+    *found, summary = lines(out)
     assert all(line["stage"] == stage for line in found)
     results = {str(line["check"]): str(line["result"]) for line in found}
-    assert code == 0 and "FAILED" not in results.values(), results
+    assert code == 0 and "FAILED" not in results.values() and summary["result"] == "ok", results
     return results
 
 
-def test_engines_come_to_the_same_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    results = run(2, capsys)
+def test_engines_come_to_the_same_tokens(tmp_path: Path) -> None:
+    results = run(2, tmp_path)
     assert sum(result == "ok" for result in results.values()) >= 2
     assert results["alone equals batched (--batch-invariant)"] == ("ok" if torch.cuda.is_available() else "skipped")
 
 
-def test_the_table_is_skipped_by_name_or_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_is_skipped_by_name_or_measured(tmp_path: Path) -> None:
     for stage in (3, 6):
-        assert set(run(stage, capsys).values()) <= {"skipped", "ok", "measured"}
+        assert set(run(stage, tmp_path).values()) <= {"skipped", "ok", "measured"}
 
 
 @pytest.mark.slow
-def test_pages_between_gpus(capsys: pytest.CaptureFixture[str]) -> None:
-    results = run(7, capsys)
+def test_pages_between_gpus(tmp_path: Path) -> None:
+    results = run(7, tmp_path)
     assert "ok" in results.values()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [1, 4, 5])
-def test_other_stages(stage: int, capsys: pytest.CaptureFixture[str]) -> None:
-    results = run(stage, capsys)
+def test_other_stages(stage: int, tmp_path: Path) -> None:
+    results = run(stage, tmp_path)
     assert sum(result == "ok" for result in results.values()) >= 2, results
 
 
-def test_figures_stand_beside_vllms(capsys: pytest.CaptureFixture[str]) -> None:
-    recorder = Recorder(3, "a machine")
+def test_figures_stand_beside_vllms(tmp_path: Path) -> None:
+    recorder = Recorder(3, "a machine", tmp_path / "out")
     table.report(recorder, {"0.6B itl 8": {"itl_ms": 1.0, "steps": 5}, "8B prefill 32 x 4096": {"input_tok_s": 41_200}})
-    good, short = lines(capsys.readouterr().out)
+    good, short = lines(tmp_path / "out")
     assert good == {
         "stage": 3, "check": "0.6B itl 8", "result": "measured", "itl_ms": 1.0, "vllm": 1.99, "wanted": 1.15,
-        "beats_vllm": True, "reached": True,
+        "beats_vllm": True, "reached": True, "group": "",
     }  # fmt: skip  # one line of JSON
     assert short["beats_vllm"] is True and short["reached"] is False
 
 
-def test_a_failure_is_told_and_logged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    log = tmp_path / "LOG.md"
-    log.write_text("| date |\n|---|")
-    recorder = Recorder(1, "a machine")
-    recorder.check("first", True)
-    recorder.check("second", False, worst=3.0)
-    recorder.skip("third", "there is no GPU")
-    recorder.figure("fourth", us=1.23456)
-    recorder.append_to(log)
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    file = tmp_path / "LOG.md"
+    file.write_text("| date |\n|---|")
+    return file
+
+
+def test_a_failure_is_told_and_logged(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(1, "a machine", log=LogRow(log))
+    with recorder.group("all of it"):
+        recorder.check("first", True)
+        recorder.check("second", False, worst=3.0, told="a | b\nc")
+        recorder.skip("third", "there is no GPU")
+        recorder.figure("fourth", us=1.23456)
+    recorder.end()
     row = log.read_text().splitlines()[-1]
     assert not recorder.good and len(log.read_text().splitlines()) == 3
     assert "1 checks hold, 1 fail, 1 skipped (failed: second); fourth: us 1.235" in row
-    assert row.startswith("| 20") and row.count("|") == 6 and "FAILED: second" in capsys.readouterr().err
+    assert row.startswith("| 20") and row.count("|") == 6
+    told = capsys.readouterr()
+    assert "FAILED: second: worst 3, told a | b" in told.err
+    figure, part, summary = told.out.splitlines()
+    assert figure == "fourth: us 1.235" and part.startswith("all of it: 1 checks hold, 1 fail, 1 skipped")
+    assert json.loads(summary) | {"seconds": 0} == {
+        "stage": 1, "result": "FAILED", "ok": 1, "FAILED": 1, "skipped": 1, "measured": 1, "failed": ["second"],
+        "did_not_end": "", "seconds": 0,
+    }  # fmt: skip  # one line of JSON
+
+
+def test_a_row_stays_where_it_is_while_others_come(log: Path) -> None:
+    row = LogRow(log)
+    row.put("| first |")
+    log.write_text(log.read_text() + "| another's |\n")
+    row.put("| second |")
+    assert log.read_text().splitlines()[2:] == ["| second |", "| another's |"]
+
+
+def test_what_was_checked_is_logged_before_the_end(log: Path) -> None:
+    """Nothing runs when a process is killed: the row must have been written by then."""
+    recorder = Recorder(1, "a machine", log=LogRow(log))
+    with recorder.group("steps"):
+        recorder.check("first", True)
+        assert "1 checks hold, 0 fail, 0 skipped, and it did not end (killed in steps)" in log.read_text()
+    recorder.end()
+    assert "did not end" not in log.read_text()
+
+
+class TestStagesThatAreCutShort:
+    @pytest.fixture(autouse=True)
+    def a_machine_that_logs(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(gpu_check, "LOG", log)
+        monkeypatch.setattr(gpu_check, "choose_interpreter", lambda: False)
+
+    def part(self, monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], object]) -> None:
+        module = ModuleType(name)
+
+        def run(recorder: Recorder, *, tiny: bool) -> None:
+            recorder.check(f"beginning of {name}", True)
+            then()
+
+        module.run = run  # type: ignore[attr-defined]  # a module made here
+        monkeypatch.setitem(sys.modules, f"bench.gpu_checks.{name}", module)
+        monkeypatch.setitem(gpu_check.STAGES, 1, (*gpu_check.STAGES[1], name))
+
+    def test_a_time_limit_leaves_a_row(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.part(monkeypatch, "slow", lambda: signal.raise_signal(signal.SIGTERM))
+        with pytest.raises(SystemExit) as ended:
+            gpu_check.main(["--stage", "1", "--parts", "slow"])
+        row = log.read_text().splitlines()[-1]
+        assert ended.value.code == 143
+        assert "1 checks hold, 0 fail, 0 skipped, and it did not end (SystemExit 143 in slow)" in row
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def test_an_error_ends_its_part_alone(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.part(monkeypatch, "broken", lambda: 1 // 0)
+        self.part(monkeypatch, "sound", lambda: None)
+        assert gpu_check.main(["--stage", "1", "--parts", "broken", "sound"]) == 1
+        assert "2 checks hold, 1 fail, 0 skipped (failed: broken ends)" in log.read_text().splitlines()[-1]
+
+    def test_an_unknown_part_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            gpu_check.main(["--stage", "2", "--parts", "soak"])
+        assert "stage 2 has no soak: its parts are engines" in capsys.readouterr().err
