@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.gpu_figures import ITL, ROWS
 from bench.gpu_shapes import SHAPES
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry, WorkerHello
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
@@ -37,10 +38,6 @@ from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
 
 PAGE, CONTEXT, KV_BYTES = 64, 8192, 60 << 30
-ITL = {
-    "0.6B": {1: (1.85, 0.75), 8: (1.99, 1.15), 32: (2.19, 1.4), 128: (3.38, 2.6), 256: (5.67, 3.9)},
-    "8B": {1: (4.92, 3.95), 8: (4.96, 4.4), 32: (5.50, 4.8), 128: (7.57, 6.6), 256: (11.5, 10.2)},
-}
 
 
 class Local:
@@ -140,25 +137,25 @@ def main() -> None:
         def show(row: str, figures: dict[str, float], note: str = "", name: str = name) -> None:
             result[f"{name} {row}"] = figures
             text = " ".join(f"{key} {value:.2f}" for key, value in figures.items())
-            print(f"{name} {row}: {text} {note}", flush=True)
+            target = ROWS.get(f"{name} {row}")
+            print(f"{name} {row}: {text} {target.spelled() if target else note}", flush=True)
 
         while local.device.prepare():
             pass
         local.serve([128] * 4, [16] * 4, greedy)
         local.serve([512] * 32, [16] * 32, greedy)
         if "itl" in args.rows:
-            for batch, (theirs, wanted) in ITL[name].items():
+            for batch in ITL[name]:
                 if batch <= args.max_num_seqs:
-                    figures = local.serve([128] * batch, [128] * batch, greedy)
-                    show(f"itl {batch}", figures, f"(vLLM {theirs}, wanted {wanted})")
+                    show(f"itl {batch}", local.serve([128] * batch, [128] * batch, greedy))
         if "throughput" in args.rows:
-            show("512 x 512/256", local.serve([512] * 512, [256] * 512, greedy), "(vLLM 31839 / 10148)")
+            show("512 x 512/256", local.serve([512] * 512, [256] * 512, greedy))
         if "uniform" in args.rows and name == "0.6B":
             rng = np.random.default_rng(0)
             lengths = rng.integers(100, 1025, (2, 256))
-            show("256 x 100..1024", local.serve(lengths[0].tolist(), lengths[1].tolist(), greedy), "(vLLM 23773)")
+            show("256 x 100..1024", local.serve(lengths[0].tolist(), lengths[1].tolist(), greedy))
         if "prefill" in args.rows:
-            show("prefill 32 x 4096", local.serve([4096] * 32, [1] * 32, greedy), "(vLLM 352582 / 41070)")
+            show("prefill 32 x 4096", local.serve([4096] * 32, [1] * 32, greedy))
         if "single" in args.rows:
             show("prompt 1024", min((local.serve([1024], [2], greedy) for _ in range(5)), key=lambda f: f["first_ms"]))
         if "sampling" in args.rows:

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.gpu_figures import ITL
 from bench.gpu_shapes import SHAPES
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
@@ -23,10 +24,6 @@ from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
 
 PAGE = 64
-VLLM = {
-    "0.6B": {1: 1.85, 8: 1.99, 32: 2.19, 128: 3.38, 256: 5.67},
-    "8B": {1: 4.92, 8: 4.96, 32: 5.50, 128: 7.57, 256: 11.50},
-}
 
 
 def main() -> None:
@@ -67,7 +64,7 @@ def main() -> None:
                 floor = (kv + weights) / 4.3e9
                 print(
                     f"{name} batch {batch:4} ms: plain {took[False]:6.3f}, overlapped {took[True]:6.3f}, "
-                    f"floor {floor:5.2f}, vLLM's whole engine {VLLM[name].get(batch, '-')}",
+                    f"floor {floor:5.2f}; whole engines {ITL[name][batch].spelled() if batch in ITL[name] else '-'}",
                     flush=True,
                 )
                 del pages

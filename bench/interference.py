@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from bench.gpu_serve import write_config
+from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES
 from bench.interference_load import Heard, LoadShape, SteadyLoad
 from quire.bench.statistics import percentile

@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.gpu_checks.peer_pull import PAGES, ROOT, visible_gpus
 from bench.gpu_checks.record import Recorder
-from bench.gpu_serve import write_config
+from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES
 from bench.processes import Service
 from quire.v1 import worker_pb2_grpc

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from bench.gpu_checks.record import Recorder
-from bench.gpu_serve import write_config
+from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES
 from quire_worker.model.arch_spec import ArchSpec
 

@@ -10,41 +10,11 @@ from pathlib import Path
 
 import torch
 
-from bench.gpu_checks.record import Figure, Recorder
+from bench.gpu_checks.record import Recorder
+from bench.gpu_figures import OVER_GREEDY, ROWS
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 540
-ROWS: dict[str, tuple[str, float, float]] = {
-    **{
-        f"0.6B itl {batch}": ("itl_ms", theirs, wanted)
-        for batch, theirs, wanted in (
-            (1, 1.85, 0.75),
-            (8, 1.99, 1.15),
-            (32, 2.19, 1.4),
-            (128, 3.38, 2.6),
-            (256, 5.67, 3.9),
-        )
-    },
-    **{
-        f"8B itl {batch}": ("itl_ms", theirs, wanted)
-        for batch, theirs, wanted in (
-            (1, 4.92, 3.95),
-            (8, 4.96, 4.4),
-            (32, 5.5, 4.8),
-            (128, 7.57, 6.6),
-            (256, 11.5, 10.2),
-        )
-    },
-    "0.6B 512 x 512/256": ("output_tok_s", 31_839, 42_000),
-    "8B 512 x 512/256": ("output_tok_s", 10_148, 11_000),
-    "0.6B 256 x 100..1024": ("output_tok_s", 23_773, 30_000),
-    "0.6B prefill 32 x 4096": ("input_tok_s", 352_582, 390_000),
-    "8B prefill 32 x 4096": ("input_tok_s", 41_070, 41_500),
-    "0.6B prompt 1024": ("first_ms", 20.1, 8.0),
-    "8B prompt 1024": ("first_ms", 27.5, 27.0),
-}
-"""Model and row -> the figure that counts, vLLM's, what is wanted. Milliseconds are to be below, the others above."""
-_PERCENT_OVER_GREEDY = {"sampling 256": 8.0, "logprobs 256": 5.0}
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
@@ -67,25 +37,10 @@ def report(recorder: Recorder, figures: dict[str, dict[str, float]]) -> None:
     for row, measured in figures.items():
         model, _, kind = row.partition(" ")
         if row in ROWS:
-            key = ROWS[row][0]
-            recorder.figure(row, **{key: measured[key]}, **beside(row, measured[key]))
-        elif kind in _PERCENT_OVER_GREEDY and f"{model} itl 256" in figures:
-            wanted = _PERCENT_OVER_GREEDY[kind]
+            value = measured[ROWS[row].figure]
+            recorder.figure(row, **{ROWS[row].figure: value}, **ROWS[row].beside(value))
+        elif kind in OVER_GREEDY and f"{model} itl 256" in figures:
             percent = 100 * (measured["itl_ms"] / figures[f"{model} itl 256"]["itl_ms"] - 1)
-            recorder.figure(
-                row, itl_ms=measured["itl_ms"], percent=percent, wanted_percent=wanted, reached=percent <= wanted
-            )
+            recorder.figure(row, itl_ms=measured["itl_ms"], percent=percent, **OVER_GREEDY[kind].beside(percent))
         else:
             recorder.figure(row, **measured)
-
-
-def beside(row: str, value: float) -> dict[str, Figure]:
-    """What a value of that row is measured against."""
-    key, theirs, wanted = ROWS[row]
-    below = key.endswith("_ms")
-    return {
-        "vllm": theirs,
-        "wanted": wanted,
-        "beats_vllm": value < theirs if below else value > theirs,
-        "reached": value <= wanted if below else value >= wanted,
-    }

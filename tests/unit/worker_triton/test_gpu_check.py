@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bench import gpu_check
-from bench.gpu_checks import table
+from bench.gpu_checks import served_table, services, table
 from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
 
@@ -69,6 +69,28 @@ def test_figures_stand_beside_vllms(tmp_path: Path) -> None:
         "beats_vllm": True, "reached": True, "group": "",
     }  # fmt: skip  # one line of JSON
     assert short["beats_vllm"] is True and short["reached"] is False
+
+
+def test_what_costs_more_than_it_may_is_not_reached() -> None:
+    recorder = Recorder(3, "a machine")
+    table.report(recorder, {"0.6B itl 256": {"itl_ms": 3.0}, "0.6B sampling 256": {"itl_ms": 3.3}})
+    served_table.report_row(recorder, "0.6B 512 x 512/256", through=40_000, inside=41_000)
+    _, drawn, served = recorder.lines
+    assert (drawn["vllm"], drawn["wanted"], drawn["reached"]) == (None, 8.0, False)
+    assert drawn["percent"] == pytest.approx(10.0)
+    assert served["reached"] is False and served["beats_vllm"] is True, "42,000 are wanted, and vLLM does 31,839"
+    assert served["cost_reached"] is True and served["cost_percent"] == pytest.approx(100 / 41)
+
+
+def test_streams_have_a_row_for_each_figure_that_counts() -> None:
+    recorder, found = Recorder(4, "a machine"), {"median_ttft_ms": 7.9, "median_tpot_ms": 0.8, "output_throughput": 900}
+    services.report_streams(recorder, 1, found, {"router": 0.304}, on_gpu=True)
+    first, between, others, processes = recorder.lines
+    assert (first["ttft_p50_ms"], first["vllm"], first["wanted"], first["reached"]) == (7.9, 13.2, 6.0, False)
+    assert (between["tpot_p50_ms"], between["wanted"], between["reached"]) == (0.8, 0.85, True)
+    assert others["output_tok_s"] == 900 and "wanted" not in others
+    assert processes["load_generator"] == "quire bench serve, 1 process" and processes["routers"] == 1
+    assert processes["router_cores"] == 0.3
 
 
 @pytest.fixture

@@ -1,0 +1,65 @@
+"""The five services beside a GPU, set up as vLLM was, and the load that one `quire bench serve` puts on them."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.local.spec import StackSpec
+
+LOAD_GENERATOR = "quire bench serve"
+_LIMIT_S = 300
+
+
+def stack_of(model: Path, worker: dict[str, str | bool]) -> StackSpec:
+    """Nothing of a prompt is kept for the next one; one router, which turns nobody away."""
+    flags: dict[str, dict[str, str | bool]] = {
+        "worker": worker,
+        "scheduler": {"kvstore-min-tokens": "1000000", "enable-prefix-caching": False},
+        "router": {"max-concurrent-requests": "4096"},
+    }
+    return StackSpec("gpu-check", str(model), flags=flags)
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLoad:
+    """Requests with random prompts of token ids, streamed, greedy, from one process."""
+
+    requests: int
+    input_len: int
+    output_len: int
+    spread: float = 0.0
+    """Lengths differ by this share, up and down."""
+    concurrency: int = 0
+    """Most that are open at once; 0: all."""
+    warmups: int = 0
+    seed: int = 0
+
+    def put(self, url: str, folder: Path) -> dict[str, float]:
+        """What came of it, and `load_generator_cpu_s`, its start included. Raises RuntimeError where a request failed,
+        CalledProcessError where all did."""
+        out = folder / "load.json"
+        command = [sys.executable, "-m", "quire", "bench", "serve", "--base-url", url, "--ignore-eos"]
+        command += ["--num-prompts", str(self.requests), "--num-warmups", str(self.warmups), "--seed", str(self.seed)]
+        command += ["--random-input-len", str(self.input_len), "--random-output-len", str(self.output_len)]
+        command += ["--random-range-ratio", str(self.spread)]
+        command += ["--max-concurrency", str(self.concurrency)] if self.concurrency else []
+        command += ["--save-result", "--result-dir", str(folder), "--result-filename", out.name]
+        before = _children_s()
+        subprocess.run(command, timeout=_LIMIT_S, stdout=sys.stderr, check=True)
+        result: dict[str, float] = json.loads(out.read_text())
+        if result["failed"]:
+            raise RuntimeError(f"{result['failed']} of {self.requests} requests failed")
+        result["input_throughput"] = result["total_input_tokens"] / result["duration"]
+        result["load_generator_cpu_s"] = _children_s() - before
+        return result
+
+
+def _children_s() -> float:
+    """User and system time of children that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
