@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -99,22 +99,39 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
 
 
+def _into(*_: object, out: Tensor) -> Tensor:
+    _count()
+    return out
+
+
 def _attention(query: Tensor, *_: object, **__: object) -> Tensor:
     _count()
     return torch.empty_like(query)
 
 
-def _stand_in() -> None:
+REPLACED: tuple[tuple[object, str, object], ...] = (
+    (JITFunction, "_do_compile", _compile),
+    (functional, "linear", _product),
+    (functional, "scaled_dot_product_attention", _attention),
+    (torch, "mm", _into),
+    (torch, "addmm", _into),
+)
+"""(owner, name, stand-in) of all that a step computes with; what is left to torch are copies, fills and one sum."""
+
+
+def stand_in() -> None:
+    """From here on this process computes nothing."""
     driver.set_active(_Driver())
-    JITFunction._do_compile = _compile
-    functional.linear = _product  # type: ignore[assignment]  # nothing is computed here
-    functional.scaled_dot_product_attention = _attention
+    for owner, name, instead in REPLACED:
+        setattr(owner, name, instead)
     fresh_attention.PIECE = _PIECE
 
 
-def _body() -> StepBody:
+def small_body(layers: int = QWEN3_06B.layers) -> StepBody:
     """The small model's layers and launches, with little memory behind them."""
-    spec = dataclasses.replace(QWEN3_06B, vocab_size=64, hidden_size=64, intermediate_size=64, head_dim=16)
+    spec = dataclasses.replace(
+        QWEN3_06B, vocab_size=64, hidden_size=64, intermediate_size=64, head_dim=16, layers=layers
+    )
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
     ops = TritonOps(HeadShape.of(spec), torch.device("cpu"), Products({}))
     ops.pdl = True
@@ -138,8 +155,8 @@ def _show(name: str, call: Callable[[], object]) -> None:
     print(json.dumps({"step": name, "launches": len(_launched), "us": round(_best_us(call), 1)}), flush=True)
 
 
-def _steps(body: StepBody) -> None:
-    """By hand and in pieces: prompts that fill a step, and prompts beside sequences that decode."""
+def steps_of(body: StepBody) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What to call, by hand and in pieces: prompts that fill a step, and prompts beside sequences that decode."""
     tiling = Tiling.of(body.decoder.head_shape)
     alike = Fresh(0, _PIECE), Fresh(_PIECE, _PIECE)
     unlike = Fresh(0, _PIECE), Fresh(_PIECE, 2 * _PIECE)
@@ -150,9 +167,9 @@ def _steps(body: StepBody) -> None:
     )
     for name, size, fresh, chunks in kinds:
         layout = StepLayout.of(size, tiling, fresh=True).leaving(fresh, chunks)
-        _show(f"{name}, kernel by kernel", partial(body.launch, layout))
+        yield f"{name}, kernel by kernel", partial(body.launch, layout)
         graph = StepGraph(body, StepLayout.of(size, tiling, fresh=True), _Recorder())
-        _show(f"{name}, in pieces", partial(graph.replay, graph.layout_of(fresh, chunks)))
+        yield f"{name}, in pieces", partial(graph.replay, graph.layout_of(fresh, chunks))
 
 
 def _decoding(rows: int) -> StepBatch:
@@ -179,10 +196,11 @@ def _columns(body: StepBody) -> None:
 
 
 def main() -> None:
-    _stand_in()
+    stand_in()
     with torch.inference_mode():
-        body = _body()
-        _steps(body)
+        body = small_body()
+        for name, step in steps_of(body):
+            _show(name, step)
     _columns(body)
 
 
