@@ -157,7 +157,7 @@ def _show(name: str, call: Callable[[], object]) -> None:
 
 def steps_of(body: StepBody) -> Iterator[tuple[str, Callable[[], object]]]:
     """What to call, by hand and in pieces: prompts that fill a step, and prompts beside sequences that decode."""
-    tiling = Tiling.of(body.decoder.head_shape)
+    tiling = Tiling.of(body.decoder.head_shape, body.pages.device)
     alike = Fresh(0, _PIECE), Fresh(_PIECE, _PIECE)
     unlike = Fresh(0, _PIECE), Fresh(_PIECE, 2 * _PIECE)
     kinds: tuple[tuple[str, StepSize, tuple[Fresh, ...], int], ...] = (
@@ -184,7 +184,7 @@ def _decoding(rows: int) -> StepBatch:
 def _columns(body: StepBody) -> None:
     """Of steps that decode, whole and where the step before was the same sequences'."""
     for rows in (1, 256, 512):
-        layout = StepLayout.of(StepSize(rows), Tiling.of(body.decoder.head_shape))
+        layout = StepLayout.of(StepSize(rows), Tiling.of(body.decoder.head_shape, body.pages.device))
         batch, words = _decoding(rows), np.zeros(_WORDS, np.int32)
         columns = StepColumns(words)
         columns.pack(layout, batch, {})

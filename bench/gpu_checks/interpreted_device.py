@@ -36,7 +36,7 @@ class InterpretedDevice:
 
     def __init__(self, decoder: Decoder[Any], pages: torch.Tensor, spec: EngineSpec) -> None:
         self.wake: Callable[[], None] = lambda: None
-        self._tiling = Tiling.of(decoder.head_shape)
+        self._tiling = Tiling.of(decoder.head_shape, pages.device)
         self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
         self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
         self._host_rows = HostRows(spec.logits_processors)

@@ -64,7 +64,7 @@ def test_options(
     sinks = torch.tensor([0.5, 40.0, -60.0, 1.0, 2.0, 3.0][: shape.heads]) if sunk else None
     wanted = plainly(case, query.float(), case.clean, window, sinks)
     for programs in (1, 12):
-        monkeypatch.setattr(attention_plan, "_PROGRAMS", programs * shape.kv_heads)
+        monkeypatch.setattr(attention_plan, "resident_programs", lambda _, count=programs * shape.kv_heads: count)
         ops = make(shape)
         plan = ops.plan(case.poisoned, case.rows, case.position, case.count, case.table)
         got = ops.paged_attention(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.attention_plan import decode_programs, resident_programs
 from quire_worker.ops.triton.key_shares import (
     BEGIN,
     END,
@@ -68,3 +74,16 @@ def test_what_fills_the_device_in_whole_rounds_is_not_cut() -> None:
 def test_nobody_decodes() -> None:
     assert most_shares(0, 66) == 0
     assert share_keys(np.zeros(0, np.int32), 66, 4)[SEQUENCE].tolist() == [-1] * 4
+
+
+def test_a_device_is_filled_by_its_own_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = {"cuda:0": 132, "cuda:1": 114}
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(multi_processor_count=counts[str(device)]),
+    )
+    resident_programs.cache_clear()
+    shape = HeadShape(heads=16, kv_heads=8, head_dim=128, score_scale=0.1)
+    assert [decode_programs(shape, torch.device(name)) for name in ("cpu", *counts)] == [66, 66, 57]
+    resident_programs.cache_clear()

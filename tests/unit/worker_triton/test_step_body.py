@@ -61,7 +61,7 @@ def test_steps_come_to_what_the_cpu_says(
         )
         whole += len(fresh)
         rows = max([size.rows, *(chunk.row + chunk.padded for chunk in fresh)])
-        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, even=even))
+        layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, DEVICE, even=even))
         layout = layout.leaving(fresh, chunks) if fresh else layout
         host = np.full(WORDS, 12345, np.int32)
         used = layout.pack(batch, host, sheets.addresses(batch))

@@ -73,7 +73,7 @@ def test_a_captured_step_is_the_eager_one(
     batches = [sequences.batch() for _ in range(12 if ON_GPU else 3)][1:]
     eager, captured = models.body(), models.body()
     # Few shares of keys: each is a program to the interpreter.
-    layout = StepLayout.of(size_of_all(batches), Tiling.of(models.shape)._replace(programs=2), fresh=pieced)
+    layout = StepLayout.of(size_of_all(batches), Tiling.of(models.shape, DEVICE)._replace(programs=2), fresh=pieced)
     graph = StepGraph(captured, layout, recorder)
     assert not captured.last_token.any()
     captured.pages.copy_(eager.pages)

@@ -150,7 +150,7 @@ def test_attention(
     shape: HeadShape, window: int, programs: int, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "LAST_MERGES_FROM", many)
-    monkeypatch.setattr(attention_plan, "_PROGRAMS", programs * shape.kv_heads)
+    monkeypatch.setattr(attention_plan, "resident_programs", lambda _: programs * shape.kv_heads)
     case = Case(shape, 16, ints(0, 15, 16, 270, 0, 33), ints(1, 1, 1, 1, 40, 21), dtype)
     ops, reference = make(shape), TorchOps(shape, 16)
     query = randn(case.rows, shape.heads * shape.head_dim, seed=9).to(dtype)

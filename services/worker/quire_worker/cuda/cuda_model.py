@@ -33,7 +33,7 @@ class CudaModel:
         """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step."""
         shape, windows = self.decoder.head_shape, any(self.decoder.spec.windows)
         even = self.decoder.ops.batch_invariant
-        tiling = Tiling.of(shape, even=even)
+        tiling = Tiling.of(shape, self.pages.device, even=even)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
         chunks = max(MOST_CHUNKS, min(max_tokens, spec.num_slots))
         rows = padded_length(max_tokens) + PIECE

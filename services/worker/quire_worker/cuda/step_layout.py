@@ -19,6 +19,7 @@ from quire_worker.ops.triton.key_shares import COLUMNS, most_shares, share_keys
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    import torch
     from torch import Tensor
 
     from quire_worker.cuda.step_size import StepSize
@@ -45,9 +46,9 @@ class Tiling(NamedTuple):
     """What decodes is tiled like what prefills, and keys are not shared out."""
 
     @classmethod
-    def of(cls, shape: HeadShape, *, even: bool = False) -> Tiling:
-        """The tiling of a model's heads."""
-        return cls(max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads)), decode_programs(shape), even)
+    def of(cls, shape: HeadShape, device: torch.device, *, even: bool = False) -> Tiling:
+        """The tiling of a model's heads on a device."""
+        return cls(max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads)), decode_programs(shape, device), even)
 
 
 @dataclass(frozen=True)

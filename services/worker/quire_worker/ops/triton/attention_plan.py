@@ -6,6 +6,7 @@ keep their addresses and shapes over a captured graph's replays; only their cont
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,8 +21,10 @@ from quire_worker.step import Int32
 PREFILL_ROWS = 64
 """Query rows of a prefill tile: tokens times the query heads of one KV head."""
 
-# Programs of decode attention that are resident at once: four per multiprocessor of an H200.
-_PROGRAMS = 528
+# Programs of decode attention that are resident on a multiprocessor at once, as measured on Hopper.
+_PROGRAMS_EACH = 4
+# Of an H100 and of an H200: the interpreter cuts keys as they do.
+_HOPPER_MULTIPROCESSORS = 132
 
 
 @dataclass(slots=True)
@@ -68,9 +71,17 @@ class TritonPlan:
         return self.table_width, stride[0], stride[1], layer * stride[2], stride[3]
 
 
-def decode_programs(shape: HeadShape) -> int:
+@functools.cache
+def resident_programs(device: torch.device) -> int:
+    """Programs of decode attention that a device runs at once."""
+    if device.type != "cuda":
+        return _PROGRAMS_EACH * _HOPPER_MULTIPROCESSORS
+    return _PROGRAMS_EACH * int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def decode_programs(shape: HeadShape, device: torch.device) -> int:
     """Shares of keys that keep a device busy, whose programs also differ by KV head."""
-    return -(-_PROGRAMS // shape.kv_heads)
+    return -(-resident_programs(device) // shape.kv_heads)
 
 
 def plan_step(
@@ -101,7 +112,7 @@ def plan_step(
     def send(column: Int32) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)
 
-    programs = decode_programs(shape)
+    programs = decode_programs(shape, device)
     shares = share_keys(position[:decodes] + 1, programs, most_shares(decodes, programs))
     return TritonPlan(
         rows=rows,
