@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from quire_worker.profile.traced_ops import Cost
+from quire_worker.profile.cost import Cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from quire_worker.profile.cost import Cost
 from quire_worker.profile.floor import Peak, floor_us
 from quire_worker.profile.trace_times import Times
-from quire_worker.profile.traced_ops import Cost
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,18 +1,30 @@
-"""A step to profile: sequences that decode after so many tokens, and perhaps a fresh prompt, on pages of their own."""
+"""A step to profile: sequences that decode after so many tokens, and perhaps a fresh prompt, on pages of their own,
+which all ask for the same of what is drawn."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from quire_common.errors import ConfigError
+from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.profile.cost import Attended
+from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import Int32, StepBatch
+
+_GREEDY = Sampling()
 
 
 def profiled_batch(
-    decodes: int, context: int, prompt: int, vocab_size: int, page_size: int, num_pages: int
+    decodes: int,
+    context: int,
+    prompt: int,
+    vocab_size: int,
+    page_size: int,
+    num_pages: int,
+    sampling: Sampling = _GREEDY,
 ) -> StepBatch:
-    """`context` counts the token that is computed. Greedy; token ids and the order of pages are random, but the same
-    each time. Raises ConfigError where there are too few pages, or there is nothing to do."""
+    """`context` counts the token that is computed. Token ids and the order of pages are random, but the same each time.
+    Raises ConfigError where there are too few pages, or there is nothing to do."""
     position: Int32 = np.array([context - 1] * decodes + [0] * bool(prompt), np.int32)
     count: Int32 = np.array([1] * decodes + [prompt] * bool(prompt), np.int32)
     if not len(count):
@@ -40,22 +52,34 @@ def profiled_batch(
         position=position,
         page_table=table,
         sample=np.ones(rows, np.bool_),
-        temperature=np.zeros(rows, np.float32),
-        top_k=np.zeros(rows, np.int32),
-        top_p=np.ones(rows, np.float32),
-        min_p=np.zeros(rows, np.float32),
-        seed=np.zeros(rows, np.uint64),
+        temperature=np.full(rows, sampling.temperature, np.float32),
+        top_k=np.full(rows, sampling.top_k, np.int32),
+        top_p=np.full(rows, sampling.top_p, np.float32),
+        min_p=np.full(rows, sampling.min_p, np.float32),
+        seed=np.arange(rows, dtype=np.uint64),
         sample_index=np.zeros(rows, np.uint32),
-        logprobs=np.full(rows, -1, np.int32),
+        logprobs=np.full(rows, sampling.logprobs, np.int32),
         slot=np.arange(rows, dtype=np.int32),
         fed=np.arange(rows) < decodes,
         last=np.zeros(rows, np.bool_),
         stop_id=np.full((rows, 1), -1, np.int32),
+        controls=_controls(rows, prompt or context, vocab_size, sampling),
     )
 
 
-def attended(batch: StepBatch) -> tuple[int, int]:
-    """Positions that the sequences attend to, each once; and pairs of a row and a position that it sees."""
-    end = (batch.position + batch.count).astype(np.int64)
-    first = batch.position.astype(np.int64)
-    return int(end.sum()), int(((end * (end + 1) - first * (first + 1)) // 2).sum())
+def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, RowControls]:
+    """Of every row, where the sampling has some."""
+    if sampling.controls is None:
+        return {}
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, vocab_size, tokens).astype(np.int32) for _ in range(rows)]
+    return {row: RowControls(Sequence(prompt, Stop(tokens), sampling)) for row, prompt in enumerate(prompts)}
+
+
+def attended(batch: StepBatch) -> tuple[Attended, Attended]:
+    """By what decodes, and by what prefills."""
+    found = [Attended(0, 0, 0), Attended(0, 0, 0)]
+    for position, count, fed in zip(batch.position.tolist(), batch.count.tolist(), batch.fed.tolist(), strict=True):
+        more, before = Attended.of(position, count), found[not fed]
+        found[not fed] = Attended(before.rows + more.rows, before.keys + more.keys, before.pairs + more.pairs)
+    return found[0], found[1]

@@ -18,8 +18,11 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from quire_common.errors import Internal
+from quire_common.logit_controls import LogitControls
+from quire_common.sequence import Sampling
 from quire_worker.model_source import load_configured
 from quire_worker.profile.floor import PEAKS
+from quire_worker.profile.kernel_parts import by_part, costs_behind
 from quire_worker.profile.kernel_table import Row, as_records, make_rows
 from quire_worker.profile.profiled_batch import attended, profiled_batch
 from quire_worker.profile.trace_times import times_by_range
@@ -58,10 +61,16 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
     ((decoder, pages),) = parts
     info = served.info
     batch = profiled_batch(
-        config.batch, config.context, config.prompt, info.vocab_size, info.pages.page_size, served.num_pages
+        config.batch,
+        config.context,
+        config.prompt,
+        info.vocab_size,
+        info.pages.page_size,
+        served.num_pages,
+        _sampling(config),
     )
     _fill(pages, batch.page_table)
-    ops = decoder.ops = traced(decoder.ops, *attended(batch))
+    ops = decoder.ops = traced(decoder.ops, attended(batch))
     device = served.make_device(served.engine_spec(config.max_num_seqs + 1), True)
     on_gpu = pages.device.type == "cuda"
     folder = Path(config.out)
@@ -73,17 +82,29 @@ def profile_step(config: ProfileConfig, progress: Callable[[str, int, int], None
         ops.costs.clear()
         with profile(activities=activities) as profiler:
             _run(device, batch, 1)
-            costs = dict(ops.costs)
+            costs = ops.costs | costs_behind(batch, info.vocab_size, decoder.embedding.element_size())
             _run(device, batch, config.steps - 1)
     finally:
         device.close()
     profiler.export_chrome_trace(str(trace))
     name = torch.cuda.get_device_name() if on_gpu else "cpu"
-    times = times_by_range(json.loads(trace.read_text()), PREFIX)
+    times = by_part(times_by_range(json.loads(trace.read_text()), PREFIX))
     rows = make_rows(times, costs, config.steps, PEAKS.get(name))
     figures = {"device": name, "batch": config.batch, "context": config.context, "prompt": config.prompt}
     kernels.write_text(json.dumps(figures | {"rows": as_records(rows)}, indent=1))
     return StepProfile(name, rows, trace, kernels)
+
+
+def _sampling(config: ProfileConfig) -> Sampling:
+    controls = LogitControls(frequency_penalty=config.frequency_penalty) if config.frequency_penalty else None
+    return Sampling(
+        temperature=config.temperature,
+        top_k=config.top_k,
+        top_p=config.top_p,
+        min_p=config.min_p,
+        logprobs=config.logprobs,
+        controls=controls,
+    )
 
 
 def _fill(pages: Tensor, table: Int32) -> None:

@@ -1,13 +1,8 @@
-"""TracedOps: any `Ops` with a named range around each call, and what each call must move and compute at the least.
-
-The floor of a call counts what it reads and writes once, and its multiplications and additions: nothing that a smarter
-way of computing the same could leave out.
-"""
+"""TracedOps: any `Ops` with a named range around each call, and what each call must move and compute at the least."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
@@ -16,6 +11,18 @@ from torch.profiler import record_function
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
 from quire_worker.ops.weight import Weight
+from quire_worker.profile.cost import (
+    Attended,
+    Cost,
+    activation_cost,
+    attention_cost,
+    embedding_cost,
+    logits_cost,
+    norm_cost,
+    product_cost,
+    rope_cost,
+)
+from quire_worker.profile.kernel_parts import ATTENTION, DECODE_ATTENTION, LOGPROBS, PREFILL_ATTENTION
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.step import Int32, LogprobColumns
 
@@ -23,26 +30,12 @@ PREFIX = "quire: "
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Of all calls of one name in a step."""
-
-    calls: int = 0
-    bytes: int = 0
-    flops: int = 0
-
-    def and_one(self, num_bytes: int, flops: int) -> Cost:
-        """With another call."""
-        return Cost(self.calls + 1, self.bytes + num_bytes, self.flops + flops)
-
-
 class TracedOps(Generic[P]):
-    """See `Ops`. `keys`: positions that a step's sequences attend to, in all; `pairs`: of rows and positions."""
+    """See `Ops`. `attended`: by what decodes, and by what prefills, in a step."""
 
-    def __init__(self, ops: Ops[P], keys: int, pairs: int) -> None:
+    def __init__(self, ops: Ops[P], attended: tuple[Attended, Attended]) -> None:
         self._ops = ops
-        self._keys = keys
-        self._pairs = pairs
+        self._attended = attended
         self.costs: dict[str, Cost] = {}
 
     @property
@@ -65,18 +58,18 @@ class TracedOps(Generic[P]):
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
         """See `Ops`."""
-        moved = 2 * token.shape[0] * weight.shape[1] * weight.element_size()
-        return self._trace("embedding", moved, 0, lambda: self._ops.embedding(token, weight, scale))
+        cost = embedding_cost(token.shape[0], weight.shape[1], weight.element_size())
+        return self._trace("embedding", cost, lambda: self._ops.embedding(token, weight, scale))
 
     def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
         """See `Ops`."""
-        return self._trace("norm", 2 * x.nbytes, 0, lambda: self._ops.rms_norm(x, gain, eps))
+        cost = norm_cost(x.shape[0], x.shape[1], x.element_size(), adds=False)
+        return self._trace("norm", cost, lambda: self._ops.rms_norm(x, gain, eps))
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
         """See `Ops`."""
-        return self._trace(
-            "add and norm", 4 * delta.nbytes, 0, lambda: self._ops.add_rms_norm(delta, residual, gain, eps)
-        )
+        cost = norm_cost(delta.shape[0], delta.shape[1], delta.element_size(), adds=True)
+        return self._trace("add and norm", cost, lambda: self._ops.add_rms_norm(delta, residual, gain, eps))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See `Ops`."""
@@ -86,12 +79,9 @@ class TracedOps(Generic[P]):
         self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
     ) -> Tensor:
         """See `Ops`."""
-        written = 2 * qkv.shape[0] * shape.kv_heads * shape.head_dim * pages.element_size()
-        read = qkv.shape[0] * shape.heads * shape.head_dim * qkv.element_size()
         return self._trace(
             "norm, rope and page write",
-            qkv.nbytes + read + written,
-            0,
+            rope_cost(qkv.shape[0], shape, qkv.element_size(), pages.element_size()),
             lambda: self._ops.qk_norm_rope_write(qkv, pages, layer, plan, shape, rope, norm),
         )
 
@@ -99,22 +89,24 @@ class TracedOps(Generic[P]):
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, window: int
     ) -> Tensor:
         """See `Ops`."""
-        moved = 2 * self._keys * shape.kv_heads * shape.head_dim * pages.element_size() + 2 * query.nbytes
+        costs = [attention_cost(each, shape, query.element_size(), pages.element_size()) for each in self._attended]
+        # On a GPU the kernels tell the two apart, elsewhere nothing does.
+        for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):
+            self._add(name, cost)
+        whole = Cost(1, sum(cost.bytes for cost in costs), sum(cost.flops for cost in costs))
         return self._trace(
-            "attention",
-            moved,
-            4 * self._pairs * shape.heads * shape.head_dim,
-            lambda: self._ops.paged_attention(query, pages, layer, plan, shape, window),
+            ATTENTION, whole, lambda: self._ops.paged_attention(query, pages, layer, plan, shape, window)
         )
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
         """See `Ops`."""
-        moved = gate_up.nbytes * 3 // 2
-        return self._trace("activation", moved, 0, lambda: self._ops.gated_activation(gate_up, activation))
+        cost = activation_cost(gate_up.shape[0], gate_up.shape[1] // 2, gate_up.element_size(), gated=True)
+        return self._trace("activation", cost, lambda: self._ops.gated_activation(gate_up, activation))
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         """See `Ops`."""
-        return self._trace("activation", 2 * x.nbytes, 0, lambda: self._ops.activation(x, activation))
+        cost = activation_cost(x.shape[0], x.shape[1], x.element_size(), gated=False)
+        return self._trace("activation", cost, lambda: self._ops.activation(x, activation))
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
         """See `Ops`."""
@@ -122,24 +114,31 @@ class TracedOps(Generic[P]):
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
         """See `Ops`."""
-        return self._trace("sample", logits.nbytes, 0, lambda: self._ops.sample(logits, columns))
+        cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())
+        return self._trace("sample", cost, lambda: self._ops.sample(logits, columns))
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
         """See `Ops`."""
-        return self._ops.logprobs(logits, token, wanted)
+        if not (wanted >= 0).any():
+            return self._ops.logprobs(logits, token, wanted)
+        cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())
+        return self._trace(LOGPROBS, cost, lambda: self._ops.logprobs(logits, token, wanted))
 
     def _product(self, name: str, x: Tensor, weight: Weight, call: Callable[[], Tensor]) -> Tensor:
         rows, inputs = x.shape
         outputs = weight.outputs
-        moved = weight.data.nbytes + x.nbytes + rows * outputs * x.element_size()
-        return self._trace(f"{name} {outputs} x {inputs}", moved, 2 * rows * inputs * outputs, call)
+        cost = product_cost(rows, outputs, inputs, x.element_size())
+        return self._trace(f"{name} {outputs} x {inputs}", cost, call)
 
-    def _trace(self, name: str, num_bytes: int, flops: int, call: Callable[[], R]) -> R:
-        self.costs[name] = self.costs.get(name, Cost()).and_one(num_bytes, flops)
+    def _trace(self, name: str, cost: Cost, call: Callable[[], R]) -> R:
+        self._add(name, cost)
         with record_function(PREFIX + name):
             return call()
 
+    def _add(self, name: str, cost: Cost) -> None:
+        self.costs[name] = self.costs.get(name, Cost()) + cost
 
-def traced(ops: Any, keys: int, pairs: int) -> TracedOps[Any]:
+
+def traced(ops: Any, attended: tuple[Attended, Attended]) -> TracedOps[Any]:
     """Any: the plan's type is the ops' own affair."""
-    return TracedOps(ops, keys, pairs)
+    return TracedOps(ops, attended)

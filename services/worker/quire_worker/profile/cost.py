@@ -1,0 +1,93 @@
+"""Cost: what calls of a step's parts must move and compute at the least, by arithmetic.
+
+Bytes are what is read and what is written, each once; operations are multiplications and additions: nothing that a
+smarter way of computing the same could leave out. A product of [R, I] and [O, I] takes 2 R I O operations. A pair of a
+query row and a key that it sees takes 4 D for each query head, 2 D for the score and 2 D for the value; a fresh prompt
+of n tokens is causal, so it has n (n + 1) / 2 pairs and not n^2. Exponentials, comparisons and random numbers count
+nothing. What the kernel before has just written may come from the L2 cache: such calls can be faster than their floor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quire_worker.ops.interface import HeadShape
+
+_FLOAT32 = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of all calls of one name in a step."""
+
+    calls: int = 0
+    bytes: int = 0
+    flops: int = 0
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(self.calls + other.calls, self.bytes + other.bytes, self.flops + other.flops)
+
+
+class Attended(NamedTuple):
+    """What sequences attend to."""
+
+    rows: int
+    """Query rows."""
+    keys: int
+    """Positions of all sequences, each once."""
+    pairs: int
+    """Of a row and a position that it sees."""
+
+    @classmethod
+    def of(cls, position: int, count: int) -> Attended:
+        """`count` rows of one sequence, after so many."""
+        end = position + count
+        return cls(count, end, (end * (end + 1) - position * (position + 1)) // 2)
+
+    def times(self, sequences: int) -> Attended:
+        """Of so many alike."""
+        return Attended(self.rows * sequences, self.keys * sequences, self.pairs * sequences)
+
+
+def embedding_cost(rows: int, hidden: int, element: int) -> Cost:
+    """Rows of the table, read and written."""
+    return Cost(1, 2 * rows * hidden * element)
+
+
+def norm_cost(rows: int, hidden: int, element: int, *, adds: bool) -> Cost:
+    """`adds`: a residual is read and written as well."""
+    return Cost(1, (4 if adds else 2) * rows * hidden * element)
+
+
+def product_cost(rows: int, outputs: int, inputs: int, element: int) -> Cost:
+    """The weight, what goes in and what comes out."""
+    return Cost(1, (outputs * inputs + rows * (inputs + outputs)) * element, 2 * rows * inputs * outputs)
+
+
+def rope_cost(rows: int, shape: HeadShape, element: int, page_element: int) -> Cost:
+    """Queries, keys and values are read; queries are written, keys and values go to their pages."""
+    heads, kv_heads = rows * shape.heads * shape.head_dim, rows * shape.kv_heads * shape.head_dim
+    return Cost(1, (2 * heads + 2 * kv_heads) * element + 2 * kv_heads * page_element)
+
+
+def attention_cost(attended: Attended, shape: HeadShape, element: int, page_element: int) -> Cost:
+    """Keys and values are read once for all rows; queries are read, and as much is written."""
+    kv = 2 * attended.keys * shape.kv_heads * shape.head_dim * page_element
+    rows = 2 * attended.rows * shape.heads * shape.head_dim * element
+    return Cost(1, kv + rows, 4 * attended.pairs * shape.heads * shape.head_dim)
+
+
+def activation_cost(rows: int, inner: int, element: int, *, gated: bool) -> Cost:
+    """[rows, inner] is written, of as much, or twice as much where it is gated."""
+    return Cost(1, (3 if gated else 2) * rows * inner * element)
+
+
+def logits_cost(rows: int, vocab: int, element: int) -> Cost:
+    """Of whatever reads a row of logits once and writes next to nothing: thresholds, the draw, logprobs."""
+    return Cost(1, rows * vocab * element)
+
+
+def controls_cost(rows: int, vocab: int, element: int) -> Cost:
+    """Logits are copied in float32. Sheets are small beside them."""
+    return Cost(1, rows * vocab * (element + _FLOAT32))

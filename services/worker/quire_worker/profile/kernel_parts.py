@@ -1,0 +1,64 @@
+"""Parts of a step that no call of `Ops` tells apart, by the kernels that do them.
+
+Attention is one call, whatever a step's rows are; what is drawn, and logprobs, are launched behind the decoder. Triton
+names kernels as their source does; whatever else attention launches is the library's, for prompts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import numpy as np
+
+from quire_worker.profile.cost import Cost, controls_cost, logits_cost
+from quire_worker.profile.trace_times import OUTSIDE, Times
+from quire_worker.step import StepBatch
+
+ATTENTION = "attention"
+DECODE_ATTENTION, PREFILL_ATTENTION = "decode attention", "prefill attention"
+FEED, THRESHOLDS, DRAW = "feed tokens", "sampling: thresholds", "sampling: draw"
+CONTROLS, LOGPROBS = "sampling: controls", "logprobs"
+_ATTENTION: Mapping[str, str] = MappingProxyType(
+    {"decode_attention_kernel": DECODE_ATTENTION, "merge_shares_kernel": DECODE_ATTENTION}
+)
+_BEHIND: Mapping[str, str] = MappingProxyType(
+    {
+        "feed_kernel": FEED,
+        "threshold_kernel": THRESHOLDS,
+        "draw_kernel": DRAW,
+        "settle_kernel": DRAW,
+        "control_kernel": CONTROLS,
+        "block_logprobs_kernel": LOGPROBS,
+        "merge_logprobs_kernel": LOGPROBS,
+    }
+)
+
+
+def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
+    """Times by range, with attention and what is outside of ranges taken apart; as they are where nothing was launched
+    on a device."""
+    found: dict[str, Times] = {}
+    for name, spent in times.items():
+        if name not in (ATTENTION, OUTSIDE) or not spent.kernels:
+            found[name] = spent
+            continue
+        parts, other = (_ATTENTION, PREFILL_ATTENTION) if name == ATTENTION else (_BEHIND, OUTSIDE)
+        for kernel, of_kernel in spent.kernels.items():
+            part = found.setdefault(parts.get(kernel, other), Times())
+            part.us += of_kernel.us
+            part.count += of_kernel.count
+            part.kernels[kernel] = of_kernel
+    return found
+
+
+def costs_behind(batch: StepBatch, vocab: int, element: int) -> dict[str, Cost]:
+    """Of one step: what reads its logits, by part."""
+    drawn, asked = batch.temperature > 0.0, (batch.top_k > 0) | (batch.top_p < 1.0) | (batch.min_p > 0.0)
+    rows = {
+        THRESHOLDS: int(np.count_nonzero(drawn & asked)),
+        DRAW: len(batch.count),
+        LOGPROBS: int(np.count_nonzero((batch.logprobs >= 0) & batch.sample)),
+    }
+    costs = {name: logits_cost(count, vocab, element) for name, count in rows.items() if count}
+    return costs | ({CONTROLS: controls_cost(len(batch.controls), vocab, element)} if batch.controls else {})
