@@ -14,11 +14,11 @@ import torch
 
 from quire_common.credit import Finish
 from quire_worker.cuda.control_sheets import ControlSheets
-from quire_worker.cuda.device_logprobs import DeviceLogprobs
-from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
+from quire_worker.cuda.lone_steps import outcome_of_each
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_body import StepBody
+from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.engine.spec import EngineSpec
@@ -40,12 +40,22 @@ class InterpretedDevice:
         self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
         self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
         self._host_rows = HostRows(spec.logits_processors)
-        self._logprobs = DeviceLogprobs(pages.device, 1)
+        self._extras = StepExtras(pages.device, 1, decoder.logits, _examine)
         self._repetition = RepetitionWatch()
         self._ended: list[StepOutcome] = []
 
     def launch(self, batch: StepBatch) -> None:
         """See Device."""
+        self._body.advanced = False
+        try:
+            outcome = self._run(batch)
+        except Exception as error:
+            again = not self._body.advanced
+            outcome = outcome_of_each(batch, error, self._run, _examine, again=again)
+        self._ended.append(outcome)
+        self.wake()
+
+    def _run(self, batch: StepBatch) -> StepOutcome:
         decodes = int(batch.fed.sum())
         chunks = len(batch.count) - decodes
         more = _PADDING if chunks else 0
@@ -71,22 +81,14 @@ class InterpretedDevice:
         token = results[: size.sequences][places]
         finish = results[size.sequences : 2 * size.sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
-        asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
-        logprobs = None
-        if len(asked):
-            logprobs = self._logprobs.start(body.logits, body.results, places[asked], asked, batch.logprobs[asked])
-        first = np.cumsum(batch.count, dtype=np.int32) - batch.count
-        first[decodes:] += _PADDING
-        scores = start_scores(hidden, body.decoder.logits, batch, first)
-        failed = failed_draws(batch, token)
+        extras = self._extras.start(batch, places, body.logits, body.results, hidden)
+        failed = failed_draws(batch, token) | extras.failed
         self._repetition.end(batch, token, finish)
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
-        timing = StepTiming(0, 0, 0)
-        kept = None if logprobs is None else logprobs.columns(token)
-        self._ended.append(StepOutcome(token, finish, failed, kept, timing, 0, scores.columns()))
-        self.wake()
+        logprobs, scores = extras.logprob_columns(token), extras.score_columns()
+        return StepOutcome(token, finish, failed, logprobs, StepTiming(0, 0, 0), 0, scores)
 
     def prepare(self) -> bool:
         """See Device: there is nothing to do ahead."""
@@ -105,3 +107,7 @@ class InterpretedDevice:
 
     def close(self) -> None:
         """See Device."""
+
+
+def _examine(_error: Exception) -> None:
+    """A CPU does not break."""

@@ -2,7 +2,8 @@
 
 A launch packs the batch into pinned memory, uploads it, replays the size's graph (or launches its kernels one by one)
 and asks for the results; a thread waits for them, so that the model thread never does. Pinned buffers are a ring,
-longer than steps may be in flight, since the device reads them after the launch has returned.
+longer than steps may be in flight, since the device reads them after the launch has returned. A step whose launch
+raises is taken apart (see lone_steps.py); an error of CUDA's own ends the device.
 """
 
 from __future__ import annotations
@@ -20,12 +21,11 @@ import torch
 from quire_common.credit import Finish
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.control_sheets import ControlSheets
-from quire_worker.cuda.device_logprobs import DeviceLogprobs
-from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
-from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
+from quire_worker.cuda.lone_steps import outcome_of_each
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_columns import StepColumns
+from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.errors import Internal
-    from quire_worker.cuda.device_logprobs import PendingLogprobs
-    from quire_worker.cuda.device_scores import PendingScores
     from quire_worker.cuda.step_body import Edit, StepBody
+    from quire_worker.cuda.step_extras import PendingExtras
     from quire_worker.cuda.step_graph import StepGraph
     from quire_worker.cuda.step_graphs import StepGraphs
     from quire_worker.ops.triton.fresh_attention import FreshPlans
@@ -55,11 +54,13 @@ class _Flight:
     """A launched step, and where its results will be."""
 
     batch: StepBatch
-    layout: StepLayout
+    sequences: int
+    """With padding."""
+    places: Int32
+    """Row of the results by sequence of the batch."""
     results: torch.Tensor
     done: torch.cuda.Event
-    logprobs: PendingLogprobs | None
-    scores: PendingScores | None
+    extras: PendingExtras
     prepare_us: int
 
 
@@ -88,7 +89,7 @@ class CudaDevice:
         self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._turn = 0
         self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
-        self._logprobs = DeviceLogprobs(body.pages.device, _RING)
+        self._extras = StepExtras(body.pages.device, _RING, body.decoder.logits, self._examine)
         self._host_rows = HostRows(processors)
         self._repetition = RepetitionWatch()
         self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
@@ -99,42 +100,73 @@ class CudaDevice:
         self._thread.start()
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device."""
+        """See Device. A step that cannot be launched is run here and now, a sequence at a time."""
+        try:
+            flight = self._launch(batch)
+        except Exception as error:
+            self._examine(error)
+            self._await_results()
+            again = not self._body.advanced
+            self._ended.append(outcome_of_each(batch, error, self._run_alone, self._examine, again=again))
+            self.wake()
+        else:
+            self._launched.put(flight)
+
+    def _launch(self, batch: StepBatch) -> _Flight:
         begin = time.perf_counter_ns()
         turn, self._turn = self._turn, (self._turn + 1) % _RING
+        body, hidden = self._body, None
+        body.advanced = False
         graph, layout = self._choose(batch)
-        body, count, scores = self._body, 2 * layout.size.sequences, None
-        with torch.cuda.stream(self._stream), naming_out_of_memory("a step", STEP_FIX, "gpu_memory_utilization"):
+        count, places = 2 * layout.size.sequences, _places(batch, layout)
+        with torch.cuda.stream(self._stream):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}
             used = self._columns[turn].pack(layout, batch, control)
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
-            hidden = None
             if graph is None:
-                hidden = body.launch(layout, self._edit(batch, layout))
+                hidden = body.launch(layout, self._edit(batch, places))
             else:
                 graph.replay(layout)
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
-            # Before the scores, whose logits overwrite the step's.
-            logprobs = self._start_logprobs(batch, layout, body.logits if graph is None else graph.logits)
-            if batch.scores and hidden is not None:
-                first = np.cumsum(batch.count, dtype=np.int32) - batch.count
-                scores = start_scores(hidden, body.decoder.logits, batch, first)
+            logits = body.logits if graph is None else graph.logits
+            extras = self._extras.start(batch, places, logits, body.results, hidden)
             done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             done.record(self._stream)
         took = (time.perf_counter_ns() - begin) // 1000
-        self._launched.put(_Flight(batch, layout, self._results[turn], done, logprobs, scores, took))
+        return _Flight(batch, layout.size.sequences, places, self._results[turn], done, extras, took)
 
-    def _edit(self, batch: StepBatch, layout: StepLayout) -> Edit | None:
+    def _run_alone(self, batch: StepBatch) -> StepOutcome:
+        return self._outcome(self._launch(batch))
+
+    def _examine(self, error: Exception) -> None:
+        """Return where an error of a launch is the step's; where it is the device's, that runs nothing more."""
+        try:
+            self._stream.synchronize()
+            sound = not isinstance(error, torch.AcceleratorError)
+        except RuntimeError:
+            sound = False
+        if not sound:
+            self._broken = broken()
+            raise self._broken from error
+
+    def _await_results(self) -> None:
+        """Wait until the results of all that was launched are there."""
+        reached = threading.Event()
+        self._launched.put(reached)
+        if not reached.wait(DRAIN_LIMIT_S):
+            raise hung(DRAIN_LIMIT_S)
+        self._check()
+
+    def _edit(self, batch: StepBatch, places: Int32) -> Edit | None:
         if not _runs_python(batch):
             return None
-        places = _places(batch, layout)
         return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
 
     def prepare(self) -> bool:
         """See Device: capture a size, compile what no step has run yet, or plan a length."""
         try:
             return self._prepare()
-        except RuntimeError:  # torch's, out of memory included; a GPU that is broken says so at the next step too
+        except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
             log.exception("what was put off could not be made; such steps run kernel by kernel")
             self._give_up()
             return False
@@ -148,7 +180,7 @@ class CudaDevice:
         if self._graphs is not None and self._graphs.capture(1):
             return True
         with torch.cuda.stream(self._stream):
-            if self._logprobs.compile(self._body.logits):
+            if self._extras.of_draws.compile(self._body.logits):
                 return True
         if self._fresh is None:
             return False
@@ -170,11 +202,7 @@ class CudaDevice:
 
     def drain(self) -> None:
         """See Device."""
-        reached = threading.Event()
-        self._launched.put(reached)
-        if not reached.wait(DRAIN_LIMIT_S):
-            raise hung(DRAIN_LIMIT_S)
-        self._check()
+        self._await_results()
         self._ended.clear()
         self._sheets.clear()
         self._host_rows.clear()
@@ -202,7 +230,7 @@ class CudaDevice:
     def _find_graph(self, graphs: StepGraphs, size: StepSize, *, fresh: bool) -> StepGraph | None:
         try:
             return graphs.find(size, fresh=fresh)
-        except RuntimeError:  # as in `prepare`
+        except Exception:  # as in `prepare`
             log.exception("a step could not be captured; such steps run kernel by kernel")
             self._give_up()
             return graphs.find(size, fresh=fresh)
@@ -214,15 +242,6 @@ class CudaDevice:
         chosen = np.flatnonzero((batch.position == 0) & (batch.count >= LEAST_TOKENS))
         first = np.cumsum(batch.count) - batch.count - np.count_nonzero(batch.fed)
         return tuple(Fresh(int(first[each]), int(batch.count[each])) for each in chosen)
-
-    def _start_logprobs(
-        self, batch: StepBatch, layout: StepLayout, logits: torch.Tensor | None
-    ) -> PendingLogprobs | None:
-        asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
-        if not len(asked) or logits is None:
-            return None
-        row = _places(batch, layout)[asked]
-        return self._logprobs.start(logits, self._body.results, row, asked, batch.logprobs[asked])
 
     def _main(self) -> None:
         while (item := self._launched.get()) is not None:
@@ -248,12 +267,12 @@ class CudaDevice:
         batch, begin = flight.batch, self._last_end_ns
         flight.done.synchronize()
         self._last_end_ns = time.perf_counter_ns()
-        places, sequences = _places(batch, flight.layout), flight.layout.size.sequences
+        places, sequences = flight.places, flight.sequences
         results = flight.results.numpy()
         token = results[:sequences][places]
         finish = results[sequences : 2 * sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
-        failed = failed_draws(batch, token)
+        failed = failed_draws(batch, token) | flight.extras.failed
         if batch.controls:
             self._repetition.end(batch, token, finish)
         if failed:
@@ -264,10 +283,10 @@ class CudaDevice:
             token=token,
             finish=finish,
             failed=failed,
-            logprobs=None if flight.logprobs is None else flight.logprobs.columns(token),
+            logprobs=flight.extras.logprob_columns(token),
             timing=StepTiming(prepare_us=flight.prepare_us, forward_us=took, sample_us=0),
             wait_us=0,
-            scores={} if flight.scores is None else flight.scores.columns(),
+            scores=flight.extras.score_columns(),
         )
 
 

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.step_runner import as_slot_error
 from quire_worker.sampling.row_controls import RowControls
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from quire_worker.sampling.logits_processor import LogitsProcessors
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.step import Float32, Int32, StepBatch
+
+log = get_logger(__name__)
 
 
 class HostRows:
@@ -35,18 +39,14 @@ class HostRows:
 
     def edit(self, batch: StepBatch, places: Int32, logits: Tensor, last_token: Tensor, changed: Changed) -> Changed:
         """What the rows that run Python are drawn from, beside what is `changed` already. `places`: row of logits
-        [N, V] by sequence; last_token [slots]: what was drawn before this step. Waits for the current stream."""
+        [N, V] by sequence; last_token [slots]: what was drawn before this step. Waits for the current stream. A row
+        whose controls raise has nothing left to draw, and its controls say why (`failure`)."""
         asked = [sequence for sequence, controls in batch.controls.items() if controls.runs_python]
         rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
         values = logits.index_select(0, rows).float().cpu()
         drawn = last_token.cpu().numpy()
         for row, sequence in zip(values.numpy(), asked, strict=True):
-            slot, told = int(batch.slot[sequence]), batch.controls[sequence]
-            own = self._own(slot, told)
-            if batch.fed[sequence]:
-                own.fed(int(drawn[slot]))
-            own.apply(row, batch.blocked.get(sequence))
-            told.failure = own.failure
+            self._apply(batch, sequence, row, drawn)
         if changed is None:
             nobody = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
             changed = nobody, torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
@@ -54,6 +54,20 @@ class HostRows:
         target.index_copy_(0, rows, values.to(logits.device))
         # The sheets' addresses have been used; for the draw, anything but 0 says that the row was changed.
         return address.index_fill(0, rows, 1), target
+
+    def _apply(self, batch: StepBatch, sequence: int, row: Float32, drawn: Int32) -> None:
+        slot, told = int(batch.slot[sequence]), batch.controls[sequence]
+        try:
+            own = self._own(slot, told)
+            if batch.fed[sequence]:
+                own.fed(int(drawn[slot]))
+            own.apply(row, batch.blocked.get(sequence))
+            # Kept over later steps: one may be launched before this one's failure is seen.
+            told.failure = told.failure or own.failure
+        except Exception as error:
+            log.exception("a row's logits could not be changed", slot=slot)
+            told.failure = told.failure or as_slot_error(error)
+            row.fill(-np.inf)
 
     def _own(self, slot: int, told: RowControls) -> RowControls:
         held = self._held.get(slot)

@@ -30,7 +30,8 @@ class RepetitionWatch:
                 continue
             slot, drawn = int(batch.slot[sequence]), int(token[sequence])
             if batch.fed[sequence]:
-                controls.fed(self._drawn[slot])
+                # Nothing is known of one whose first draw could not be launched; it has failed.
+                controls.fed(self._drawn.get(slot, 0))
             self._drawn[slot] = max(drawn, 0)
             if not finish[sequence] and drawn >= 0 and controls.repeats(drawn):
                 finish[sequence] = Finish.REPETITION

@@ -42,6 +42,8 @@ class StepBody:
         self.results = torch.zeros(2 * sequences, dtype=torch.int32, device=device)
         self.logits: Tensor | None = None
         """Of the last step that was launched, or captured, [sequences, V]: for logprobs, right after it."""
+        self.advanced = False
+        """Whether the last launch came to where tokens are fed back: the same step cannot be launched again."""
 
     @torch.inference_mode()
     def launch(
@@ -51,6 +53,7 @@ class StepBody:
         called before anything is drawn, in steps that are not captured. `attend` stands in for attention, as in
         Decoder.forward."""
         size = layout.size
+        self.advanced = False
         views = self._views(layout)
         token = feed_tokens(views["token"], views["fed"], views["row_sequence"], views["slot"], self.last_token)
         plan = self._plan(layout, views)
@@ -59,6 +62,8 @@ class StepBody:
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
         self.logits = self.decoder.logits(last)
         changed = self._changed(layout, views, self.logits) if size.controlled else None
+        # Control sheets, and what the host knows of the rows that it edits, are brought up to date before the draw.
+        self.advanced = size.controlled or edit is not None
         if edit is not None:
             changed = edit(self.logits, self.last_token, changed)
         sequences = size.sequences
@@ -85,6 +90,7 @@ class StepBody:
             pdl=False,
             changed=changed,
         )
+        self.advanced = True
         return hidden
 
     def _changed(self, layout: StepLayout, views: dict[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:

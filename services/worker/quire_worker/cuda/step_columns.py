@@ -24,12 +24,15 @@ class StepColumns:
 
     def pack(self, layout: StepLayout, batch: StepBatch, control: Mapping[int, int]) -> int:
         """See StepLayout.pack."""
-        held, self._held = self._held, (layout, batch)
+        held, self._held = self._held, None  # nothing that is known, if this raises
         # Rows that decode have tiles too where those are even, and their order changes; sheets come and go.
         repeats = held is not None and held[0] is layout and not layout.size.controlled and not layout.tiling.even
         if held is not None and repeats and _goes_on(held[1], batch):
-            return layout.pack_next(batch, self.words)
-        return layout.pack(batch, self.words, control)
+            used = layout.pack_next(batch, self.words)
+        else:
+            used = layout.pack(batch, self.words, control)
+        self._held = layout, batch
+        return used
 
 
 def _goes_on(before: StepBatch, now: StepBatch) -> bool:

@@ -73,9 +73,11 @@ class StepGraph:
     @torch.inference_mode()
     def replay(self, layout: StepLayout) -> None:
         """Launch the step that was packed by this layout, on the current stream."""
+        self._body.advanced = False
         if self._gaps:
             with best_backend(self._body.pages) if layout.fresh else contextlib.nullcontext():
                 self._replay_pieces(layout)
+        self._body.advanced = True  # controls and draws are in the last piece
         self._pieces[-1].replay()
 
     def _replay_pieces(self, layout: StepLayout) -> None:

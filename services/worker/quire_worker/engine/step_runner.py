@@ -107,13 +107,13 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
     except Exception as error:
         log.exception("step failed, looking for the sequence to blame", sequences=len(everyone))
         if len(everyone) == 1:
-            return None, {0: _as_slot_error(error)}
+            return None, {0: as_slot_error(error)}
     failed: dict[int, QuireError] = {}
     for sequence in everyone:
         try:
             runner.run(select_sequences(batch, [sequence]))
         except Exception as error:
-            failed[sequence] = _as_slot_error(error)
+            failed[sequence] = as_slot_error(error)
     healthy = [sequence for sequence in everyone if sequence not in failed]
     if not healthy:
         return None, failed
@@ -121,7 +121,7 @@ def _run_isolated(runner: Runner, batch: StepBatch) -> tuple[StepOutput | None, 
         return _widened(runner.run(select_sequences(batch, healthy)), healthy, batch), failed
     except Exception as error:
         log.exception("step failed without one sequence to blame", sequences=len(healthy))
-        return None, failed | dict.fromkeys(healthy, _as_slot_error(error))
+        return None, failed | dict.fromkeys(healthy, as_slot_error(error))
 
 
 def _widened(output: StepOutput, ran: list[int], batch: StepBatch) -> StepOutput:
@@ -160,7 +160,8 @@ def failed_draws(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
     return failed
 
 
-def _as_slot_error(error: Exception) -> QuireError:
+def as_slot_error(error: Exception) -> QuireError:
+    """The error of a sequence whose step raised."""
     if isinstance(error, QuireError):
         return error
     return Internal("STEP_FAILED", "The model failed to run this sequence.", "Retry; see the worker's log.")

@@ -1,0 +1,101 @@
+"""A step that could not be launched, sequence by sequence: those that cannot be launched alone are to blame.
+
+What a CPU's StepRunner does with a model that raises, for devices that keep the sequences' state themselves: there a
+step cannot be run twice, so every sequence runs once, in a step of its own, and these come to the outcome of the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from quire_common.credit import Finish
+from quire_common.errors import Internal
+from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.step_builder import select_sequences
+from quire_worker.engine.step_runner import StepOutcome, as_slot_error
+from quire_worker.sampling.logprobs import join_columns
+from quire_worker.step import StepTiming
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.errors import QuireError
+    from quire_worker.step import LogprobColumns, StepBatch
+
+log = get_logger(__name__)
+_NO_TIME = StepTiming(0, 0, 0)
+
+
+def outcome_of_each(
+    batch: StepBatch,
+    error: Exception,
+    run: Callable[[StepBatch], StepOutcome],
+    examine: Callable[[Exception], None],
+    *,
+    again: bool,
+) -> StepOutcome:
+    """The outcome of a step whose launch raised the error, which is being handled. `run`: one step, to its end.
+    `examine` raises where an error is the device's own, and nothing can run any more. Not `again`: tokens may have been
+    fed back, so all have failed."""
+    sequences = range(len(batch.count))
+    log.exception("a step could not be launched", sequences=len(sequences), each_alone=again)
+    if not again or len(sequences) == 1:
+        return _joined([_failed(error) for _ in sequences])
+    outcomes = []
+    for sequence in sequences:
+        try:
+            outcomes.append(run(_alone(batch, sequence)))
+        except Exception as own:
+            examine(own)
+            log.exception("a sequence could not be launched", slot=int(batch.slot[sequence]))
+            outcomes.append(_failed(own))
+    return _joined(outcomes)
+
+
+def launch_error(error: Exception) -> QuireError:
+    """The error of a sequence that could not be launched."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return Internal(
+            "GPU_OUT_OF_MEMORY",
+            "The GPU had no memory left to run this sequence.",
+            "Retry, or ask for less (logprobs, prompt_logprobs); for the worker, lower --gpu-memory-utilization, "
+            "--max-num-batched-tokens or --max-num-seqs.",
+        )
+    return as_slot_error(error)
+
+
+def _alone(batch: StepBatch, sequence: int) -> StepBatch:
+    kept = [sequence]
+    columns = {name: getattr(batch, name)[kept] for name in ("slot", "fed", "last", "stop_id")}
+    return dataclasses.replace(select_sequences(batch, kept), **columns)
+
+
+def _failed(error: Exception) -> StepOutcome:
+    """Of one sequence."""
+    finish = np.full(1, Finish.ERROR, np.uint8)
+    return StepOutcome(np.full(1, -1, np.int32), finish, {0: launch_error(error)}, None, _NO_TIME, 0)
+
+
+def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
+    """Of steps of one sequence each."""
+    timings = [each.timing for each in outcomes]
+    return StepOutcome(
+        token=np.concatenate([each.token for each in outcomes]),
+        finish=np.concatenate([each.finish for each in outcomes]),
+        failed={sequence: each.failed[0] for sequence, each in enumerate(outcomes) if each.failed},
+        logprobs=_joined_logprobs({n: each.logprobs for n, each in enumerate(outcomes) if each.logprobs is not None}),
+        timing=StepTiming(*(sum(getattr(each, f.name) for each in timings) for f in dataclasses.fields(StepTiming))),
+        wait_us=outcomes[0].wait_us,
+        scores={sequence: each.scores[0] for sequence, each in enumerate(outcomes) if each.scores},
+    )
+
+
+def _joined_logprobs(columns: dict[int, LogprobColumns]) -> LogprobColumns | None:
+    """An entry of each sequence that has some."""
+    if not columns:
+        return None
+    return dataclasses.replace(join_columns([*columns.values()]), token_index=np.array([*columns], np.int32))

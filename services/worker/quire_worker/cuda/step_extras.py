@@ -1,0 +1,95 @@
+"""StepExtras: what sequences want of a step beside its tokens: logprobs of what they draw, and of their prompts.
+
+They are started behind the draw, when the step cannot be run again: where that fails (they take memory), those that
+asked have failed, and nobody else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.device_logprobs import DeviceLogprobs
+from quire_worker.cuda.device_scores import start_scores
+from quire_worker.cuda.lone_steps import launch_error
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+    from torch import Tensor
+
+    from quire_common.errors import QuireError
+    from quire_worker.cuda.device_logprobs import PendingLogprobs
+    from quire_worker.cuda.device_scores import PendingScores
+    from quire_worker.step import Int32, LogprobColumns, StepBatch
+
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class PendingExtras:
+    """Complete once the step's event is."""
+
+    logprobs: PendingLogprobs | None = None
+    scores: PendingScores | None = None
+    failed: dict[int, QuireError] = field(default_factory=dict)
+    """By sequence of the batch."""
+
+    def logprob_columns(self, token: Int32) -> LogprobColumns | None:
+        """Of sequences that drew one of these tokens [S]."""
+        return None if self.logprobs is None else self.logprobs.columns(token)
+
+    def score_columns(self) -> dict[int, LogprobColumns]:
+        """As StepOutput.scores."""
+        return {} if self.scores is None else self.scores.columns()
+
+
+class StepExtras:
+    """Belongs to the model thread. `turns` as in DeviceLogprobs. `examine` raises where an error is the device's
+    own."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        turns: int,
+        logits_of: Callable[[Tensor], Tensor],
+        examine: Callable[[Exception], None],
+    ) -> None:
+        self.of_draws = DeviceLogprobs(device, turns)
+        self._logits_of = logits_of
+        self._examine = examine
+
+    def start(
+        self, batch: StepBatch, places: Int32, logits: Tensor | None, token: Tensor, hidden: Tensor | None
+    ) -> PendingExtras:
+        """Of logits [N, V] and tokens [N] of the step that was launched last; `places` [S]: row of these by sequence.
+        hidden [R, H]: rows of a step with scores, padded as logits are. Asynchronous on a GPU."""
+        extras = PendingExtras()
+        asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
+        if len(asked) and logits is not None:
+            with _blaming(asked.tolist(), extras.failed, self._examine):
+                extras.logprobs = self.of_draws.start(logits, token, places[asked], asked, batch.logprobs[asked])
+        # Behind the logprobs, since these overwrite the step's logits.
+        if batch.scores and hidden is not None:
+            with _blaming(batch.scores, extras.failed, self._examine):
+                first = np.cumsum(batch.count, dtype=np.int32) - batch.count + places - np.arange(len(places))
+                extras.scores = start_scores(hidden, self._logits_of, batch, first.astype(np.int32))
+        return extras
+
+
+@contextlib.contextmanager
+def _blaming(
+    sequences: Iterable[int], failed: dict[int, QuireError], examine: Callable[[Exception], None]
+) -> Iterator[None]:
+    """An exception inside is the error of these sequences, unless it is the device's."""
+    try:
+        yield
+    except Exception as error:
+        examine(error)
+        log.exception("logprobs of a step could not be launched")
+        failed.update(dict.fromkeys(sequences, launch_error(error)))
