@@ -98,7 +98,7 @@ ENGINE_OPTIONS = (
     _to("dtype", "worker", "data type of the computation", "NAME"),
     _to("load-format", "worker", "auto, safetensors or dummy", "NAME"),
     _to("seed", "worker", "seed of dummy weights"),
-    _to("attention-backend", "worker", "auto; on the CPU cpu or torch, on a GPU triton", "NAME"),
+    _to("attention-backend", "worker", "auto; on the CPU cpu or torch, on a GPU cudnn or triton", "NAME"),
     _to("kv-cache-dtype", "worker", "type of KV pages: auto, or fp8 on a GPU", "NAME"),
     _to("torch-threads", "worker", "threads of a CPU worker"),
     _to("logits-processors", "worker", "registered logits processors that requests may name, comma separated", "NAME"),

@@ -48,8 +48,9 @@ class WorkerConfig(ServiceConfig):
     seed: int = option(0, "seed of dummy weights", at_least=0)
     attention_backend: str = option(
         "auto",
-        "what computes attention; on the CPU cpu (compiled kernels) or torch (the reference), on a GPU triton",
-        choices=("auto", "cpu", "torch", "triton"),
+        "what computes attention; on the CPU cpu (compiled kernels) or torch (the reference); on a GPU cudnn (Triton "
+        "kernels, and cuDNN for long prompts) or triton (these kernels alone); auto: the first that the device has",
+        choices=("auto", "cpu", "torch", "cudnn", "triton"),
     )
     kv_cache_dtype: str = option(
         "auto",

@@ -62,6 +62,7 @@ def load_configured(
     processors = load_processors(config.logits_processors, Path(config.model))
     if on_gpu:
         return _load_on_gpu(config, options, processors, progress, show)
+    _check_memory(config)
     loaded = load_model(config.model, options, progress)
     show(loaded.runner.decoder, loaded.runner.pool.tensor)
     return ServedModel(
@@ -148,8 +149,14 @@ def _check(config: WorkerConfig) -> None:
             "Give the path of a Hugging Face folder with --model.",
             param="model",
         )
+    if config.device == "cpu":  # with auto, only torch knows where pages will be
+        _check_memory(config)
+
+
+def _check_memory(config: WorkerConfig) -> None:
+    """Pages in this host's memory must fit into it."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if config.device != "cuda" and config.kv_cache_bytes > memory:
+    if config.kv_cache_bytes > memory:
         raise ConfigError(
             "KV_CACHE_TOO_LARGE",
             f"--kv-cache-memory-bytes {config.kv_cache_bytes} is more than this host's {memory} bytes of memory.",

@@ -133,10 +133,10 @@ def test_backends_by_name() -> None:
     assert error.value.code == "UNKNOWN_ATTENTION_BACKEND" and "cpu, torch" in error.value.fix
     (field,) = (f for f in dataclasses.fields(WorkerConfig) if f.name == "attention_backend")
     assert set(field.metadata["choices"]) == {"auto", *SUPPORTED["cpu"], *SUPPORTED["cuda"]} and field.default == "auto"
-    assert (backend_on("cpu", "auto"), backend_on("cuda", "auto"), set(BACKENDS)) == ("cpu", "triton", {"cpu", "torch"})
+    assert (backend_on("cpu", "auto"), backend_on("cuda", "auto"), set(BACKENDS)) == ("cpu", "cudnn", {"cpu", "torch"})
     with pytest.raises(ConfigError, match="no attention backend 'cpu' on cuda") as error:
         backend_on("cuda", "cpu")
-    assert error.value.fix == "Choose one of auto, triton."
+    assert error.value.fix == "Choose one of auto, cudnn, triton."
 
 
 def test_the_kernels_fulfil_the_interface() -> None:

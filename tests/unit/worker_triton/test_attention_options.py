@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+from quire_worker.cuda.cuda_model import CudaModel
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
+from quire_worker.ops.backends import backend_on
 from quire_worker.ops.interface import HeadShape, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.triton import attention_plan
@@ -15,6 +20,7 @@ from tests.unit.worker_triton.test_triton_ops import DEVICE, ON_GPU, TYPES, Case
 
 # The interpreter computes with numpy, which tells of the overflow that a sigmoid is meant to have.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
+ROWS = torch.zeros(1, dtype=torch.bfloat16)
 SHAPES = [HeadShape(6, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0)]
 
 
@@ -98,3 +104,17 @@ def test_pages_in_eight_bits_are_written_rounded_and_never_overflow(dtype: torch
         rounded = wanted.to(torch.float8_e4m3fn).float().abs()
         near |= (torch.frexp(rounded).mantissa == 0.5) & (rounded > wanted.abs())
     assert bool(near.all())
+
+
+def test_long_prompts_are_left_to_cudnn_where_nothing_speaks_against_it() -> None:
+    def leaves(
+        attention: str, *, window: int = 0, even: bool = False, softcap: float = 0.0, pages: Tensor = ROWS
+    ) -> bool:
+        shape, spec = HeadShape(4, 2, 64, 1.0, softcap), SimpleNamespace(windows=(0, window))
+        decoder: Any = SimpleNamespace(head_shape=shape, spec=spec, ops=SimpleNamespace(batch_invariant=even))
+        return CudaModel(decoder, pages, attention).leaves_prompts
+
+    assert leaves(backend_on("cuda", "auto")) and leaves("cudnn")
+    assert not leaves("triton")
+    assert not leaves("cudnn", window=8) and not leaves("cudnn", even=True) and not leaves("cudnn", softcap=5.0)
+    assert not leaves("cudnn", pages=ROWS.to(torch.float8_e4m3fn))

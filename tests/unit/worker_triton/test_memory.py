@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from quire_common.errors import ConfigError, Unsupported
+from quire_worker import model_source
+from quire_worker.config import WorkerConfig
 from quire_worker.cuda.memory import STEP_FIX, kv_cache_bytes, naming_out_of_memory, step_bytes
 from quire_worker.kv.page_geometry import kv_groups
 from quire_worker.loading import LoadOptions, load_model
@@ -41,6 +45,27 @@ def test_the_cpu_refuses_pages_in_eight_bits(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="--kv-cache-dtype fp8") as error:
         load_model(tmp_path, LoadOptions(load_format="dummy", kv_cache_dtype="fp8"))
     assert error.value.param == "kv_cache_dtype"
+
+
+def test_pages_are_measured_against_the_memory_that_they_lie_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host may have less memory than its GPU is given pages."""
+    there = {"gpu": False}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there["gpu"])
+    monkeypatch.setattr(model_source, "_load_on_gpu", lambda *_: "on the GPU")
+    monkeypatch.setattr(os, "sysconf", lambda _: 1 << 14)
+    write_config(tmp_path)
+    config = WorkerConfig(model=str(tmp_path), kv_cache_memory_bytes=(1 << 28) + 1, load_format="dummy")
+    for device in ("auto", "cpu"):
+        with pytest.raises(ConfigError) as error:
+            model_source.load_configured(replace(config, device=device), lambda *_: None)
+        assert error.value.code == "KV_CACHE_TOO_LARGE" and error.value.param == "kv_cache_memory_bytes"
+    there["gpu"] = True
+    for device in ("auto", "cuda"):
+        assert model_source.load_configured(replace(config, device=device), lambda *_: None) == "on the GPU"  # type: ignore[comparison-overlap]  # what stands for it
+    with pytest.raises(ConfigError, match="more than this host's"):
+        model_source.load_configured(replace(config, device="cpu"), lambda *_: None)
 
 
 def test_out_of_memory_is_named_with_what_to_do() -> None:

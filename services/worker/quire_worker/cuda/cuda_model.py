@@ -24,16 +24,24 @@ _AT_START = 32
 
 @dataclass(frozen=True, slots=True)
 class CudaModel:
-    """`pages` as in Ops.plan."""
+    """`pages` as in Ops.plan; `attention`: what computes it, by name (see ops.backends)."""
 
     decoder: Decoder[TritonPlan]
     pages: Tensor
+    attention: str = "cudnn"
+
+    @property
+    def leaves_prompts(self) -> bool:
+        """Whether long prompts that begin in a step are left to torch's attention."""
+        decoder = self.decoder
+        suits = FreshPlans.suit(decoder.head_shape, any(decoder.spec.windows)) and not decoder.ops.batch_invariant
+        # With fp8 pages a prompt would be computed from exact keys when cold and from rounded ones when warm.
+        return suits and self.pages.dtype == torch.bfloat16 and self.attention == "cudnn"
 
     def make_device(self, spec: EngineSpec, max_tokens: int, *, eager: bool = False) -> CudaDevice:
         """A device for an engine of these sizes. `max_tokens`: most prefill rows of a step."""
-        shape, windows = self.decoder.head_shape, any(self.decoder.spec.windows)
-        even = self.decoder.ops.batch_invariant
-        tiling = Tiling.of(shape, self.pages.device, even=even)
+        shape, fresh = self.decoder.head_shape, self.leaves_prompts
+        tiling = Tiling.of(shape, self.pages.device, even=self.decoder.ops.batch_invariant)
         # An eager step may hold more sequences than a captured one: as many as there are tokens.
         chunks = max(MOST_CHUNKS, min(max_tokens, spec.num_slots))
         rows = padded_length(max_tokens) + PIECE
@@ -41,13 +49,11 @@ class CudaModel:
         words = StepLayout.of(largest, tiling, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
-        # With fp8 pages a prompt would be computed from exact keys when cold and from rounded ones when warm.
-        suits = FreshPlans.suit(shape, windows) and not even and self.pages.dtype == torch.bfloat16
         graphs = None
         if not eager:
-            graphs = StepGraphs(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=suits)
+            graphs = StepGraphs(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=fresh)
             with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
                 graphs.capture(_AT_START)
-        fresh = FreshPlans(shape, self.pages.device, max_tokens) if suits else None
+        plans = FreshPlans(shape, self.pages.device, max_tokens) if fresh else None
         torch.cuda.synchronize()
-        return CudaDevice(body, tiling, graphs, stream, fresh, spec.logits_processors)
+        return CudaDevice(body, tiling, graphs, stream, plans, spec.logits_processors)

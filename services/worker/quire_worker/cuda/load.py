@@ -63,7 +63,7 @@ def load_cuda_model(
     device = torch.device("cuda", torch.cuda.current_device())
     source = read_source(folder, options, progress)
     spec = source.spec
-    backend_on("cuda", options.attention_backend)
+    attention = backend_on("cuda", options.attention_backend)
     check_kernels(spec, options.page_size)
     with naming_out_of_memory("the weights", "End other users of the GPU, or serve a smaller model."):
         store = ParameterStore(source.parameters, torch.bfloat16, device)
@@ -92,7 +92,7 @@ def load_cuda_model(
         decoder = Decoder(spec, store, ops, source.max_model_len)
     # Other devices compute other last bits: none may read another's pages, lest answers depend on who stored them.
     return LoadedCudaModel(
-        CudaModel(decoder, pages.tensor),
+        CudaModel(decoder, pages.tensor, attention),
         pages,
         source.facts(digest, batch_invariant=cuda.batch_invariant),
         page_geometry(spec, options.page_size, kv_dtype, digest + (b"cuda even" if cuda.batch_invariant else b"cuda")),

@@ -51,5 +51,6 @@ def _torch(shape: HeadShape, page_size: int) -> Ops[Any]:
 
 
 BACKENDS: dict[str, Callable[[HeadShape, int], Ops[Any]]] = {"cpu": _cpu, "torch": _torch}
-SUPPORTED: dict[str, tuple[str, ...]] = {"cpu": tuple(BACKENDS), "cuda": ("triton",)}
-"""Names by device, the default first."""
+SUPPORTED: dict[str, tuple[str, ...]] = {"cpu": tuple(BACKENDS), "cuda": ("cudnn", "triton")}
+"""Names by device, the default first. On a GPU Triton's kernels compute attention; with cudnn, long prompts that begin
+in a step go to torch's instead, where the model allows it."""
