@@ -14,7 +14,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from bench.gpu_shapes import SHAPES, products_of
+from bench.gpu_timing import chain_us
 from quire_worker.ops.triton.products import Gemv, Tall, Way, multiply
 from quire_worker.ops.weight import DenseWeight
 
@@ -45,26 +46,6 @@ def candidates(rows: int, outputs: int, inputs: int) -> Iterator[Way]:
             for block_n, block_k, shares, stages in itertools.product((16, 32), (64, 128), (4, 8), (2, 3)):
                 if inputs % (block_k * shares) == 0:
                     yield Tall(columns, block_n, block_k, shares, stages, shares)
-
-
-def chain_us(run: Callable[[int], object], copies: int) -> float:
-    """Microseconds of one product in a captured chain over all copies; the best of several replays."""
-    for index in range(min(2, copies)):
-        run(index)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for index in range(copies):
-            run(index)
-    times = []
-    for _ in range(6):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end) * 1000 / copies)
-    return float(sorted(times)[2])
 
 
 def cases() -> list[tuple[str, str, int, int]]:

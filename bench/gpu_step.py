@@ -14,6 +14,7 @@ import torch
 
 from bench.gpu_figures import ITL
 from bench.gpu_shapes import SHAPES
+from bench.gpu_timing import chain_us
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
@@ -24,6 +25,7 @@ from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
 
 PAGE = 64
+_REPLAYS = 20
 
 
 def main() -> None:
@@ -78,22 +80,7 @@ def time_step(decoder: Decoder[TritonPlan], token: torch.Tensor, pages: torch.Te
     def step() -> torch.Tensor:
         return decoder.logits(decoder.forward(token, pages, plan)).argmax(dim=-1)
 
-    step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    for _ in range(3):
-        graph.replay()
-    times = []
-    for _ in range(20):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # torch's
-        begin.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(begin.elapsed_time(end))
-    return float(sorted(times)[10])
+    return chain_us(lambda _: step(), 1, replays=_REPLAYS) / 1000
 
 
 if __name__ == "__main__":

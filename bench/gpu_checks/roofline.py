@@ -1,5 +1,10 @@
-"""Stage 5, second half: each kernel's bandwidth or arithmetic against the floor, at batch 1, 32 and 256, and decode
-attention over much KV. Random weights of the real shapes; a trace and records of each lie in bench/results/profile."""
+"""Stage 5, second half: the kernel table: each kernel of a step against its floor, at batch 1, 32 and 256.
+
+Random numbers of the real shapes; keys, values and weights are cold. A kernel is timed in a captured chain of its own
+calls, so that no launch by the host counts; `nodes_us` is what its nodes of a graph take by themselves (1.13 us each),
+which bounds whatever is small. Floors: profile/cost.py over 4.3 TB/s and 790 TFLOP/s. A trace of a whole step by `quire
+profile` follows for each shape, and lies in bench/results/profile.
+"""
 
 from __future__ import annotations
 
@@ -7,48 +12,103 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
+from bench.gpu_checks.decoder_kernels import DecoderKernels
+from bench.gpu_checks.draw_kernels import draw_cases
+from bench.gpu_checks.kernel_case import Bench, KernelCase
+from bench.gpu_checks.prompt_kernels import prompt_cases
 from bench.gpu_checks.record import Recorder
 from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES
 from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.product_tables import table_of
+from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.profile.floor import PEAKS, Peak
 
 ROOT = Path(__file__).resolve().parents[2]
-_BATCHES = ((1, 1024), (32, 1024), (256, 1024), (32, 8192))
-_ATTENTION_WANTED, _LEAST_KV_BYTES = 0.85, 100 << 20
-_LIMIT_S = 200
+_BATCHES, _CONTEXT = (1, 32, 256), 1024
+_LONG = (32, 8192)
 _TINY = ArchSpec("LlamaForCausalLM", 97, 48, 2, 4, 2, 16, 80, 512, 1e-5)
+_PROFILE_LIMIT_S = 200
+_PROFILED = ("decode attention", "prefill attention", "sampling: thresholds", "sampling: draw", "logprobs")
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Both shapes on a GPU; without one, a tiny shape of the CPU's own kernels, which shows that the table works."""
+    """Both shapes on a GPU; without one a tiny shape under the interpreter, which shows that every row is there."""
     on_gpu = torch.cuda.is_available()
-    shapes = SHAPES if on_gpu else {"tiny": _TINY}
-    for name, spec in shapes.items():
-        with tempfile.TemporaryDirectory() as folder:
-            model = write_config(Path(folder) / name, spec, 16384 if on_gpu else 512)
-            for batch, context in _BATCHES if on_gpu and not tiny else ((2, 40),):
-                _profile(recorder, name, spec, model, batch, context, Path(folder), on_gpu)
+    peak = PEAKS.get(torch.cuda.get_device_name()) if on_gpu else None
+    for name, spec in SHAPES.items() if on_gpu else (("tiny", _TINY),):
+        small = tiny or not on_gpu
+        with torch.inference_mode():
+            report(recorder, name, cases(bench_of(spec, on_gpu=on_gpu), small=small), peak)
+        if on_gpu:
+            torch.cuda.empty_cache()
+        _profile(recorder, name, spec, on_gpu)
 
 
-def _profile(
-    recorder: Recorder, name: str, spec: ArchSpec, model: Path, batch: int, context: int, folder: Path, on_gpu: bool
-) -> None:
-    out = ROOT / "bench" / "results" / "profile" / f"{name}-{batch}x{context}" if on_gpu else folder / "profile"
-    command = [sys.executable, "-m", "quire_worker.profile", "--model", str(model), "--load-format", "dummy"]
-    command += ["--batch", str(batch), "--context", str(context), "--steps", "5", "--out", str(out)]
-    command += ["--device", "cuda" if on_gpu else "cpu", *([] if on_gpu else ["--attention-backend", "torch"])]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    title = f"{name} {batch} x {context}"
-    recorder.check(f"profile {title}", done.returncode == 0, told=done.stderr[-300:] if done.returncode else "")
-    if done.returncode:
-        return
-    for row in json.loads((out / "kernels.json").read_text())["rows"]:
-        kept = ("us", "gb_per_s", "tflop_per_s", "floor_us", "of_floor")
-        recorder.figure(f"{title} {row['name']}", **{key: row[key] for key in kept})
-        held = 2 * spec.layers * spec.kv_size * 2 * batch * context
-        if on_gpu and row["name"] == "attention" and held // spec.layers >= _LEAST_KV_BYTES:
-            recorder.check(f"{title} attention reaches its floor", row["of_floor"] >= _ATTENTION_WANTED)
+def bench_of(spec: ArchSpec, *, on_gpu: bool) -> Bench:
+    """As a worker has it. The interpreter computes in float32 alone."""
+    device, dtype = torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32
+    ways = table_of(torch.cuda.get_device_name(device)) if on_gpu else {}
+    ops = TritonOps(HeadShape.of(spec), device, Products(ways))
+    ops.pdl = on_gpu and torch.cuda.get_device_capability(device)[0] >= 9
+    return Bench(spec, ops, device, dtype, 64 if on_gpu else 16)
+
+
+def cases(bench: Bench, *, small: bool) -> Iterator[tuple[str, KernelCase]]:
+    """(where it belongs, case), one at a time: what a case holds is free when the next is asked for."""
+    decoder = DecoderKernels(bench)
+    for batch in (2,) if small else _BATCHES:
+        bench.ops.kept_logits = torch.empty(batch, bench.spec.vocab_size, dtype=bench.dtype, device=bench.device)
+        for case in decoder.cases(batch, 40 if small else _CONTEXT):
+            yield f"batch {batch}", case
+        for case in draw_cases(bench, batch):
+            yield f"batch {batch}", case
+    for case in () if small else decoder.attention(*_LONG):
+        yield f"batch {_LONG[0]}", case
+    for prompts, tokens, fresh in ((2, 40, True),) if small else ((1, 1024, False), (4, 2048, True)):
+        for case in prompt_cases(bench, prompts, tokens, fresh=fresh):
+            yield "prompts", case
+
+
+def report(recorder: Recorder, name: str, found: Iterator[tuple[str, KernelCase]], peak: Peak | None) -> None:
+    """A line for each case, and a check where a share of the floor is wanted, or where no numbers come out."""
+    for where, case in found:
+        title = f"{name} {where}, {case.name}"
+        figures = case.figures(peak)
+        made = case.run(0)
+        if made.is_floating_point() and not bool(torch.isfinite(made).all()):
+            recorder.check(f"{title} gives numbers", False)
+        recorder.figure(title, **figures)
+        share = figures["of_floor"]
+        if case.wanted and share is not None:
+            recorder.check(f"{title} reaches its floor", share >= case.wanted, of_floor=share, wanted=case.wanted)
+
+
+def _profile(recorder: Recorder, name: str, spec: ArchSpec, on_gpu: bool) -> None:
+    """A whole step with a prompt beside what decodes, drawn with filters and logprobs."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = write_config(Path(folder) / name, spec, 4096 if on_gpu else 512)
+        out = ROOT / "bench" / "results" / "profile" / name if on_gpu else Path(folder) / "profile"
+        batch, context, prompt = (32, _CONTEXT, 2048) if on_gpu else (2, 40, 16)
+        command = [sys.executable, "-m", "quire_worker.profile", "--model", str(model), "--load-format", "dummy"]
+        command += ["--batch", str(batch), "--context", str(context), "--prompt", str(prompt), "--steps", "5"]
+        command += ["--temperature", "0.8", "--top-k", "50", "--top-p", "0.95", "--logprobs", "5", "--out", str(out)]
+        command += ["--device", "cuda" if on_gpu else "cpu", *([] if on_gpu else ["--attention-backend", "torch"])]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PROFILE_LIMIT_S, check=False)
+        title = f"profile {name} {batch} x {context}, a prompt of {prompt}"
+        recorder.check(title, done.returncode == 0, told=done.stderr[-300:] if done.returncode else "")
+        if done.returncode:
+            return
+        rows = {row["name"]: row for row in json.loads((out / "kernels.json").read_text())["rows"]}
+    total, least = (sum(row[key] for row in rows.values()) for key in ("us", "floor_us"))
+    recorder.figure(f"{title}, the kernels of the whole step", us=total, floor_us=least, of_floor=least / total)
+    if on_gpu:
+        missing = [part for part in _PROFILED if part not in rows]
+        recorder.check(f"{title}, parts apart", not missing, missing=", ".join(missing))

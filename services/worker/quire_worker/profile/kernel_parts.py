@@ -19,10 +19,10 @@ ATTENTION = "attention"
 DECODE_ATTENTION, PREFILL_ATTENTION = "decode attention", "prefill attention"
 FEED, THRESHOLDS, DRAW = "feed tokens", "sampling: thresholds", "sampling: draw"
 CONTROLS, LOGPROBS = "sampling: controls", "logprobs"
-_ATTENTION: Mapping[str, str] = MappingProxyType(
+ATTENTION_KERNELS: Mapping[str, str] = MappingProxyType(
     {"decode_attention_kernel": DECODE_ATTENTION, "merge_shares_kernel": DECODE_ATTENTION}
 )
-_BEHIND: Mapping[str, str] = MappingProxyType(
+KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
     {
         "feed_kernel": FEED,
         "threshold_kernel": THRESHOLDS,
@@ -43,7 +43,7 @@ def by_part(times: Mapping[str, Times]) -> dict[str, Times]:
         if name not in (ATTENTION, OUTSIDE) or not spent.kernels:
             found[name] = spent
             continue
-        parts, other = (_ATTENTION, PREFILL_ATTENTION) if name == ATTENTION else (_BEHIND, OUTSIDE)
+        parts, other = (ATTENTION_KERNELS, PREFILL_ATTENTION) if name == ATTENTION else (KERNELS_BEHIND, OUTSIDE)
         for kernel, of_kernel in spent.kernels.items():
             part = found.setdefault(parts.get(kernel, other), Times())
             part.us += of_kernel.us

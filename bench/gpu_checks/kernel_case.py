@@ -1,0 +1,83 @@
+"""KernelCase: one kernel of a step at one size, and what it must at the least move and compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.gpu_timing import chain_us, once_us, queued_us
+from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.ops.triton.triton_ops import TritonOps
+from quire_worker.profile.cost import Cost
+from quire_worker.profile.floor import Peak, floor_us
+
+COLD_BYTES = 400 << 20
+"""So much is gone through before anything is read again: eight times the L2 cache of an H200."""
+MOST_COPIES = 28
+NODE_US = 1.13
+"""What a node of a graph takes by itself, as measured on an H200."""
+
+
+class Bench(NamedTuple):
+    """What cases are made of: a model's shape, its ops, and sizes that suit the device."""
+
+    spec: ArchSpec
+    ops: TritonOps
+    device: torch.device
+    dtype: torch.dtype
+    page_size: int
+
+    def random(self, *shape: int) -> Tensor:
+        """Normal numbers, since zeros are computed faster."""
+        return torch.randn(shape, dtype=self.dtype, device=self.device)
+
+    def ids(self, *shape: int) -> Tensor:
+        """Random tokens, int32."""
+        return torch.randint(0, self.spec.vocab_size, shape, dtype=torch.int32, device=self.device)
+
+    def full(self, rows: int, value: float, dtype: torch.dtype = torch.int32) -> Tensor:
+        """A column."""
+        return torch.full((rows,), value, dtype=dtype, device=self.device)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCase:
+    """`run(index)` launches the kernel on the index-th of `calls` copies of what it reads cold, and returns what it
+    made. `cost` is of one call."""
+
+    name: str
+    run: Callable[[int], Tensor]
+    cost: Cost
+    calls: int = MOST_COPIES
+    launches: int = 1
+    """Nodes of a graph that a call becomes."""
+    capturable: bool = True
+    wanted: float = 0.0
+    """Share of the floor; 0: none in particular."""
+
+    def figures(self, peak: Peak | None) -> dict[str, float | int | None]:
+        """Times it. Without a peak there is no floor to stand beside."""
+        us = self._time_us()
+        least = None if peak is None else floor_us(self.cost, peak)
+        return {
+            "us": us,
+            "gb_per_s": self.cost.bytes / us / 1e3,
+            "tflop_per_s": self.cost.flops / us / 1e6,
+            "floor_us": least,
+            "of_floor": None if least is None else least / us,
+            "nodes_us": self.launches * NODE_US,
+        }
+
+    def _time_us(self) -> float:
+        if not torch.cuda.is_available():
+            return once_us(self.run)
+        return (chain_us if self.capturable else queued_us)(self.run, self.calls)
+
+
+def copies_of(num_bytes: int) -> int:
+    """How many of so many bytes each are cold by the time that the first has its turn again."""
+    return max(2, min(MOST_COPIES, -(-COLD_BYTES // max(1, num_bytes))))

@@ -1,0 +1,65 @@
+"""Cases of prefill attention: prompts that begin in the step, in Triton's tiles over pages and by torch's (cuDNN).
+
+Their keys and values are what the kernel before has just written, so nothing of them is cold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu_checks.kernel_case import Bench, KernelCase
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.attention import prefill_attention
+from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
+from quire_worker.ops.triton.fresh_attention import PIECE, Fresh, best_backend, fresh_attention
+from quire_worker.profile.cost import Attended, attention_cost
+
+_CALLS = 8
+
+
+def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Iterator[KernelCase]:
+    """In tiles; `fresh`: by torch's attention as well."""
+    shape, element = HeadShape.of(bench.spec), bench.dtype.itemsize
+    cost = attention_cost(Attended.of(0, tokens).times(prompts), shape, element, element)
+    rows = prompts * tokens
+    query, out = (bench.random(rows + PIECE, shape.heads * shape.head_dim) for _ in range(2))
+    each = -(-tokens // bench.page_size)
+    pages = bench.random(prompts * each + 1, bench.spec.kv_heads, 1, 2, bench.page_size, bench.spec.head_dim)
+    plan = _plan(bench, prompts, tokens, each)
+
+    def tiled(_: int) -> Tensor:
+        prefill_attention(query, pages, 0, plan, shape, 0, out, bench.ops.pdl)
+        return out[:rows]
+
+    yield KernelCase(f"prefill attention {prompts} x {tokens}, tiles", tiled, cost, _CALLS)
+    if not fresh:
+        return
+    chunks = tuple(Fresh(index * tokens, tokens) for index in range(prompts))
+    qkv = bench.random(rows + PIECE, bench.spec.query_size + 2 * bench.spec.kv_size)
+
+    def by_torch(_: int) -> Tensor:
+        made: list[Tensor] = []
+        with best_backend(pages):
+            fresh_attention(query, qkv, chunks, shape, lambda chunk, chunk_rows: made.append(chunk_rows))
+        return made[-1]
+
+    name = "cuDNN" if torch.cuda.is_available() else "torch"
+    yield KernelCase(
+        f"prefill attention {prompts} x {tokens}, {name}", by_torch, cost, _CALLS, launches=prompts, capturable=False
+    )
+
+
+def _plan(bench: Bench, prompts: int, tokens: int, each: int) -> TritonPlan:
+    """Tiles with the most keys first, as a step has them."""
+    table = 1 + np.random.default_rng(0).permutation(prompts * each).astype(np.int32).reshape(prompts, each)
+    position, count = np.zeros(prompts, np.int32), np.full(prompts, tokens, np.int32)
+    plan = plan_step(bench.device, prompts * tokens, position, count, table, HeadShape.of(bench.spec))
+    if plan.tile_sequence is None or plan.tile_token is None:
+        raise RuntimeError("a prompt without tiles")
+    order = torch.argsort(plan.tile_token, descending=True, stable=True)
+    plan.tile_sequence, plan.tile_token = plan.tile_sequence[order], plan.tile_token[order]
+    return plan

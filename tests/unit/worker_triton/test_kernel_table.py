@@ -1,0 +1,68 @@
+"""The kernel table of `make gpu-check STAGE=5`: every kernel of a step has a row, beside its floor."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+import pytest
+import torch
+
+from bench.gpu_checks import roofline
+from bench.gpu_checks.kernel_case import COLD_BYTES, MOST_COPIES, KernelCase, copies_of
+from bench.gpu_checks.record import Recorder
+from quire_worker.model.arch_spec import ArchSpec
+from quire_worker.ops.triton import kernels
+from quire_worker.profile import kernel_parts
+from quire_worker.profile.cost import Cost
+from quire_worker.profile.floor import Peak
+
+SPEC = ArchSpec("LlamaForCausalLM", 97, 48, 2, 4, 2, 16, 80, 512, 1e-5)
+ROWS = {
+    "embedding", "norm", "add and norm", "qkv 128 x 48", "o 48 x 64", "gate_up 160 x 48", "down 48 x 80",
+    "head 97 x 48", "rope and page write", "decode attention 2 x 40", "silu", "feed tokens", "sampling, greedy",
+    "sampling, temperature", "sampling, top_k 50, top_p 0.95", "sampling, top_p 0.95", "sampling, min_p 0.05",
+    "sampling, controls", "logprobs, 5 alternatives", "prefill attention 2 x 40, tiles",
+}  # fmt: skip  # a list of names
+
+
+def test_every_kernel_of_a_step_has_a_row() -> None:
+    found = {case.name: case for _, case in roofline.cases(roofline.bench_of(SPEC, on_gpu=False), small=True)}
+    assert set(found) - ROWS == {"prefill attention 2 x 40, torch"} and found.keys() >= ROWS
+    assert all(case.cost.bytes > 0 and case.calls > 1 for case in found.values())
+    drawn = [case.cost for name, case in found.items() if name.startswith("sampling, ") and "controls" not in name]
+    assert drawn == [Cost(1, 2 * 97 * 4)] * 5, "however a token is drawn, its logits are read once"
+    tiled, by_torch = (found[f"prefill attention 2 x 40, {way}"] for way in ("tiles", "torch"))
+    assert tiled.cost == by_torch.cost and tiled.cost.flops == 2 * 4 * 4 * 16 * 40 * 41 // 2
+
+
+def test_cold_copies_exceed_the_cache() -> None:
+    assert copies_of(1) == MOST_COPIES and copies_of(1 << 40) == 2
+    assert copies_of(100 << 20) * (100 << 20) >= COLD_BYTES
+
+
+@pytest.mark.parametrize(("wanted", "results"), [(0.0, ["measured"]), (0.9, ["measured", "FAILED"])])
+def test_a_case_stands_beside_its_floor(wanted: float, results: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelCase, "_time_us", lambda self: 10.0)
+    case = KernelCase("a kernel", lambda index: torch.zeros(1), Cost(1, 8_000, 4_000_000), wanted=wanted)
+    recorder = Recorder(5, "a machine")
+    roofline.report(recorder, "0.6B", iter([("batch 1", case)]), Peak(1e9, 1e12))
+    assert [line["result"] for line in recorder.lines] == results
+    line = recorder.lines[0]
+    assert line["check"] == "0.6B batch 1, a kernel" and (line["floor_us"], line["of_floor"]) == (8.0, 0.8)
+    assert (line["gb_per_s"], line["tflop_per_s"], line["nodes_us"]) == (0.8, 0.4, 1.13)
+
+
+def test_kernels_that_make_no_numbers_are_told() -> None:
+    case = KernelCase("a kernel", lambda index: torch.full((2,), torch.nan), Cost(1, 8, 0))
+    recorder = Recorder(5, "a machine")
+    roofline.report(recorder, "0.6B", iter([("batch 1", case)]), None)
+    assert recorder.failed == ["0.6B batch 1, a kernel gives numbers"]
+
+
+def test_a_profile_looks_for_kernels_by_their_names() -> None:
+    """A kernel that is renamed would go to another part of the table."""
+    there = set[str]()
+    for each in pkgutil.iter_modules(kernels.__path__):
+        there |= vars(importlib.import_module(f"{kernels.__name__}.{each.name}")).keys()
+    assert {*kernel_parts.ATTENTION_KERNELS, *kernel_parts.KERNELS_BEHIND} <= there
