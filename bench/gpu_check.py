@@ -28,7 +28,7 @@ from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
 
 STAGES: dict[int, tuple[str, ...]] = {
-    1: ("products", "kernels"),
+    1: ("products", "kernels", "steps"),
     2: ("engines",),
     3: ("table",),
     4: ("services",),

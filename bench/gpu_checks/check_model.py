@@ -7,7 +7,7 @@ runs in float32 under Triton's interpreter.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from quire_worker.cuda.cuda_model import CudaModel
 from quire_worker.engine.ports import Device
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.kv.page_geometry import LAYOUT, kv_groups
-from quire_worker.kv.page_pool import PagePool
+from quire_worker.kv.page_pool import PagePool, pages_to_zero
 from quire_worker.loading import LoadOptions, read_source
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
@@ -33,7 +33,8 @@ from quire_worker.step import Float32, StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
 
-_CONTEXT = 16_384
+# A chunk of the largest step, and a past.
+_CONTEXT = 20_480
 _CONFIG = {
     "architectures": ["Qwen3ForCausalLM"],
     "num_hidden_layers": 2,
@@ -102,25 +103,54 @@ class CheckModel:
             lambda spec, _: self.make_device(spec, max_tokens, eager=eager), copier, info, self.num_pages
         )
 
-    def fill_pages(self, batch: StepBatch, seed: int) -> None:
-        """Random keys and values where the batch's sequences have them, the same on both sides; on the device NaN in
-        all other places, on the reference zeros, which it relies on."""
-        pool: Tensor = self.runner.pool.tensor
-        generator = torch.Generator().manual_seed(seed)
-        pool.zero_()
-        self.pages.fill_(float("nan"))
-        self.pages[0] = 0
-        for row, before in enumerate(batch.position.tolist()):
-            for index in range(-(-before // self.page_size)):
-                page, kept = int(batch.page_table[row, index]), min(self.page_size, before - index * self.page_size)
-                values = torch.randn(pool[page][..., :kept, :].shape, generator=generator).bfloat16()
-                pool[page][..., :kept, :] = values.float()
-                self.pages[page][..., :kept, :] = values.to(self.pages.dtype).to(self.device)
+    def fill_reference(self, batch: StepBatch) -> None:
+        """Random keys and values where the batch's sequences have them, on the reference; behind them zeros, which it
+        relies on."""
+        used = torch.from_numpy(np.unique(batch.page_table[batch.page_table > 0]).astype(np.int64))
+        kept = self._kept(batch)[used]
+        self.runner.pool.tensor[used] = torch.where(kept, self._content[used].float(), 0.0)
 
+    def fill_device(self, batch: StepBatch) -> None:
+        """The same keys and values on the device, and NaN in all other places."""
+        kept = self._kept(batch).to(self.device)
+        self.pages.copy_(torch.where(kept, self._content_there, torch.nan))
+        self.pages[0] = 0
+        if self.on_gpu:
+            # Steps run on a stream that does not wait for this one.
+            torch.cuda.synchronize()
+
+    def _kept(self, batch: StepBatch) -> Tensor:
+        """[pages, 1, 1, 1, tokens, 1]: which places belong to a sequence."""
+        before = batch.position[:, None] - self.page_size * np.arange(batch.page_table.shape[1])
+        tokens = np.zeros(self.num_pages, np.int64)
+        tokens[batch.page_table.ravel()] = np.clip(before, 0, self.page_size).ravel()
+        tokens[0] = 0
+        kept = np.arange(self.page_size) < tokens[:, None]
+        return torch.from_numpy(kept)[:, None, None, None, :, None]
+
+    @cached_property
+    def _content(self) -> Tensor:
+        """What pages hold, in bf16: a page's is the same each time, but it is another sequence's."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(self.pages.shape, generator=generator).bfloat16()
+
+    @cached_property
+    def _content_there(self) -> Tensor:
+        return self._content.to(self.device, self.pages.dtype)
+
+    @torch.inference_mode()
     def reference_logits(self, batch: StepBatch) -> Float32:
         """[S, V] of each sequence's last row. All of the batch's tokens are resolved."""
-        last = np.cumsum(batch.count) - 1
-        found: Float32 = self.runner.all_logits(replace(batch, controls={}))[torch.from_numpy(last)].numpy()
+        decoder, pool, size = self.runner.decoder, self.runner.pool, len(batch.token)
+        pool.zero_pages(pages_to_zero(batch.position, batch.count, batch.page_table, self.page_size))
+        multiple = decoder.ops.row_multiple
+        token = np.zeros(-(-size // multiple) * multiple, np.int64)
+        token[:size] = batch.token
+        plan = decoder.ops.plan(pool.tensor, len(token), batch.position, batch.count, batch.page_table)
+        hidden = decoder.forward(torch.from_numpy(token), pool.tensor, plan)
+        last = np.zeros(-(-len(batch.count) // multiple) * multiple, np.int64)
+        last[: len(batch.count)] = np.cumsum(batch.count) - 1
+        found: Float32 = decoder.logits(hidden[torch.from_numpy(last)])[: len(batch.count)].numpy()
         return found
 
 

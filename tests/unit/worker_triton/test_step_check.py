@@ -1,0 +1,93 @@
+"""The check of whole steps: its batches make a worker choose the very sizes, and what is wrong is told of."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from bench.gpu_checks.check_model import CheckModel
+from bench.gpu_checks.step_batches import StepBatches
+from bench.gpu_checks.step_check import error
+from bench.gpu_checks.steps import larger_steps, padded_sizes, some
+from quire_worker.cuda.cuda_device import _size_of
+from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, least_that_holds
+from quire_worker.engine.step_runner import StepOutcome
+from quire_worker.step import LogprobColumns, StepTiming
+
+VOCAB, PAGE, PAGES, SLOTS = 97, 64, 2560, 1280
+AGREEING = [np.zeros(SLOTS, np.int64)] * 2
+
+
+@pytest.mark.parametrize("tokens", [8192, 16384])
+def test_a_batch_of_a_size_runs_as_that_size(tokens: int) -> None:
+    batches = StepBatches(VOCAB, PAGE, PAGES, SLOTS)
+    sizes = graph_sizes(512, tokens)
+    chosen = sizes[::3] + [size for size in sizes if size.rows > MOST_PADDED_ROWS]
+    for size in chosen:
+        asked = _size_of(batches.make(size, AGREEING))
+        # A step with controls is drawn by what filters, too.
+        assert least_that_holds(sizes, asked) == size, asked
+    for size in larger_steps(tokens):
+        asked = _size_of(batches.make(size, AGREEING))
+        assert asked.rows == size.rows > MOST_PADDED_ROWS and asked.total_rows <= tokens
+
+
+def test_what_is_checked_by_default() -> None:
+    sizes = padded_sizes()
+    assert {512, 1} <= {size.decodes for size in sizes} and max(size.rows for size in sizes) == MOST_PADDED_ROWS
+    assert {(size.filtered, size.controlled) for size in sizes} == {(False, False), (True, False), (True, True)}
+    assert some([StepSize(each) for each in range(10)], 4) == [StepSize(each) for each in (0, 3, 6, 9)]
+
+
+def test_rows_that_decode_have_slots_in_which_devices_agree() -> None:
+    drawn = [np.arange(SLOTS), np.arange(SLOTS)]
+    drawn[1][::5] += 1
+    batch = StepBatches(VOCAB, PAGE, PAGES, SLOTS).make(StepSize(100, 32, 2), drawn)
+    slots = batch.slot[batch.fed]
+    assert len(slots) >= 99 and len(set(batch.slot.tolist())) == len(batch.slot)
+    assert (slots % 5 != 0).all() and (batch.token[: len(slots)] == slots).all()
+
+
+def outcome(token: list[int], logprob: list[float]) -> StepOutcome:
+    count = len(token)
+    columns = LogprobColumns(
+        np.arange(count, dtype=np.int32),
+        np.array(logprob, np.float32),
+        np.ones(count, np.int32),
+        np.zeros(count, np.int32),
+        np.empty(0, np.int32),
+        np.empty(0, np.float32),
+    )
+    return StepOutcome(np.array(token, np.int32), np.zeros(count, np.uint8), {}, columns, StepTiming(0, 0, 0), 0)
+
+
+def test_wrong_tokens_wrong_probabilities_and_nan_are_errors() -> None:
+    batch = StepBatches(VOCAB, PAGE, PAGES, SLOTS).make(StepSize(1), AGREEING)
+    raw = np.zeros((1, VOCAB), np.float32)
+    raw[0, 5] = 10.0
+    right = float(10.0 - np.log(np.exp(10.0) + VOCAB - 1))
+    assert error(batch, raw, outcome([5], [right])) < 1e-6
+    assert error(batch, raw, outcome([5], [right - 1.0])) == pytest.approx(0.1)
+    assert error(batch, raw, outcome([6], [right - 10.0])) == pytest.approx(1.0)
+    assert error(batch, raw, outcome([5], [float("nan")])) == float("inf")
+    assert error(batch, raw, outcome([-1], [right])) == float("inf")
+
+
+def test_places_that_are_nobodys_are_nan_on_the_device_alone(tmp_path: Path) -> None:
+    model = CheckModel(tmp_path, 16)
+    batch = StepBatches(model.spec.vocab_size, model.page_size, 16, 8).make(StepSize(2, 8, 1), AGREEING)
+    batch = dataclasses.replace(batch, position=np.array([20, 3, 0][: len(batch.count)], np.int32))
+    model.fill_reference(batch)
+    model.fill_device(batch)
+    first, second = batch.page_table[0, :2]
+    there, plain = model.pages.cpu().float(), model.runner.pool.tensor
+    assert torch.equal(there[first], plain[first]) and not plain[first].eq(0).any()
+    assert torch.equal(there[second][..., :4, :], plain[second][..., :4, :])
+    assert there[second][..., 4:, :].isnan().all() and plain[second][..., 4:, :].eq(0).all()
+    assert there[0].eq(0).all()
+    others = sorted(set(range(1, 16)) - set(batch.page_table.ravel().tolist()))
+    assert there[others].isnan().all()
