@@ -52,6 +52,16 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert (path.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("folder", ["cuda", "ops/triton", "ops/triton/kernels", "profile"])
+def test_the_workers_readme_has_a_word_for_each_file(folder: str) -> None:
+    told = (ROOT / "services" / "worker" / "README.md").read_text()
+    files = sorted((ROOT / "services" / "worker" / "quire_worker" / folder).glob("[a-z]*.py"))
+    untold = [path.name for path in files if f"{path.name}`" not in told]
+    assert files and not untold, (
+        f"say in services/worker/README.md what {folder}/{', '.join(untold)} is responsible for"
+    )
+
+
 def test_make_targets_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {match for path in DOCUMENTS for match in re.findall(r"`make ([a-z-]+)`", path.read_text())}
