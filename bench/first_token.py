@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,20 +100,20 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(checkout: Path) -> Iterator[str]:
-    """The services of a checkout; gives their URL. They end with the process that holds them."""
+def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]] = FLAGS) -> Iterator[tuple[str, int]]:
+    """The services of a checkout; gives their URL, and the process that holds them, with which they end."""
     folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
-    command = [sys.executable, "-P", __file__, "--hold"]
+    command = [sys.executable, "-P", __file__, "--hold", json.dumps(flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
         if holder.stdout is None or not (url := holder.stdout.readline().strip()):
             raise RuntimeError(f"the services of {checkout} did not start")
-        yield url
+        yield url, holder.pid
 
 
-def hold() -> None:
+def hold(flags: dict[str, dict[str, str | bool]]) -> None:
     """Start the services of the checkout that is on the path; end them when nobody needs them any more."""
-    spec = StackSpec(f"first-token-{os.getpid()}", str(MODEL), keep_directory=False, flags=FLAGS)
+    spec = StackSpec(f"first-token-{os.getpid()}", str(MODEL), keep_directory=False, flags=flags)
     with contextlib.closing(LocalStack(spec)) as stack:
         print(stack.ready.http, flush=True)
         sys.stdin.read()
@@ -124,18 +124,18 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["ids", "text"], choices=("ids", "text", "chat"))
     parser.add_argument("--prompts", nargs="+", type=int, default=[512, 1024])
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--hold", action="store_true", help="hold the services for somebody who measures")
+    parser.add_argument("--hold", type=json.loads, metavar="FLAGS", help="hold services for somebody who measures")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="pause before each request")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
     options = parser.parse_args()
     if options.hold:
-        hold()
+        hold(options.hold)
         return
     checkouts = [ROOT, *(path.resolve() for path in options.beside)]
     took: dict[tuple[str, int, Path], list[float]] = defaultdict(list)
     work: dict[tuple[str, int, Path], list[dict[str, float]]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
-        clients = {path: Client(stack.enter_context(serving(path))) for path in checkouts}
+        clients = {path: Client(stack.enter_context(serving(path))[0]) for path in checkouts}
         prompts = Prompts()
         for number in range(WARM_UP + options.requests):
             for kind in options.kinds:
