@@ -1,6 +1,7 @@
 """What a Report costs the scheduler: decoded and applied, the next Grant made and encoded, outputs packed.
 
-Printed with `-s`. The bounds are loose, for loaded machines: they catch work per token or per page that crept in.
+Of the thread's own time, which is printed with `-s`. The bounds are loose, for loaded machines: they catch work per
+token or per page that crept in.
 """
 
 from __future__ import annotations
@@ -60,22 +61,22 @@ def report_us(
                 running=running,
             )
         ).SerializeToString()
-        marks = [time.perf_counter()]
+        marks = [time.thread_time()]
         report = decode_report(worker_pb2.Report.FromString(message))
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         outputs = core.on_report(report, now)
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         grant = core.next_grant(now)
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         moved = [] if grant is None else grant.move
         stored += sum(len(move.hashes) for move in moved)
         if grant is not None:
             seq = grant.seq
             encode_grant(grant).SerializeToString()
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         for out in outputs:
             outputs_to_pb(out).SerializeToString()
-        marks.append(time.perf_counter())
+        marks.append(time.thread_time())
         parts[index] = np.diff(marks) * 1e6
     # The best stretch: what else the machine does must not count, growth, once in a page, must.
     # The first answers are too short to be stored.

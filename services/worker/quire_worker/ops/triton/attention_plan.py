@@ -23,8 +23,8 @@ PREFILL_ROWS = 64
 
 # Programs of decode attention that are resident on a multiprocessor at once, as measured on Hopper.
 _PROGRAMS_EACH = 4
-# Of an H100 and of an H200: the interpreter cuts keys as they do.
-_HOPPER_MULTIPROCESSORS = 132
+# Under the interpreter they run one after the other, a millisecond each: as few as still share keys out.
+_INTERPRETED_PROGRAMS = 16
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class TritonPlan:
 def resident_programs(device: torch.device) -> int:
     """Programs of decode attention that a device runs at once."""
     if device.type != "cuda":
-        return _PROGRAMS_EACH * _HOPPER_MULTIPROCESSORS
+        return _INTERPRETED_PROGRAMS
     return _PROGRAMS_EACH * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
