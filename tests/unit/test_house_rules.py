@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from pathlib import Path
@@ -25,7 +26,8 @@ def ours() -> list[Path]:
     return [*sources("quire", "services", "bench", "tools", "tests"), ROOT / "hatch_build.py"]
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Top-level names of everything that a file imports, wherever in it."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -33,10 +35,10 @@ def imports(path: Path) -> set[str]:
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module)
-    return names
+    return frozenset(names)
 
 
-def top(names: set[str]) -> set[str]:
+def top(names: frozenset[str]) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
