@@ -58,12 +58,12 @@ UNLUCKY = {"kvstore": True, "prefix_cache": True, "store": StoreWeather(fail_mov
 
 
 class Mutation(NamedTuple):
-    """How to break a rule, the weather in which it matters (see hunt.first_wrong), and where to begin to look: scenarios
-    before `first` were seen to go well, which saves most of a minute for the rarest."""
+    """How to break a rule, and the weather in which it matters (see hunt.first_wrong)."""
 
     break_rule: Callable[[MonkeyPatch], None]
     weather: dict[str, Any]
     first: int = 0
+    """Scenarios before it were seen to go well: not to look there saves most of a minute for the rarest."""
 
     @property
     def name(self) -> str:
