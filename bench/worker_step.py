@@ -1,7 +1,8 @@
 """What a step costs the worker's host beside the model: microseconds of the model thread per step of steady decode.
 
 `launch`: the batch rule and the batch. `collect`: settling and the Report. `encode`: the Report as bytes, the writer
-thread's share. `device`: feeding back and checking stops, the device thread's share. No model runs.
+thread's share. `device`: feeding back and checking stops, the device thread's share. No model runs. Beside them what a
+Grant takes that gives two pages to every row.
 """
 
 from __future__ import annotations
@@ -65,7 +66,8 @@ class TimedDevice:
 def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
     """Medians."""
     width = CONTEXT // PAGE_SIZE
-    spec = EngineSpec(rows, CONTEXT, 32000, PAGE_SIZE, (rows + spares) * width + 1, (2,))
+    first_new = (rows + spares) * (width - 2) + 1
+    spec = EngineSpec(rows, CONTEXT, 32000, PAGE_SIZE, first_new + 2 * rows, (2,))
     device = TimedDevice()
     engine = Engine(spec, device)
     starts = [
@@ -74,7 +76,7 @@ def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
             order_key=slot,
             sequence=Sequence(np.arange(PROMPT, dtype=np.int32), Stop(100_000), Sampling(0.7, top_p=0.9, seed=slot)),
             cached_len=0,
-            pages=(np.arange(1 + slot * width, 1 + (slot + 1) * width, dtype=np.int32),),
+            pages=(np.arange(1 + slot * (width - 2), 1 + (slot + 1) * (width - 2), dtype=np.int32),),
             limit=CONTEXT,
             context=RequestContext("r"),
             max_model_len=CONTEXT,
@@ -100,6 +102,11 @@ def measure(rows: int, spares: int, steps: int) -> dict[str, float]:
             for name, first in (("launch", 0), ("collect", 2), ("encode", 3)):
                 spent[name].append(times[first + 1] - times[first])
             spent["device"].append(device.spent_ns)
+    slots, pages = np.repeat(np.arange(rows, dtype=np.int32), 2), np.arange(first_new, spec.num_pages, dtype=np.int32)
+    growth = Grant(engine.epoch, 2, grow_slot=slots, grow_group=np.zeros_like(slots), grow_page=pages)
+    began = time.perf_counter_ns()
+    engine.apply(growth)
+    spent["growth"] = [time.perf_counter_ns() - began]
     return {name: statistics.median(values) / 1000 for name, values in spent.items()}
 
 

@@ -11,6 +11,7 @@ from quire_common.credit import Budget, Epoch, Finish, Grant
 from quire_common.errors import FailedPrecondition, InvalidArgument
 from quire_common.sequence import RequestContext, Sampling
 from quire_worker.engine.ports import NullObserver, SlotTrace
+from quire_worker.engine.residents import Residents
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, small_spec
 
@@ -262,6 +263,26 @@ def test_a_bad_grow_ends_its_slot_alone() -> None:
     assert told.codes() == [(0, "PAGE_TAKEN")] and told.tokens[1] == says(PROMPT, 8)
     bench.grant(a_start(0, PROMPT, [1, 2]), grow=((0, 64),))
     assert bench.run().codes()[1:] == [(0, "BAD_PAGE")]
+
+
+@pytest.mark.parametrize("grow", [((2, 30), (0, 31), (2, 32), (3, 33), (1, 34)), ((1, 40), (0, 5), (1, 41), (9, 42))])
+def test_growth_of_many_slots_is_that_of_each(
+    grow: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def grown() -> tuple[list[object], list[tuple[int, str]]]:
+        bench = EngineBench()
+        bench.grant(*(a_start(slot, PROMPT, [1 + 3 * slot, 2 + 3 * slot]) for slot in range(3)), budget=LOCKSTEP)
+        bench.run()
+        bench.grant(grow=grow)  # slots 3 and 9 are idle, page 5 is slot 1's
+        residents = bench.engine.residents
+        residents.check_integrity()
+        table, states = residents.table, residents.states
+        columns = (table.page_table, table.num_pages, table.state, states.refs, states.writer, states.ready)
+        return [column.tolist() for column in columns], bench.run().codes()
+
+    at_once = grown()
+    monkeypatch.setattr(Residents, "grow_all", lambda *_: False)
+    assert grown() == at_once
 
 
 def test_grants_must_follow_and_be_of_this_run() -> None:

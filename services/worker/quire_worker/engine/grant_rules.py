@@ -37,10 +37,8 @@ class GrantRules:
         for start in grant.start:
             self._start(start, grant.seq)
         self._set_limits(grant.limit_slot, grant.limit_position)
-        for slot, group, page in zip(
-            grant.grow_slot.tolist(), grant.grow_group.tolist(), grant.grow_page.tolist(), strict=True
-        ):
-            self._grow(slot, group, page, grant.seq)
+        if len(grant.grow_slot):
+            self._grow_all(grant)
         self._set_order(grant.order_slot)
         for move in grant.move:
             self._moves.submit(move)
@@ -70,6 +68,16 @@ class GrantRules:
         slots, positions = slots[real], positions[real]
         held = table.state[slots] != SlotState.IDLE
         table.limit[slots[held]] = positions[held]
+
+    def _grow_all(self, grant: Grant) -> None:
+        """At once where all is well: sequences that began together need their pages together, hundreds in one Grant."""
+        slots, groups, pages = grant.grow_slot, grant.grow_group, grant.grow_page
+        if slots.min() >= 0 and slots.max() < self._residents.spec.num_slots and not groups.any():
+            held = self._residents.table.state[slots] != SlotState.IDLE
+            if not held.any() or self._residents.grow_all(slots[held], pages[held]):
+                return
+        for slot, group, page in zip(slots.tolist(), groups.tolist(), pages.tolist(), strict=True):
+            self._grow(slot, group, page, grant.seq)
 
     def _grow(self, slot: int, group: int, page: int, seq: int) -> None:
         if not self._residents.holds(slot):

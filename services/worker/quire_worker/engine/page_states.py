@@ -41,8 +41,8 @@ class PageStates:
         """Pages of the pool, the dummy page 0 included."""
         return len(self.ready)
 
-    def claim(self, pages: Int32, slot: int) -> None:
-        """The slot will fill these from their first position on."""
+    def claim(self, pages: Int32, slot: int | Int32) -> None:
+        """The slot, or each page's own, will fill these from their first position on."""
         self.ready[pages] = 0
         self.failed[pages] = False
         self.writer[pages] = slot

@@ -70,6 +70,28 @@ class Residents:
         self.states.refs[page] += 1
         self.states.claim(pages, slot)
 
+    def grow_all(self, slots: Int32, pages: Int32) -> bool:
+        """The same for many at once, in order: what `grow` comes to for each. False where something may be wrong with
+        one of them; then nothing was done, and each is to be looked at. Slots must be held."""
+        table, states = self.table, self.states
+        if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages):
+            return False
+        # A page that nobody holds is in no table.
+        free = (states.refs[pages] == 0) & (states.writer[pages] == NOBODY) & ~states.pending[pages]
+        if not (free & (states.lent[pages] == 0) & (states.busy_until[pages] <= self.settled)).all():
+            return False
+        order = np.argsort(slots, kind="stable")
+        slots, pages = slots[order], pages[order]
+        first = np.searchsorted(slots, slots)
+        place = table.num_pages[slots] + np.arange(len(slots), dtype=np.int32) - first
+        if int(place.max()) >= self.spec.table_width:
+            return False
+        table.page_table[slots, place] = pages
+        np.add.at(table.num_pages, slots, 1)
+        states.refs[pages] += 1
+        states.claim(pages, slots)
+        return True
+
     def void(self, pages: Int32) -> None:
         """These were to be filled and will not be. What they held before is nobody's any more: who starts on them, told
         that they would be filled, must find them lost."""
