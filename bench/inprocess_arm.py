@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 
 import numpy as np
 
 from bench.local_engine import LocalEngine, load
-from bench.workload import Request, uniform
+from bench.workload import Request, contender, uniform
 from quire_common.sequence import Sequence, Stop
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    requests = [Request(tuple(r["prompt_ids"]), r["output_len"]) for r in json.load(sys.stdin)]
+    arguments, requests = contender(__doc__)
     model = load(arguments.model, kv_cache_bytes=1 << 30, threads=arguments.threads)
     local = LocalEngine(model, max_num_seqs=arguments.batch, max_waiting=4096)
     first = uniform(4, (8, 16), (4, 8), (300, 4096), seed=10_000)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any
+from urllib.error import URLError
+from urllib.request import ProxyHandler, build_opener
 
-_TICKS = os.sysconf("SC_CLK_TCK")
+from bench.process_cpu import cpu_s
+
 _KEPT_LINES = 200
+_POLL_S = 0.05
 START_LIMIT_S = 120.0
 STOP_LIMIT_S = 40.0
 
@@ -72,8 +77,7 @@ class Service:
 
     def cpu_s(self) -> float:
         """User and system time so far, without that of children."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_s(self.pid)
 
     def stop(self) -> int:
         """Ask it to stop, and insist where it does not; its exit code."""
@@ -95,3 +99,13 @@ class Service:
         with self._changed:
             self._open = False
             self._changed.notify_all()
+
+
+def until_healthy(url: str) -> None:
+    """Wait until the router there has whom it needs."""
+    direct = build_opener(ProxyHandler({}))
+    while True:
+        with contextlib.suppress(URLError), direct.open(f"{url}/health") as answer:
+            if answer.status == 200:
+                return
+        time.sleep(_POLL_S)

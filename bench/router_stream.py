@@ -23,15 +23,15 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from bench.process_cpu import cpu_s
+from bench.processes import until_healthy
+
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "demo"
-TICKS = os.sysconf("SC_CLK_TCK")
 TEXT = "It was a bright morning in the town, and the people came out of their houses to see what the noise was about. "
 
 
@@ -61,7 +61,7 @@ def measure(options: argparse.Namespace, rate: float, folder: Path, stack: conte
     url = logged(router, "url")
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(router.pid, {cores[-1]})
-    until_ready(url)
+    until_healthy(url)
     run_clients(options, url, folder, "warm", 50)
     before = cpu_s(router.pid), cpu_s(tokenizer.pid), time.perf_counter()
     run_clients(options, url, folder, "s", options.tokens)
@@ -138,24 +138,10 @@ def logged(process: Member, field: str) -> str:
         time.sleep(0.02)
 
 
-def until_ready(url: str) -> None:
-    while True:
-        with contextlib.suppress(URLError), urlopen(f"{url}/health") as answer:
-            if answer.status == 200:
-                return
-        time.sleep(0.05)
-
-
 def run_clients(options: argparse.Namespace, url: str, folder: Path, prefix: str, tokens: int) -> None:
     fixed = [f"--url={url}", f"--path={options.path}", f"--streams={options.streams}", f"--prefix={prefix}"]
     command = [sys.executable, "-m", "bench.stream_clients", *fixed, f"--tokens={tokens}"]
     subprocess.run([*command, f"--heard={folder / f'heard-{prefix}.json'}"], cwd=ROOT, check=True)
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 if __name__ == "__main__":

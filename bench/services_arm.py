@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from pathlib import Path
 
 import grpc
 import numpy as np
 
+from bench.process_cpu import tree_cpu_s
 from bench.workload import Request
 from quire.local.stack import LocalStack
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
 
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 # What separate services cost beside the worker, which any engine has.
 FRONT = ("router", "tokenizer", "scheduler")
 
@@ -77,17 +75,4 @@ def cpu_seconds(stack: LocalStack) -> dict[str, float]:
     state = stack.directory.read()
     if state is None:
         raise RuntimeError("the stack has left no state")
-    return {name: sum(map(_process_s, _tree(service.pid))) for name, service in state.services.items()}
-
-
-def _tree(pid: int) -> list[int]:
-    """The process and all below it."""
-    children = [
-        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
-    ]
-    return [pid, *(each for child in children for each in _tree(int(child)))]
-
-
-def _process_s(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * _TICK_S
+    return {name: tree_cpu_s(service.pid) for name, service in state.services.items()}

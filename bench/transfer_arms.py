@@ -10,18 +10,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.kvstore_pages import NAMESPACE
+from bench.process_cpu import cpu_s
 from quire_common.config import ServiceConfig
 from quire_common.credit import MoveKind, PageMove
 from quire_common.credit.hello import RankAddress
@@ -159,7 +158,10 @@ class PeerArm:
         )
         hello = json.loads(self._hear())
         self._source = tuple(RankAddress(0, name, text.encode()) for name, text in hello["addresses"])
-        self._pids = (hello["pid"], self._engine.mover.pid)
+        mover = self._engine.mover.pid
+        if mover is None:
+            raise RuntimeError("the engine has no mover")
+        self._pids = (int(hello["pid"]), mover)
         self._cpu_s, self._pages = [0.0, 0.0], 0
 
     def get(self, pages: Pages) -> float:
@@ -203,11 +205,7 @@ class PeerArm:
         return "" if self._peer.stdout is None else self._peer.stdout.readline().strip()
 
     def _spent_s(self) -> list[float]:
-        spent = []
-        for pid in self._pids:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            spent.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-        return spent
+        return [cpu_s(pid) for pid in self._pids]
 
 
 def content(count: int, page_bytes: int) -> Bodies:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 import time
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from bench.workload import Request
+from bench.workload import Request, contender
 
 
 def run(model_path: str, requests: list[Request], batch: int, threads: int) -> dict[str, float]:
@@ -44,12 +42,7 @@ def _generate(model: torch.nn.Module, group: list[Request], new_tokens: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--threads", type=int, default=1)
-    arguments = parser.parse_args()
-    requests = [Request(tuple(r["prompt_ids"]), r["output_len"]) for r in json.load(sys.stdin)]
+    arguments, requests = contender(__doc__)
     print(json.dumps(run(arguments.model, requests, arguments.batch, arguments.threads)))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,3 +29,13 @@ def uniform(
         Request(tuple(int(t) for t in rng.integers(*vocab, int(p))), int(o))
         for p, o in zip(prompts, outputs, strict=True)
     ]
+
+
+def contender(doc: str | None) -> tuple[argparse.Namespace, list[Request]]:
+    """What a contender that is a process of its own is told: model, batch and threads by flags, requests by stdin."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    return arguments, [Request(tuple(each["prompt_ids"]), each["output_len"]) for each in json.load(sys.stdin)]
