@@ -25,7 +25,8 @@ from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.model_source import model_info
 from quire_worker.replica import ServedModel, from_host, on_host
 
-_SESSION = 1
+SESSION = 1
+"""Whose all requests are."""
 
 
 @dataclass
@@ -73,16 +74,17 @@ class LocalEngine:
     def submit(self, handle: int, sequence: Sequence, tenant: str = "", priority: int = 0) -> None:
         """Queue a request."""
         context = RequestContext(f"r{handle}", tenant=tenant, priority=priority)
-        self.scheduler.submit(_SESSION, handle, context, sequence, time.time())
+        self.scheduler.submit(SESSION, handle, context, sequence, time.time())
         self.served[handle] = Served()
 
     def abort(self, handle: int) -> None:
         """End a request."""
-        self.scheduler.abort(_SESSION, handle, time.time())
+        self.scheduler.abort(SESSION, handle, time.time())
 
     def step(self) -> bool:
         """One round of grants, launches and reports, or, where there is nothing of it, the wait for a step to end;
-        False when nothing runs either."""
+        False when nothing runs either. Reports of steps in flight are a round, not those of steps that end meanwhile:
+        short steps would leave no time between them for grants, and for who submits and aborts."""
         now = time.time()
         busy = False
         self._step_ended.clear()
@@ -90,7 +92,9 @@ class LocalEngine:
             self.engine.apply(grant)
             busy = True
         busy |= self._launch()
-        while (report := self.engine.collect()) is not None:
+        for _ in range(DEPTH):
+            if (report := self.engine.collect()) is None:
+                break
             busy = True
             self._launch()  # before the scheduler has its turn, so that the device need not wait for it
             self.reports(report)

@@ -119,6 +119,13 @@ class CheckModel:
             # Steps run on a stream that does not wait for this one.
             torch.cuda.synchronize()
 
+    def poison(self, pages: list[int]) -> None:
+        """NaN in these pages of the device, which no step touches now."""
+        if pages:
+            self.pages[pages] = float("nan")
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
     def _kept(self, batch: StepBatch) -> Tensor:
         """[pages, 1, 1, 1, tokens, 1]: which places belong to a sequence."""
         before = batch.position[:, None] - self.page_size * np.arange(batch.page_table.shape[1])
@@ -152,17 +159,3 @@ class CheckModel:
         last[: len(batch.count)] = np.cumsum(batch.count) - 1
         found: Float32 = decoder.logits(hidden[torch.from_numpy(last)])[: len(batch.count)].numpy()
         return found
-
-
-def next_logits(runner: ModelRunner, tokens: list[int]) -> Float32:
-    """[V] after a sequence, computed from nothing on pages of its own."""
-    size = runner.pool.group.page_size
-    count = len(tokens)
-    table = np.arange(1, -(-count // size) + 1, dtype=np.int32)[None, :]
-    one = np.zeros(1, np.int32)
-    batch = StepBatch(
-        np.array(tokens, np.int64), one + count, one, table, np.ones(1, np.bool_), np.zeros(1, np.float32), one,
-        np.ones(1, np.float32), np.zeros(1, np.float32), np.zeros(1, np.uint64), np.zeros(1, np.uint32), one - 1,
-    )  # fmt: skip  # neutral columns
-    found: Float32 = runner.all_logits(batch)[count - 1].numpy()
-    return found

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from bench.gpu_checks.check_model import CheckModel, next_logits
+from bench.gpu_checks.answers import all_logits
+from bench.gpu_checks.check_model import CheckModel
 from bench.gpu_checks.record import Recorder
 from bench.local_engine import LocalEngine, Served, load
 from quire_common.sequence import Sampling, Sequence, Stop
@@ -141,7 +142,7 @@ def _by_hand(runner: ModelRunner, sequence: Sequence) -> list[int]:
 
 def _logits(runner: ModelRunner, sequence: Sequence, output: list[int]) -> Float32:
     """[V] after so much of the output, as the sequence asks for them."""
-    logits = next_logits(runner, [*sequence.prompt_ids.tolist(), *output]).copy()
+    logits: Float32 = all_logits(runner, [*sequence.prompt_ids.tolist(), *output])[-1].copy()
     controls = RowControls.of(replace(sequence, output_ids=np.array(output, np.int32)), _PROCESSORS)
     if controls is not None:
         controls.apply(logits)

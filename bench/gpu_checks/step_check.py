@@ -23,7 +23,7 @@ from quire_worker.step import Float32, Int64, StepBatch
 # How far a log probability may be off, and how much better a token there may have been than the one that was drawn: a
 # part of the largest logit. bf16 holds a number to within 2^-9 of itself, errors add up over the layers, and it is the
 # worst of hundreds of rows that counts.
-_TOLERANCE = {True: 2.0**-5, False: 1e-4}
+TOLERANCE = {True: 2.0**-5, False: 1e-4}
 
 
 class StepCheck:
@@ -64,7 +64,7 @@ class StepCheck:
             for how, outcome in outcomes.items():
                 off = error(batch, wanted, outcome)
                 worst[how] = max(worst[how], off)
-                if outcome.failed or not off <= _TOLERANCE[self._model.on_gpu]:
+                if outcome.failed or not off <= TOLERANCE[self._model.on_gpu]:
                     codes = [each.code for each in outcome.failed.values()][:3]
                     failed[how].append(f"{size}: {off:.3g} {codes}")
         took = time.perf_counter() - began

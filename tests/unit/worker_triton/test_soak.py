@@ -1,0 +1,108 @@
+"""The soak, on the CPU's own engine: it holds, and what it is to find is found: leaks, pages of two, stale reads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence as Listed
+from pathlib import Path
+
+import pytest
+
+from bench.gpu_checks import soak
+from bench.gpu_checks.record import Recorder
+from bench.gpu_checks.soak_run import STATES, SoakPlan, SoakRun
+from bench.gpu_checks.soak_traffic import SoakTraffic
+from bench.local_engine import LocalEngine
+from quire_scheduler.page_allocator import Fence, PageAllocator
+from quire_worker.engine.step_builder import StepBuilder
+from tests.unit.worker_model.folders import load_dummy_model
+
+PLAN = SoakPlan(
+    steps=150,
+    requests=60,
+    arrivals=(0.3, 1.5),
+    abort_rate=0.15,
+    least_finished=20,
+    least_aborted=3,
+    check_every=5,
+    most_open=24,
+)
+
+
+def soaked(tmp_path: Path, plan: SoakPlan = PLAN) -> dict[str, dict[str, object]]:
+    model, reference = (load_dummy_model(tmp_path / name) for name in ("model", "reference"))
+    local = LocalEngine(model, max_num_seqs=4, num_pages=13, max_waiting=1000, max_num_batched_tokens=24)
+
+    def poison(pages: list[int]) -> None:
+        model.runner.pool.tensor[pages] = float("nan")
+
+    recorder = Recorder(5, "a machine", tmp_path / "out")
+    run = SoakRun(local, SoakTraffic(97, 60, 50).requests(), plan, poison)
+    soak.check(recorder, run, local, reference.runner, 1e-4, answers=8)
+    local.close()
+    return {line["check"]: line for line in map(json.loads, (tmp_path / "out").read_text().splitlines())}
+
+
+def test_random_arrivals_and_aborts_in_every_state(tmp_path: Path) -> None:
+    found = soaked(tmp_path)
+    assert {line["result"] for line in found.values()} == {"ok"}, found
+    told = found["soak"]
+    assert all(int(str(told[f"aborted_{state}"])) >= 3 for state in STATES)
+    assert told["abort"] == sum(int(str(told[f"aborted_{state}"])) for state in STATES)
+    # What makes it a soak: not enough pages, beginnings in common, both ways to end.
+    assert all(told[name] for name in ("preempted", "cached_tokens", "stop", "length", "pages_poisoned")), told
+    assert found["soak: greedy answers"]["answers"] in range(4, 9)
+
+
+def test_too_few_aborts_fail(tmp_path: Path) -> None:
+    rare = SoakPlan(
+        steps=20, requests=5, arrivals=(0.5, 0.5), abort_rate=0.0, least_finished=50, least_aborted=1, check_every=5
+    )
+    told = soaked(tmp_path, rare)["soak"]
+    assert told["result"] == "FAILED"
+    assert "requests finished of 50" in str(told["wrong"]) and "0 aborted while queued, of 1" in str(told["wrong"])
+
+
+def test_a_leak_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One page of an aborted or ended request is forgotten."""
+    released = PageAllocator.release
+    calls = 0
+
+    def release(self: PageAllocator, pages: Listed[int], fence: Fence) -> None:
+        nonlocal calls
+        calls += 1
+        released(self, pages[:-1] if calls == 20 else pages, fence)
+
+    monkeypatch.setattr(PageAllocator, "release", release)
+    assert soaked(tmp_path)["soak"]["result"] == "FAILED"
+
+
+def test_a_page_that_two_write_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator gives a page to a second request while the first has it."""
+    allocate = PageAllocator.allocate
+    given: list[int] = []
+
+    def twice(self: PageAllocator, count: int) -> list[int]:
+        pages = allocate(self, count)
+        given.extend(pages)
+        if pages and len(given) > 30 and given[-2] not in pages:
+            pages[-1] = given[-2]
+        return pages
+
+    monkeypatch.setattr(PageAllocator, "allocate", twice)
+    told = soaked(tmp_path)["soak"]
+    assert told["result"] == "FAILED" and told["wrong"]
+
+
+def test_a_step_that_uses_anothers_page_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The books are right, but what the device is told is not: only tokens can show it."""
+    build = StepBuilder.build
+
+    def crossed(self: StepBuilder, *args: object) -> object:
+        batch = build(self, *args)  # type: ignore[arg-type]  # StepBuilder's own
+        if len(batch.count) > 1:
+            batch.page_table[1, 0] = batch.page_table[0, 0]
+        return batch
+
+    monkeypatch.setattr(StepBuilder, "build", crossed)
+    assert soaked(tmp_path)["soak: greedy answers"]["result"] == "FAILED"
