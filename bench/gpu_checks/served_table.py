@@ -32,18 +32,21 @@ _SERVED = {
 
 
 class _Load(NamedTuple):
-    """A row of `bench.gpu_engine`: so many requests at once."""
+    """A row of `bench.gpu_engine`."""
 
     row: str
     load: HttpLoad
 
 
+_ALONE = 16
+"""Requests one after the other, where a row is of one: the first of a server's life is no figure."""
 _LOADS = [
-    *(_Load(f"itl {batch}", HttpLoad(batch, 128, 128)) for batch in ITL["0.6B"]),
+    _Load("itl 1", HttpLoad(_ALONE, 128, 128, concurrency=1)),
+    *(_Load(f"itl {batch}", HttpLoad(batch, 128, 128)) for batch in ITL["0.6B"] if batch > 1),
     _Load("512 x 512/256", HttpLoad(512, 512, 256)),
     _Load("256 x 100..1024", HttpLoad(256, 562, 562, spread=0.822)),
     _Load("prefill 32 x 4096", HttpLoad(32, 4096, 1)),
-    _Load("prompt 1024", HttpLoad(1, 1024, 2)),
+    _Load("prompt 1024", HttpLoad(_ALONE, 1024, 2, concurrency=1)),
 ]
 
 
