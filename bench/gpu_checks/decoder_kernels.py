@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 from torch import Tensor
 
-from bench.gpu_checks.kernel_case import Bench, KernelCase, copies_of
+from bench.gpu_checks.kernel_case import CALLS, Bench, KernelCase, copies_of
 from bench.gpu_shapes import products_of
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
@@ -76,14 +76,13 @@ class DecoderKernels:
             f"decode attention {batch} x {context}",
             run,
             cost,
-            layers,
             launches=1 if batch >= LAST_MERGES_FROM else 2,
             wanted=_ATTENTION_WANTED if kv_bytes >= _LEAST_KV_BYTES else 0.0,
         )
 
     def _embedding(self, rows: int) -> KernelCase:
         bench, (table, *_) = self._bench, self._weights["head"]
-        token = bench.ids(copies_of(1), rows)
+        token = bench.ids(CALLS, rows)
         cost = embedding_cost(rows, bench.spec.hidden_size, bench.dtype.itemsize)
         return KernelCase("embedding", lambda index: bench.ops.embedding(token[index], table.data, 1.0), cost)
 
@@ -105,7 +104,7 @@ class DecoderKernels:
             weight = weights[index % len(weights)]
             return bench.ops.lm_head(x, weight, 0.0) if role == "head" else bench.ops.linear(x, weight)
 
-        return KernelCase(f"{role} {outputs} x {inputs}", run, cost, len(weights))
+        return KernelCase(f"{role} {outputs} x {inputs}", run, cost)
 
     def _activation(self, rows: int) -> KernelCase:
         bench, inner = self._bench, self._bench.spec.intermediate_size
@@ -124,7 +123,7 @@ class DecoderKernels:
         def run(index: int) -> Tensor:
             return bench.ops.qk_norm_rope_write(qkv, pages, index % layers, plan, shape, rope, norm)
 
-        return KernelCase("rope and page write", run, cost, layers)
+        return KernelCase("rope and page write", run, cost)
 
     def _pages(self, batch: int, context: int, layers: int) -> tuple[Tensor, TritonPlan]:
         """Full of numbers, in random order."""

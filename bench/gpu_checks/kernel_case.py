@@ -16,8 +16,10 @@ from quire_worker.profile.cost import Cost
 from quire_worker.profile.floor import Peak, floor_us
 
 COLD_BYTES = 400 << 20
-"""So much is gone through before anything is read again: eight times the L2 cache of an H200."""
-MOST_COPIES = 28
+"""So much is gone through before anything is read again, or CALLS times what a call reads, if that is less: eight times
+the L2 cache of an H200, twice where a call reads 4 MB."""
+CALLS = 28
+"""In a chain, whose own launch takes some 10 us: a third of a microsecond of each call."""
 NODE_US = 1.13
 """What a node of a graph takes by itself, as measured on an H200."""
 
@@ -46,13 +48,12 @@ class Bench(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KernelCase:
-    """`run(index)` launches the kernel on the index-th of `calls` copies of what it reads cold, and returns what it
-    made. `cost` is of one call."""
+    """`run(index)` launches the kernel on the index-th copy, in turn, of what it reads cold, and returns what it made.
+    `cost` is of one call."""
 
     name: str
     run: Callable[[int], Tensor]
     cost: Cost
-    calls: int = MOST_COPIES
     launches: int = 1
     """Nodes of a graph that a call becomes."""
     capturable: bool = True
@@ -75,9 +76,9 @@ class KernelCase:
     def _time_us(self) -> float:
         if not torch.cuda.is_available():
             return once_us(self.run)
-        return (chain_us if self.capturable else queued_us)(self.run, self.calls)
+        return (chain_us if self.capturable else queued_us)(self.run, CALLS)
 
 
 def copies_of(num_bytes: int) -> int:
     """How many of so many bytes each are cold by the time that the first has its turn again."""
-    return max(2, min(MOST_COPIES, -(-COLD_BYTES // max(1, num_bytes))))
+    return max(2, min(CALLS, -(-COLD_BYTES // max(1, num_bytes))))

@@ -18,8 +18,6 @@ from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.fresh_attention import PIECE, Fresh, best_backend, fresh_attention
 from quire_worker.profile.cost import Attended, attention_cost
 
-_CALLS = 8
-
 
 def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Iterator[KernelCase]:
     """In tiles; `fresh`: by torch's attention as well."""
@@ -35,7 +33,7 @@ def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Ite
         prefill_attention(query, pages, 0, plan, shape, 0, out, bench.ops.pdl)
         return out[:rows]
 
-    yield KernelCase(f"prefill attention {prompts} x {tokens}, tiles", tiled, cost, _CALLS)
+    yield KernelCase(f"prefill attention {prompts} x {tokens}, tiles", tiled, cost)
     if not fresh:
         return
     chunks = tuple(Fresh(index * tokens, tokens) for index in range(prompts))
@@ -49,7 +47,7 @@ def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Ite
 
     name = "cuDNN" if torch.cuda.is_available() else "torch"
     yield KernelCase(
-        f"prefill attention {prompts} x {tokens}, {name}", by_torch, cost, _CALLS, launches=prompts, capturable=False
+        f"prefill attention {prompts} x {tokens}, {name}", by_torch, cost, launches=prompts, capturable=False
     )
 
 

@@ -1,0 +1,36 @@
+"""`python -m tests.unit.worker_triton.bound`: the kernel table of the real shapes, launched as on an H200, without one.
+
+Triton's own launcher binds arguments and chooses what to compile; nothing is compiled or computed, and tensors have no
+memory. Prints a line for each row: what it launches, what the table says of that, and its name. A process of its own,
+since nothing can be computed in it any more.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from bench import gpu_host
+from bench.gpu_checks import roofline
+from bench.gpu_checks.kernel_case import Bench
+from bench.gpu_shapes import SHAPES
+from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.triton.product_tables import table_of
+from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.triton_ops import TritonOps
+
+
+@torch.inference_mode()
+def main() -> None:
+    gpu_host.stand_in()
+    nowhere, ways = torch.device("meta"), table_of("NVIDIA H200")
+    for name, spec in SHAPES.items():
+        ops = TritonOps(HeadShape.of(spec), nowhere, Products(ways))
+        ops.pdl = True
+        for where, case in roofline.cases(Bench(spec, ops, nowhere, torch.bfloat16, 64), small=False):
+            gpu_host._launched.clear()
+            case.run(0)
+            print(len(gpu_host._launched), case.launches, f"{name} {where}, {case.name}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
