@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import tempfile
 import threading
 import time
 from dataclasses import replace
@@ -18,58 +19,40 @@ import numpy as np
 import torch
 
 from bench.gpu_figures import ITL, ROWS
+from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES
-from quire_common.credit import KvGroup, ModelInfo, PageGeometry, WorkerHello
+from quire_common.credit import WorkerHello
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
-from quire_worker.cuda.cuda_model import CudaModel
-from quire_worker.cuda.load import step_tokens
-from quire_worker.cuda.step_size import MOST_CHUNKS
+from quire_worker.config import WorkerConfig
 from quire_worker.engine.engine import Engine
-from quire_worker.engine.spec import EngineSpec
-from quire_worker.kv.page_geometry import LAYOUT
-from quire_worker.model.decoder import Decoder
-from quire_worker.model.parameters import parameter_specs
-from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import table_of
-from quire_worker.ops.triton.products import Products
-from quire_worker.ops.triton.triton_ops import TritonOps
-from quire_worker.weights.parameter_store import ParameterStore
+from quire_worker.model_source import load_configured
+from quire_worker.replica import ServedModel
 
-PAGE, CONTEXT, KV_BYTES = 64, 8192, 60 << 30
+CONTEXT, KV_BYTES = 8192, 60 << 30
 
 
 class Local:
     """One replica in this process, free-running."""
 
-    def __init__(self, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> None:
-        spec = SHAPES[name]
-        device = torch.device("cuda")
-        begin = time.perf_counter()
-        with torch.device(device), torch.inference_mode():
-            store = ParameterStore(parameter_specs(spec), torch.bfloat16, device)
-            for packed in store._packed.values():
-                packed.normal_(0.0, 0.02)
-            tokens = tokens or step_tokens(store.num_bytes)
-            ops = TritonOps(HeadShape.of(spec), device, Products(table_of(torch.cuda.get_device_name(device))))
-            ops.pdl = True
-            ops.kept_logits = torch.empty(max_num_seqs + MOST_CHUNKS, spec.vocab_size, dtype=torch.bfloat16)
-            decoder = Decoder(spec, store, ops, CONTEXT)
-            page_bytes = spec.kv_heads * spec.layers * 2 * PAGE * spec.head_dim * 2
-            num_pages = KV_BYTES // page_bytes
-            pages = torch.zeros(num_pages, spec.kv_heads, spec.layers, 2, PAGE, spec.head_dim, dtype=torch.bfloat16)
-        sizes = EngineSpec(max_num_seqs, CONTEXT, spec.vocab_size, PAGE, num_pages, max_stop_ids=64)
-        self.device = CudaModel(decoder, pages).make_device(sizes, tokens, eager=eager)
-        print(f"{name}: ready in {time.perf_counter() - begin:.1f} s", flush=True)
+    def __init__(self, served: ServedModel, max_num_seqs: int) -> None:
+        sizes = served.engine_spec(max_num_seqs)
+        self.device = served.make_device(sizes, False)
         self.ended = threading.Event()
         self.device.wake = self.ended.set
         self.engine = Engine(sizes, self.device)
-        group = KvGroup("full", page_bytes, LAYOUT, "bfloat16", spec.layers, spec.kv_heads, spec.head_dim)
-        model = ModelInfo(name, "", CONTEXT, spec.vocab_size, (), b"", PageGeometry(PAGE, (group,), b""), 0, "", ())
-        self.hello = WorkerHello(self.engine.epoch, sizes.num_slots, max_num_seqs, (num_pages,), model, ("cuda",))
-        self.config = SchedulerConfig(max_num_batched_tokens=tokens, max_waiting=100_000)
-        self.vocab = spec.vocab_size
+        self.hello = WorkerHello(
+            self.engine.epoch,
+            sizes.num_slots,
+            max_num_seqs,
+            (served.num_pages,),
+            served.info,
+            (served.device,),
+            max_step_tokens=served.max_step_tokens,
+        )
+        self.config = SchedulerConfig(max_waiting=100_000)
+        self.vocab = sizes.vocab_size
 
     def serve(self, prompts: list[int], outputs: list[int], sampling: Sampling) -> dict[str, float]:
         """Serve them all at once; figures of the whole."""
@@ -79,7 +62,6 @@ class Local:
             ids = rng.integers(0, self.vocab, prompt).astype(np.int32)
             stop = Stop(output, 0, (), True)
             core.submit(1, handle, RequestContext(f"r{handle}"), Sequence(ids, stop, sampling), time.time())
-        torch.cuda.synchronize()
         begin = time.perf_counter()
         first = 0.0
         steps: list[tuple[float, int, int]] = []
@@ -118,6 +100,31 @@ class Local:
         }
 
 
+def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> WorkerConfig:
+    """A worker's, of random weights of a real shape, which `folder` then describes. `tokens`: of a step; 0: as the
+    worker chooses."""
+    return WorkerConfig(
+        model=str(write_config(folder / name, SHAPES[name], CONTEXT)),
+        device="cuda",
+        load_format="dummy",
+        kv_cache_memory_bytes=KV_BYTES,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=tokens,
+        enforce_eager=eager,
+        peer_listen="off",
+    )
+
+
+def load(name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> Local:
+    """As a worker loads it."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        config = worker_config(Path(folder), name, max_num_seqs, tokens, eager=eager)
+        local = Local(load_configured(config, lambda *_: None), max_num_seqs)
+    print(f"{name}: ready in {time.perf_counter() - begin:.1f} s", flush=True)
+    return local
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--models", nargs="*", default=list(SHAPES))
@@ -132,7 +139,7 @@ def main() -> None:
     result: dict[str, object] = {}
     greedy = Sampling()
     for name in args.models:
-        local = Local(name, args.max_num_seqs, args.tokens, eager=args.eager)
+        local = load(name, args.max_num_seqs, args.tokens, eager=args.eager)
 
         def show(row: str, figures: dict[str, float], note: str = "", name: str = name) -> None:
             result[f"{name} {row}"] = figures

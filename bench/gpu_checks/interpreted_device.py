@@ -29,8 +29,6 @@ from quire_worker.step import StepBatch, StepTiming
 _WORDS = 1 << 20
 _PADDING = 1
 """Rows and sequences that a step has too many of, as those have that were captured for more."""
-_PROGRAMS = 4
-"""Shares of keys that fill it: a GPU's hundreds take the interpreter seconds."""
 
 
 class InterpretedDevice:
@@ -38,7 +36,7 @@ class InterpretedDevice:
 
     def __init__(self, decoder: Decoder[Any], pages: torch.Tensor, spec: EngineSpec) -> None:
         self.wake: Callable[[], None] = lambda: None
-        self._tiling = Tiling.of(decoder.head_shape, pages.device)._replace(programs=_PROGRAMS)
+        self._tiling = Tiling.of(decoder.head_shape, pages.device)
         self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
         self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
         self._host_rows = HostRows(spec.logits_processors)

@@ -83,7 +83,6 @@ class Bench:
         self._products = Products(table)
         self._device = device
         self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        self._recorder = GraphRecorder() if device.type == "cuda" else None
         self._stream: torch.cuda.Stream | None = None
         if device.type == "cuda":
             self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
@@ -151,13 +150,15 @@ class Bench:
         """Compile what is not compiled, then as a graph: by hand a launch takes longer than a kernel, and none begins
         before the last has ended."""
         chain()
-        if self._recorder is None or self._stream is None:
+        if self._stream is None:
             return
+        # One for each graph: the memory pool of a graph that is gone takes no other.
+        recorder = GraphRecorder()
         torch.cuda.synchronize()
         with torch.cuda.stream(self._stream):
-            self._recorder.begin()
+            recorder.begin()
             chain()
-            graph = self._recorder.end()
+            graph = recorder.end()
             for _ in range(_REPLAYS):
                 graph.replay()
         self._stream.synchronize()

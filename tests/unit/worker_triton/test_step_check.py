@@ -80,7 +80,11 @@ def test_wrong_tokens_wrong_probabilities_and_nan_are_errors() -> None:
 def test_places_that_are_nobodys_are_nan_on_the_device_alone(tmp_path: Path) -> None:
     model = CheckModel(tmp_path, 16)
     batch = StepBatches(model.spec.vocab_size, model.page_size, 16, 8).make(StepSize(2, 8, 1), AGREEING)
-    batch = dataclasses.replace(batch, position=np.array([20, 3, 0][: len(batch.count)], np.int32))
+    batch = dataclasses.replace(
+        batch,
+        position=np.array([model.page_size + 4, 3, 0], np.int32),
+        page_table=np.array([[7, 2], [3, 0], [4, 5]], np.int32),
+    )
     model.fill_reference(batch)
     model.fill_device(batch)
     first, second = batch.page_table[0, :2]
