@@ -15,12 +15,12 @@ LOAD_GENERATOR = "quire bench serve"
 _LIMIT_S = 300
 
 
-def stack_of(model: Path, worker: dict[str, str | bool]) -> StackSpec:
-    """Nothing of a prompt is kept for the next one; one router, which turns nobody away."""
+def stack_of(model: Path, worker: dict[str, str | bool], routers: int = 1) -> StackSpec:
+    """Nothing of a prompt is kept for the next one; a router of so many processes, which turns nobody away."""
     flags: dict[str, dict[str, str | bool]] = {
         "worker": worker,
         "scheduler": {"kvstore-min-tokens": "1000000", "enable-prefix-caching": False},
-        "router": {"max-concurrent-requests": "4096"},
+        "router": {"max-concurrent-requests": "4096", "http-workers": str(routers)},
     }
     return StackSpec("gpu-check", str(model), flags=flags)
 

@@ -1,7 +1,7 @@
 """Stage 4: the five real services over HTTP, by `quire bench`: cold starts, then streams at several concurrencies.
 
-One router process and one load generator; both are named in a row of their own, beside the cores that each service and
-the load generator took.
+One load generator, and a router of one process, then, for many streams, of four; they are named in a row of their own,
+beside the cores that each service and the load generator took.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from quire.local.stack import LocalStack
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
+_MOST_ROUTERS = 4
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
@@ -45,7 +46,9 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             HttpLoad(max(4 if few else 16, 4 * each), prompt, output, concurrency=each, warmups=each)
             for each in ((1,) if few else tuple(OVER_HTTP))
         ]
-        _streams(recorder, model, flags, Path(folder), loads)
+        _streams(recorder, model, flags, Path(folder), loads, routers=1)
+        if many := [each for each in loads if each.concurrency > 1]:
+            _streams(recorder, model, flags, Path(folder), many, routers=_MOST_ROUTERS)
 
 
 def _cold_starts(recorder: Recorder, model: Path, flags: dict[str, str | bool], folder: Path, starts: int) -> None:
@@ -79,33 +82,33 @@ def _cold_starts(recorder: Recorder, model: Path, flags: dict[str, str | bool], 
 
 
 def _streams(
-    recorder: Recorder, model: Path, flags: dict[str, str | bool], folder: Path, loads: list[HttpLoad]
+    recorder: Recorder, model: Path, flags: dict[str, str | bool], folder: Path, loads: list[HttpLoad], routers: int
 ) -> None:
     began = time.perf_counter()
-    with contextlib.closing(LocalStack(stack_of(model, flags))) as stack:
+    with contextlib.closing(LocalStack(stack_of(model, flags, routers))) as stack:
         recorder.figure("five services", serve_after_s=time.perf_counter() - began)
         for load in loads:
+            name = f"HTTP, concurrency {load.concurrency}, router processes {routers}"
             before, start = cpu_seconds(stack), time.perf_counter()
             try:
                 found = load.put(stack.ready.http, folder)
             except (RuntimeError, subprocess.SubprocessError) as error:
-                recorder.check(f"concurrency {load.concurrency}", False, told=str(error)[:300])
+                recorder.check(name, False, told=str(error)[:300])
                 continue
             took, after = time.perf_counter() - start, cpu_seconds(stack)
-            recorder.check(f"concurrency {load.concurrency}", True, requests=load.requests)
+            recorder.check(name, True, requests=load.requests)
             cpu_s = {name: after[name] - before[name] for name in after}
             cpu_s["load_generator"] = found["load_generator_cpu_s"]
             # Of the load generator's whole life, its start and the warm-up included.
             cores = {name: each / took for name, each in cpu_s.items()}
-            report_streams(recorder, load.concurrency, found, cores, on_gpu=torch.cuda.is_available())
+            report_streams(recorder, name, load.concurrency, found, cores, on_gpu=torch.cuda.is_available())
 
 
 def report_streams(
-    recorder: Recorder, concurrency: int, found: dict[str, float], cores: dict[str, float], *, on_gpu: bool
+    recorder: Recorder, name: str, concurrency: int, found: dict[str, float], cores: dict[str, float], *, on_gpu: bool
 ) -> None:
     """A row for each figure that counts, one for the others, and one for what the processes took; nothing is wanted of
     a machine without a GPU."""
-    name = f"HTTP, concurrency {concurrency}"
     figures = {
         "ttft_p50_ms": found["median_ttft_ms"],
         "tpot_p50_ms": found["median_tpot_ms"],
@@ -118,6 +121,5 @@ def report_streams(
     recorder.figure(
         f"{name}, processes",
         load_generator=f"{LOAD_GENERATOR}, 1 process",
-        routers=1,
         **{f"{process}_cores": round(each, 2) for process, each in cores.items()},
     )

@@ -84,13 +84,13 @@ def test_what_costs_more_than_it_may_is_not_reached() -> None:
 
 def test_streams_have_a_row_for_each_figure_that_counts() -> None:
     recorder, found = Recorder(4, "a machine"), {"median_ttft_ms": 7.9, "median_tpot_ms": 0.8, "output_throughput": 900}
-    services.report_streams(recorder, 1, found, {"router": 0.304}, on_gpu=True)
+    services.report_streams(recorder, "one stream", 1, found, {"router": 0.304}, on_gpu=True)
     first, between, others, processes = recorder.lines
     assert (first["ttft_p50_ms"], first["vllm"], first["wanted"], first["reached"]) == (7.9, 13.2, 6.0, False)
     assert (between["tpot_p50_ms"], between["wanted"], between["reached"]) == (0.8, 0.85, True)
     assert others["output_tok_s"] == 900 and "wanted" not in others
-    assert processes["load_generator"] == "quire bench serve, 1 process" and processes["routers"] == 1
-    assert processes["router_cores"] == 0.3
+    assert (processes["load_generator"], processes["router_cores"]) == ("quire bench serve, 1 process", 0.3)
+    assert [line["check"] for line in (first, others)] == ["one stream, ttft_p50_ms", "one stream, other figures"]
 
 
 @pytest.fixture
