@@ -59,7 +59,7 @@ class StepCheck:
             batch = self._batches.make(size, list(self._drawn.values()), fresh=fresh)
             self._model.fill_reference(batch)
             wanted = self._model.reference_logits(batch)
-            outcomes = {how: self._run(how, batch) for how in self._devices}
+            outcomes = {how: self._run(how, batch, failed[how]) for how in self._devices}
             _feed(batch)
             for how, outcome in outcomes.items():
                 off = error(batch, wanted, outcome)
@@ -69,16 +69,16 @@ class StepCheck:
                     failed[how].append(f"{size}: {off:.3g} {codes}")
         took = time.perf_counter() - began
         for how, bad in failed.items():
-            told = "; ".join([*self._errors.told, *bad][:5])
-            good = not bad and not self._errors.told
+            told = "; ".join(bad[:5])
             self._recorder.check(
-                f"{name}, {how}", good, sizes=len(sizes), worst=worst[how], failed=told, both_ways_s=round(took, 1)
+                f"{name}, {how}", not bad, sizes=len(sizes), worst=worst[how], failed=told, both_ways_s=round(took, 1)
             )
-        self._errors.told.clear()
 
-    def _run(self, how: str, batch: StepBatch) -> StepOutcome:
+    def _run(self, how: str, batch: StepBatch, failed: list[str]) -> StepOutcome:
         self._model.fill_device(batch)
         outcome = run_one(self._devices[how], batch)
+        failed += self._errors.told
+        self._errors.told.clear()
         self._drawn[how][batch.slot] = np.maximum(outcome.token, 0)
         return outcome
 

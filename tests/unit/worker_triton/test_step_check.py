@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
+from bench.gpu_checks import steps
 from bench.gpu_checks.check_model import CheckModel
+from bench.gpu_checks.record import Recorder
 from bench.gpu_checks.step_batches import StepBatches
-from bench.gpu_checks.step_check import error
+from bench.gpu_checks.step_check import StepCheck, error
 from bench.gpu_checks.steps import larger_steps, padded_sizes, some
 from quire_worker.cuda.cuda_device import _size_of
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, least_that_holds
 from quire_worker.engine.step_runner import StepOutcome
-from quire_worker.step import LogprobColumns, StepTiming
+from quire_worker.step import Float32, LogprobColumns, StepBatch, StepTiming
 
 VOCAB, PAGE, PAGES, SLOTS = 97, 64, 2560, 1280
 AGREEING = [np.zeros(SLOTS, np.int64)] * 2
@@ -95,3 +101,94 @@ def test_places_that_are_nobodys_are_nan_on_the_device_alone(tmp_path: Path) -> 
     assert there[0].eq(0).all()
     others = sorted(set(range(1, 16)) - set(batch.page_table.ravel().tolist()))
     assert there[others].isnan().all()
+
+
+class FakeModel:
+    """Logits that depend on the sequence's last token alone; a device that draws the best, or says what is wrong."""
+
+    on_gpu, page_size, num_pages = False, PAGE, PAGES
+    spec = SimpleNamespace(vocab_size=VOCAB)
+
+    def __init__(self, wrong: str = "") -> None:
+        self.wrong = wrong
+        self.filled = 0
+
+    def engine_spec(self, max_num_seqs: int) -> SimpleNamespace:
+        return SimpleNamespace(num_slots=SLOTS)
+
+    def make_device(self, spec: object, max_tokens: int, *, eager: bool) -> FakeDevice:
+        return FakeDevice(self, "" if eager else self.wrong)
+
+    def fill_reference(self, batch: StepBatch) -> None:
+        pass
+
+    def fill_device(self, batch: StepBatch) -> None:
+        self.filled += 1
+
+    def reference_logits(self, batch: StepBatch) -> Float32:
+        last = batch.token[np.cumsum(batch.count) - 1]
+        found: Float32 = ((last[:, None] * 7 + np.arange(VOCAB) * 5) % VOCAB).astype(np.float32)
+        return found
+
+
+class FakeDevice:
+    def __init__(self, model: FakeModel, wrong: str) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self.closed = False
+        self._model = model
+        self._wrong = wrong
+        self._ended: list[StepOutcome] = []
+
+    def launch(self, batch: StepBatch) -> None:
+        if self._wrong == "graph":
+            logging.getLogger("quire_worker.cuda.cuda_device").error("a step could not be captured")
+        raw = self._model.reference_logits(batch)
+        token = raw.argmax(axis=1)
+        if self._wrong == "token":
+            token[-1] = raw[-1].argmin()
+        normaliser = np.log(np.exp(raw.astype(np.float64)).sum(axis=1))
+        logprob = np.take_along_axis(raw, token[:, None], axis=1)[:, 0] - normaliser
+        self._ended = [outcome(token.tolist(), logprob.tolist())]
+        self.wake()
+
+    def finished(self) -> list[StepOutcome]:
+        return self._ended
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("wrong", ["", "token", "graph"])
+def test_a_way_that_is_wrong_fails_alone(wrong: str, tmp_path: Path) -> None:
+    recorder, model = Recorder(1, "a machine"), FakeModel(wrong)
+    with StepCheck(recorder, cast("CheckModel", model), 16, 64, graphs=True) as check:
+        check([StepSize(4), StepSize(16, 32, 4), StepSize(2)], "steps")
+    results = {str(line["check"]): (line["result"], str(line["failed"])) for line in recorder.lines}
+    graphs, eager = results["steps, as graphs"], results["steps, kernel by kernel"]
+    assert model.filled == 6
+    assert graphs[0] == ("FAILED" if wrong else "ok") and eager == ("ok", "")
+    # A step whose capture failed ran all the same, and right.
+    assert graphs[1].startswith({"": "", "token": "StepSize(", "graph": "a step could not be captured"}[wrong])
+
+
+def test_stage_one_goes_up_to_the_largest_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: dict[str, list[StepSize]] = {}
+
+    class Noted:
+        def __init__(self, *_: object, **__: object) -> None: ...
+        def __enter__(self) -> Noted:
+            return self
+
+        def __exit__(self, *_: object) -> None: ...
+        def __call__(self, sizes: list[StepSize], name: str, *, fresh: bool = False) -> None:
+            checked[name] = sizes
+
+    monkeypatch.setattr(steps, "StepCheck", Noted)
+    monkeypatch.setattr(steps, "CheckModel", lambda *_: None)
+    steps.run(Recorder(1, "a machine"), tiny=False)
+    assert len(checked["steps of all padded sizes"]) > 300
+    for tokens in (8192, 16384):
+        assert max(size.rows for size in checked[f"full steps of {tokens} tokens"]) == tokens
+        assert len(checked[f"steps of up to {tokens} tokens that no size pads"]) >= 3
+        fresh = checked[f"steps of up to {tokens} tokens with fresh prompts"]
+        assert max(size.rows for size in fresh) == tokens and any(size.decodes for size in fresh)
