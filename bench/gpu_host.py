@@ -44,7 +44,7 @@ _PROGRAMS = 66
 _launched: list[None] = []
 
 
-class _Driver:
+class Driver:
     """A GPU as far as Triton's launcher asks."""
 
     def get_current_device(self) -> int:
@@ -74,7 +74,7 @@ class _Graph:
         _count()
 
 
-class _Recorder:
+class Recorder:
     """Captures nothing."""
 
     def begin(self) -> None:
@@ -123,7 +123,7 @@ REPLACED: tuple[tuple[object, str, object], ...] = (
 
 def stand_in() -> None:
     """From here on this process computes nothing."""
-    driver.set_active(_Driver())
+    driver.set_active(Driver())
     for owner, name, instead in REPLACED:
         setattr(owner, name, instead)
     fresh_attention.PIECE = _PIECE
@@ -175,7 +175,7 @@ def steps_of(body: StepBody) -> Iterator[tuple[str, Callable[[], object]]]:
     for name, size, fresh, chunks in kinds:
         layout = StepLayout.of(size, tiling, fresh=True).leaving(fresh, chunks)
         yield f"{name}, kernel by kernel", partial(body.launch, layout)
-        graph = StepGraph(body, StepLayout.of(size, tiling, fresh=True), _Recorder())
+        graph = StepGraph(body, StepLayout.of(size, tiling, fresh=True), Recorder())
         yield f"{name}, in pieces", partial(graph.replay, graph.layout_of(fresh, chunks))
 
 

@@ -8,15 +8,16 @@ import torch
 from torch import Tensor
 
 from quire_worker.cuda.cuda_device import CudaDevice
+from quire_worker.cuda.kernel_compiler import compile_steps
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graphs import StepGraphs
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
-from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize
+from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, kernel_sizes
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.triton.attention_plan import TritonPlan
-from quire_worker.ops.triton.fresh_attention import PIECE, FreshPlans, padded_length
+from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, PIECE, FreshPlans, padded_length
 
 # Graphs that are there before the first request: a second's worth where the kernels are compiled.
 _AT_START = 32
@@ -49,6 +50,9 @@ class CudaModel:
         words = StepLayout.of(largest, tiling, max(STOP_IDS, spec.max_stop_ids)).words(spec.table_width)
         body = StepBody(self.decoder, self.pages, words, spec.num_slots, largest.sequences)
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        with torch.cuda.stream(stream):
+            sizes = kernel_sizes(spec.max_num_seqs, max_tokens, _AT_START)
+            compile_steps(body, tiling, sizes, fresh=fresh and max_tokens >= LEAST_TOKENS)
         graphs = None
         if not eager:
             graphs = StepGraphs(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=fresh)

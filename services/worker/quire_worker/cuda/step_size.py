@@ -14,6 +14,7 @@ MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
 """Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
 _WASTE = 1 / 16
 _ROUNDED = 64
+_LONG_ROWS = 1024
 _FEW_CHUNKS, MOST_CHUNKS = 64, 128
 
 
@@ -83,6 +84,16 @@ def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
         sizes += [StepSize(decodes, each, _chunks(each)) for decodes, each in full]
     more = [(True, False), (True, True)]
     return sizes + [StepSize(s.decodes, s.rows, s.chunks, *asked) for asked in more for s in sizes]
+
+
+def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int) -> list[StepSize]:
+    """Sizes that have the kernels of all graphs between them: the first `count` that are captured, the one of most
+    sequences, a long one, one with filters, and two with controls, whose results lie differently."""
+    sizes = graph_sizes(max_num_seqs, max_tokens)
+    long = [size for size in sizes if size.rows >= _LONG_ROWS][:1]
+    controlled = (StepSize(each, filtered=True, controlled=True) for each in (1, 4))
+    kinds = (StepSize(max_num_seqs), *long, StepSize(1, filtered=True), *controlled)
+    return [*dict.fromkeys((*sizes[:count], *kinds))]
 
 
 def pieced_sizes(max_num_seqs: int, max_tokens: int, piece: int) -> list[StepSize]:

@@ -1,0 +1,141 @@
+"""Kernels compiled several at a time, before the first step needs them.
+
+Triton compiles a kernel when it is first launched, one after the other: ten seconds and more where its cache on disk is
+empty. Here steps are gone through by launches that compile and do nothing else, on a few threads; most of a compilation
+runs outside Python's lock. A launch finds afterwards what it would have compiled itself, under the same key, in memory
+and on disk; what failed here is compiled, or fails, where it is launched. Knows nothing of what kernels compute.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+import threading
+import time
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.step_layout import StepLayout
+from quire_worker.cuda.step_size import StepSize
+from quire_worker.ops.triton.attention import prefill_attention
+from quire_worker.ops.triton.logprobs import packed_logprobs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from torch import Tensor
+
+    from quire_worker.cuda.step_body import StepBody
+    from quire_worker.cuda.step_layout import Tiling
+    from quire_worker.model.decoder import Decoder
+    from quire_worker.ops.triton.attention_plan import TritonPlan
+    from quire_worker.ops.weight import Weight
+
+log = get_logger(__name__)
+# More would wait for Python's lock, which a compilation holds for a fifth of its time.
+_MOST_THREADS = 8
+_KEPT_ROWS = 1024
+
+
+def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
+    """Compile the kernels of steps of these sizes and of their logprobs, and of prompts that are left to others where
+    `fresh`. Torch's own part of such steps is launched, on the current stream. Never raises: it is only haste."""
+    begin, threads = time.perf_counter(), min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    try:
+        tasks = compile_together(lambda: go_through(body, tiling, sizes, fresh=fresh), threads)
+    except Exception:
+        log.exception("kernels are compiled as they are launched: compiling them together failed")
+        return
+    failed = [error for task in tasks if (error := task.exception()) is not None]
+    if failed:
+        log.warning("some kernels could not be compiled ahead", kernels=len(failed), cause=repr(failed[0])[:300])
+    took_s = round(time.perf_counter() - begin, 2)
+    log.info("kernels are ready", kernels=len(tasks) - len(failed), threads=threads, took_s=took_s)
+
+
+def compile_together(launch: Callable[[], None], threads: int) -> list[Future[Any]]:
+    """Compile, on so many threads, the kernels that `launch` launches and that no launch before had compiled; none of
+    them runs. When this returns all have ended, each with a compiled kernel or an exception."""
+    with ThreadPoolExecutor(threads, "compile") as pool, _compiling(pool) as tasks:
+        launch()
+    return tasks
+
+
+@contextlib.contextmanager
+def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
+    """Inside, launches of this thread compile on the pool, and return at once; those of other threads are as ever.
+
+    `run` and `_do_compile` are Triton's own ways to compile without a launch, and to compile what no cache has; it
+    takes a future in place of a kernel."""
+    owner, tasks = threading.get_ident(), list[Future[Any]]()
+    run, do_compile = JITFunction.run, JITFunction._do_compile
+
+    def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=warmup or threading.get_ident() == owner, **more)
+
+    def compile_later(self: Any, key: str, signature: Any, device: int, *how: Any) -> Any:
+        if threading.get_ident() != owner:
+            return do_compile(self, key, signature, device, *how)
+        task, kernels = Future[Any](), self.device_caches[device][0]
+        kernels[key] = task
+        tasks.append(task)
+
+        def fill() -> None:
+            try:
+                task.set_result(do_compile(self, key, signature, device, *how))  # which puts it in the task's place
+            except Exception as error:
+                kernels.pop(key, None)
+                task.set_exception(error)
+
+        pool.submit(fill)
+        return task
+
+    JITFunction.run, JITFunction._do_compile = compile_only, compile_later
+    try:
+        yield tasks
+    finally:
+        JITFunction.run, JITFunction._do_compile = run, do_compile
+
+
+def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
+    """Launch a step of nobody of each size, as `compile_steps` says."""
+    few = copy.copy(body)
+    few.decoder = _few_layers(body.decoder)
+    layouts = [StepLayout.of(size, tiling) for size in sizes]
+    if fresh:
+        layouts.append(StepLayout.of(StepSize(0, _KEPT_ROWS, 1), tiling, fresh=True))
+    for layout in layouts:
+        layout.pack_nobody(few.uploaded)
+        few.launch(layout, attend=None if layout.fresh is None else partial(_attend_by_hand, few.decoder))
+    if few.logits is not None:
+        nobody = torch.zeros(1, dtype=torch.int32, device=few.logits.device)
+        packed_logprobs(few.logits, nobody, nobody, 0)
+
+
+def _attend_by_hand(
+    decoder: Decoder[TritonPlan],
+    query: Tensor,
+    pages: Tensor,
+    layer: int,
+    plan: TritonPlan,
+    window: int,
+    weight: Weight,
+) -> Tensor:
+    """As between the pieces of a step: tiles that no kernel of Triton's goes before."""
+    out = torch.empty_like(query)
+    prefill_attention(query, pages, layer, plan, decoder.head_shape, window, out, pdl=False)
+    return decoder.ops.linear(out, weight)
+
+
+def _few_layers(decoder: Decoder[TritonPlan]) -> Decoder[TritonPlan]:
+    """The first layers, up to one of each window: between them they have all kernels."""
+    windows = [decoder.spec.window(layer) for layer in range(len(decoder.layers))]
+    few = copy.copy(decoder)
+    few.layers = decoder.layers[: max(2, *(windows.index(each) + 1 for each in windows))]
+    return few

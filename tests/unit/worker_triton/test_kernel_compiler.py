@@ -1,0 +1,152 @@
+"""Kernels are compiled together, each once, and not run; what fails is left to the launch; nothing stays replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton.language as tl
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from bench.gpu_host import Driver
+from quire_worker.cuda import kernel_compiler
+from quire_worker.cuda.kernel_compiler import compile_steps, compile_together
+from quire_worker.cuda.step_layout import Tiling
+from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
+
+_FORBIDDEN = 7
+
+
+def _add(x, n, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: N803  # a kernel
+    pass
+
+
+class Compiler:
+    """Stands for Triton's: what was compiled on which thread, and what ran."""
+
+    def __init__(self) -> None:
+        self.compiled: list[tuple[int, str]] = []
+        self.ran: list[int] = []
+        self.together: threading.Barrier | None = None
+
+    def compile(self, kernel: Any, key: str, _signature: Any, device: int, constants: Any, *_: object) -> Any:
+        (block,) = constants.values()
+        self.compiled.append((block, threading.current_thread().name.split("_")[0]))
+        if self.together is not None:
+            self.together.wait(10)
+        if block == _FORBIDDEN:
+            raise RuntimeError("no such block")
+        run = lambda *_: self.ran.append(block)  # noqa: E731  # a line of a stand-in
+        made = SimpleNamespace(function=0, packed_metadata=0, launch_metadata=lambda *_: None, run=run)
+        kernel.device_caches[device][0][key] = made
+        return made
+
+
+@pytest.fixture
+def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
+    made = Compiler()
+    monkeypatch.setattr(driver, "_active", Driver())
+    monkeypatch.setattr(JITFunction, "_do_compile", lambda kernel, *how: made.compile(kernel, *how))  # noqa: PLW0108  # a method is no function
+    before = JITFunction.run, JITFunction._do_compile
+    yield made
+    assert before == (JITFunction.run, JITFunction._do_compile)
+
+
+def launch(kernel: Any, *blocks: int) -> None:
+    for block in blocks:
+        kernel[(1,)](torch.zeros(4), 3, BLOCK=block)
+
+
+def test_kernels_are_compiled_side_by_side_each_once_and_not_run(compiler: Compiler) -> None:
+    kernel = JITFunction(_add)
+    compiler.together = threading.Barrier(2)
+    tasks = compile_together(lambda: launch(kernel, 16, 32, 16, 32), 2)
+    assert sorted(compiler.compiled) == [(16, "compile"), (32, "compile")]
+    assert [task.exception() for task in tasks] == [None, None] and not compiler.ran
+    launch(kernel, 32, 16)
+    assert compiler.ran == [32, 16] and len(compiler.compiled) == 2
+    assert compile_together(lambda: launch(kernel, 16), 2) == [] and compiler.ran == [32, 16]
+
+
+def test_what_cannot_be_compiled_is_compiled_again_where_it_is_launched(compiler: Compiler) -> None:
+    kernel = JITFunction(_add)
+    (bad, good) = compile_together(lambda: launch(kernel, _FORBIDDEN, 16), 2)
+    assert isinstance(bad.exception(), RuntimeError) and good.exception() is None
+    with pytest.raises(RuntimeError, match="no such block"):
+        launch(kernel, _FORBIDDEN)
+    launch(kernel, 16)
+    assert compiler.ran == [16] and len(compiler.compiled) == 3
+
+
+def test_launches_of_other_threads_are_as_ever(compiler: Compiler) -> None:
+    kernel = JITFunction(_add)
+
+    def launch_elsewhere() -> None:
+        launch(kernel, 16)
+        other = threading.Thread(target=launch, args=(kernel, 64), name="other")
+        other.start()
+        other.join()
+
+    assert len(compile_together(launch_elsewhere, 2)) == 1
+    assert sorted(compiler.compiled) == [(16, "compile"), (64, "other")] and compiler.ran == [64]
+
+
+def test_a_failure_is_told_and_costs_nothing_but_haste(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(kernel_compiler.log, "_logger", SimpleNamespace(
+        isEnabledFor=lambda _: True, log=lambda _level, _format, message, **_: told.append(message)
+    ))  # fmt: skip  # a stand-in
+    body: Any = SimpleNamespace(decoder=None)
+    compile_steps(body, Tiling(1, 1), [StepSize(1)], fresh=False)
+    assert told == ["kernels are compiled as they are launched: compiling them together failed"]
+
+
+_ALL = """
+import json
+from triton.runtime.jit import JITFunction
+from bench import gpu_host
+from quire_worker.cuda.kernel_compiler import compile_together, go_through
+from quire_worker.cuda.step_graph import StepGraph
+from quire_worker.cuda.step_layout import StepLayout, Tiling
+from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
+from quire_worker.ops.triton.fresh_attention import Fresh
+
+gpu_host.stand_in()
+body = gpu_host.small_body(layers=3)
+tiling = Tiling.of(body.decoder.head_shape, body.pages.device)
+tasks = compile_together(lambda: go_through(body, tiling, kernel_sizes(40, 2048, 6), fresh=True), 2)
+late = []
+
+def compile_late(kernel, *how):
+    late.append(kernel.__name__)
+    return gpu_host._compile(kernel, *how)
+
+JITFunction._do_compile = compile_late
+for size in graph_sizes(40, 2048):
+    layout = StepLayout.of(size, tiling)
+    layout.pack_nobody(body.uploaded)
+    body.launch(layout)
+for decodes in (0, 16):
+    pieced = StepGraph(body, StepLayout.of(StepSize(decodes, 4352, 128, True), tiling, fresh=True), gpu_host.Recorder())
+    pieced.replay(pieced.layout_of((Fresh(0, 2048),), 2))
+print(json.dumps([len(tasks), late]))
+"""
+
+
+def test_what_is_gone_through_has_the_kernels_of_all_graphs() -> None:
+    """In a process of its own: what is replaced stays so, and Triton must not be interpreted."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", _ALL], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    count, late = json.loads(done.stdout)
+    assert count > 12 and late == []
+    assert len(kernel_sizes(40, 2048, 6)) == 11 < len(graph_sizes(40, 2048)) / 3
