@@ -60,18 +60,17 @@ class KernelCase:
     wanted: float = 0.0
     """Share of the floor; 0: none in particular."""
 
-    def figures(self, peak: Peak | None) -> dict[str, float | int | None]:
-        """Times it. Without a peak there is no floor to stand beside."""
+    def figures(self, peak: Peak | None) -> dict[str, float]:
+        """Times it: the rate that bounds it, its floor, and what its nodes take where that is more. Without a peak
+        there is no floor to stand beside."""
         us = self._time_us()
-        least = None if peak is None else floor_us(self.cost, peak)
-        return {
-            "us": us,
-            "gb_per_s": self.cost.bytes / us / 1e3,
-            "tflop_per_s": self.cost.flops / us / 1e6,
-            "floor_us": least,
-            "of_floor": None if least is None else least / us,
-            "nodes_us": self.launches * NODE_US,
-        }
+        if peak is None:
+            return {"us": us}
+        least, nodes = floor_us(self.cost, peak), self.launches * NODE_US
+        computes = self.cost.flops / peak.flops_per_s > self.cost.bytes / peak.bytes_per_s
+        rate = {"tflop_per_s": self.cost.flops / us / 1e6} if computes else {"gb_per_s": self.cost.bytes / us / 1e3}
+        beside = {"nodes_us": nodes} if nodes > least else {}
+        return {"us": us, **rate, "floor_us": least, "of_floor": least / us, **beside}
 
     def _time_us(self) -> float:
         if not torch.cuda.is_available():

@@ -54,7 +54,15 @@ def test_a_case_stands_beside_its_floor(wanted: float, results: list[str], monke
     assert [line["result"] for line in recorder.lines] == results
     line = recorder.lines[0]
     assert line["check"] == "0.6B batch 1, a kernel" and (line["floor_us"], line["of_floor"]) == (8.0, 0.8)
-    assert (line["gb_per_s"], line["tflop_per_s"], line["nodes_us"]) == (0.8, 0.4, 1.13)
+    assert line["gb_per_s"] == 0.8 and not line.keys() & {"tflop_per_s", "nodes_us"}, "memory bounds it, not its node"
+
+
+def test_what_is_small_is_bound_by_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(KernelCase, "_time_us", lambda self: 10.0)
+    case = KernelCase("a kernel", lambda index: torch.zeros(1), Cost(1, 1_000, 2_000_000), launches=2)
+    found = case.figures(Peak(1e9, 1e12))
+    assert found == {"us": 10.0, "tflop_per_s": 0.2, "floor_us": 2.0, "of_floor": 0.2, "nodes_us": 2.26}
+    assert case.figures(None) == {"us": 10.0}
 
 
 def test_kernels_that_make_no_numbers_are_told() -> None:
