@@ -7,12 +7,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 
-def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+_SHARED_BYTES = 232_448
+"""Of a multiprocessor, that one program may have."""
+
+
+def compiled(folder: Path, module: str, *arguments: str) -> list[str]:
+    """Lines that the module prints."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    environment["TRITON_CACHE_DIR"] = str(tmp_path)
+    environment["TRITON_CACHE_DIR"] = str(folder)
     done = subprocess.run(
-        [sys.executable, "-m", "tests.unit.worker_triton.compiled"],
+        [sys.executable, "-m", f"tests.unit.worker_triton.{module}", *arguments],
         env=environment,
         cwd=Path(__file__).parents[3],
         capture_output=True,
@@ -21,5 +27,16 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    lines = done.stdout.splitlines()
+    return done.stdout.splitlines()
+
+
+def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
+    lines = compiled(tmp_path, "compiled")
     assert len(lines) == 27 and all(int(line.rsplit(" ", 1)[1]) > 1000 for line in lines)
+
+
+@pytest.mark.parametrize("arguments", [("kinds",), pytest.param((), marks=pytest.mark.slow)])
+def test_ways_of_products_compile_and_fit(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    lines = compiled(tmp_path, "compiled_products", *arguments)
+    assert len(lines) >= (4 if arguments else 20)
+    assert all(0 < int(line.rsplit(" ", 1)[1]) <= _SHARED_BYTES for line in lines)

@@ -1,0 +1,56 @@
+"""`python -m tests.unit.worker_triton.compiled_products [kinds]`: the H200's ways of products compiled, without a GPU.
+
+Prints a line for each: what it is, the inner dimension, and the bytes of shared memory that it takes. `kinds`: only the
+first of each kind.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.compiler import ASTSource
+
+import quire_worker.ops.triton.product_tables as tables
+from quire_worker.ops.triton.kernels.product import gemv_kernel, split_product_kernel, tall_product_kernel
+from quire_worker.ops.triton.products import Gemv, Way
+from tests.unit.worker_triton.compiled import HOPPER
+
+TYPES = {"x": "*bf16", "weight": "*bf16", "bias": "*bf16", "y": "*bf16", "rows": "i32", "outputs": "i32"}
+
+
+def compile_way(way: Way, rows: int, inputs: int) -> int:
+    """Bytes of shared memory."""
+    constants: dict[str, Any] = {"INPUTS": inputs, "BLOCK_N": way.block_n, "BLOCK_K": way.block_k}
+    constants |= {"BIASED": False, "PDL": True}
+    kernel: Any = gemv_kernel
+    if isinstance(way, Gemv):
+        constants["M"] = rows
+    else:
+        kernel = tall_product_kernel if way.shares == 1 else split_product_kernel
+        constants |= {"M": way.columns, "STAGES": way.stages}
+        constants |= {} if way.shares == 1 else {"SHARES": way.shares}
+    types = {name: "constexpr" if name in constants else TYPES[name] for name in kernel.arg_names}
+    # Where torch allocates, and sizes of real models, are multiples of 16.
+    names = [name for name in TYPES if name in kernel.arg_names and name != "rows"]
+    aligned = {(kernel.arg_names.index(name),): [["tt.divisibility", 16]] for name in names}
+    source = ASTSource(kernel, types, constants, aligned)
+    done = triton.compile(source, target=HOPPER, options={"num_warps": way.warps, "launch_pdl": True})
+    return int(done.metadata.shared)
+
+
+def main() -> None:
+    table = tables.read_table(Path(tables.__file__).parent / "h200.json")
+    seen = set()
+    for (rows, _, inputs), way in table.items():
+        kind = (type(way).__name__, getattr(way, "shares", 1) > 1, rows == 1)
+        key = kind if "kinds" in sys.argv else (rows if isinstance(way, Gemv) else 0, inputs, way)
+        if key not in seen:
+            seen.add(key)
+            print(way, inputs, compile_way(way, rows, inputs), flush=True)
+
+
+if __name__ == "__main__":
+    main()
