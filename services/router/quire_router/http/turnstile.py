@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-MOST_AT_ONCE = 8
+MOST_AT_ONCE = 4
 
 
 class Turnstile:
