@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import triton.language as tl
+from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
@@ -36,13 +38,16 @@ class Compiler:
     def __init__(self) -> None:
         self.compiled: list[tuple[int, str]] = []
         self.ran: list[int] = []
+        self.on_disk: set[int] = set()
         self.together: threading.Barrier | None = None
 
     def compile(self, kernel: Any, key: str, _signature: Any, device: int, constants: Any, *_: object) -> Any:
         (block,) = constants.values()
         self.compiled.append((block, threading.current_thread().name.split("_")[0]))
-        if self.together is not None:
+        if self.together is not None and threading.current_thread() is not threading.main_thread():
             self.together.wait(10)
+        if knobs.compilation.listener is not None:
+            knobs.compilation.listener(cache_hit=block in self.on_disk)
         if block == _FORBIDDEN:
             raise RuntimeError("no such block")
         run = lambda *_: self.ran.append(block)  # noqa: E731  # a line of a stand-in
@@ -56,9 +61,9 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     made = Compiler()
     monkeypatch.setattr(driver, "_active", Driver())
     monkeypatch.setattr(JITFunction, "_do_compile", lambda kernel, *how: made.compile(kernel, *how))  # noqa: PLW0108  # a method is no function
-    before = JITFunction.run, JITFunction._do_compile
+    before = JITFunction.run, JITFunction._do_compile, knobs.compilation.listener
     yield made
-    assert before == (JITFunction.run, JITFunction._do_compile)
+    assert before == (JITFunction.run, JITFunction._do_compile, knobs.compilation.listener)
 
 
 def launch(kernel: Any, *blocks: int) -> None:
@@ -69,22 +74,32 @@ def launch(kernel: Any, *blocks: int) -> None:
 def test_kernels_are_compiled_side_by_side_each_once_and_not_run(compiler: Compiler) -> None:
     kernel = JITFunction(_add)
     compiler.together = threading.Barrier(2)
-    tasks = compile_together(lambda: launch(kernel, 16, 32, 16, 32), 2)
-    assert sorted(compiler.compiled) == [(16, "compile"), (32, "compile")]
-    assert [task.exception() for task in tasks] == [None, None] and not compiler.ran
+    tasks = compile_together(lambda: launch(kernel, 8, 16, 32, 16, 32, 8), 2)
+    assert sorted(compiler.compiled) == [(8, "MainThread"), (16, "compile"), (32, "compile")]
+    assert [task.exception() for task in tasks] == [None] * 3 and not compiler.ran
     launch(kernel, 32, 16)
-    assert compiler.ran == [32, 16] and len(compiler.compiled) == 2
+    assert compiler.ran == [32, 16] and len(compiler.compiled) == 3
     assert compile_together(lambda: launch(kernel, 16), 2) == [] and compiler.ran == [32, 16]
 
 
-def test_what_cannot_be_compiled_is_compiled_again_where_it_is_launched(compiler: Compiler) -> None:
+def test_what_is_on_disk_is_read_without_other_threads(compiler: Compiler) -> None:
     kernel = JITFunction(_add)
-    (bad, good) = compile_together(lambda: launch(kernel, _FORBIDDEN, 16), 2)
-    assert isinstance(bad.exception(), RuntimeError) and good.exception() is None
-    with pytest.raises(RuntimeError, match="no such block"):
-        launch(kernel, _FORBIDDEN)
-    launch(kernel, 16)
-    assert compiler.ran == [16] and len(compiler.compiled) == 3
+    compiler.on_disk = {16, 32, 64}
+    assert len(compile_together(lambda: launch(kernel, 16, 32, 128, 64), 2)) == 4
+    where = [("MainThread", block) for block in (16, 32, 128)]
+    assert [(thread, block) for block, thread in compiler.compiled] == [*where, ("compile", 64)]
+
+
+def test_what_cannot_be_compiled_is_compiled_again_where_it_is_launched(compiler: Compiler) -> None:
+    for first in ((), (16,)):  # here, and on the pool
+        kernel = JITFunction(_add)
+        blocks = (*first, _FORBIDDEN, 32)
+        *_, bad, good = compile_together(partial(launch, kernel, *blocks), 2)
+        assert isinstance(bad.exception(), RuntimeError) and good.exception() is None
+        with pytest.raises(RuntimeError, match="no such block"):
+            launch(kernel, _FORBIDDEN)
+        launch(kernel, 32)
+    assert compiler.ran == [32, 32]
 
 
 def test_launches_of_other_threads_are_as_ever(compiler: Compiler) -> None:
@@ -97,7 +112,7 @@ def test_launches_of_other_threads_are_as_ever(compiler: Compiler) -> None:
         other.join()
 
     assert len(compile_together(launch_elsewhere, 2)) == 1
-    assert sorted(compiler.compiled) == [(16, "compile"), (64, "other")] and compiler.ran == [64]
+    assert sorted(compiler.compiled) == [(16, "MainThread"), (64, "other")] and compiler.ran == [64]
 
 
 def test_a_failure_is_told_and_costs_nothing_but_haste(compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,12 +153,6 @@ def test_more_alternatives_than_tokens_are_all_tokens_and_nobody_is_nothing() ->
     assert pending.columns(np.array([0, -1], np.int32)) is None
 
 
-def test_kernels_are_compiled_once() -> None:
-    kept = DeviceLogprobs(DEVICE, 1)
-    assert not kept.compile(None)
-    assert kept.compile(normal(1).to(DEVICE)) and not kept.compile(normal(1).to(DEVICE))
-
-
 def test_a_ring_gives_its_buffers_in_turn_and_lets_them_grow() -> None:
     ring = PinnedRing(2, DEVICE)
     first, second = ring.take(3), ring.take(5)

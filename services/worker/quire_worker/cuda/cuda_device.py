@@ -163,7 +163,7 @@ class CudaDevice:
         return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
 
     def prepare(self) -> bool:
-        """See Device: capture a size, compile what no step has run yet, or plan a length."""
+        """See Device: capture a size, or plan a length."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
@@ -179,9 +179,6 @@ class CudaDevice:
     def _prepare(self) -> bool:
         if self._graphs is not None and self._graphs.capture(1):
             return True
-        with torch.cuda.stream(self._stream):
-            if self._extras.of_draws.compile(self._body.logits):
-                return True
         if self._fresh is None:
             return False
         if not self._fresh.begun:

@@ -57,7 +57,6 @@ class DeviceLogprobs:
         self._downloads = PinnedRing(turns, device)
         self._row: Int32 = np.empty(0, np.int32)
         self._row_there = torch.empty(0, dtype=torch.int32, device=device)
-        self._compiled = False
 
     @torch.inference_mode()
     def start(self, logits: Tensor, token: Tensor, row: Int32, sequence: Int32, wanted: Int32) -> PendingLogprobs:
@@ -68,15 +67,6 @@ class DeviceLogprobs:
         packed = packed_logprobs(logits, token, self._upload(row), most)
         host = self._downloads.take(packed.numel()).view(packed.shape)
         return PendingLogprobs(sequence, wanted, host.copy_(packed, non_blocking=True))
-
-    def compile(self, logits: Tensor | None) -> bool:
-        """Have the kernels for such logits ready, which takes up to seconds; whether there was anything to do."""
-        if self._compiled or logits is None:
-            return False
-        nobody = torch.zeros(1, dtype=torch.int32, device=self._device)
-        packed_logprobs(logits, nobody, nobody, 0)
-        self._compiled = True
-        return True
 
     def _upload(self, row: Int32) -> Tensor:
         """It is mostly the same as for the step before."""

@@ -1,9 +1,10 @@
 """Kernels compiled several at a time, before the first step needs them.
 
 Triton compiles a kernel when it is first launched, one after the other: ten seconds and more where its cache on disk is
-empty. Here steps are gone through by launches that compile and do nothing else, on a few threads; most of a compilation
-runs outside Python's lock. A launch finds afterwards what it would have compiled itself, under the same key, in memory
-and on disk; what failed here is compiled, or fails, where it is launched. Knows nothing of what kernels compute.
+empty. Here steps are gone through by launches that compile and do nothing else, on a few threads: most of a compilation
+runs outside Python's lock, though reading what is on disk does not. A launch finds afterwards what it would have
+compiled itself, under the same key, in memory and on disk; what failed here is compiled, or fails, where it is
+launched. Knows nothing of what kernels compute.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from triton import knobs
 from triton.runtime.jit import JITFunction
 
 from quire_common.telemetry.logs import get_logger
@@ -69,12 +71,13 @@ def compile_together(launch: Callable[[], None], threads: int) -> list[Future[An
 
 @contextlib.contextmanager
 def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
-    """Inside, launches of this thread compile on the pool, and return at once; those of other threads are as ever.
+    """Inside, launches of this thread compile, and do not run; those of other threads are as ever. What is on disk is
+    read here and now; from the first kernel that is not, they go to the pool.
 
-    `run` and `_do_compile` are Triton's own ways to compile without a launch, and to compile what no cache has; it
+    `run` and `_do_compile` are Triton's own ways to compile without a launch, and to compile what is not in memory; it
     takes a future in place of a kernel."""
-    owner, tasks = threading.get_ident(), list[Future[Any]]()
-    run, do_compile = JITFunction.run, JITFunction._do_compile
+    owner, tasks, missed = threading.get_ident(), list[Future[Any]](), threading.Event()
+    run, do_compile, listener = JITFunction.run, JITFunction._do_compile, knobs.compilation.listener
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **more: Any) -> Any:
         return run(self, *args, grid=grid, warmup=warmup or threading.get_ident() == owner, **more)
@@ -83,7 +86,6 @@ def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
         if threading.get_ident() != owner:
             return do_compile(self, key, signature, device, *how)
         task, kernels = Future[Any](), self.device_caches[device][0]
-        kernels[key] = task
         tasks.append(task)
 
         def fill() -> None:
@@ -93,14 +95,26 @@ def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
                 kernels.pop(key, None)
                 task.set_exception(error)
 
-        pool.submit(fill)
+        if missed.is_set():
+            kernels[key] = task
+            pool.submit(fill)
+        else:
+            fill()
         return task
 
+    def listen(**told: Any) -> None:
+        if not told["cache_hit"]:
+            missed.set()
+        if listener is not None:
+            listener(**told)
+
     JITFunction.run, JITFunction._do_compile = compile_only, compile_later
+    knobs.compilation.listener = listen
     try:
         yield tasks
     finally:
         JITFunction.run, JITFunction._do_compile = run, do_compile
+        knobs.compilation.listener = listener
 
 
 def go_through(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:

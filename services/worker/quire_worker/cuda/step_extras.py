@@ -60,7 +60,7 @@ class StepExtras:
         logits_of: Callable[[Tensor], Tensor],
         examine: Callable[[Exception], None],
     ) -> None:
-        self.of_draws = DeviceLogprobs(device, turns)
+        self._of_draws = DeviceLogprobs(device, turns)
         self._logits_of = logits_of
         self._examine = examine
 
@@ -73,7 +73,7 @@ class StepExtras:
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         if len(asked) and logits is not None:
             with _blaming(asked.tolist(), extras.failed, self._examine):
-                extras.logprobs = self.of_draws.start(logits, token, places[asked], asked, batch.logprobs[asked])
+                extras.logprobs = self._of_draws.start(logits, token, places[asked], asked, batch.logprobs[asked])
         # Behind the logprobs, since these overwrite the step's logits.
         if batch.scores and hidden is not None:
             with _blaming(batch.scores, extras.failed, self._examine):
