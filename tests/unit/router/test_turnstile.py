@@ -1,10 +1,18 @@
-"""The turnstile: in order, a few at a time, nobody is left waiting."""
+"""The turnstile: in order, a few at a time, nobody is left waiting, and probes pass it by."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
+from quire_router.api_keys import ApiKeys
+from quire_router.http.edge import Edge
+from quire_router.http.exchange import send_json
 from quire_router.http.turnstile import MOST_AT_ONCE, Turnstile
+from quire_router.limits.rate_limits import RateLimits
+
+if TYPE_CHECKING:
+    from starlette.types import Message, Receive, Scope, Send
 
 
 async def _come_in(turnstile: Turnstile, number: int, came: list[int]) -> None:
@@ -54,3 +62,23 @@ async def test_who_gives_up_holds_nobody_back() -> None:
     await _per_turn(came, 2)
     assert came == [0, 5]
     assert [task.cancelled() for task in tasks] == [False, True, True, True, True, False]
+
+
+async def test_a_probe_is_answered_in_the_middle_of_a_burst() -> None:
+    answered = list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        answered.append(scope["path"])
+        await send_json(send, b"{}")
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        assert message["type"].startswith("http.response.")
+
+    edge = Edge(app, ApiKeys([]), RateLimits(), max_body_bytes=1000)
+    paths = [*["/v1/completions"] * 20, "/livez"]
+    scopes = [{"type": "http", "method": "GET", "path": path, "headers": []} for path in paths]
+    await asyncio.gather(*(edge(scope, receive, send) for scope in scopes))
+    assert sorted(answered) == sorted(paths) and answered[1] == "/livez"

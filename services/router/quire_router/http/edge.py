@@ -74,7 +74,8 @@ class Edge:
         if scope["type"] != "http":
             return
         arrived_ns = time.monotonic_ns()
-        await self._turnstile.enter()
+        if scope["path"] not in OPEN_PATHS:  # whether it lives is told in the middle of a burst too
+            await self._turnstile.enter()
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         given_id = request_id_from(headers.get(b"x-request-id", ""))
         exchange = scope[SCOPE_KEY] = Exchange(
