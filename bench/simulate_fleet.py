@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 
     from bench.simulate_trace import TraceRequest
     from quire_router.pages.page_table import Keys
+    from quire_router.placement.placed import Placed
     from quire_router.placement.placer import PlacedSides
-    from quire_router.placement.replica_table import PagePool, Placed, ReplicaRow
+    from quire_router.placement.replica_table import PagePool, ReplicaRow
 
 _TICK_S, _LOAD_S, _EVENTS_S = 0.02, 0.2, 0.1
 # Of a replica's own means; see the scheduler's Rates.
@@ -45,13 +46,17 @@ _NO_TOKENS: NDArray[np.int32] = np.empty(0, np.int32)
 @dataclass(frozen=True)
 class Setup:
     """`prefill` of the `replicas` prefill and the others decode; 0: all do both. `bandwidth`: bytes a second into a
-    decode side."""
+    decode side, `near_bandwidth` from its own host. `per_host` share a host, of either role alike, 0: none do;
+    `tells_hosts`: the router hears of it."""
 
     policy: str = "kv_aware"
     replicas: int = 16
     prefill: int = 0
     speed: Speed = field(default_factory=Speed)
     bandwidth: float = 25e9
+    near_bandwidth: float = 200e9
+    per_host: int = 0
+    tells_hosts: bool = True
     token_bytes: int = 131_072
     weights: Weights = field(default_factory=Weights)
     split: SplitOptions = field(default_factory=SplitOptions)
@@ -91,8 +96,10 @@ class _KnownWish(Wish):
 class _Member:
     """A replica, its row, and what it tells of itself."""
 
-    def __init__(self, replica: SimReplica, row: ReplicaRow) -> None:
+    def __init__(self, replica: SimReplica, row: ReplicaRow, host: bytes, *, tells_host: bool) -> None:
         self.replica = replica
+        self.host = host
+        self._told_host = host if tells_host else b""
         self.row = row
         self._tokens = self._span_s = 0.0
         self._told = (0, 0.0)
@@ -112,14 +119,15 @@ class _Member:
                 max_num_seqs=replica.speed.rows,
                 waiting_prefill_tokens=replica.waiting_tokens,
                 prefill_tokens_per_s=rate,
+                host=self._told_host,
             )
         )
 
     def tell_prefill(self, run: Run) -> None:
         self.row.computed(run.request.input_tokens - run.cached_tokens, round((run.first_s - run.started_s) * 1e6))
 
-    def tell_pull(self, pages: int, took_s: float) -> None:
-        self.row.pulled(pages, round(took_s * 1e6))
+    def tell_pull(self, pages: int, took_s: float, *, near: bool) -> None:
+        self.row.pulled(pages, round(took_s * 1e6), near=near and bool(self._told_host))
 
     def tell_pages(self, directory: PageDirectory, holder: int) -> None:
         # Of a page that came and went since the last frame, the last word counts.
@@ -146,18 +154,25 @@ class _Fleet:
         page_bytes = setup.token_bytes * setup.speed.page
         group = KvGroup("full", page_bytes, "layout", "bf16", 1, 1, 1)
         model = ModelInfo("m", "A", 1 << 20, 1 << 17, (), b"d", PageGeometry(setup.speed.page, (group,), b"n" * 32))
-        self.links = Links(setup.replicas, setup.bandwidth, setup.token_bytes * setup.speed.page)
+        self.links = Links(setup.replicas, setup.bandwidth, setup.near_bandwidth, page_bytes)
+        hosts = setup.replicas // setup.per_host if setup.per_host else 0
         self.members: list[_Member] = []
         for index in range(setup.replicas):
             role = "both" if not setup.prefill else "prefill" if index < setup.prefill else "decode"
             row = self.table.add(f"replica-{index}")
             row.show(accepts=True, model=model, role=role)
             row.held_as(self.directory.open())
-            self.members.append(_Member(SimReplica(setup.speed), row))
+            host = b"host %d" % (index % hosts) if hosts else b""
+            self.members.append(_Member(SimReplica(setup.speed), row, host, tells_host=setup.tells_hosts))
         self.hear_load()
 
     def place(self, request: TraceRequest) -> PlacedSides:
         return self.placer.place_sides(_KnownWish(request), self.table.able("m", None, 0))
+
+    def are_near(self, one: int, other: int) -> bool:
+        """Whether two of them share a host."""
+        host = self.members[one].host
+        return bool(host) and host == self.members[other].host
 
     def hear_load(self) -> None:
         for member in self.members:
@@ -219,7 +234,9 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
             for run in replica.ended:
                 if (back := decoders.get(id(run))) is not None:
                     missing = len(run.request.keys) - replicas[back.row].depth(run.request)
-                    fleet.members[back.row].tell_pull(missing, links.send(back.row, run, missing))
+                    near = fleet.are_near(index, back.row)
+                    took_s = links.send(back.row, run, missing, near=near)
+                    fleet.members[back.row].tell_pull(missing, took_s, near=near)
                     continue
                 first_run = twins.pop(id(run), run)
                 first_run.done_s, first_run.decoding_s = run.done_s, run.decoding_s

@@ -1,4 +1,5 @@
-"""The way of pages between simulated replicas: one link into each decode side, which carries one request at a time."""
+"""The way of pages between simulated replicas: two links into each decode side, from other hosts and from
+its own, each of which carries one request at a time."""
 
 from __future__ import annotations
 
@@ -15,21 +16,24 @@ if TYPE_CHECKING:
 class Links:
     """A pull runs beside its prefill and never ends before it; `hop_s` later a row may decode."""
 
-    def __init__(self, replicas: int, bandwidth: float, page_bytes: float, hop_s: float = 0.001) -> None:
-        self._bandwidth = bandwidth
+    def __init__(
+        self, replicas: int, bandwidth: float, near_bandwidth: float, page_bytes: float, hop_s: float = 0.001
+    ) -> None:
+        self._bandwidths = bandwidth, near_bandwidth
         self._page_bytes = page_bytes
         self._hop_s = hop_s
-        self._free_s = [0.0] * replicas
+        self._free_s = [0.0] * replicas, [0.0] * replicas
         self._moving: list[tuple[float, int, int, Run]] = []
         self._order = itertools.count()
 
-    def send(self, row: int, run: Run, pages: int) -> float:
+    def send(self, row: int, run: Run, pages: int, *, near: bool) -> float:
         """A prefill is done: its pages were on their way to a replica meanwhile. Returns how long they took, in s."""
-        began_s = max(run.started_s, self._free_s[row])
-        sent_s = began_s + pages * self._page_bytes / self._bandwidth
+        free_s = self._free_s[near]
+        began_s = max(run.started_s, free_s[row])
+        sent_s = began_s + pages * self._page_bytes / self._bandwidths[near]
         over_s = max(run.first_s, sent_s)
         if pages:
-            self._free_s[row] = sent_s
+            free_s[row] = sent_s
         heapq.heappush(self._moving, (over_s + self._hop_s, next(self._order), row, run))
         return over_s - began_s
 

@@ -68,6 +68,13 @@ def main() -> int:
     for bandwidth in options.bandwidths:
         apart = replace(setup, policy=options.policies[0], prefill=middle, bandwidth=bandwidth * 1e9)
         results["bandwidth"][f"{bandwidth:g}"] = run(f"{bandwidth:g}", apart)
+    if options.per_host:
+        print(f"\n{HEAD.format(f'{middle} prefill, {options.per_host} per host, GB/s')}\n{RULE}")
+    for bandwidth in options.bandwidths if options.per_host else ():
+        apart = replace(setup, policy=options.policies[0], prefill=middle, bandwidth=bandwidth * 1e9)
+        near = replace(apart, per_host=options.per_host, near_bandwidth=options.near_bandwidth * 1e9)
+        run(f"{bandwidth:g}, hosts unknown", replace(near, tells_hosts=False))
+        run(f"{bandwidth:g}, hosts told", near)
     if options.plots:
         from bench.simulate_pd_plot import plot
 
@@ -88,6 +95,8 @@ def _options() -> argparse.Namespace:
         default=[0.5, 1, 2, 5, 25],
         help="GB/s, with the middle one of the ratios",
     )
+    parser.add_argument("--per-host", type=int, default=0, help="replicas that share a host, for a table of its own")
+    parser.add_argument("--near-bandwidth", type=float, default=200, help="GB/s within a host")
     parser.add_argument("--least-tokens", type=int, default=SplitOptions().least_tokens)
     parser.add_argument("--interference", type=float, default=SplitOptions().interference)
     return parser.parse_args()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -12,6 +14,7 @@ from quire_common.errors import ConfigError
 from quire_common.pages import chain_hashes
 from quire_worker.config import WorkerConfig
 from quire_worker.mover.peers import peer_door
+from quire_worker.mover.peers.peer_access import neighbourhood
 from quire_worker.mover.peers.peer_door import PeerDoor
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, a_start, ids
@@ -62,6 +65,21 @@ def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: s
         assert first + there.finished(0) == says(8)
         assert runner.batches[0].position.tolist() == [len(PROMPT)], "nothing is computed again"
         assert here.told.errors == there.told.errors == []
+
+
+def test_workers_tell_who_finds_their_memory() -> None:
+    with a_worker() as one, a_worker(peer_transport="tcp") as other:
+        assert Side(one.stub).hello.host == Side(other.stub).hello.host == neighbourhood() != b""
+    child = [
+        sys.executable,
+        "-c",
+        "from quire_worker.mover.peers.peer_access import *; print(neighbourhood().decode())",
+    ]
+    for command, same in ((child, True), (["unshare", "--net", "--map-root-user", *child], False)):
+        told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        if told.returncode and not same:
+            pytest.skip("network namespaces are not permitted here")
+        assert (told.stdout.strip().encode() == neighbourhood()) is same
 
 
 def half_way(here: Side, there: Side, source: tuple[RankAddress, ...] = ()) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,14 +22,18 @@ DECODE = KvTransfer(await_handover=True)
 
 
 def split_sides(
-    config: SchedulerConfig | None = None, *, store: dict[bytes, list[int]] | None = None, **sizes: Any
+    config: SchedulerConfig | None = None,
+    *,
+    store: dict[bytes, list[int]] | None = None,
+    hosts: tuple[bytes, bytes] = (b"", b""),
+    **sizes: Any,
 ) -> tuple[Rig, Rig]:
     """Two replicas whose workers find each other, with pages of four tokens if nothing else is said; with a `store`
     they share it."""
     peers: dict[bytes, FakeWorker] = {}
     rigs = []
-    for name in (b"prefill", b"decode"):
-        hello = with_address(make_hello(**{"page_size": 4, **sizes}), name)
+    for name, host in zip((b"prefill", b"decode"), hosts, strict=True):
+        hello = replace(with_address(make_hello(**{"page_size": 4, **sizes}), name), host=host)
         worker = FakeWorker(hello, peers=peers, store=store)
         rigs.append(Rig(config, kvstore=store is not None, worker=worker))
     return rigs[0], rigs[1]

@@ -129,3 +129,11 @@ def test_pages_that_the_decode_side_has_are_not_sent_again() -> None:
     outcome = simulate(same, setup)
     assert outcome.apart == 4
     assert outcome.seconds[0] > 10 * outcome.seconds[-1]
+
+
+def test_over_slow_networks_hosts_that_are_known_keep_pages_within_them() -> None:
+    requests = scaled(make_trace(200, 64), 25.0)
+    told = Setup(replicas=4, prefill=2, per_host=2, bandwidth=2e8)
+    known, unknown = (figures(simulate(requests, replace(told, tells_hosts=tells))) for tells in (True, False))
+    assert known.apart > 1.5 * unknown.apart, (known, unknown)
+    assert known.goodput > unknown.goodput

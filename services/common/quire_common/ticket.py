@@ -53,6 +53,8 @@ class Ticket:
     sources: tuple[RankAddress, ...]
     geometry: PageGeometry
     lease_ms: int = 0
+    host: bytes = b""
+    """Of the workers, as in their hello."""
 
     @property
     def pages(self) -> int:
@@ -118,6 +120,7 @@ def ticket_to_pb(ticket: Ticket) -> scheduler_pb2.Ticket:
             namespace=pages.namespace, page_size=pages.page_size, groups=pages.groups
         ),
         lease_ms=ticket.lease_ms,
+        host=ticket.host,
     )
 
 
@@ -140,6 +143,7 @@ def ticket_from_pb(message: scheduler_pb2.Ticket) -> Ticket:
         sources=addresses_from_pb(message.ranks),
         geometry=geometry,
         lease_ms=message.lease_ms,
+        host=message.host,
     )
     if (
         not ticket.transfer_id

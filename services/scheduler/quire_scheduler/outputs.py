@@ -69,13 +69,15 @@ class PrefilledNote(NamedTuple):
 
 
 class PulledNote(NamedTuple):
-    """A request has what it will get by its ticket: so many pages of those wanted. `error`: why not all."""
+    """A request has what it will get by its ticket: so many pages of those wanted. `error`: why not all; `near`: from a
+    worker of the same host."""
 
     handle: int
     pages: int
     wanted: int
     us: int
     error: QuireError | None
+    near: bool = False
 
 
 class FailedNote(NamedTuple):

@@ -42,6 +42,8 @@ class Move(NamedTuple):
     medium: str = ""
     # Of an export or a pull.
     ticket: Ticket | None = None
+    # Of a pull: from a worker of the same host.
+    near: bool = False
 
 
 class MoveEnd(NamedTuple):
@@ -54,11 +56,13 @@ class MoveEnd(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """What moves of a kind brought that were reported together: bytes, and how long the longest took."""
+    """What moves of a kind brought that were reported together: bytes, and how long the longest took. `near`: pulls
+    from the same host; they go by a way of their own."""
 
     kind: MoveKind
     amount: int
     longest_us: int
+    near: bool = False
 
 
 class PageMoves:
@@ -125,7 +129,7 @@ class PageMoves:
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
         """The worker reported these: their owners hear of it, then their pages are let go of. Unknown ones are of no
         concern."""
-        carried = dict[MoveKind, Carried]()
+        carried = dict[tuple[MoveKind, bool], Carried]()
         for end in ends:
             move = self._moves.pop(end.id, None)
             if move is None:
@@ -133,9 +137,9 @@ class PageMoves:
             arrived = min(end.pages, len(move.pages)) if end.failed else len(move.pages)
             self.owners[move.kind](move, end._replace(pages=arrived), now)
             self._release(end.id, move)
-            _, amount, longest_us = carried.get(move.kind, (move.kind, 0, 0))
-            amount += arrived * self._page_bytes[move.group]
-            carried[move.kind] = Carried(move.kind, amount, max(longest_us, end.us))
+            one = carried.get((move.kind, move.near), Carried(move.kind, 0, 0, move.near))
+            amount = one.amount + arrived * self._page_bytes[move.group]
+            carried[move.kind, move.near] = one._replace(amount=amount, longest_us=max(one.longest_us, end.us))
         return list(carried.values())
 
     def lost(self) -> list[Move]:

@@ -75,6 +75,7 @@ class Pulls:
         outputs: OutputBuffer,
         stats: Stats,
         *,
+        host: bytes,
         elsewhere: bool,
     ) -> None:
         self._geometry = geometry
@@ -86,7 +87,9 @@ class Pulls:
         self._stats = stats
         # Whether what does not come may be found in a kvstore.
         self._elsewhere = elsewhere
-        self._lane = Lane()
+        self._host = host
+        # Of pulls from other hosts, and from this one.
+        self._lanes = Lane(), Lane()
         # Requests that hold pages without a slot, by uid; and pages on their way that nobody wants any more, by move.
         self._holding: dict[int, Request] = {}
         self._dropped: dict[int, int] = {}
@@ -99,13 +102,18 @@ class Pulls:
 
     @property
     def bytes_per_s(self) -> float:
-        """Of recent pulls; 0.0 before the first."""
-        return self._lane.rate.per_s()
+        """Of recent pulls from other hosts; 0.0 before the first."""
+        return self._lanes[False].rate.per_s()
+
+    @property
+    def near_bytes_per_s(self) -> float:
+        """Of recent pulls from this host; 0.0 before the first."""
+        return self._lanes[True].rate.per_s()
 
     def measured(self, carried: Carried, now: float) -> None:
         """Moves have ended."""
         if carried.kind is MoveKind.PULL:
-            self._lane.ended(carried.amount, carried.longest_us, now)
+            self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
             self._stats.pulled_bytes += carried.amount
 
     def refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
@@ -161,7 +169,8 @@ class Pulls:
         for group, table in enumerate(request.tables):
             if names:
                 pages = table[pull.first : ticket.pages]
-                move = Move(MoveKind.PULL, group, pages, names, request, pull.first, ticket=ticket)
+                near = self._is_near(ticket)
+                move = Move(MoveKind.PULL, group, pages, names, request, pull.first, ticket=ticket, near=near)
                 pull.flying.add(self._moves.begin(move, request.context, now))
         self.settle(request)
 
@@ -280,9 +289,13 @@ class Pulls:
     def _tell(self, request: Request, pull: Pull) -> None:
         pull.told = True
         error = None if pull.arrived == pull.wanted else _partly(pull)
-        note = PulledNote(request.handle, pull.arrived, pull.wanted, pull.us, error)
+        near = self._is_near(pull.ticket)
+        note = PulledNote(request.handle, pull.arrived, pull.wanted, pull.us, error, near)
         self._outputs.pulled(request.session, note)
         request.timing.pulled(pull.us, pull.arrived)
+
+    def _is_near(self, ticket: Ticket) -> bool:
+        return bool(self._host) and ticket.host == self._host
 
 
 def _pull_of(request: Request) -> Pull:

@@ -62,6 +62,7 @@ class Replica:
             self.waiting,
             self.outputs,
             self.stats,
+            host=hello.host,
             elsewhere=kvstore and config.enable_prefix_caching,
         )
         self.holdings = Holdings(self.pools, self.pulls, self.transfers, config.transfer_lease_s)

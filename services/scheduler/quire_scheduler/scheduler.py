@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 class LoadFigures(NamedTuple):
-    """How busy the replica is; the domain form of the numbers of quire.v1.Load."""
+    """How busy the replica is, and where; the domain form of what quire.v1.Load says of that."""
 
     running: int
     waiting: int
@@ -57,6 +57,8 @@ class LoadFigures(NamedTuple):
     step_ms: float
     open_transfers: int
     pull_bytes_per_s: float
+    near_pull_bytes_per_s: float
+    host: bytes
 
 
 class Scheduler:
@@ -264,6 +266,8 @@ class Scheduler:
             step_ms=rates.step_ms,
             open_transfers=len(replica.transfers),
             pull_bytes_per_s=replica.pulls.bytes_per_s,
+            near_pull_bytes_per_s=replica.pulls.near_bytes_per_s,
+            host=replica.hello.host,
         )
 
     @property

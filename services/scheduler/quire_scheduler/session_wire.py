@@ -40,7 +40,11 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
         message.prefilled.add(handle=prefilled.handle, timings=_timings(prefilled.hops))
     for pulled in out.pulled:
         told = message.pulled.add(
-            handle=pulled.handle, pages=pulled.pages, wanted_pages=pulled.wanted, us=max(pulled.us, 0)
+            handle=pulled.handle,
+            pages=pulled.pages,
+            wanted_pages=pulled.wanted,
+            us=max(pulled.us, 0),
+            near=pulled.near,
         )
         if pulled.error is not None:
             told.error.CopyFrom(to_message(pulled.error))

@@ -212,6 +212,7 @@ class Transfers:
             sources=self._hello.data_address,
             geometry=geometry,
             lease_ms=round(lease_s * 1000),
+            host=self._hello.host,
         )
 
     def _exported(self, move: Move, moved: MoveEnd, now: float) -> None:

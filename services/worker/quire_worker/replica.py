@@ -113,6 +113,7 @@ class Replica:
             capabilities=(self._loaded.device,),
             data_address=self._door.addresses,
             max_step_tokens=self._loaded.max_step_tokens,
+            host=self._door.host,
         )
 
     def close(self) -> None:

@@ -31,6 +31,7 @@ TICKET = Ticket(
     sources=(RankAddress(0, "tcp", b"10.0.0.1:7000"),),
     geometry=GEOMETRY,
     lease_ms=5000,
+    host=b"boot/net",
 )
 
 

@@ -14,10 +14,11 @@ from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.pages.page_keys import page_keys
 from quire_router.placement.disaggregation import Disaggregation, SplitOptions
+from quire_router.placement.placed import Placed
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
 from quire_router.placement.registry import PAGE_AWARE, Weights, policies
-from quire_router.placement.replica_table import Placed, ReplicaRow, ReplicaTable
+from quire_router.placement.replica_table import ReplicaRow, ReplicaTable
 from quire_router.placement.wish import Wish
 
 PAGE = 16

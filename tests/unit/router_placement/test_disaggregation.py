@@ -134,19 +134,19 @@ def test_what_the_decode_side_has_is_not_pulled_and_what_the_prefill_side_has_is
 
 def test_nobody_is_thought_so_slow_as_never_to_be_asked_again() -> None:
     found = rated(0.1, prefill=50.0)
-    assert found.table.rate(0) == 500.0
+    assert found.table.rates(np.array([0]))[0] == 500.0
     found.rows[0].computed(50, 1_000)  # too short a prompt to tell
     assert found.table.prefill_rate[0] == 50.0
     found.rows[0].computed(400, 200_000)
     assert found.table.prefill_rate[0] == 2000.0
     found.rows[0].computed(400, 800_000)
-    assert found.table.prefill_rate[0] == 2000.0 and found.table.rate(1) == 1000.0
+    assert found.table.prefill_rate[0] == 2000.0 and found.table.rates(np.array([1]))[0] == 1000.0
 
 
 def test_rates_of_who_was_not_measured_are_those_of_its_kind() -> None:
     found = fleet("prefill", "decode")
     found.measured(1, prefill=1000.0, pull=1e9, waiting_prefill_tokens=500)
-    assert found.table.rate(0) == 1000.0
+    assert found.table.rates(np.array([0]))[0] == 1000.0
     assert found.sides(sequence(90)) == (0, 1)
 
 

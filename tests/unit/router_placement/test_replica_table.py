@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from quire_router.engine.load import Load
-from quire_router.placement.replica_table import Placed, ReplicaTable
+from quire_router.placement.placed import Placed
+from quire_router.placement.replica_table import ReplicaTable
 from tests.unit.router_placement.fleet import model
 
 

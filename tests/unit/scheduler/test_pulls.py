@@ -53,6 +53,16 @@ def test_with_all_pages_and_the_token_nothing_is_computed_again(tokens: int) -> 
     assert stats.pulled_bytes == 64 * note.pages and split.decode.core.load().pull_bytes_per_s > 0
 
 
+@pytest.mark.parametrize(("hosts", "near"), [((b"a", b"a"), True), ((b"a", b"b"), False), ((b"", b""), False)])
+def test_pulls_within_a_host_are_measured_apart(hosts: tuple[bytes, bytes], near: bool) -> None:
+    split = Split(*split_sides(hosts=hosts))
+    split.ask(1, a_sequence(14, 8))
+    split.run()
+    load = split.decode.core.load()
+    assert split.decode.pulled[0, 1].near is near and load.host == hosts[1]
+    assert (load.near_pull_bytes_per_s > 0, load.pull_bytes_per_s > 0) == (near, not near)
+
+
 def test_pages_of_several_groups_come_together() -> None:
     split = Split(*split_sides(groups=2))
     split.ask(1, a_sequence(14, 8))

@@ -95,6 +95,8 @@ class WorkerHello:
     """Where other workers may pull pages."""
     max_step_tokens: int = 0
     """Most prompt tokens of a step; 0: the worker does not mind."""
+    host: bytes = b""
+    """Equal where workers reach each other's memory; empty: nobody's neighbour."""
 
 
 def addresses_to_pb(addresses: Iterable[RankAddress]) -> list[common_pb2.RankAddress]:
@@ -145,6 +147,7 @@ def worker_hello_to_pb(hello: WorkerHello) -> worker_pb2.Hello:
         model=model_to_pb(hello.model),
         data_address=addresses_to_pb(hello.data_address),
         max_step_tokens=hello.max_step_tokens,
+        host=hello.host,
     )
 
 
@@ -160,6 +163,7 @@ def worker_hello_from_pb(message: worker_pb2.Hello) -> WorkerHello:
         capabilities=tuple(message.capabilities),
         data_address=addresses_from_pb(message.data_address),
         max_step_tokens=message.max_step_tokens,
+        host=message.host,
     )
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire_router.core.kv_route import KvOffer, KvRoute, KvTransfer, PulledPages
     from quire_router.core.moves import Moves
     from quire_router.core.outbox import Outbox
-    from quire_router.placement.replica_table import Placed
+    from quire_router.placement.placed import Placed
 
 
 # vLLM's stop_reason of such an answer.

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.engine.fleet import Fleet
     from quire_router.engine.replica import Replica
+    from quire_router.placement.placed import Placed
     from quire_router.placement.placer import Placer
-    from quire_router.placement.replica_table import Placed, Rows
+    from quire_router.placement.replica_table import Rows
 
 
 class Sides(NamedTuple):

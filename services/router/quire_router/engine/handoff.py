@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire_router.engine.mover import Mover
     from quire_router.engine.session import Session
     from quire_router.engine.transfers import Transfers
-    from quire_router.placement.replica_table import Placed
+    from quire_router.placement.placed import Placed
 
 
 class Step(enum.Enum):

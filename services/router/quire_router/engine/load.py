@@ -29,5 +29,8 @@ class Load:
     """prefill, decode or both; '': it did not say."""
     open_transfers: int = 0
     pull_bytes_per_s: float = 0.0
+    near_pull_bytes_per_s: float = 0.0
     epoch: Epoch | None = None
     """Which life of its worker, and which run within it; None: there is no worker, or it is not known."""
+    host: bytes = b""
+    """Where its worker runs: equal where workers reach each other's memory; empty: nobody knows."""

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Holder
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.transfer import Transfer
-    from quire_router.placement.replica_table import Placed
+    from quire_router.placement.placed import Placed
 
 
 class Pulling:

@@ -77,5 +77,7 @@ def load_from_pb(message: sb.Load) -> Load:
         message.role,
         message.open_transfers,
         message.pull_bytes_per_s,
+        message.near_pull_bytes_per_s,
         epoch_from_pb(message.epoch) if message.HasField("epoch") else None,
+        message.host,
     )

@@ -195,7 +195,7 @@ class Session:
             elif (reservation := self.reservations.pop(failed.handle, None)) is not None:
                 self._fail_reservation(reservation, errors.from_message(failed.error))
         for pulled in message.pulled:
-            self._row.pulled(pulled.pages, pulled.us)
+            self._row.pulled(pulled.pages, pulled.us, near=pulled.near)
             owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
             if owner is not None:
                 owner.pulled(pulled_from_pb(pulled, self.instance))

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quire_router import metrics
+from quire_router.placement.pair_cost import Pair
+from quire_router.placement.pull_work import PullWork
 
 if TYPE_CHECKING:
+    from quire_router.placement.policy import Costs
     from quire_router.placement.prefix_view import PrefixView
     from quire_router.placement.registry import Policies
     from quire_router.placement.replica_table import ReplicaTable, Rows
@@ -53,6 +56,7 @@ class Disaggregation:
         self._policies = policies
         self._options = options
         self._view = view
+        self._pulls = PullWork(table, view, 0.0)
 
     def choose(self, wish: Wish, rows: Rows) -> Sides:
         """One or two of the rows, of which there is at least one."""
@@ -61,45 +65,49 @@ class Disaggregation:
         whole = policies.whole.choose(wish, behind if len(behind) else rows)
         if not len(able) or not len(behind):
             return Sides(whole)
-        if self._uncached(wish, whole) < options.least_tokens:
+        if self._uncached(wish, np.array([whole]))[0] < options.least_tokens:
             return _whole(whole, "short")
-        decode = policies.decode.choose(wish, behind) if policies.decode is not None else whole
-        alike = (table.digest[able] == table.digest[decode]) & (table.pool[able] == table.pool[decode])
-        able = able[alike & (able != decode)]
-        if not len(able):
+        pair = self._pair(wish, whole, able, behind)
+        if pair is None:
             return _whole(whole, "no_pair")
-        prefill = policies.prefill.choose(wish, able)
-        if not self._pays(wish, whole, prefill, decode):
+        if not self._pays(wish, whole, pair):
             return _whole(whole, "whole")
         metrics.pd_decisions.labels("remote").inc()
-        return Sides(decode, prefill)
+        return Sides(pair.decode, pair.prefill)
 
-    def _pays(self, wish: Wish, whole: int, prefill: int, decode: int) -> bool:
-        table = self._table
-        if not (self._options.by_rates and table.rate(prefill) and table.pulls(decode)):
-            return self._uncached(wish, whole) >= self._options.threshold_tokens
-        pulled = int(table.pulling_tokens[decode]) + wish.tokens - self._device(wish, decode)
-        pull_s = pulled * float(table.token_bytes[decode]) / table.pulls(decode)
-        return self._prefill_s(wish, whole) > self._prefill_s(wish, prefill, pull_s)
+    def _pair(self, wish: Wish, whole: int, able: Rows, behind: Rows) -> Pair | None:
+        """Who prefills and who decodes, if there are two that fit."""
+        table, policies = self._table, self._policies
+        if policies.pairs is not None:
+            return policies.pairs.choose(wish, able, behind)
+        alike = (table.digest[able] == table.digest[whole]) & (table.pool[able] == table.pool[whole])
+        able = able[alike & (able != whole)]
+        if not len(able):
+            return None
+        prefill, decodes = policies.prefill.choose(wish, able), np.array([whole])
+        ways = self._pulls.seconds(wish, decodes, table.rates(decodes))
+        pull_s = float((ways.near if table.are_near(decodes, prefill)[0] else ways.far)[0])
+        return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
-    def _prefill_s(self, wish: Wish, row: int, pull_s: float = 0.0) -> float:
-        """Until the prompt is computed there, and what it costs those who decode beside it. Pages travel meanwhile."""
-        table = self._table
-        own_s = self._uncached(wish, row) / table.rate(row)
-        queue_s = float(table.queue(np.array([row]))[0]) / table.rate(row)
-        company_s = self._options.interference * float(table.running[row]) * own_s
-        return queue_s + max(own_s, pull_s) + company_s
+    def _pays(self, wish: Wish, whole: int, pair: Pair) -> bool:
+        """Until the prompt is computed, and what it costs those who decode beside it. Pages travel meanwhile."""
+        table, sides = self._table, np.array([whole, pair.prefill])
+        uncached = self._uncached(wish, sides)
+        if pair.pull_s is None or not self._options.by_rates:
+            return bool(uncached[0] >= self._options.threshold_tokens)
+        rates = table.rates(sides)
+        own_s = uncached / rates
+        others_s = table.queue(sides) / rates + self._options.interference * table.running[sides] * own_s
+        return bool(others_s[0] + own_s[0] > others_s[1] + max(own_s[1], pair.pull_s))
 
-    def _uncached(self, wish: Wish, row: int) -> float:
-        """Tokens that it has to compute; what a kvstore has costs a part."""
+    def _uncached(self, wish: Wish, rows: Rows) -> Costs:
+        """Tokens that each has to compute; what a kvstore has costs a part."""
         if self._view is None:
-            return float(wish.tokens)
-        device, stored = self._view.cached(wish, np.array([row]))
-        loaded = max(int(stored[0] - device[0]), 0)
-        return float(wish.tokens - device[0] - (1.0 - self._options.load_cost) * loaded)
-
-    def _device(self, wish: Wish, row: int) -> int:
-        return int(self._view.cached(wish, np.array([row]))[0][0]) if self._view is not None else 0
+            return np.full(len(rows), float(wish.tokens))
+        device, stored = self._view.cached(wish, rows)
+        loaded = np.maximum(stored - device, 0)
+        uncached: Costs = wish.tokens - device - (1.0 - self._options.load_cost) * loaded
+        return uncached
 
 
 def _whole(row: int, outcome: str) -> Sides:

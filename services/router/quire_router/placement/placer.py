@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_router.placement.replica_table import Placed
+from quire_router.placement.placed import Placed
 
 if TYPE_CHECKING:
     from quire_router.placement.disaggregation import Disaggregation
@@ -51,7 +51,8 @@ class Placer:
         decode, prefill = self._split.choose(wish, rows)
         if prefill is None:
             return PlacedSides(self._placed(wish, decode), None)
-        return PlacedSides(self._pulled(wish, decode), self._placed(wish, prefill))
+        near = bool(self._table.are_near(np.array([decode]), prefill)[0])
+        return PlacedSides(self._pulled(wish, decode, near=near), self._placed(wish, prefill))
 
     def _placed(self, wish: Wish, row: int) -> Placed:
         cached = 0
@@ -63,10 +64,10 @@ class Placer:
         self.expected_tokens += cached
         return Placed(self._table, row, wish.weight, wish.tokens - cached)
 
-    def _pulled(self, wish: Wish, row: int) -> Placed:
+    def _pulled(self, wish: Wish, row: int, *, near: bool) -> Placed:
         """What comes from elsewhere is no work ahead of an engine, but ahead of other pages."""
         device = 0
         if self._view is not None:
             device = int(self._view.cached(wish, np.array([row]))[0][0])
             self._view.expect(wish, row)
-        return Placed(self._table, row, wish.weight, 0, wish.tokens - device)
+        return Placed(self._table, row, wish.weight, 0, wish.tokens - device, near=near)

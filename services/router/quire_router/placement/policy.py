@@ -60,7 +60,11 @@ class Placement:
             rows = kept if len(kept) else rows
         if len(rows) == 1:
             return int(rows[0])
+        return self._pick.pick(rows, self.costs(wish, rows))
+
+    def costs(self, wish: Wish, rows: Rows) -> Costs:
+        """The sum of the scores, for each of the rows."""
         costs: Costs = np.zeros(len(rows), np.float64)
         for score in self._scores:
             costs += score.costs(wish, rows)
-        return self._pick.pick(rows, costs)
+        return costs

@@ -1,29 +1,66 @@
-"""Cost of pages that come from elsewhere: prompt tokens that a decode side has to pull, those of others included."""
+"""PullWork: how long pages take that come from elsewhere, behind those of others that a decode side still pulls."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_router.placement.replica_table import NEAR_TIMES
+
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from quire_router.placement.policy import Costs
     from quire_router.placement.prefix_view import PrefixView
     from quire_router.placement.replica_table import ReplicaTable, Rows
     from quire_router.placement.wish import Wish
 
 
-class PullWork:
-    """`pull_cost`: what pulling a token costs, against computing it."""
+class Ways(NamedTuple):
+    """Seconds for each row, from a worker of another host and from one of its own; `measured`: where they are more than
+    a guess."""
 
-    def __init__(self, table: ReplicaTable, view: PrefixView, pull_cost: float) -> None:
+    far: Costs
+    near: Costs
+    measured: NDArray[np.bool_]
+
+
+class PullWork:
+    """`view` None: nothing is known of pages. `pull_cost`: what pulling a token counts against computing it, where
+    nothing is measured yet."""
+
+    def __init__(self, table: ReplicaTable, view: PrefixView | None, pull_cost: float) -> None:
         self._table = table
         self._view = view
         self._pull_cost = pull_cost
 
-    def costs(self, wish: Wish, rows: Rows) -> Costs:
-        """See Score."""
+    def seconds(self, wish: Wish, rows: Rows, prefill_rates: Costs) -> Ways:
+        """For the wish at each of the rows. `prefill_rates`: of their kind; where it is 0, tokens stand for seconds."""
+        table = self._table
+        far_rate, near_rate = table.pull_rates(rows)
+        measured = (far_rate > 0.0) & (prefill_rates > 0.0)
+        if measured.all():
+            token_bytes = table.token_bytes[rows]
+            far, near = token_bytes / far_rate, token_bytes / near_rate
+        else:
+            far = self._pull_cost / or_one(prefill_rates)
+            near = far / NEAR_TIMES
+            token_bytes = table.token_bytes[rows[measured]]
+            far[measured], near[measured] = token_bytes / far_rate[measured], token_bytes / near_rate[measured]
+        queue = table.pulling_tokens[rows] * far + table.pulling_near_tokens[rows] * near
+        own = self._tokens(wish, rows)
+        return Ways(queue + own * far, queue + own * near, measured)
+
+    def _tokens(self, wish: Wish, rows: Rows) -> Costs:
+        """Those that the rows have not."""
+        if self._view is None:
+            return np.full(len(rows), float(wish.tokens))
         device, _stored = self._view.cached(wish, rows)
-        pulled = self._table.pulling_tokens[rows] + wish.tokens - device
-        costs: Costs = self._pull_cost * pulled.astype(np.float64)
-        return costs
+        missing: Costs = (wish.tokens - device).astype(np.float64)
+        return missing
+
+
+def or_one(rates: Costs) -> Costs:
+    """The rates, and one where nothing is measured: then tokens are compared, not seconds."""
+    return np.where(rates > 0.0, rates, 1.0)

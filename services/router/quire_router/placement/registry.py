@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_router.placement.batch_load import BatchLoad
+from quire_router.placement.pair_cost import PairCost
 from quire_router.placement.picks import InTurn, Least
 from quire_router.placement.policy import Placement
 from quire_router.placement.prefill_work import PrefillWork
@@ -51,29 +52,28 @@ def _kv_aware(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placem
     return Placement(Least(), [work, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
 
 
+def _kv_aware_pairs(table: ReplicaTable, view: PrefixView, weights: Weights) -> PairCost:
+    decode = Placement(Least(), [BatchLoad(table, _FULL_DECODE_TOKENS, _NO_ROW_TOKENS)])
+    return PairCost(table, _kv_aware(table, view, weights), decode, PullWork(table, view, weights.pull))
+
+
 @dataclass(frozen=True, slots=True)
 class Policies:
-    """`decode` None: whoever would run the request as a whole decodes it too."""
+    """`pairs` None: whoever would run the request as a whole decodes it, and `prefill` chooses the other side."""
 
     whole: Placement
     prefill: Placement
-    decode: Placement | None = None
+    pairs: PairCost | None = None
 
 
 def policies(name: str, table: ReplicaTable, view: PrefixView, weights: Weights) -> Policies:
     """Those of a name. Each has its own turn."""
-    make = PLACEMENTS[name]
-    decode = DECODE_SIDES.get(name)
+    make, pairs = PLACEMENTS[name], PAIRS.get(name)
     return Policies(
         make(table, view, weights),
         make(table, view, weights),
-        decode(table, view, weights) if decode is not None else None,
+        pairs(table, view, weights) if pairs is not None else None,
     )
-
-
-def _kv_aware_decode(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
-    pulls = PullWork(table, view, weights.pull)
-    return Placement(Least(), [pulls, BatchLoad(table, _FULL_DECODE_TOKENS, _NO_ROW_TOKENS)])
 
 
 PLACEMENTS: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement]] = {
@@ -82,6 +82,6 @@ PLACEMENTS: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement
     "round_robin": _round_robin,
     "session": _session,
 }
-DECODE_SIDES: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], Placement]] = {"kv_aware": _kv_aware_decode}
+PAIRS: Mapping[str, Callable[[ReplicaTable, PrefixView, Weights], PairCost]] = {"kv_aware": _kv_aware_pairs}
 # Policies that look at pages: only these need the streams of page events.
 PAGE_AWARE = ("kv_aware",)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from quire_router.engine.load import Load
 
     Rows = NDArray[np.intp]
+    Figures = NDArray[np.float64]
 
 # What a replica is for, as bits.
 PREFILL, DECODE = 1, 2
@@ -27,6 +28,9 @@ ROLES = {"prefill": PREFILL, "decode": DECODE, "both": PREFILL | DECODE}
 # believed to be slow would not be asked, and so never be measured again.
 _RATE_KEPT = 0.998
 _LEAST_OF_BEST = 0.5
+# Pulls within a host are thought to be at least so many times as fast as those from others: most of both are measured
+# while pages are computed, which hides what the way could do, and who is not asked is not measured.
+NEAR_TIMES = 2.0
 # Shorter prompts measure what a step costs.
 _LEAST_MEASURED_TOKENS = 128
 
@@ -61,6 +65,9 @@ class ReplicaTable:
         self.max_model_len: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.pool: NDArray[np.int32] = np.zeros(capacity, np.int32)
         self.role: NDArray[np.int8] = np.zeros(capacity, np.int8)
+        # Number of its worker's host, no more than there are rows, and the host's name, hashed; 0: nobody's neighbour.
+        self.host: NDArray[np.int32] = np.zeros(capacity, np.int32)
+        self.host_hash: NDArray[np.uint64] = np.zeros(capacity, np.uint64)
         # KV of a token.
         self.token_bytes: NDArray[np.float64] = np.zeros(capacity, np.float64)
         # What it said last of its load, all routers' requests included.
@@ -68,9 +75,11 @@ class ReplicaTable:
         self.waiting: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.batch: NDArray[np.int64] = np.ones(capacity, np.int64)
         self.queued_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
-        # Prompt tokens that it computes and bytes of pages that it pulls per second; 0: not measured.
+        # Prompt tokens that it computes and bytes of pages that it pulls per second, from other hosts and from its own;
+        # 0: not measured.
         self.prefill_rate: NDArray[np.float64] = np.zeros(capacity, np.float64)
         self.pull_rate: NDArray[np.float64] = np.zeros(capacity, np.float64)
+        self.near_rate: NDArray[np.float64] = np.zeros(capacity, np.float64)
         # How often it said so.
         self.reports: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # What this router sent since then: sequences, and prompt tokens that no cache was expected to have.
@@ -78,8 +87,10 @@ class ReplicaTable:
         self.sent_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # Such tokens of this router's requests that have no token of their own yet.
         self.pending_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
-        # Tokens of this router's requests whose pages are computed for it elsewhere, or were, and have not all come.
+        # Tokens of this router's requests whose pages are computed for it elsewhere, or were, and have not all come:
+        # at other hosts, and at its own.
         self.pulling_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        self.pulling_near_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
         # Its number in the page directory; -1: none.
         self.holder: NDArray[np.int64] = np.full(capacity, -1, np.int64)
         # Which life of the row it is.
@@ -128,15 +139,25 @@ class ReplicaTable:
         kept: Rows = rows[self.role[rows] & DECODE > 0]
         return kept
 
-    def rate(self, row: int) -> float:
-        """Prompt tokens per second that the row computes; 0: nothing is measured of its kind."""
-        best = float(self.prefill_rate[self.digest == self.digest[row]].max())
-        own = float(self.prefill_rate[row])
-        return max(own, _LEAST_OF_BEST * best) if own else best
+    def rates(self, rows: Rows) -> Figures:
+        """Prompt tokens per second that each row computes; 0: nothing is measured of its kind."""
+        own, best = self.prefill_rate[rows], self._best(self.prefill_rate, rows)
+        return np.where(own > 0.0, np.maximum(own, _LEAST_OF_BEST * best), best)
 
-    def pulls(self, row: int) -> float:
-        """Bytes of pages per second that the row pulls; 0: nothing is measured of its kind."""
-        return float(self.pull_rate[row]) or float(self.pull_rate[self.digest == self.digest[row]].max())
+    def pull_rates(self, rows: Rows) -> tuple[Figures, Figures]:
+        """Bytes of pages per second that each row pulls from other hosts, and from its own; 0: neither is measured of
+        its kind."""
+        own_far, own_near = self.pull_rate[rows], self.near_rate[rows]
+        far = np.where(own_far > 0.0, own_far, self._best(self.pull_rate, rows))
+        near = np.where(own_near > 0.0, own_near, self._best(self.near_rate, rows))
+        near = np.maximum(near, NEAR_TIMES * far)
+        return np.where(far > 0.0, far, near / NEAR_TIMES), near
+
+    def are_near(self, rows: Rows, row: int) -> NDArray[np.bool_]:
+        """Which of the rows share a host with that one."""
+        host = int(self.host[row])
+        near: NDArray[np.bool_] = self.host[rows] == (host or -1)
+        return near
 
     def knows_pages(self, pool: int) -> bool:
         """Whether its replicas said how they name pages."""
@@ -161,6 +182,19 @@ class ReplicaTable:
             self.pools.append(pool)
         name = self._models.setdefault(model.name, len(self._models))
         return name, self._digests.setdefault(model.digest, len(self._digests)), self.pools.index(pool)
+
+    def host_number(self, name_hash: int) -> int:
+        """Of the host of that name: its members', or a free one."""
+        members = np.flatnonzero(self.host_hash == np.uint64(name_hash))
+        return int(self.host[members[0]] if len(members) else np.setdiff1d(np.arange(1, self.size + 2), self.host)[0])
+
+    def _best(self, column: Figures, rows: Rows) -> Figures:
+        """The largest figure of each row's kind, or of all where they are of one."""
+        if len(self._digests) < 2:
+            return np.array([column.max()])
+        best = np.zeros(len(self._digests))
+        np.maximum.at(best, self.digest, column)
+        return best[self.digest[rows]]
 
     def _grow(self) -> None:
         old = dict(_columns(self))
@@ -202,6 +236,8 @@ class ReplicaRow:
         table.queued_tokens[row] = load.waiting_prefill_tokens
         table.prefill_rate[row] = max(load.prefill_tokens_per_s, table.prefill_rate[row] * _RATE_KEPT)
         table.pull_rate[row] = max(load.pull_bytes_per_s, table.pull_rate[row] * _RATE_KEPT)
+        table.near_rate[row] = max(load.near_pull_bytes_per_s, table.near_rate[row] * _RATE_KEPT)
+        self._lives_at(load.host)
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1
 
@@ -211,14 +247,23 @@ class ReplicaRow:
             rate = self._table.prefill_rate
             rate[self.row] = max(rate[self.row], tokens / us * 1e6)
 
-    def pulled(self, pages: int, us: int) -> None:
-        """It pulled so many pages of one prompt in so long."""
+    def pulled(self, pages: int, us: int, *, near: bool = False) -> None:
+        """It pulled so many pages of one prompt in so long, from its own host or from another."""
         if self._void or us <= 0:
             return
         table, row = self._table, self.row
         tokens = pages * table.pools[table.pool[row]].page_size
         if tokens >= _LEAST_MEASURED_TOKENS:
-            table.pull_rate[row] = max(table.pull_rate[row], tokens * table.token_bytes[row] / us * 1e6)
+            rate = table.near_rate if near else table.pull_rate
+            rate[row] = max(rate[row], tokens * table.token_bytes[row] / us * 1e6)
+
+    def _lives_at(self, host: bytes) -> None:
+        table, row = self._table, self.row
+        name_hash = (xxhash.xxh3_64_intdigest(host) or 1) if host else 0
+        if name_hash != table.host_hash[row]:
+            table.host_hash[row] = table.host[row] = 0
+            table.host[row] = table.host_number(name_hash) if host else 0
+            table.host_hash[row] = name_hash
 
     def held_as(self, holder: int) -> None:
         """Its number in the page directory."""
@@ -229,41 +274,6 @@ class ReplicaRow:
         """It has left. Idempotent."""
         if not self._void:
             self._table.drop(self.row)
-
-
-class Placed:
-    """A request on its way: its prompt counts as pending until it `began`, once. `pulled`: tokens whose pages come from
-    elsewhere; they count once they are `coming`."""
-
-    __slots__ = ("_comes", "_life", "_pulled", "_report", "_table", "_tokens", "row")
-
-    def __init__(self, table: ReplicaTable, row: int, sequences: int, tokens: int, pulled: int = 0) -> None:
-        self.row = row
-        self._table = table
-        self._life = int(table.life[row])
-        self._report = int(table.reports[row])
-        self._tokens = tokens
-        self._pulled = pulled
-        self._comes = False
-        table.sent[row] += sequences
-        table.sent_tokens[row] += tokens
-        table.pending_tokens[row] += tokens
-
-    def coming(self) -> None:
-        """Its pages are being computed, and pulled meanwhile. Idempotent."""
-        if self._pulled and not self._comes and self._table.life[self.row] == self._life:
-            self._comes = True
-            self._table.pulling_tokens[self.row] += self._pulled
-
-    def began(self) -> None:
-        """It has its first token or its pages, or will never have them there. Idempotent."""
-        table, row = self._table, self.row
-        if (self._tokens or self._comes) and table.life[row] == self._life:
-            table.pending_tokens[row] -= self._tokens
-            table.pulling_tokens[row] -= self._pulled if self._comes else 0
-            if table.reports[row] == self._report:
-                table.sent_tokens[row] -= self._tokens
-        self._tokens = self._pulled = 0
 
 
 def _columns(table: ReplicaTable) -> list[tuple[str, NDArray[np.generic]]]:

@@ -76,6 +76,16 @@ def boot_id() -> str:
         return ""
 
 
+def neighbourhood() -> bytes:
+    """What processes have in common that find each other's abstract Unix sockets, and so each other's memory: the host,
+    as it was booted, and the network namespace. Empty where the system does not say."""
+    try:
+        namespace = Path("/proc/self/ns/net").readlink()
+    except OSError:
+        return b""
+    return f"{boot_id()}/{namespace}".encode() if boot_id() else b""
+
+
 def host_id() -> bytes:
     """The same as 16 bytes, with which descriptors of memory end."""
     with contextlib.suppress(ValueError):

@@ -17,7 +17,7 @@ from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.mover.peers.peer_access import CUDA_IPC, GRPC, NIXL, SHM, SOCKET_PREFIX, TCP, boot_id
+from quire_worker.mover.peers.peer_access import CUDA_IPC, GRPC, NIXL, SHM, SOCKET_PREFIX, TCP, boot_id, neighbourhood
 from quire_worker.mover.setup import PEER_KINDS
 from quire_worker.mover.transports.ring_agent import is_installed
 
@@ -44,6 +44,8 @@ class PeerDoor:
         self.addresses: tuple[RankAddress, ...] = ()
         self.grpc_listen = ""
         """Where the mover process is to serve over gRPC; empty: nowhere."""
+        self.host = neighbourhood()
+        """Equal where workers reach each other's memory."""
         self._sockets: dict[str, socket.socket] = {}
         self._reserved: socket.socket | None = None
         self._transport = config.peer_transport

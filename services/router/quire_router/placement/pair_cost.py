@@ -1,0 +1,117 @@
+"""PairCost: which prefill side and which decode side together cost a request least: what either has to do, what is
+computed anew, and the way of the pages between them, which is short within a host.
+
+A pair costs what its sides cost, and one of two ways to its decode side. So the least of all is found without looking
+at each: it is the best pair of the best decode side, or of the host whose best sides cost least together. Seconds,
+where rates are measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_router.placement.picks import Least
+from quire_router.placement.pull_work import or_one
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_router.placement.policy import Costs, Placement
+    from quire_router.placement.pull_work import PullWork, Ways
+    from quire_router.placement.replica_table import ReplicaTable, Rows
+    from quire_router.placement.wish import Wish
+
+
+class Pair(NamedTuple):
+    """Rows, and what they cost; `pull_s`: of that the way of the pages, None where nothing of it is measured."""
+
+    prefill: int
+    decode: int
+    cost: float
+    pull_s: float | None
+
+
+class PairCost:
+    """`prefill` and `decode` weigh each side by itself, in prompt tokens; `pulls` knows the way."""
+
+    def __init__(self, table: ReplicaTable, prefill: Placement, decode: Placement, pulls: PullWork) -> None:
+        self._table = table
+        self._prefill = prefill
+        self._decode = decode
+        self._pulls = pulls
+        # Ties go in turn, and whoever looks for partners does not take the turns of the others.
+        self._decodes, self._partners = Least(), Least()
+
+    def choose(self, wish: Wish, able: Rows, behind: Rows) -> Pair | None:
+        """One that prefills and another that decodes, whose pages are alike; None: there are no such two."""
+        sides = self._weigh(wish, able, behind)
+        first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
+        found = [sides.with_decode(first, self._partners)]
+        if near is not None and near != first:
+            found.append(sides.with_decode(near, self._partners))
+        if found == [None] * len(found):  # pages are not alike everywhere
+            found.append(sides.with_prefill(int(sides.prefill.argmin())))
+        return min((pair for pair in found if pair is not None), key=lambda pair: pair.cost, default=None)
+
+    def _weigh(self, wish: Wish, able: Rows, behind: Rows) -> _Sides:
+        table, rates = self._table, self._table.rates(behind)
+        prefill = self._prefill.costs(wish, able) / or_one(table.rates(able))
+        company = self._decode.costs(wish, behind) / or_one(rates)
+        return _Sides(table, able, behind, prefill, company, self._pulls.seconds(wish, behind, rates))
+
+
+@dataclass(frozen=True, slots=True)
+class _Sides:
+    """What each costs: those that prefill, and those that decode, with the way to them. Sides are named by position."""
+
+    table: ReplicaTable
+    able: Rows
+    behind: Rows
+    prefill: Costs
+    decode: Costs
+    ways: Ways
+
+    def with_decode(self, at: int, pick: Least) -> Pair | None:
+        """The best pair of this decode side."""
+        row = int(self.behind[at])
+        way = np.where(self.table.are_near(self.able, row), self.ways.near[at], self.ways.far[at])
+        costs = np.where(self._fit(self.able, row), self.prefill + way + self.decode[at], np.inf)
+        prefill = pick.pick(np.arange(len(costs)), costs)
+        return self._pair(prefill, at, costs[prefill], way[prefill])
+
+    def with_prefill(self, at: int) -> Pair | None:
+        """The best pair of this prefill side."""
+        row = int(self.able[at])
+        way = np.where(self.table.are_near(self.behind, row), self.ways.near, self.ways.far)
+        costs = np.where(self._fit(self.behind, row), self.prefill[at] + way + self.decode, np.inf)
+        decode = int(costs.argmin())
+        return self._pair(at, decode, costs[decode], way[decode])
+
+    def nearest(self) -> int | None:
+        """The decode side that is the best where both sides share a host; None: none do."""
+        hosts = self.table.host[self.able], self.table.host[self.behind]
+        count = 1 + int(hosts[1].max())
+        if count == 1:
+            return None
+        prefill = np.full(max(count, 1 + int(hosts[0].max())), np.inf)
+        np.minimum.at(prefill, hosts[0], self.prefill)
+        prefill[0] = np.inf
+        costs = prefill[hosts[1]] + self.decode + self.ways.near
+        decode = int(costs.argmin())
+        return decode if np.isfinite(costs[decode]) else None
+
+    def _pair(self, prefill: int, decode: int, cost: np.float64, pull_s: np.float64) -> Pair | None:
+        if not np.isfinite(cost):
+            return None
+        known = float(pull_s) if self.ways.measured[decode] else None
+        return Pair(int(self.able[prefill]), int(self.behind[decode]), float(cost), known)
+
+    def _fit(self, rows: Rows, row: int) -> NDArray[np.bool_]:
+        """Which rows are others, and name and fill their pages as that one does."""
+        table = self.table
+        alike = (table.digest[rows] == table.digest[row]) & (table.pool[rows] == table.pool[row])
+        fit: NDArray[np.bool_] = alike & (rows != row)
+        return fit

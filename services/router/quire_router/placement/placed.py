@@ -1,0 +1,53 @@
+"""Placed: what a request that was sent somewhere counts there, until the replica tells of it itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_router.placement.replica_table import ReplicaTable
+
+
+class Placed:
+    """A request on its way: its prompt counts as pending until it `began`, once. `pulled`: tokens whose pages come from
+    elsewhere; they count once they are `coming`. `near`: they come from its own host."""
+
+    __slots__ = ("_comes", "_life", "_near", "_pulled", "_report", "_table", "_tokens", "row")
+
+    def __init__(
+        self, table: ReplicaTable, row: int, sequences: int, tokens: int, pulled: int = 0, *, near: bool = False
+    ) -> None:
+        self.row = row
+        self._table = table
+        self._life = int(table.life[row])
+        self._report = int(table.reports[row])
+        self._tokens = tokens
+        self._pulled = pulled
+        self._near = near
+        self._comes = False
+        table.sent[row] += sequences
+        table.sent_tokens[row] += tokens
+        table.pending_tokens[row] += tokens
+
+    def coming(self) -> None:
+        """Its pages are being computed, and pulled meanwhile. Idempotent."""
+        if self._pulled and not self._comes and self._table.life[self.row] == self._life:
+            self._comes = True
+            self._pulling[self.row] += self._pulled
+
+    def began(self) -> None:
+        """It has its first token or its pages, or will never have them there. Idempotent."""
+        table, row = self._table, self.row
+        if (self._tokens or self._comes) and table.life[row] == self._life:
+            table.pending_tokens[row] -= self._tokens
+            self._pulling[row] -= self._pulled if self._comes else 0
+            if table.reports[row] == self._report:
+                table.sent_tokens[row] -= self._tokens
+        self._tokens = self._pulled = 0
+
+    @property
+    def _pulling(self) -> NDArray[np.int64]:
+        return self._table.pulling_near_tokens if self._near else self._table.pulling_tokens
