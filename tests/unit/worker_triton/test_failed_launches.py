@@ -16,7 +16,8 @@ from torch import Tensor
 
 from bench.gpu_checks.interpreted_device import InterpretedDevice
 from bench.gpu_checks.launching import run_one
-from quire_common.credit import Finish
+from bench.local_engine import LocalEngine
+from quire_common.credit import Finish, KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import Internal
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
@@ -29,6 +30,7 @@ from quire_worker.engine.ports import Device
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.engine.step_runner import StepOutcome
 from quire_worker.ops.interface import HeadShape
+from quire_worker.replica import ServedModel
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import PromptScores, StepBatch
 from tests.fakes.some_processors import PROCESSORS
@@ -289,3 +291,39 @@ def test_steps_in_flight_are_told_before_the_one_that_could_not_be_launched(no_s
     said = {slot: rig.alone(slot, 2) for slot in (0, 1)}
     assert [first.token.tolist(), second.token.tolist()] == [[said[s][step] for s in (0, 1)] for step in (0, 1)]
     rig.device.close()
+
+
+def test_an_engine_with_steps_in_flight_loses_the_one_request(no_streams: None) -> None:
+    """Prompts of many chunks, memory for few rows at a time, and a token that the model cannot stand."""
+    model, poison = LastTokenModel(), 13
+
+    def fail(tokens: list[int]) -> None:
+        if poison in tokens:
+            raise RuntimeError("poisoned")
+        if len(tokens) > 40:
+            raise OUT_OF_MEMORY
+
+    model.before = fail
+    group = KvGroup("full", 1, "", "bfloat16", 1, 1, 16)
+    info = ModelInfo("m", "", 64, VOCAB, (), b"", PageGeometry(16, (group,), b"m"), 0, "", ())
+    copier: Any = None
+    served = ServedModel(lambda spec, _: _cuda(model), copier, info, 40, logits_processors=PROCESSORS)
+    local = LocalEngine(served, max_num_seqs=3, max_num_batched_tokens=64)
+    processors: dict[int, tuple[str, ...]] = {1: ("contrary",), 3: ("weary",)}
+    for handle in range(6):
+        prompt = np.full(30, 20 + handle, np.int32)
+        prompt[7] = poison if handle == 4 else 1
+        local.submit(handle, Sequence(prompt, Stop(5), Sampling(processors=processors.get(handle, ()))))
+    found = local.run()
+    local.check_quiet()
+    assert {handle: each.error for handle, each in found.items() if each.error} == {
+        3: "LOGITS_PROCESSOR_FAILED",
+        4: "STEP_FAILED",
+    }
+    assert [len(each.tokens) for each in found.values()] == [5, 5, 5, 3, 0, 5]
+    for handle in (0, 2, 3, 5):
+        token, said = 20 + handle, found[handle].tokens
+        for each in said:
+            token = int(NEXT[token].argmax())
+            assert token == each
+    local.close()
