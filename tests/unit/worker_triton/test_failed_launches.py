@@ -25,7 +25,8 @@ from quire_worker.cuda import step_extras
 from quire_worker.cuda.cuda_device import CudaDevice
 from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.step_body import StepBody
-from quire_worker.cuda.step_layout import Tiling
+from quire_worker.cuda.step_layout import StepLayout, Tiling
+from quire_worker.cuda.step_size import StepSize
 from quire_worker.engine.ports import Device
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.engine.step_runner import StepOutcome
@@ -260,19 +261,59 @@ def _raise(*_: object) -> None:
     raise RuntimeError("refused")
 
 
-def test_an_error_of_cuda_ends_the_device_by_name(no_streams: None) -> None:
+@pytest.mark.parametrize("later", [False, True])
+def test_an_error_of_cuda_ends_the_device_by_name(
+    later: bool, no_streams: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it says so itself, or whoever waits for the stream does."""
 
     def break_down(_tokens: list[int]) -> None:
-        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+        told = "an illegal memory access was encountered"
+        raise RuntimeError(f"Triton Error [CUDA]: {told}") if later else torch.AcceleratorError(f"CUDA error: {told}")
 
     model = LastTokenModel()
     rig = Rig(model, _cuda(model))
     assert not rig.step([0, 1], 0).failed
     model.before = break_down
+    if later:
+        monkeypatch.setattr(_Stream, "synchronize", _raise)
     for call in (lambda: rig.device.launch(rig.batch([0, 1], 1)), rig.device.finished, rig.device.drain):
         with pytest.raises(Internal) as caught:
             call()
         assert caught.value.code == "DEVICE_BROKEN" and caught.value.fix
+    rig.device.close()
+
+
+def test_a_graph_that_cannot_be_replayed_is_taken_apart_as_well(no_streams: None) -> None:
+    model = LastTokenModel()
+    body = StepBody(model, torch.zeros(1), 1 << 16, SLOTS, 32)  # type: ignore[arg-type]  # a model that is made up
+    tiling = Tiling.of(model.head_shape, torch.device("cpu"))
+
+    class Graph:
+        """The body, as it is."""
+
+        def __init__(self, size: StepSize) -> None:
+            self.layout = StepLayout.of(size, tiling)
+
+        def layout_of(self, _fresh: object, _chunks: int) -> StepLayout:
+            return self.layout
+
+        def replay(self, layout: StepLayout) -> None:
+            body.launch(layout)
+
+        @property
+        def logits(self) -> Tensor | None:
+            return body.logits
+
+    def few(tokens: list[int]) -> None:
+        if len(tokens) > 1:
+            raise OUT_OF_MEMORY
+
+    graphs: Any = SimpleNamespace(find=lambda size, fresh: Graph(size))
+    rig = Rig(model, CudaDevice(body, tiling, graphs, _Stream(), None, PROCESSORS))  # type: ignore[arg-type]  # no stream
+    assert rig.step([0, 1], 0).token.tolist() == [rig.alone(slot, 1)[0] for slot in (0, 1)]
+    model.before = few
+    assert rig.step([0, 1], 1).token.tolist() == [rig.alone(slot, 2)[1] for slot in (0, 1)]
     rig.device.close()
 
 
