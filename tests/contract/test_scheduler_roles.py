@@ -48,6 +48,12 @@ async def test_a_role_is_told_and_refuses_nothing() -> None:
         await router.until(lambda: 2 in router.prefilled)
 
 
+@pytest.mark.parametrize(("role", "expects"), [("prefill", True), ("decode", True), ("both", False)])
+async def test_a_worker_hears_whether_pages_will_come_or_go(role: str, expects: bool) -> None:
+    async with stack(role=role) as s:
+        assert s.worker.greeting.expects_peers is expects
+
+
 async def test_watchers_hear_of_a_change_at_once() -> None:
     async with stack() as s:
         watch = s.stub.WatchLoad(scheduler_pb2.WatchLoadRequest(interval_ms=60_000))

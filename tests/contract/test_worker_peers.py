@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+import time
 
 import numpy as np
+import psutil
 import pytest
 
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress
+from quire_common.credit.hello import scheduler_hello
 from quire_common.errors import ConfigError
 from quire_common.pages import chain_hashes
 from quire_worker.config import WorkerConfig
@@ -18,7 +21,7 @@ from quire_worker.mover.peers.peer_access import neighbourhood
 from quire_worker.mover.peers.peer_door import PeerDoor
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, a_start, ids
-from tests.fakes.worker_server import VOCAB, WorkerServer, counting_model
+from tests.fakes.worker_server import VOCAB, WAIT_S, FakeScheduler, WorkerServer, counting_model
 from tests.fakes.worker_side import Side
 from tests.tcp_relay import TcpRelay
 
@@ -65,6 +68,21 @@ def test_what_one_prefills_another_pulls_meanwhile_and_goes_on_with(transport: s
         assert first + there.finished(0) == says(8)
         assert runner.batches[0].position.tolist() == [len(PROMPT)], "nothing is computed again"
         assert here.told.errors == there.told.errors == []
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_carries_pages_starts_where_a_scheduler_says_that_there_will_be_peers(told: bool) -> None:
+    before = {child.pid for child in psutil.Process().children()}
+    with a_worker() as worker:
+        scheduler = FakeScheduler(worker.stub, scheduler_hello(expects_peers=told))
+        scheduler.attach()
+        deadline_s = time.monotonic() + (WAIT_S if told else 0.2)
+        while not (started := {child.pid for child in psutil.Process().children()} - before):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(0.01)
+        assert bool(started) is told
+        scheduler.cancel()
 
 
 def test_workers_tell_who_finds_their_memory() -> None:

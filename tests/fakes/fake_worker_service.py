@@ -27,6 +27,8 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
         # Where it can pull pages from.
         self.peers: dict[bytes, FakeWorker] = {}
         self.runs = 0
+        # What the scheduler that attached last said first.
+        self.greeting = worker_pb2.Hello()
         self.step_s = 0.0
         # A Report comes between a Grant and its answer, as of a move that has just ended.
         self.interrupting = False
@@ -87,6 +89,7 @@ class FakeWorkerService(worker_pb2_grpc.WorkerServicer):
     ) -> AsyncIterator[worker_pb2.Report]:
         first = await anext(aiter(request_iterator))
         assert first.HasField("hello")
+        self.greeting = first.hello
         self.runs += 1
         self._last = None
         self._epoch = epoch = Epoch(self.hello.epoch.boot_id, self.runs)

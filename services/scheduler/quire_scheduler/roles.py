@@ -40,6 +40,11 @@ class Roles:
         self.role = role
         self._next = ""
 
+    @property
+    def parts(self) -> bool:
+        """Whether requests are here for one part of their life, so that pages come or go."""
+        return self.role != BOTH
+
     def check(self, transfer: KvTransfer) -> None:
         """Raise Unavailable for what the next role does not take."""
         if self._next and not takes(self._next, transfer):

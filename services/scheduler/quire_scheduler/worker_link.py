@@ -115,7 +115,7 @@ class WorkerLink:
     async def _serve(self) -> None:
         """One epoch."""
         out = self._out = asyncio.Queue()
-        out.put_nowait(scheduler_hello())
+        out.put_nowait(scheduler_hello(expects_peers=self._engine.roles.parts))
         self._gave_up = ""
         call = self._stub.Run(_frames(out))
         watchdog: asyncio.Task[None] | None = None

@@ -92,7 +92,8 @@ class Replica:
         self.info = loaded.info
         self._loaded = loaded
         self._door = PeerDoor(config)
-        self._mover = _make_movers(config, loaded, self._door)
+        self._peers = _make_peers(config, loaded, self._door)
+        self._mover = _make_movers(config, loaded, self._door, self._peers)
         spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots)
         self._device = loaded.make_device(spec, config.lockstep)
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), 1 if config.lockstep else DEPTH)
@@ -116,6 +117,11 @@ class Replica:
             host=self._door.host,
         )
 
+    def expect_peers(self) -> None:
+        """Pages will be exchanged with other workers: get ready for it, on another thread. From any thread."""
+        if self._door.kinds:
+            self._peers.begin()
+
     def close(self) -> None:
         """End the threads and the movers."""
         self.loop.close()
@@ -124,17 +130,22 @@ class Replica:
         self._door.close()
 
 
-def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> Mover:
-    """One for pages of a kvstore, if there is one, and one for those of other workers, once there are any."""
-    geometry, copy_bytes = loaded.info.pages, CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
+def _make_peers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> MoverOnDemand:
+    """For pages of other workers, once there are any."""
     shares = door.show_memory(loaded.memory)
-    peers = MoverSetup.of(config, geometry, peers=True, peer_grpc=door.grpc_listen, shares_memory=shares)
+    setup = MoverSetup.of(config, loaded.info.pages, peers=True, peer_grpc=door.grpc_listen, shares_memory=shares)
+    return MoverOnDemand(lambda: _start(setup, loaded, door.inherited))
 
-    def start(setup: MoverSetup, inherited: dict[str, int]) -> Mover:
-        return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)
 
-    by_kind: dict[MoveKind, Mover] = dict.fromkeys(door.kinds, MoverOnDemand(lambda: start(peers, door.inherited)))
+def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor, peers: Mover) -> Mover:
+    """One for pages of a kvstore, if there is one, beside the one for those of other workers."""
+    by_kind: dict[MoveKind, Mover] = dict.fromkeys(door.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move
-        by_kind |= dict.fromkeys(STORE_KINDS, start(MoverSetup.of(config, geometry), {}))
+        by_kind |= dict.fromkeys(STORE_KINDS, _start(MoverSetup.of(config, loaded.info.pages), loaded, {}))
     return Movers(by_kind)
+
+
+def _start(setup: MoverSetup, loaded: ServedModel, inherited: dict[str, int]) -> Mover:
+    copy_bytes = CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
+    return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)

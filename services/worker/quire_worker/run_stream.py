@@ -13,7 +13,7 @@ from quire_common.errors import InvalidArgument, QuireError, as_quire_error
 from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     import grpc
 
@@ -25,10 +25,17 @@ HELLO_LIMIT_S = 10.0
 
 
 class RunStream:
-    """Lives as long as the call does."""
+    """Lives as long as the call does. `expect_peers` is called where the scheduler says that there will be some."""
 
-    def __init__(self, loop: RunLoop, requests: Iterator[worker_pb2.Grant], context: grpc.ServicerContext) -> None:
+    def __init__(
+        self,
+        loop: RunLoop,
+        expect_peers: Callable[[], None],
+        requests: Iterator[worker_pb2.Grant],
+        context: grpc.ServicerContext,
+    ) -> None:
         self._loop = loop
+        self._expect_peers = expect_peers
         self._requests = requests
         self._context = context
 
@@ -70,3 +77,5 @@ class RunStream:
         if first is None or not first.HasField("hello"):
             raise InvalidArgument("HELLO_MISSING", "The first frame carries no hello.", "Send the hello first.")
         check_hello(first.hello)
+        if first.hello.expects_peers:
+            self._expect_peers()

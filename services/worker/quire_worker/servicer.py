@@ -42,7 +42,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServicer):
             raise self._watch.state.error or _still_loading()
         if self.draining:
             raise Unavailable("DRAINING", "The worker is about to stop.", "Attach to another worker.")
-        yield from RunStream(replica.loop, request_iterator, context).reports()
+        yield from RunStream(replica.loop, replica.expect_peers, request_iterator, context).reports()
 
     def GetStatus(
         self, request: worker_pb2.GetStatusRequest, context: grpc.ServicerContext

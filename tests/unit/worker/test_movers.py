@@ -50,6 +50,20 @@ def test_nothing_is_made_for_nobody() -> None:
     assert maker.made == []
 
 
+def test_it_is_made_once_ahead_of_the_first_move_where_moves_are_expected() -> None:
+    maker = Maker()
+    maker.mover.begin()
+    maker.mover.begin()
+    maker.let()
+    assert len(maker.made) == 1 and maker.mover.finished() == []
+    assert maker.mover.submit(a_move(1))
+    (made,) = maker.made
+    assert isinstance(made, FakeMover) and list(made.taken) == [1], "it need not wait"
+    maker.mover.close()
+    maker.mover.begin()
+    assert len(maker.made) == 1
+
+
 def test_moves_and_offers_wait_until_it_is_there() -> None:
     maker = Maker()
     assert maker.mover.submit(a_move(1)) and maker.mover.submit(a_move(2))

@@ -119,9 +119,10 @@ def epoch_from_pb(message: common_pb2.Epoch) -> Epoch:
     return Epoch(message.boot_id, message.run)
 
 
-def scheduler_hello(capabilities: tuple[str, ...] = ()) -> worker_pb2.Grant:
-    """The scheduler's first frame."""
-    return worker_pb2.Grant(hello=worker_pb2.Hello(protocol_version=PROTOCOL_VERSION, capabilities=capabilities))
+def scheduler_hello(capabilities: tuple[str, ...] = (), *, expects_peers: bool = False) -> worker_pb2.Grant:
+    """The scheduler's first frame; `expects_peers`: pages will be exchanged with other workers."""
+    hello = worker_pb2.Hello(protocol_version=PROTOCOL_VERSION, capabilities=capabilities, expects_peers=expects_peers)
+    return worker_pb2.Grant(hello=hello)
 
 
 def check_hello(message: worker_pb2.Hello) -> None:

@@ -1,7 +1,8 @@
-"""MoverOnDemand: a Mover that is made when the first move comes, on a thread of its own.
+"""MoverOnDemand: a Mover that is made when somebody says that there will be moves, else when the first one comes, on a
+thread of its own.
 
-Most workers never exchange pages with others: they pay neither for the process nor for its ring. The first moves wait
-for some tenths of a second.
+Most workers never exchange pages with others: they pay neither for the process nor for its ring. Where nobody said so,
+the first moves wait for some tenths of a second.
 """
 
 from __future__ import annotations
@@ -26,12 +27,21 @@ class MoverOnDemand:
     def __init__(self, make: Callable[[], Mover]) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._make = make
+        self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
+        self._closed = False
         self._made: Mover | None = None
         self._mover: Mover | None = None
         self._waiting: dict[int, PageMove] = {}
         self._offered: dict[int, int] = {}
         self._ended: list[MoveResult] = []
+
+    def begin(self) -> None:
+        """Make it now, if it is not there or on its way. From any thread; returns at once."""
+        with self._starting:
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._main, name="mover-start", daemon=True)
+                self._thread.start()
 
     def submit(self, move: PageMove) -> bool:
         """See Mover."""
@@ -40,9 +50,7 @@ class MoverOnDemand:
         if move.id in self._waiting or len(self._waiting) >= MAX_WAITING:
             return False
         self._waiting[move.id] = move
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._main, name="mover-start", daemon=True)
-            self._thread.start()
+        self.begin()
         return True
 
     def offer(self, move_id: int, pages: int) -> None:
@@ -77,6 +85,8 @@ class MoverOnDemand:
     def close(self) -> None:
         """See Mover."""
         self._waiting.clear()
+        with self._starting:
+            self._closed = True
         if self._thread is not None:
             self._thread.join()
         if self._made is not None:
