@@ -45,7 +45,7 @@ def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Ite
             fresh_attention(query, qkv, chunks, shape, lambda chunk, chunk_rows: made.append(chunk_rows))
         return made[-1]
 
-    name = "cuDNN" if torch.cuda.is_available() else "torch"
+    name = "cuDNN" if bench.device.type == "cuda" else "torch"
     yield KernelCase(
         f"prefill attention {prompts} x {tokens}, {name}", by_torch, cost, launches=prompts, capturable=False
     )

@@ -206,6 +206,30 @@ def test_controls_that_cannot_be_applied_end_their_request_alone(rig: Rig) -> No
         assert tokens[slot] == rig.alone(slot, 4), slot
 
 
+class _Captures:
+    """Stands for StepGraphs: a capture launches a step of nobody, and its size serves nobody."""
+
+    def __init__(self, body: StepBody) -> None:
+        self._body = body
+
+    def find(self, _size: object, *, fresh: bool) -> None:
+        self._body.advanced = not fresh
+
+
+def test_a_capture_before_a_failed_launch_keeps_nobody_from_running_alone(no_streams: None) -> None:
+    """It feeds no sequence's token back."""
+    model = LastTokenModel()
+    body = StepBody(model, torch.zeros(1), 1 << 16, SLOTS, 32)  # type: ignore[arg-type]  # a model that is made up
+    tiling = Tiling.of(model.head_shape, torch.device("cpu"))
+    device = CudaDevice(body, tiling, _Captures(body), _Stream(), None, PROCESSORS)  # type: ignore[arg-type]  # stand-ins
+    rig = Rig(model, device)
+    rig.asks(1, controls=LogitControls(allowed_token_ids=(VOCAB + 40,)))
+    tokens, errors = rig.serve([0, 1, 2], 2)
+    device.close()
+    assert list(errors) == [1]
+    assert [tokens[slot] for slot in (0, 2)] == [rig.alone(slot, 2) for slot in (0, 2)]
+
+
 def test_what_has_no_memory_together_runs_one_by_one(rig: Rig) -> None:
     """And what has none alone ends with an error that says so."""
     rig.asks(1, controls=LogitControls(presence_penalty=3.0))

@@ -30,7 +30,10 @@ ROWS = {
 }  # fmt: skip  # a list of names
 
 
-def test_every_kernel_of_a_step_has_a_row() -> None:
+@pytest.mark.parametrize("gpu", [False, True])
+def test_every_kernel_of_a_step_has_a_row(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a CPU, also beside a GPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     found = {case.name: case for _, case in roofline.cases(roofline.bench_of(SPEC, on_gpu=False), small=True)}
     assert set(found) - ROWS == {"prefill attention 2 x 40, torch"} and found.keys() >= ROWS
     assert all(case.cost.bytes > 0 for case in found.values())
@@ -65,7 +68,9 @@ def test_what_is_small_is_bound_by_its_nodes(monkeypatch: pytest.MonkeyPatch) ->
     assert case.figures(None) == {"us": 10.0}
 
 
-def test_kernels_that_make_no_numbers_are_told() -> None:
+def test_kernels_that_make_no_numbers_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a GPU a chain of it would be a graph of nothing.
+    monkeypatch.setattr(KernelCase, "_time_us", lambda self: 10.0)
     case = KernelCase("a kernel", lambda index: torch.full((2,), torch.nan), Cost(1, 8, 0))
     recorder = Recorder(5, "a machine")
     roofline.report(recorder, "0.6B", iter([("batch 1", case)]), None)

@@ -47,7 +47,7 @@ def test_what_is_written_wrongly_is_told_of(how: str, monkeypatch: pytest.Monkey
         if how == "beside":
             out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_()
             return y
-        return y[:, -1:].mul_(1.01)
+        return y.mul_(1.01)  # in bf16 one alone may be rounded back
 
     monkeypatch.setattr(products, "multiply", wrong)
     (told,) = failures({(1, *SHAPE): Gemv(8, 32, 4)})

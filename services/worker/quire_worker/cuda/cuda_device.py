@@ -118,6 +118,7 @@ class CudaDevice:
         body, hidden = self._body, None
         body.advanced = False
         graph, layout = self._choose(batch)
+        body.advanced = False  # a capture has launched a step of nobody
         count, places = 2 * layout.size.sequences, _places(batch, layout)
         with torch.cuda.stream(self._stream):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}

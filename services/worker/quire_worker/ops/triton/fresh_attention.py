@@ -57,10 +57,12 @@ def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape:
         return
     here, beside = torch.cuda.current_stream(), _second_stream()
     beside.wait_stream(here)
-    for index, chunk in enumerate(fresh):
-        with torch.cuda.stream(beside if index % 2 else here):
-            leave(chunk, _attended(query, qkv, chunk, shape))
-    here.wait_stream(beside)
+    try:
+        for index, chunk in enumerate(fresh):
+            with torch.cuda.stream(beside if index % 2 else here):
+                leave(chunk, _attended(query, qkv, chunk, shape))
+    finally:  # who runs the step again after an error must find that nothing of it is under way
+        here.wait_stream(beside)
 
 
 def _attended(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape) -> Tensor:
