@@ -18,7 +18,14 @@ from quire_scheduler.outputs import FinishReason
 from quire_worker.runner import ModelRunner
 
 _PLAN = SoakPlan(
-    steps=10_000, requests=3_000, arrivals=(0.3, 1.5), abort_rate=0.08, least_finished=2_000, least_aborted=60
+    steps=10_000,
+    requests=3_000,
+    arrivals=(0.3, 1.5),
+    abort_rate=0.08,
+    least_finished=2_000,
+    least_aborted=60,
+    least_preempted=1,
+    least_cached=1_000,
 )
 _TINY_PLAN = SoakPlan(
     steps=6, requests=12, arrivals=(2.0, 2.0), abort_rate=0.9, least_finished=2, least_aborted=1, check_every=2

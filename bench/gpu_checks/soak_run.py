@@ -35,6 +35,9 @@ class SoakPlan:
     least_finished: int
     least_aborted: int
     """In each state."""
+    least_preempted: int = 0
+    least_cached: int = 0
+    """Prompt tokens that were found in the device's pages."""
     check_every: int = 50
     """Steps."""
     rush_every: int = 400
@@ -105,6 +108,11 @@ class SoakRun:
             for state in STATES
             if tally.aborted[state] < plan.least_aborted
         ]
+        stats = self._local.scheduler.stats
+        if stats.preemptions < plan.least_preempted:
+            told.append(f"{stats.preemptions} preempted of {plan.least_preempted}")
+        if stats.cached_tokens < plan.least_cached:
+            told.append(f"{stats.cached_tokens} prompt tokens found in pages, of {plan.least_cached}")
         if tally.finished[FinishReason.ABORT.name] != tally.aborted.total():
             told.append(f"{tally.aborted.total()} aborts, {tally.finished[FinishReason.ABORT.name]} told of")
         if tally.requests != tally.finished.total():

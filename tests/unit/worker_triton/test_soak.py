@@ -49,18 +49,29 @@ def test_random_arrivals_and_aborts_in_every_state(tmp_path: Path) -> None:
     told = found["soak"]
     assert all(int(str(told[f"aborted_{state}"])) >= 3 for state in STATES)
     assert told["abort"] == sum(int(str(told[f"aborted_{state}"])) for state in STATES)
-    # What makes it a soak: not enough pages, beginnings in common, both ways to end.
-    assert all(told[name] for name in ("preempted", "cached_tokens", "stop", "length", "pages_poisoned")), told
+    # Both ways to end. Preemptions and beginnings in common are few here, and not sure to come about: a device has its
+    # own time.
+    assert all(told[name] for name in ("stop", "length", "pages_poisoned")), told
     assert found["soak: greedy answers"]["answers"] in range(4, 9)
 
 
-def test_too_few_aborts_fail(tmp_path: Path) -> None:
+def test_too_little_of_anything_fails(tmp_path: Path) -> None:
     rare = SoakPlan(
-        steps=20, requests=5, arrivals=(0.5, 0.5), abort_rate=0.0, least_finished=50, least_aborted=1, check_every=5
+        steps=20,
+        requests=5,
+        arrivals=(0.5, 0.5),
+        abort_rate=0.0,
+        least_finished=50,
+        least_aborted=1,
+        least_preempted=1000,
+        least_cached=100_000,
+        check_every=5,
     )
     told = soaked(tmp_path, rare)["soak"]
     assert told["result"] == "FAILED"
-    assert "requests finished of 50" in str(told["wrong"]) and "0 aborted while queued, of 1" in str(told["wrong"])
+    wrong = str(told["wrong"])
+    assert "requests finished of 50" in wrong and "0 aborted while queued, of 1" in wrong
+    assert "preempted of 1000" in wrong and "found in pages, of 100000" in wrong
 
 
 def test_a_leak_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
