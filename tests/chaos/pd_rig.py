@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 
@@ -74,9 +74,9 @@ class PdRig(Rig):
     ) -> None:
         self.relays: dict[str, TcpRelay] = {}
         # What befell so far: rows, requests of crowds, those that went wrong, rows after which something was kept, and
-        # the longest that it took to come back.
+        # the longest that it took to come back, of all once they served again and of those that nothing befell.
         self.rows = self.asked = self.failed = self.leaks = 0
-        self.back_s = 0.0
+        self.back_s = self.spared_s = 0.0
         self._relayed = ExitStack()
         merged: Flags = {name: {**own} for name, own in (flags or flags_of()).items()}
         for name, port in zip(relayed, free_ports(len(relayed)), strict=True):
@@ -110,7 +110,8 @@ class PdRig(Rig):
         ways = ", ".join(f"{count:.0f} {how}" for how, count in handoffs.items())
         return (
             f"\n{self.rows} times at rest after {self.asked} requests of crowds: {self.failed} client errors or wrong "
-            f"tokens, {self.leaks} leaks, all back within {self.back_s:.1f} s\n"
+            f"tokens, {self.leaks} leaks, all back within {self.back_s:.2f} s, where nothing befell "
+            f"within {self.spared_s:.2f} s of the last answer\n"
             f"handoffs: {ways}; {pages:.0f} pages pulled, pulls that brought less: {failures}"
         )
 
@@ -126,14 +127,21 @@ class PdRig(Rig):
             for relay in relays:
                 relay.mode = "pass"
 
-    async def judge(self, crowd: Crowd) -> None:
-        """Of a row: every client got what an undisturbed run gives, and nothing is kept anywhere."""
+    async def judge(self, crowd: Crowd, struck: Collection[str] = ()) -> None:
+        """Of a row: every client got what an undisturbed run gives, and nothing is kept anywhere. `struck`: members
+        that something befell, and does no more; replicas of others wait for nobody's return to give all back."""
         await crowd.done()
         errors, wrong = crowd.errors(), crowd.wrong()
         self.asked += len(crowd.asked)
         self.failed += len(errors) + len(wrong)
         assert not errors and not wrong, "\n".join([*errors, "wrong tokens:", *wrong])
+        self.spared_s = max(self.spared_s, await self._back(self.spared(struck)))
         await self.assert_at_rest()
+
+    def spared(self, struck: Collection[str]) -> list[str]:
+        """Schedulers that, like their workers, are none of these."""
+        hurt = {name.partition("-")[2] for name in struck}
+        return [name for name in self.stack.spec.members_of("scheduler") if name.partition("-")[2] not in hurt]
 
     def of_role(self, service: str, role: str) -> list[str]:
         """Members by what they do."""
@@ -167,11 +175,15 @@ class PdRig(Rig):
     async def assert_at_rest(self) -> None:
         """All members serve, and within seconds nothing is kept anywhere: no page, no lease, no transfer."""
         await self.wait_whole()
-        began = time.monotonic()
+        self.back_s = max(self.back_s, await self._back())
+        self.rows += 1
+
+    async def _back(self, schedulers: Sequence[str] = ()) -> float:
+        """How long it takes until these, by default all, keep nothing."""
+        began_s = time.monotonic()
         try:
-            await asyncio.to_thread(self.wait_pages_back, BACK_S)
+            await asyncio.to_thread(self.wait_pages_back, BACK_S, schedulers)
         except AssertionError:
             self.leaks += 1
             raise
-        self.rows += 1
-        self.back_s = max(self.back_s, time.monotonic() - began)
+        return time.monotonic() - began_s

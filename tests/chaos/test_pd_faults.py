@@ -60,7 +60,7 @@ KILLS = [(service, role) for service in ("worker", "scheduler") for role in ("pr
 ROWS = [
     *(Row(*member, moment) for member in KILLS for moment in ("before", "during", "after")),
     *(Row("worker", role, "during", FROZEN_S) for role in ("prefill", "decode")),
-    Row("scheduler", "prefill", "during", FROZEN_S),
+    *(Row("scheduler", role, "during", FROZEN_S) for role in ("prefill", "decode")),
 ]
 
 # What a side says while some request is in a state, from its prompt's arrival to its last step.
@@ -109,14 +109,15 @@ async def until(rig: PdRig, crowd: Crowd, moment: str) -> None:
 async def test_a_member_goes(rig: PdRig, seed: int, row: Row) -> None:
     async with Crowd(rig, seed) as crowd:
         await until(rig, crowd, row.moment)
-        process = rig.service(rig.of_role(row.service, row.role)[0]).process
+        member = rig.of_role(row.service, row.role)[0]
+        process = rig.service(member).process
         assert process.signal(signal.SIGSTOP if row.frozen_s else signal.SIGKILL)
         if row.frozen_s:
             try:
                 await asyncio.sleep(row.frozen_s)
             finally:
                 process.signal(signal.SIGCONT)
-        await rig.judge(crowd)
+        await rig.judge(crowd, struck=[member])
 
 
 async def test_clients_leave_at_every_moment(rig: PdRig, seed: int) -> None:
