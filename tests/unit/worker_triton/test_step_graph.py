@@ -19,7 +19,7 @@ from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, least_that_holds, pieced_sizes
-from quire_worker.ops.triton import fresh_attention
+from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.step import StepBatch
 from tests.unit.worker_triton.stepping import DEVICE, ON_GPU, WORDS, Sequences, TwoModels
@@ -69,6 +69,8 @@ def test_a_captured_step_is_the_eager_one(
     models = TwoModels(tmp_path / "model", "qwen3")
     vocab = models.cpu.spec.vocab_size
     monkeypatch.setattr(fresh_attention, "PIECE", 8)
+    # Four rows a program, as in large steps: a quarter of the programs.
+    monkeypatch.setattr(triton_ops, "_MANY_ROWS", 1)
     sequences = Sequences(6, vocab, models.page_size)
     batches = [sequences.batch() for _ in range(12 if ON_GPU else 3)][1:]
     eager, captured = models.body(), models.body()
