@@ -17,6 +17,14 @@ from tests.pipeline.leftovers import assert_nothing_left
 REQUEST_LIMIT_S = 120.0
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_starts() -> Iterator[None]:
+    """Compiled attention takes four seconds of each worker's start; what it computes has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("QUIRE_WORKER_ATTENTION_BACKEND", "torch")
+        yield
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> Path:
     return find_model(None)
