@@ -8,7 +8,7 @@ VENV ?= .venv
 ARGS ?=
 # Processes that share the tests, a file each: most of what a test does is to wait for processes of its own. 0: none but
 # pytest's own, for a debugger and for `-s`.
-JOBS ?= 2
+JOBS ?= 3
 SHARED := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BIN := $(VENV)/bin
 # A GPU's torch is another one than .venv's: where there is no .venv, the Python that has it.
