@@ -166,10 +166,10 @@ class Pulls:
         request.ready_pages = pull.first = hit.pages
         pull.arrived = pull.wanted
         names, ticket = pull.ticket.handles[pull.first :], pull.ticket
+        near = self._is_near(ticket)
         for group, table in enumerate(request.tables):
             if names:
                 pages = table[pull.first : ticket.pages]
-                near = self._is_near(ticket)
                 move = Move(MoveKind.PULL, group, pages, names, request, pull.first, ticket=ticket, near=near)
                 pull.flying.add(self._moves.begin(move, request.context, now))
         self.settle(request)

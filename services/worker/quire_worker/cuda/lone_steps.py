@@ -15,6 +15,7 @@ import torch
 from quire_common.credit import Finish
 from quire_common.errors import Internal
 from quire_common.telemetry.logs import get_logger
+from quire_worker.cuda.memory import STEP_FIX
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.step_runner import StepOutcome, as_slot_error
 from quire_worker.sampling.logprobs import join_columns
@@ -62,8 +63,7 @@ def launch_error(error: Exception) -> QuireError:
         return Internal(
             "GPU_OUT_OF_MEMORY",
             "The GPU had no memory left to run this sequence.",
-            "Retry, or ask for less (logprobs, prompt_logprobs); for the worker, lower --gpu-memory-utilization, "
-            "--max-num-batched-tokens or --max-num-seqs.",
+            f"Retry, or ask for less (logprobs, prompt_logprobs). For the worker: {STEP_FIX}",
         )
     return as_slot_error(error)
 

@@ -79,11 +79,12 @@ def boot_id() -> str:
 def neighbourhood() -> bytes:
     """What processes have in common that find each other's abstract Unix sockets, and so each other's memory: the host,
     as it was booted, and the network namespace. Empty where the system does not say."""
+    boot = boot_id()
     try:
         namespace = Path("/proc/self/ns/net").readlink()
     except OSError:
         return b""
-    return f"{boot_id()}/{namespace}".encode() if boot_id() else b""
+    return f"{boot}/{namespace}".encode() if boot else b""
 
 
 def host_id() -> bytes:
