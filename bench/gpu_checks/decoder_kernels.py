@@ -98,7 +98,7 @@ class DecoderKernels:
         bench, weights = self._bench, self._weights[role]
         outputs, inputs = weights[0].data.shape
         x = bench.random(rows, inputs)
-        cost = product_cost(rows, outputs, inputs, bench.dtype.itemsize)
+        cost = product_cost(rows, weights[0], bench.dtype.itemsize)
 
         def run(index: int) -> Tensor:
             weight = weights[index % len(weights)]

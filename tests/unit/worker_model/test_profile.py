@@ -16,7 +16,7 @@ from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.weight import DenseWeight
+from quire_worker.ops.weight import DenseWeight, Int8Weight
 from quire_worker.profile.cost import Attended, Cost, attention_cost, controls_cost, product_cost
 from quire_worker.profile.floor import Peak, floor_us
 from quire_worker.profile.kernel_parts import by_part, costs_behind
@@ -94,7 +94,16 @@ def test_attention_of_a_prompt_counts_half_of_its_square() -> None:
     assert chunk.bytes == 1024 * 2 * 8 * 128 + 24 * 2 * 16 * 128 * 2, "fp8 pages, bf16 rows"
     decode = attention_cost(Attended.of(1023, 1).times(32), shape, 2, 2)
     assert decode.bytes == 32 * (1024 * 2 * 8 * 128 + 2 * 16 * 128) * 2 and decode.flops == 32 * 4 * 16 * 128 * 1024
-    assert product_cost(32, 4096, 1024, 2) == Cost(1, 2 * (4096 * 1024 + 32 * (1024 + 4096)), 2 * 32 * 1024 * 4096)
+
+
+def test_a_weight_costs_what_is_stored_of_it() -> None:
+    """Whatever is computed with, and scales and biases too."""
+    data, bias = torch.zeros(4096, 1024, dtype=torch.bfloat16), torch.zeros(4096, dtype=torch.bfloat16)
+    flops, rows = 2 * 32 * 1024 * 4096, 32 * (1024 + 4096)
+    assert product_cost(32, DenseWeight(data), 2) == Cost(1, 2 * 4096 * 1024 + 2 * rows, flops)
+    assert product_cost(32, DenseWeight(data), 4) == Cost(1, 2 * 4096 * 1024 + 4 * rows, flops)
+    small = Int8Weight(data.to(torch.int8), torch.ones(4096), bias)
+    assert product_cost(32, small, 2) == Cost(1, 4096 * 1024 + (4 + 2) * 4096 + 2 * rows, flops)
 
 
 def test_kernels_that_no_call_tells_apart_are_parts_of_their_own() -> None:

@@ -80,10 +80,10 @@ def _interpreted(model: LastTokenModel) -> Device:
     return InterpretedDevice(model, torch.zeros(1), spec)  # type: ignore[arg-type]  # a model that is made up
 
 
-def _cuda(model: LastTokenModel) -> Device:
+def _cuda(model: LastTokenModel, graphs: Callable[[StepBody, Tiling], Any] = lambda *_: None) -> Device:
     body = StepBody(model, torch.zeros(1), 1 << 16, SLOTS, 32)  # type: ignore[arg-type]  # a model that is made up
     tiling = Tiling.of(model.head_shape, torch.device("cpu"))
-    return CudaDevice(body, tiling, None, _Stream(), None, PROCESSORS)  # type: ignore[arg-type]  # no stream of CUDA's
+    return CudaDevice(body, tiling, graphs(body, tiling), _Stream(), None, PROCESSORS)  # type: ignore[arg-type]  # no stream of CUDA's
 
 
 @pytest.fixture
@@ -207,25 +207,30 @@ def test_controls_that_cannot_be_applied_end_their_request_alone(rig: Rig) -> No
 
 
 class _Captures:
-    """Stands for StepGraphs: a capture launches a step of nobody, and its size serves nobody."""
+    """Stands for StepGraphs: a capture launches a step of nobody, and its size serves nobody. `raises`: of that step's
+    sequences."""
 
-    def __init__(self, body: StepBody) -> None:
+    def __init__(self, body: StepBody, raises: int) -> None:
         self._body = body
+        self._raises = raises
 
-    def find(self, _size: object, *, fresh: bool) -> None:
+    def find(self, size: StepSize, *, fresh: bool) -> None:
         self._body.advanced = not fresh
+        if size.sequences == self._raises:
+            raise OUT_OF_MEMORY
+
+    def give_up(self) -> None:
+        """There is nothing to make do with."""
 
 
-def test_a_capture_before_a_failed_launch_keeps_nobody_from_running_alone(no_streams: None) -> None:
-    """It feeds no sequence's token back."""
+@pytest.mark.parametrize("raises", [0, 3])
+def test_a_capture_before_a_failed_launch_keeps_nobody_from_running_alone(raises: int, no_streams: None) -> None:
+    """It feeds no sequence's token back, whether it comes to an end or not."""
     model = LastTokenModel()
-    body = StepBody(model, torch.zeros(1), 1 << 16, SLOTS, 32)  # type: ignore[arg-type]  # a model that is made up
-    tiling = Tiling.of(model.head_shape, torch.device("cpu"))
-    device = CudaDevice(body, tiling, _Captures(body), _Stream(), None, PROCESSORS)  # type: ignore[arg-type]  # stand-ins
-    rig = Rig(model, device)
+    rig = Rig(model, _cuda(model, lambda body, _: _Captures(body, raises)))
     rig.asks(1, controls=LogitControls(allowed_token_ids=(VOCAB + 40,)))
     tokens, errors = rig.serve([0, 1, 2], 2)
-    device.close()
+    rig.device.close()
     assert list(errors) == [1]
     assert [tokens[slot] for slot in (0, 2)] == [rig.alone(slot, 2) for slot in (0, 2)]
 
@@ -310,31 +315,31 @@ def test_an_error_of_cuda_ends_the_device_by_name(
 
 def test_a_graph_that_cannot_be_replayed_is_taken_apart_as_well(no_streams: None) -> None:
     model = LastTokenModel()
-    body = StepBody(model, torch.zeros(1), 1 << 16, SLOTS, 32)  # type: ignore[arg-type]  # a model that is made up
-    tiling = Tiling.of(model.head_shape, torch.device("cpu"))
 
     class Graph:
         """The body, as it is."""
 
-        def __init__(self, size: StepSize) -> None:
+        def __init__(self, body: StepBody, tiling: Tiling, size: StepSize) -> None:
+            self.body = body
             self.layout = StepLayout.of(size, tiling)
 
         def layout_of(self, _fresh: object, _chunks: int) -> StepLayout:
             return self.layout
 
         def replay(self, layout: StepLayout) -> None:
-            body.launch(layout)
+            self.body.launch(layout)
 
         @property
         def logits(self) -> Tensor | None:
-            return body.logits
+            return self.body.logits
 
     def few(tokens: list[int]) -> None:
         if len(tokens) > 1:
             raise OUT_OF_MEMORY
 
-    graphs: Any = SimpleNamespace(find=lambda size, fresh: Graph(size))
-    rig = Rig(model, CudaDevice(body, tiling, graphs, _Stream(), None, PROCESSORS))  # type: ignore[arg-type]  # no stream
+    rig = Rig(
+        model, _cuda(model, lambda body, tiling: SimpleNamespace(find=lambda size, fresh: Graph(body, tiling, size)))
+    )
     assert rig.step([0, 1], 0).token.tolist() == [rig.alone(slot, 1)[0] for slot in (0, 1)]
     model.before = few
     assert rig.step([0, 1], 1).token.tolist() == [rig.alone(slot, 2)[1] for slot in (0, 1)]

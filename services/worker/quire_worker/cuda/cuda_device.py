@@ -116,9 +116,10 @@ class CudaDevice:
         begin = time.perf_counter_ns()
         turn, self._turn = self._turn, (self._turn + 1) % _RING
         body, hidden = self._body, None
-        body.advanced = False
-        graph, layout = self._choose(batch)
-        body.advanced = False  # a capture has launched a step of nobody
+        try:
+            graph, layout = self._choose(batch)
+        finally:
+            body.advanced = False  # what was launched until here, a capture's step of nobody too, is not this step
         count, places = 2 * layout.size.sequences, _places(batch, layout)
         with torch.cuda.stream(self._stream):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}

@@ -22,6 +22,11 @@ class DenseWeight:
         """Size of the result's last axis."""
         return self.data.shape[0]
 
+    @property
+    def num_bytes(self) -> int:
+        """What a product reads of it."""
+        return self.data.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
 
 @dataclass(frozen=True, slots=True)
 class Int8Weight:
@@ -38,6 +43,11 @@ class Int8Weight:
     def outputs(self) -> int:
         """Size of the result's last axis."""
         return self.data.shape[0]
+
+    @property
+    def num_bytes(self) -> int:
+        """What a product reads of it."""
+        return self.data.nbytes + self.scale.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
 
 Weight = DenseWeight | Int8Weight

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from quire_worker.ops.interface import HeadShape
+from quire_worker.ops.weight import Weight
 
 _FLOAT32 = 4
 
@@ -60,9 +61,10 @@ def norm_cost(rows: int, hidden: int, element: int, *, adds: bool) -> Cost:
     return Cost(1, (4 if adds else 2) * rows * hidden * element)
 
 
-def product_cost(rows: int, outputs: int, inputs: int, element: int) -> Cost:
-    """The weight, what goes in and what comes out."""
-    return Cost(1, (outputs * inputs + rows * (inputs + outputs)) * element, 2 * rows * inputs * outputs)
+def product_cost(rows: int, weight: Weight, element: int) -> Cost:
+    """The weight as it is stored, and what goes in and comes out, whose elements have so many bytes."""
+    outputs, inputs = weight.data.shape
+    return Cost(1, weight.num_bytes + rows * (inputs + outputs) * element, 2 * rows * inputs * outputs)
 
 
 def rope_cost(rows: int, shape: HeadShape, element: int, page_element: int) -> Cost:

@@ -126,9 +126,8 @@ class TracedOps(Generic[P]):
 
     def _product(self, name: str, x: Tensor, weight: Weight, call: Callable[[], Tensor]) -> Tensor:
         rows, inputs = x.shape
-        outputs = weight.outputs
-        cost = product_cost(rows, outputs, inputs, x.element_size())
-        return self._trace(f"{name} {outputs} x {inputs}", cost, call)
+        cost = product_cost(rows, weight, x.element_size())
+        return self._trace(f"{name} {weight.outputs} x {inputs}", cost, call)
 
     def _trace(self, name: str, cost: Cost, call: Callable[[], R]) -> R:
         self._add(name, cost)
