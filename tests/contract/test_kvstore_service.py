@@ -286,6 +286,9 @@ def test_watch_is_a_snapshot_and_then_the_tail() -> None:
         (stored,) = first.stored
         assert (stored.namespace, stored.group, stored.medium) == (A.namespace, 0, "ram")
         assert sorted(stored.hashes) == sorted(A.hashes[:4])
+        keys = kvstore_pb2.PageKeys(namespace=A.namespace, hashes=B.hashes)
+        missed = running.stub.LookupAndPin(kvstore_pb2.LookupAndPinRequest(keys=keys))
+        assert missed.watched and missed.epoch == first.epoch, "all that it finds is told of, by that life"
         running.put(part(A, 0, 6))
         tail = next(events)
         assert not tail.snapshot and tail.sequence == first.sequence + 1

@@ -14,7 +14,8 @@ NAMESPACE = b"n" * 32
 class FakePages:
     """`requests` are those of all watchers so far; `watching` how many watch now."""
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: bytes = NAMESPACE) -> None:
+        self.namespace = namespace
         self.held: dict[bytes, None] = {}
         self.boot_id, self.sequence = 1, 0
         self.requests: list[pb.WatchPagesRequest] = []
@@ -27,7 +28,7 @@ class FakePages:
         hashes = list(hashes)
         self.held |= dict.fromkeys(hashes)
         self.sequence += 1 + skip
-        self._tell(pb.PageEvents(stored=[pb.StoredPages(namespace=NAMESPACE, hashes=hashes, medium="device")]))
+        self._tell(pb.PageEvents(stored=[pb.StoredPages(namespace=self.namespace, hashes=hashes, medium="device")]))
 
     def remove(self, hashes: Iterable[bytes]) -> None:
         hashes = list(hashes)
@@ -56,7 +57,7 @@ class FakePages:
         try:
             if (request.epoch.boot_id, request.after_sequence) != (self.boot_id, self.sequence):
                 frame = pb.PageEvents(sequence=self.sequence, snapshot=True, snapshot_complete=True)
-                frame.stored.add(namespace=NAMESPACE, hashes=self.held, medium="device")
+                frame.stored.add(namespace=self.namespace, hashes=self.held, medium="device")
                 frame.epoch.boot_id = self.boot_id
                 yield frame
             else:

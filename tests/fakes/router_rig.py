@@ -58,9 +58,11 @@ async def router_rig(
     schedulers: Sequence[FakeScheduler] | None = None,
     tokenizers: Sequence[FakeTokenizer] | None = None,
     *,
+    further: Sequence[str] = (),
     wait_ready: bool = True,
     **config: Any,
 ) -> AsyncIterator[RouterRig]:
+    """`further`: where there are more schedulers."""
     schedulers = [FakeScheduler()] if schedulers is None else list(schedulers)
     tokenizers = [FakeTokenizer()] if tokenizers is None else list(tokenizers)
     async with contextlib.AsyncExitStack() as stack:
@@ -69,7 +71,7 @@ async def router_rig(
         options = RouterConfig(
             **{
                 "port": 0,
-                "schedulers": tuple(host.address for host in scheduler_hosts),
+                "schedulers": (*(host.address for host in scheduler_hosts), *further),
                 "tokenizers": tuple(host.address for host in tokenizer_hosts),
                 **config,
             }

@@ -90,15 +90,22 @@ class Rig:
         self._turn = 0
         self._next_lease = 0
         # Of the kvstore.
-        self.boot_id = 1
+        self.boot_id, self.watched = 1, False
         self._grants: Delayed[Grant] = Delayed(grant_delay)
         self._reports: Delayed[Report] = Delayed(report_delay)
 
     def submit(
-        self, handle: int, sequence: Sequence, *, session: int = 0, transfer: KvTransfer = NO_TRANSFER, **context: Any
+        self,
+        handle: int,
+        sequence: Sequence,
+        *,
+        session: int = 0,
+        transfer: KvTransfer = NO_TRANSFER,
+        held_tokens: int | None = None,
+        **context: Any,
     ) -> None:
         context.setdefault("request_id", f"r{session}.{handle}")
-        self.core.submit(session, handle, RequestContext(**context), sequence, self.now, transfer)
+        self.core.submit(session, handle, RequestContext(**context), sequence, self.now, transfer, held_tokens)
 
     def hand_over(self, handle: int, *tokens: int, session: int = 0, **what: Any) -> None:
         self.core.hand_over(session, handle, Handover(tokens=tokens, **what), self.now)
@@ -208,4 +215,4 @@ class Rig:
             self._next_lease += 1
             leases.append(self._next_lease.to_bytes(8, "big"))
         self.leases.update(leases)
-        return LookupResult(found, tuple(leases), 50, self.now + 60.0, boot_id=self.boot_id)
+        return LookupResult(found, tuple(leases), 50, self.now + 60.0, boot_id=self.boot_id, watched=self.watched)

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import grpc
 import pytest
 
-from quire.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
+from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import from_message, from_rpc_error
 from quire_common.sequence import RequestContext, Sequence, context_to_pb, sequence_to_pb
@@ -20,6 +20,7 @@ from quire_common.telemetry.interceptors import aio_server_interceptors
 from quire_common.transport import SERVER_OPTIONS
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.server import SchedulerService
+from tests.fakes.fake_pages import FakePages
 from tests.fakes.fake_worker import make_hello, with_address
 from tests.fakes.fake_worker_service import FakeWorkerService
 
@@ -32,6 +33,7 @@ class Stack:
     def __init__(self, worker: FakeWorkerService, service: SchedulerService, address: str) -> None:
         self.worker = worker
         self.service = service
+        self.address = address
         self.channel = grpc.aio.insecure_channel(address)
         self.stub = scheduler_pb2_grpc.SchedulerStub(self.channel)
 
@@ -208,6 +210,9 @@ class FakeKvStore(kvstore_pb2_grpc.KvStoreServicer):
         self.patience_s: list[float] = []
         self.hang = False
         self.release_s = 0.0
+        # What it tells those who watch, if anybody can.
+        self.told = FakePages(b"ns")
+        self.watched = False
 
     async def LookupAndPin(
         self, request: kvstore_pb2.LookupAndPinRequest, context: Any
@@ -225,7 +230,14 @@ class FakeKvStore(kvstore_pb2_grpc.KvStoreServicer):
         if found:
             self.granted.append(lease)
             self.leases.add(lease)
-        return kvstore_pb2.LookupAndPinResponse(pages=found, lease=lease, lease_ms=request.lease_ms)
+        epoch = common_pb2.Epoch(boot_id=self.told.boot_id)
+        return kvstore_pb2.LookupAndPinResponse(
+            pages=found, lease=lease, lease_ms=request.lease_ms, epoch=epoch, watched=self.watched
+        )
+
+    async def Watch(self, request: common_pb2.WatchPagesRequest, context: Any) -> AsyncIterator[common_pb2.PageEvents]:
+        async for frame in self.told.watch(request):
+            yield frame
 
     async def Release(self, request: kvstore_pb2.ReleaseRequest, context: Any) -> kvstore_pb2.ReleaseResponse:
         await asyncio.sleep(self.release_s)

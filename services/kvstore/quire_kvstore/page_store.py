@@ -81,6 +81,11 @@ class PageStore:
         self._puts = PutDesk(config, self._lock, self._tier, self._ladder, self._counts, self._put)
         self._draining = False
 
+    @property
+    def watched(self) -> bool:
+        """Whether those who watch are told of all that lookups find: not of what others put in a shared tier."""
+        return all(tier.medium.local for tier in self._tiers)
+
     def start(self) -> None:
         """Open the tiers below memory; one that cannot be opened is done without."""
         for tier in self._tiers:

@@ -71,6 +71,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
             epoch=self._epoch,
             lease_ms=lease.granted_ms if lease else 0,
             medium=medium if pages else "",
+            watched=self._store.watched,
         )
         if request.direct and lease:
             self._say_how(response, lease.id)

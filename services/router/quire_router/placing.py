@@ -52,16 +52,20 @@ class Placing:
         """End all streams."""
         await self._watchers.close()
 
-    def _held(self, service: str, instance: str, number: int) -> None:
-        """The directory knows what an instance holds under another number now."""
+    def _held(self, service: str, instance: str, number: int, life: int) -> None:
+        """The directory knows what an instance holds under another number now, or all of another life of its."""
         if service == "scheduler":
             replica = self._fleet.replicas.get(instance)
             if replica is not None:
                 replica.row.held_as(number)
-        elif number < 0:
-            self._view.stores.pop(instance, None)
-        else:
-            self._view.stores[instance] = number
+            return
+        view = self._view
+        view.stores.pop(instance, None)
+        view.lives.pop(instance, None)
+        if number >= 0:
+            view.stores[instance] = number
+        if life:
+            view.lives[instance] = life
 
 
 def _split(config: RouterConfig) -> SplitOptions:

@@ -137,6 +137,7 @@ class Engine:
         context: RequestContext,
         sequence: TokenSequence,
         transfer: KvTransfer = NO_TRANSFER,
+        held_tokens: int | None = None,
     ) -> None:
         """Take a request in; raises the QuireError that refuses it."""
         if self.core is None:
@@ -144,7 +145,7 @@ class Engine:
         traced = self._spans.begin(session, handle, context)
         try:
             self.roles.check(transfer)
-            self.core.submit(session, handle, traced, sequence, now_s(), transfer)
+            self.core.submit(session, handle, traced, sequence, now_s(), transfer, held_tokens)
         except QuireError as error:
             self._spans.refused(session, handle, error.code)
             metrics.refused.labels(error.code).inc()

@@ -57,6 +57,8 @@ class LookupResult(NamedTuple):
     failed: bool = False
     boot_id: int = 0
     """Which life of the kvstore answered; 0: it does not say."""
+    watched: bool = False
+    """Whoever watches it is told of all that lookups find."""
 
 
 @dataclass(slots=True)
@@ -72,6 +74,9 @@ class Effects:
 
 # Times that one request is looked up: again where its lease ends, or its local pages change, while it waits.
 _MOST_LOOKUPS = 8
+# For so long after a request came it holds what its router knew then. Pages are stored meanwhile, and who waits longer
+# loses nothing by a lookup.
+_BELIEVED_S = 1.0
 # Pages of one lookup: a kvstore does not take more in one call.
 _MOST_ASKED = 8192
 
@@ -101,6 +106,8 @@ class KvTraffic:
         self._page_size = geometry.page_size
         self._cost = ResumeCost(geometry.page_size, sum(group.page_bytes for group in geometry.groups))
         self._stats = stats
+        self.watched_boot_id = 0
+        """The kvstore's life that answered last, where it can be watched; 0: none, or it cannot."""
         self._breaker = Breaker()
         self._now = 0.0
         self._effects = Effects()
@@ -131,6 +138,18 @@ class KvTraffic:
             and not self.offload.doubts(request.hashes[local:])
         )
 
+    def is_spared(self, request: Request, local: int) -> bool:
+        """Whether a new request that wants a lookup would find nothing: its router follows the kvstore, and knew of
+        nobody with more than the local pages. What was given to the kvstore from here the router may not know yet, nor
+        what was computed elsewhere for one that came by a handover."""
+        return (
+            request.held_tokens is not None
+            and request.held_tokens <= local * self._page_size
+            and self._now < request.timing.submitted_s + _BELIEVED_S
+            and not (request.ticketed or request.swapped)
+            and not self.offload.knows(request.hashes[local])
+        )
+
     def ask(self, request: Request, local: int) -> None:
         """Look up what follows the local pages."""
         self._breaker.asked(self._now)
@@ -148,6 +167,7 @@ class KvTraffic:
             self._stats.lookups_failed += 1
         else:
             self._breaker.worked()
+            self.watched_boot_id = result.boot_id if result.watched else 0
             self._cost.looked_up(result.us)
         if request is None or not result.pages:
             self._effects.releases += result.leases

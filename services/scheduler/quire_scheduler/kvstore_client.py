@@ -56,13 +56,15 @@ class KvstoreClient:
         us = int((time.perf_counter() - started) * 1e6)
         leases = tuple(answer.lease for answer in found if answer is not None and answer.lease)
         complete = [answer for answer in found if answer is not None and answer.lease]
-        boot_id = next((answer.epoch.boot_id for answer in found if answer is not None), 0)
+        said = next((answer for answer in found if answer is not None), kvstore_pb2.LookupAndPinResponse())
+        boot_id, watched = said.epoch.boot_id, said.watched
         if len(complete) < len(found):
-            return LookupResult(0, leases, us, 0.0, failed=None in found, boot_id=boot_id)
+            return LookupResult(0, leases, us, 0.0, failed=None in found, boot_id=boot_id, watched=watched)
         lease_ms = min(answer.lease_ms or self._lease_ms for answer in complete)
         pages = min(len(lookup.hashes), *(answer.pages for answer in complete))
         # Pages of several groups lie together, but for what is evicted between.
-        return LookupResult(pages, leases, us, now_s() + lease_ms / 1000 * _USABLE, complete[0].medium, boot_id=boot_id)
+        expires_s = now_s() + lease_ms / 1000 * _USABLE
+        return LookupResult(pages, leases, us, expires_s, complete[0].medium, boot_id=boot_id, watched=watched)
 
     async def release(self, leases: Sequence[bytes]) -> None:
         """See engine.KvStore. A lease whose release is lost ends by its time."""

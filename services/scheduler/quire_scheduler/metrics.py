@@ -65,6 +65,10 @@ _counts = {
     "cache_queries": counter(_P + "external_prefix_cache_queries_total", "Prompt tokens looked up in the kvstore."),
     "cache_hits": counter(_P + "external_prefix_cache_hits_total", "Prompt tokens found in the kvstore."),
     "lookups_failed": counter(_P + "kvstore_lookups_failed_total", "Lookups that the kvstore did not answer in time."),
+    "lookups_spared": counter(
+        _P + "kvstore_lookups_spared_total",
+        "Lookups not made: the router knew of nobody with more than the device has.",
+    ),
     "offload_pages": _offloaded.labels("stored"),
     "offload_dropped": _offloaded.labels("dropped"),
     "offload_failed": _offloaded.labels("failed"),

@@ -194,6 +194,10 @@ class Offload:
         for digest in hashes:
             self._known.pop(digest, None)
 
+    def knows(self, digest: bytes) -> bool:
+        """Whether the kvstore has this, or is being given it, as far as is known here."""
+        return digest in self._known
+
     def distrust(self, hashes: Sequence[bytes]) -> None:
         """The pages of one that ended by an error: what the kvstore has of them is not to be loaded, until they are
         stored anew."""

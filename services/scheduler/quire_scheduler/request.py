@@ -70,6 +70,8 @@ class Request:
     sequence: Sequence
     timing: Timing
     transfer: KvTransfer = NO_TRANSFER
+    # Leading tokens whose pages anybody had when it came, as its router believed; None: it did not say.
+    held_tokens: int | None = None
     state: State = State.QUEUED
     # Lower goes first; the seat in the order, kept over preemption.
     order_key: int = 0
@@ -125,10 +127,11 @@ class Request:
         sequence: Sequence,
         now: float,
         transfer: KvTransfer = NO_TRANSFER,
+        held_tokens: int | None = None,
     ) -> Request:
         """A request that has just arrived."""
         output = array("i", sequence.output_ids.astype(np.int32).tobytes())
-        return cls(uid, session, handle, context, sequence, Timing(now), transfer, output=output)
+        return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
 
     @property
     def prefill_only(self) -> bool:

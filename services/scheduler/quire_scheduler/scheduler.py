@@ -59,6 +59,7 @@ class LoadFigures(NamedTuple):
     pull_bytes_per_s: float
     near_pull_bytes_per_s: float
     host: bytes
+    kvstore_boot_id: int
 
 
 class Scheduler:
@@ -90,8 +91,9 @@ class Scheduler:
         sequence: Sequence,
         now: float,
         transfer: KvTransfer = NO_TRANSFER,
+        held_tokens: int | None = None,
     ) -> None:
-        """Take a request in; raises what refuses it (then nothing more is said of it)."""
+        """Take a request in; raises what refuses it (then nothing more is said of it). `held_tokens`: see Request."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
@@ -99,7 +101,7 @@ class Scheduler:
             )
         transfer.check()
         replica.admission.check(context, sequence, now)
-        request = Request.new(self._next_uid, session, handle, context, sequence, now, transfer)
+        request = Request.new(self._next_uid, session, handle, context, sequence, now, transfer, held_tokens)
         self._next_uid += 1
         if replica.identifies:
             identify(request, replica.page_size)
@@ -268,6 +270,7 @@ class Scheduler:
             pull_bytes_per_s=replica.pulls.bytes_per_s,
             near_pull_bytes_per_s=replica.pulls.near_bytes_per_s,
             host=replica.hello.host,
+            kvstore_boot_id=replica.kv.watched_boot_id,
         )
 
     @property

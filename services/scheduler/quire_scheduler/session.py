@@ -117,6 +117,7 @@ class Session:
             context_from_pb(submit.context),
             sequence_from_pb(submit.sequence),
             transfer_from_pb(submit.transfer) if submit.HasField("transfer") else NO_TRANSFER,
+            submit.held_tokens if submit.HasField("held_tokens") else None,
         )
 
     def _put(self, message: scheduler_pb2.SessionResponse) -> bool:

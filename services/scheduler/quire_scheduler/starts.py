@@ -55,10 +55,12 @@ class Starts:
         ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
         while request := waiting.next_queued(ahead, now):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
-            if request.pull is None and kv.wants_lookup(request, local):
+            wants = request.pull is None and kv.wants_lookup(request, local)
+            if wants and not kv.is_spared(request, local):
                 waiting.look_up(request, now)
                 kv.ask(request, local)
             else:
+                self._replica.stats.lookups_spared += wants
                 waiting.seat(request)
 
     def _start(self, most: int, now: float) -> list[Start]:

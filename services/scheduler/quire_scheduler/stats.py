@@ -39,6 +39,8 @@ class Stats:
     pulled_bytes: int = 0
     # Lookups without an answer in time.
     lookups_failed: int = 0
+    # Lookups that were not made, since the router knew that nothing would be found.
+    lookups_spared: int = 0
     # Pages that stores brought to the kvstore or found there, that were not stored for want of room in its queue, that
     # it did not take, and that left the device without having been stored.
     offload_pages: int = 0

@@ -49,6 +49,7 @@ def test_pages_are_shared_between_stores(redis_server: RedisServer, redis: Any) 
     with tiered(redis_url=redis_server.url) as first, tiered(redis_url=redis_server.url, redis_ttl_s=1000) as second:
         share(first)
         ready(second)
+        assert not first.watched and not second.watched, "neither tells of what the other has put there"
         assert sorted(redis.keys()) == sorted(map(redis_key, A.keys()))
         assert redis.get(redis_key(A.key(3))) == framed(A, 3)
         assert redis_key(A.key(0)).startswith(PREFIX) and 86_000 < redis.ttl(redis_key(A.key(0))) <= 86_400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from typing import Any
 
 import pytest
@@ -28,8 +29,18 @@ def pages(first: int, end: int, namespace: bytes = NS) -> tuple[Pool, ...]:
 class Rig:
     def __init__(self) -> None:
         self.directory = PageDirectory(1000, 10.0)
-        self.numbers: list[int] = []
-        self.holder = PageHolder(self.directory, self.numbers.append)
+        self.said: list[tuple[int, int]] = []
+        self.holder = PageHolder(self.directory, lambda number, life: self.said.append((number, life)))
+
+    @property
+    def numbers(self) -> list[int]:
+        """Each under which the pages were known, in turn."""
+        return [number for number, _ in itertools.groupby(number for number, _ in self.said)]
+
+    @property
+    def life(self) -> int:
+        """Of which every page is known; 0: some may be missing."""
+        return self.said[-1][1] if self.said else 0
 
     @property
     def depth(self) -> int:
@@ -118,3 +129,47 @@ def test_who_is_forgotten_starts_anew(rig: Rig) -> None:
     assert len(rig.directory.told) == 0
     rig.start(4)
     assert rig.depth == 4
+
+
+def test_what_a_life_holds_is_wholly_known_while_its_stream_is_followed(rig: Rig) -> None:
+    rig.holder.apply(news(7, snapshot=True, stored=pages(0, 5)))
+    assert rig.life == 0, "half of a snapshot"
+    rig.holder.apply(news(7, snapshot=True, complete=True, stored=pages(5, 9)))
+    assert rig.life == LIFE.boot_id
+    rig.holder.apply(news(8, stored=pages(9, 10)))
+    assert rig.said == [(rig.holder.number, LIFE.boot_id)], "said once"
+    rig.holder.restart()
+    assert rig.life == 0 and rig.depth == 10, "the stream broke: nobody tells of changes, what was told is believed"
+    rig.holder.apply(news(8))
+    assert rig.life == LIFE.boot_id, "it goes on, and nothing was missed"
+    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 3)))
+    assert rig.life == 0, "it has more than it can tell one by one"
+    rig.holder.apply(news(20, snapshot=True, complete=True))
+    assert rig.life == LIFE.boot_id
+    rig.holder.apply(news(1, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 1)))
+    assert rig.life == 0
+    rig.holder.apply(news(1, epoch=Epoch(2, 1), snapshot=True, complete=True))
+    assert rig.life == 2
+    rig.holder.forget()
+    assert rig.life == 0
+
+
+def test_a_gap_in_the_stream_is_no_reason_to_believe_that_all_is_known(rig: Rig) -> None:
+    rig.start()
+    with pytest.raises(PageGap):
+        rig.holder.apply(news(13))
+    rig.holder.restart()
+    assert rig.life == 0
+
+
+def test_pages_that_found_no_room_are_missing_until_a_snapshot_has_room() -> None:
+    rig = Rig()
+    many = [hashlib.sha256(b"%d" % i).digest() for i in range(2000)]
+    rig.start()
+    assert rig.life == LIFE.boot_id
+    rig.holder.apply(news(8, stored=(Pool(NS, 0, many),)))
+    assert rig.life == 0 and rig.directory.dropped > 0
+    rig.holder.apply(news(9, removed=(Pool(NS, 0, many),)))
+    assert rig.life == 0, "nobody tells again of those that were dropped"
+    rig.holder.apply(news(9, snapshot=True, complete=True, stored=pages(0, 9)))
+    assert rig.life == LIFE.boot_id

@@ -92,6 +92,12 @@ class Fleet:
         self.view.stores["kvstore"] = self.directory.open()
         self.tell(self.view.stores["kvstore"], held)
 
+    def follow(self, boot_id: int, *users: int) -> None:
+        """All is known of that life of the kvstore; these replicas use it."""
+        self.view.lives["kvstore"] = boot_id
+        for index in users:
+            self.rows[index].loaded(Load("ready", max_num_seqs=10, kvstore_boot_id=boot_id))
+
     def tell(self, holder: int, held: Sequence, pages: int = 1 << 30) -> None:
         """A holder says so."""
         hashes = chain_hashes(held.prompt_ids, PAGE, page_extras(held))[:pages]

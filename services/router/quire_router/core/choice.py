@@ -56,6 +56,7 @@ class Choice:
         "finish",
         "first_token_ns",
         "handle",
+        "held_tokens",
         "holder",
         "index",
         "job",
@@ -109,6 +110,8 @@ class Choice:
         self.kv_offer: KvOffer | None = None
         # Until its engine has begun, or has let go of it; siblings are placed by the first of them.
         self.placed: Placed | None = None
+        # Leading tokens whose pages anybody had when it was placed; None: not known.
+        self.held_tokens: int | None = None
         self.admitted_attempt = -1
         # Whether this attempt began with tokens of an earlier one.
         self.resumed = False

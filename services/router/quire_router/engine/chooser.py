@@ -54,7 +54,7 @@ class Chooser:
             placed = self._placer.place(wish, self._fit(choice, rows))
             replica = self._taker(choice, placed)
             if replica is not None:
-                choice.placed = placed
+                _place(choice, placed)
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return replica
             rows = rows[rows != placed.row]
@@ -70,7 +70,7 @@ class Chooser:
             decode = self._taker(choice, placed.decode)
             prefill = self._taker(choice, placed.prefill) if placed.prefill is not None else None
             if decode is not None and (prefill is not None or placed.prefill is None):
-                choice.placed = placed.prefill or placed.decode
+                _place(choice, placed.prefill or placed.decode)
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return Sides(decode, prefill, placed.decode)
             for one, replica in ((placed.decode, decode), (placed.prefill, prefill)):
@@ -115,6 +115,12 @@ class Chooser:
         placed.began()
         replica.show()
         return None
+
+
+def _place(choice: Choice, placed: Placed) -> None:
+    choice.placed = placed
+    # Of one that ran before, an engine may have stored more than has been told.
+    choice.held_tokens = None if choice.submitted or choice.output_ids else placed.held_tokens
 
 
 def _session(choice: Choice) -> str:

@@ -34,3 +34,5 @@ class Load:
     """Which life of its worker, and which run within it; None: there is no worker, or it is not known."""
     host: bytes = b""
     """Where its worker runs: equal where workers reach each other's memory; empty: nobody knows."""
+    kvstore_boot_id: int = 0
+    """Its kvstore's life, where that can be watched; 0: none, or not known."""

@@ -67,6 +67,7 @@ class Migration:
         replica = self._chooser.choose(choices[0], len(choices))
         if replica is not None:
             for choice in choices:
+                choice.held_tokens = choices[0].held_tokens
                 self._submit(choice, replica)
             return
         for choice in choices:

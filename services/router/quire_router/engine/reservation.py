@@ -29,6 +29,8 @@ class Reservation:
         self.known_bytes = len(choice.output_ids)
         self.admitted = False
         self.cached_tokens = 0
+        # The other side computes its pages now, which then are in the kvstore too.
+        self.held_tokens: int | None = None
         self._sequence = choice.to_submit()
         self._handoff = handoff
         self._choice = choice

@@ -80,4 +80,5 @@ def load_from_pb(message: sb.Load) -> Load:
         message.near_pull_bytes_per_s,
         epoch_from_pb(message.epoch) if message.HasField("epoch") else None,
         message.host,
+        message.kvstore_boot_id,
     )

@@ -37,6 +37,8 @@ class Submission(Protocol):
     """What can be submitted: a choice, or a place for one."""
 
     context: RequestContext
+    held_tokens: int | None
+    """Leading tokens whose pages anybody has; None: not known."""
 
     def to_submit(self) -> TokenSequence:
         """All that the engine must know of the sequence."""
@@ -135,6 +137,8 @@ def _submit_to_pb(handle: int, submission: Submission) -> sb.Submit:
         context=context_to_pb(submission.context),
         sequence=sequence_to_pb(submission.to_submit()),
     )
+    if submission.held_tokens is not None:
+        message.held_tokens = submission.held_tokens
     transfer = submission.kv_transfer()
     if transfer is not None:
         message.transfer.prefill_only = transfer.prefill_only

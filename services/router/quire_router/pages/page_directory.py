@@ -45,6 +45,8 @@ class PageDirectory:
         self._turned_s = 0.0
         self._numbers = HolderNumbers()
         self._pages: dict[int, int] = {}
+        # Holders some of whose pages found no room.
+        self._short: set[int] = set()
 
     @property
     def indexes(self) -> Sequence[PageIndex]:
@@ -90,15 +92,23 @@ class PageDirectory:
     def close(self, holder: int) -> None:
         """The holder has left."""
         self._numbers.close(holder)
+        self._short.discard(holder)
         del self._pages[holder]
 
     def pages_of(self, holder: int) -> int:
         """How many it told of, as far as they found room."""
         return self._pages[holder]
 
+    def lacks(self, holder: int) -> bool:
+        """Whether some of the pages that it told of are missing."""
+        return holder in self._short
+
     def add(self, holder: int, keys: Keys) -> None:
         """The holder says that it has these."""
+        dropped = self.told.dropped
         self._pages[holder] += self.told.add(holder, keys)
+        if self.told.dropped > dropped:
+            self._short.add(holder)
 
     def remove(self, holder: int, keys: Keys) -> None:
         """The holder says that it has these no more."""

@@ -52,14 +52,18 @@ class PageNews:
 
 class PageHolder:
     """`moved` is told the number under which the directory knows the holder's pages now, at first and when it changes;
-    -1: it holds nothing. `epoch` and `sequence` are where its stream may go on; None: nowhere."""
+    -1: it holds nothing. With it comes the life (boot id) of which the directory has every page, as of the last frame;
+    0: some may be missing. `epoch` and `sequence` are where its stream may go on; None: nowhere."""
 
-    def __init__(self, directory: PageDirectory, moved: Callable[[int], None]) -> None:
+    def __init__(self, directory: PageDirectory, moved: Callable[[int, int], None]) -> None:
         self.epoch: Epoch | None = None
         self.sequence = 0
         self.number = -1
         self._directory = directory
         self._moved = moved
+        self._said = (-1, 0)
+        # The stream is open, and has missed nothing.
+        self._follows = False
         self._coming: tuple[Epoch, int, int] | None = None
         self._pool = (b"", 0)
 
@@ -68,8 +72,26 @@ class PageHolder:
         if news.snapshot:
             self._apply_snapshot(news)
             return
-        if news.is_empty and (news.epoch, news.last) == (self.epoch, self.sequence):
-            return
+        if not news.is_empty or (news.epoch, news.last) != (self.epoch, self.sequence):
+            self._apply_change(news)
+        self._follows = True
+        self._say()
+
+    def restart(self) -> None:
+        """The stream has ended: what changes is not told, a snapshot that was not whole will not become so."""
+        self._follows = False
+        if self._coming is not None:
+            self._directory.close(self._coming[2])
+            self._coming = None
+        self._say()
+
+    def forget(self) -> None:
+        """The holder is gone, and its pages with it."""
+        self.restart()
+        self.epoch, self.sequence = None, 0
+        self._become(-1)
+
+    def _apply_change(self, news: PageNews) -> None:
         if news.epoch != self.epoch or news.first != self.sequence + 1 or self._coming is not None:
             raise PageGap(f"change {news.first} of {news.epoch} after {self.sequence} of {self.epoch}")
         if news.cleared:
@@ -78,18 +100,6 @@ class PageHolder:
             self._directory.remove(self.number, page_keys(*self._name(pool), pool.hashes))
         self._store(self.number, news)
         self.sequence = news.last
-
-    def restart(self) -> None:
-        """The stream begins anew: a snapshot that was not whole will not become so."""
-        if self._coming is not None:
-            self._directory.close(self._coming[2])
-            self._coming = None
-
-    def forget(self) -> None:
-        """The holder is gone, and its pages with it."""
-        self.restart()
-        self.epoch, self.sequence = None, 0
-        self._become(-1)
 
     def _apply_snapshot(self, news: PageNews) -> None:
         if self._coming is None or self._coming[:2] != (news.epoch, news.last):
@@ -101,6 +111,7 @@ class PageHolder:
         if news.complete:
             self.epoch, self.sequence, number = self._coming
             self._coming = None
+            self._follows = True
             self._become(number)
 
     def _store(self, number: int, news: PageNews) -> None:
@@ -113,7 +124,15 @@ class PageHolder:
 
     def _become(self, number: int) -> None:
         former, self.number = self.number, number
-        if former != number:
-            self._moved(number)
+        self._say()
         if former >= 0:
             self._directory.close(former)
+
+    def _say(self) -> None:
+        life = 0
+        if self._follows and self.epoch is not None and not self._directory.lacks(self.number):
+            life = self.epoch.boot_id
+        said = (self.number, life)
+        if said != self._said:
+            self._said = said
+            self._moved(*said)

@@ -75,7 +75,6 @@ class PageStream:
         if resumed is not None:
             request.epoch.CopyFrom(epoch_to_pb(resumed))
             request.after_sequence = holder.sequence
-        holder.restart()
         followed = False
         try:
             async for frame in self._frames(channel, request):
@@ -92,6 +91,7 @@ class PageStream:
                     metrics.page_lag.observe(frame.age_us / 1e6)
                 holder.apply(news)
         finally:
+            holder.restart()
             if followed:
                 metrics.page_streams.labels(self._service).dec()
             if self._grace is None:

@@ -21,9 +21,11 @@ _TICK_S = 0.5
 
 
 class PageWatchers:
-    """All methods run in the event loop. `moved` is told of each holder's service, instance and number."""
+    """All methods run in the event loop. `moved` is told of each holder's service, instance, number and life."""
 
-    def __init__(self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int], None]) -> None:
+    def __init__(
+        self, config: RouterConfig, directory: PageDirectory, moved: Callable[[str, str, int, int], None]
+    ) -> None:
         self._config = config
         self._directory = directory
         self._moved = moved

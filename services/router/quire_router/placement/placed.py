@@ -13,14 +13,23 @@ if TYPE_CHECKING:
 
 class Placed:
     """A request on its way: its prompt counts as pending until it `began`, once. `pulled`: tokens whose pages come from
-    elsewhere; they count once they are `coming`. `near`: they come from its own host."""
+    elsewhere; they count once they are `coming`. `near`: they come from its own host. `held_tokens`: see PrefixView."""
 
-    __slots__ = ("_comes", "_life", "_near", "_pulled", "_report", "_table", "_tokens", "row")
+    __slots__ = ("_comes", "_life", "_near", "_pulled", "_report", "_table", "_tokens", "held_tokens", "row")
 
     def __init__(
-        self, table: ReplicaTable, row: int, sequences: int, tokens: int, pulled: int = 0, *, near: bool = False
+        self,
+        table: ReplicaTable,
+        row: int,
+        sequences: int,
+        tokens: int,
+        pulled: int = 0,
+        *,
+        near: bool = False,
+        held_tokens: int | None = None,
     ) -> None:
         self.row = row
+        self.held_tokens = held_tokens
         self._table = table
         self._life = int(table.life[row])
         self._report = int(table.reports[row])

@@ -55,14 +55,14 @@ class Placer:
         return PlacedSides(self._pulled(wish, decode, near=near), self._placed(wish, prefill))
 
     def _placed(self, wish: Wish, row: int) -> Placed:
-        cached = 0
+        cached, held = 0, self._view.held(wish, row) if self._view is not None else None
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:
             device, stored = self._view.cached(wish, np.array([row]))
             cached = int(max(device[0], stored[0]))
             self._view.expect(wish, row)
         self.expected_tokens += cached
-        return Placed(self._table, row, wish.weight, wish.tokens - cached)
+        return Placed(self._table, row, wish.weight, wish.tokens - cached, held_tokens=held)
 
     def _pulled(self, wish: Wish, row: int, *, near: bool) -> Placed:
         """What comes from elsewhere is no work ahead of an engine, but ahead of other pages."""

@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 
 class PrefixView:
-    """`stores` are the numbers of kvstores in the directory: what one of them has, every replica may load."""
+    """`stores` are the numbers of kvstores in the directory: what one of them has, every replica may load. `lives` are
+    those lives of theirs, by instance, of whose pages none is missing there."""
 
     def __init__(
         self, table: ReplicaTable, directory: PageDirectory, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.stores: dict[str, int] = {}
+        self.lives: dict[str, int] = {}
         self._table = table
         self._directory = directory
         self._clock = clock
@@ -43,6 +45,19 @@ class PrefixView:
                 members = pools == number
                 device[members], stored[members] = self._cached(wish, rows[members], number)
         return device, stored
+
+    def held(self, wish: Wish, row: int) -> int | None:
+        """Leading tokens of the wish whose pages anybody has, or is expected to have: of all others the row's kvstore
+        has none either. None where not all of its pages are known.
+
+        Engines count as well: what one has, or will compute, is on its way to a kvstore before that tells of it.
+        """
+        boot_id, pool = int(self._table.kvstore[row]), int(self._table.pool[row])
+        if not boot_id or boot_id not in self.lives.values():
+            return None
+        if wish.sequence.skip_cache_read or not self._table.knows_pages(pool):
+            return None
+        return int(self._found(wish, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, wish: Wish, row: int) -> None:
         """The wish goes to a row: its pages will be there."""

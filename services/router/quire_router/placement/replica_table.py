@@ -91,6 +91,8 @@ class ReplicaTable:
         # at other hosts, and at its own.
         self.pulling_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
         self.pulling_near_tokens: NDArray[np.int64] = np.zeros(capacity, np.int64)
+        # The life of its kvstore, where that can be watched; 0: none, or not known.
+        self.kvstore: NDArray[np.uint64] = np.zeros(capacity, np.uint64)
         # Its number in the page directory; -1: none.
         self.holder: NDArray[np.int64] = np.full(capacity, -1, np.int64)
         # Which life of the row it is.
@@ -237,6 +239,7 @@ class ReplicaRow:
         table.prefill_rate[row] = max(load.prefill_tokens_per_s, table.prefill_rate[row] * _RATE_KEPT)
         table.pull_rate[row] = max(load.pull_bytes_per_s, table.pull_rate[row] * _RATE_KEPT)
         table.near_rate[row] = max(load.near_pull_bytes_per_s, table.near_rate[row] * _RATE_KEPT)
+        table.kvstore[row] = load.kvstore_boot_id
         self._lives_at(load.host)
         table.sent[row] = table.sent_tokens[row] = 0
         table.reports[row] += 1

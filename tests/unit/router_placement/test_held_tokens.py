@@ -1,0 +1,92 @@
+"""What the router tells a scheduler of a request's pages: how much of it anybody has, where it knows of everybody."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.router_placement.fleet import PAGE, Fleet, model, sequence
+
+LIFE = 7
+
+
+def a_fleet(count: int = 3, **fields: Any) -> Fleet:
+    """All replicas share a kvstore that is followed."""
+    fleet = Fleet("kv_aware", count, **fields)
+    fleet.follow(LIFE, *range(count))
+    return fleet
+
+
+@pytest.mark.parametrize("count", (1, 3))
+def test_of_a_cold_prompt_nobody_has_anything(count: int) -> None:
+    fleet = a_fleet(count)
+    fleet.store(sequence(10 * PAGE, seed=1))
+    assert fleet.place(sequence(10 * PAGE, seed=2)).held_tokens == 0
+
+
+@pytest.mark.parametrize("count", (1, 3))
+def test_what_the_kvstore_has_is_told(count: int) -> None:
+    fleet = a_fleet(count)
+    fleet.store(sequence(10 * PAGE, seed=1))
+    assert fleet.place(sequence(10 * PAGE + 5, seed=1)).held_tokens == 10 * PAGE
+
+
+def test_what_an_engine_has_may_be_in_the_kvstore_by_now() -> None:
+    fleet = a_fleet()
+    wanted = sequence(10 * PAGE)
+    fleet.hold(2, wanted, pages=4)
+    fleet.store(sequence(10 * PAGE, seed=1))
+    assert fleet.place(wanted, among=[0]).held_tokens == 4 * PAGE
+
+
+def test_a_prompt_placed_a_moment_ago_may_be_in_the_kvstore_by_now() -> None:
+    fleet = a_fleet()
+    wanted = sequence(10 * PAGE)
+    assert fleet.place(wanted, among=[1]).held_tokens == 0
+    assert fleet.place(wanted, among=[0]).held_tokens == 10 * PAGE, "at another replica too"
+    fleet.now_s = 100.0
+    assert fleet.place(wanted, among=[2]).held_tokens == 0, "nobody has told of it: it came to nothing"
+
+
+def test_nothing_is_told_where_not_all_is_known() -> None:
+    fleet = a_fleet()
+    cold = sequence(10 * PAGE)
+    fleet.follow(8, 1)
+    assert fleet.place(cold, among=[1]).held_tokens == 0
+    assert fleet.place(cold, among=[0]).held_tokens is None, "its kvstore is another, or was, in an earlier life"
+    del fleet.view.lives["kvstore"]
+    assert fleet.place(cold, among=[1]).held_tokens is None, "the stream broke"
+    apart = Fleet("kv_aware")
+    assert apart.place(cold).held_tokens is None, "they have no kvstore that could be watched"
+    blind = Fleet("least_loaded")
+    blind.follow(LIFE, 0, 1, 2)
+    assert blind.place(cold).held_tokens is None, "no index"
+
+
+def test_each_replica_is_told_of_its_own_kvstore() -> None:
+    fleet = a_fleet(4)
+    fleet.view.lives["other"] = 8
+    for index in (2, 3):
+        fleet.measured(index, kvstore_boot_id=8)
+    wanted = sequence(10 * PAGE)
+    fleet.store(wanted)
+    assert [fleet.place(wanted, among=[index]).held_tokens for index in range(4)] == [10 * PAGE] * 4
+    del fleet.view.lives["other"]
+    assert [fleet.place(wanted, among=[index]).held_tokens for index in range(4)] == [10 * PAGE] * 2 + [None] * 2
+
+
+def test_salts_groups_and_page_sizes_are_told_apart() -> None:
+    fleet = a_fleet(groups=2)
+    fleet.store(sequence(10 * PAGE, cache_salt="a"))
+    assert fleet.place(sequence(10 * PAGE, cache_salt="b")).held_tokens == 0
+    assert fleet.place(sequence(10 * PAGE, cache_salt="a")).held_tokens == 10 * PAGE
+    other = fleet.add("replica-3", of=model(groups=2, namespace=b"o" * 32))
+    fleet.follow(LIFE, 3)
+    assert fleet.place(sequence(10 * PAGE, cache_salt="a"), among=[3]).held_tokens == 0
+    other.show(accepts=True, model=model(groups=0, namespace=b"x" * 32))
+    assert fleet.place(sequence(10 * PAGE), among=[3]).held_tokens is None, "it does not say how it names pages"
+
+
+def test_nothing_is_told_to_who_skips_the_cache() -> None:
+    assert a_fleet().place(sequence(10 * PAGE, skip_cache_read=True)).held_tokens is None
