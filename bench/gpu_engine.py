@@ -1,19 +1,23 @@
 """Scheduler core, engine and GPU in one process: inter-token latency, throughput, prefill, against vLLM's figures.
 
-`python -m bench.gpu_engine` on the GPU; random bf16 weights of the real shapes, greedy. What the services add is
-measured elsewhere.
+`python -m bench.gpu_engine` on the GPU; random bf16 weights of the real shapes, greedy; pages take what a worker would
+take for them. `--models tiny --smaller 32` goes through all rows on any machine. What the services add is measured
+elsewhere.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import itertools
 import json
 import tempfile
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as Listed
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +25,7 @@ import torch
 
 from bench.gpu_figures import ITL, ROWS
 from bench.gpu_model import write_config
-from bench.gpu_shapes import SHAPES
+from bench.gpu_shapes import MODELS, SHAPES
 from quire_common.credit import WorkerHello
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
@@ -31,7 +35,8 @@ from quire_worker.engine.engine import Engine
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 
-CONTEXT, KV_BYTES = 8192, 60 << 30
+CONTEXT = 8192
+KINDS = ("itl", "sampling", "logprobs", "prefill", "single", "throughput", "uniform")
 
 
 class Local:
@@ -101,14 +106,56 @@ class Local:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Requests that are served together: prompt and output tokens of each."""
+
+    name: str
+    prompts: list[int]
+    outputs: list[int]
+    sampling: Sampling = dataclasses.field(default_factory=Sampling)
+    tries: int = 1
+    """The one with the earliest first token counts."""
+
+    def smaller(self, by: int) -> Row:
+        """The like of it with so many times fewer and shorter requests."""
+        kept = slice(max(1, len(self.prompts) // by))
+        prompts, outputs = ([max(1, each // by) for each in sizes[kept]] for sizes in (self.prompts, self.outputs))
+        return replace(self, prompts=prompts, outputs=outputs)
+
+
+_WARM = (Row("few", [128] * 4, [16] * 4), Row("more", [512] * 32, [16] * 32))
+
+
+def rows_of(model: str, kinds: Listed[str], most: int) -> Iterator[Row]:
+    """What is served, in the order of the table; `most`: sequences at a time, for rows that are of one step."""
+    batches = ITL.get(model, ITL["0.6B"])
+    if "itl" in kinds:
+        yield from (Row(f"itl {batch}", [128] * batch, [128] * batch) for batch in batches if batch <= most)
+    if "throughput" in kinds:
+        yield Row("512 x 512/256", [512] * 512, [256] * 512)
+    if "uniform" in kinds and model != "8B":
+        lengths = np.random.default_rng(0).integers(100, 1025, (2, 256))
+        yield Row("256 x 100..1024", lengths[0].tolist(), lengths[1].tolist())
+    if "prefill" in kinds:
+        yield Row("prefill 32 x 4096", [4096] * 32, [1] * 32)
+    if "single" in kinds:
+        yield Row("prompt 1024", [1024], [2], tries=5)
+    if "sampling" in kinds:
+        drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
+        yield Row("sampling 256", [128] * 256, [128] * 256, drawn)
+    if "logprobs" in kinds:
+        yield Row("logprobs 256", [128] * 256, [128] * 256, Sampling(logprobs=5))
+
+
 def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> WorkerConfig:
-    """A worker's, of random weights of a real shape, which `folder` then describes. `tokens`: of a step; 0: as the
-    worker chooses."""
+    """A worker's, of random weights of a model's shape, which `folder` then describes. `tokens`: of a step; 0: as the
+    worker chooses, as it does for pages."""
     return WorkerConfig(
-        model=str(write_config(folder / name, SHAPES[name], CONTEXT)),
-        device="cuda",
+        model=str(write_config(folder / name, MODELS[name], CONTEXT)),
+        device="cuda" if name in SHAPES else "cpu",
+        attention_backend="auto" if name in SHAPES else "torch",  # which needs no compiler
         load_format="dummy",
-        kv_cache_memory_bytes=KV_BYTES,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=tokens,
         enforce_eager=eager,
@@ -117,66 +164,56 @@ def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, ea
 
 
 def load(name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> Local:
-    """As a worker loads it."""
+    """As a worker loads it, with all its graphs."""
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         config = worker_config(Path(folder), name, max_num_seqs, tokens, eager=eager)
-        local = Local(load_configured(config, lambda *_: None), max_num_seqs)
-    print(f"{name}: ready in {time.perf_counter() - begin:.1f} s", flush=True)
+        served = load_configured(config, lambda *_: None)
+        local = Local(served, max_num_seqs)
+    print(f"{name}: ready in {time.perf_counter() - begin:.1f} s, {served.num_pages} pages", flush=True)
+    while local.device.prepare():
+        pass
     return local
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--models", nargs="*", default=list(SHAPES))
+def measure(local: Local, name: str, rows: Iterable[Row]) -> Iterator[tuple[str, dict[str, float]]]:
+    """(model and row, figures), each said as soon as it is there."""
+    for row in rows:
+        found = (local.serve(row.prompts, row.outputs, row.sampling) for _ in range(row.tries))
+        figures, title = min(found, key=lambda each: each["first_ms"]), f"{name} {row.name}"
+        text = " ".join(f"{key} {value:.2f}" for key, value in figures.items())
+        target = ROWS.get(title)
+        beside = target.spelled() if target else "(against itl 256)" if row.sampling != Sampling() else ""
+        print(f"{title}: {text} {beside}", flush=True)
+        yield title, figures
+
+
+def main(argv: Listed[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(SHAPES), choices=list(MODELS))
     parser.add_argument("--eager", action="store_true")
     parser.add_argument("--max-num-seqs", type=int, default=512)
     parser.add_argument("--tokens", type=int, default=0, help="of a step; 0: as the worker chooses")
-    parser.add_argument(
-        "--rows", nargs="*", default=["itl", "sampling", "logprobs", "prefill", "single", "throughput", "uniform"]
-    )
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
-    result: dict[str, object] = {}
-    greedy = Sampling()
+    parser.add_argument("--rows", nargs="*", default=KINDS, choices=KINDS)
+    parser.add_argument("--smaller", type=int, default=1, help="so many times fewer and shorter requests")
+    parser.add_argument("--out", type=Path, help="file for the figures, written anew with each row")
+    args = parser.parse_args(argv)
+    result: dict[str, dict[str, float]] = {}
     for name in args.models:
         local = load(name, args.max_num_seqs, args.tokens, eager=args.eager)
-
-        def show(row: str, figures: dict[str, float], note: str = "", name: str = name) -> None:
-            result[f"{name} {row}"] = figures
-            text = " ".join(f"{key} {value:.2f}" for key, value in figures.items())
-            target = ROWS.get(f"{name} {row}")
-            print(f"{name} {row}: {text} {target.spelled() if target else note}", flush=True)
-
-        while local.device.prepare():
-            pass
-        local.serve([128] * 4, [16] * 4, greedy)
-        local.serve([512] * 32, [16] * 32, greedy)
-        if "itl" in args.rows:
-            for batch in ITL[name]:
-                if batch <= args.max_num_seqs:
-                    show(f"itl {batch}", local.serve([128] * batch, [128] * batch, greedy))
-        if "throughput" in args.rows:
-            show("512 x 512/256", local.serve([512] * 512, [256] * 512, greedy))
-        if "uniform" in args.rows and name == "0.6B":
-            rng = np.random.default_rng(0)
-            lengths = rng.integers(100, 1025, (2, 256))
-            show("256 x 100..1024", local.serve(lengths[0].tolist(), lengths[1].tolist(), greedy))
-        if "prefill" in args.rows:
-            show("prefill 32 x 4096", local.serve([4096] * 32, [1] * 32, greedy))
-        if "single" in args.rows:
-            show("prompt 1024", min((local.serve([1024], [2], greedy) for _ in range(5)), key=lambda f: f["first_ms"]))
-        if "sampling" in args.rows:
-            drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
-            show("sampling 256", local.serve([128] * 256, [128] * 256, drawn), "(against itl 256)")
-        if "logprobs" in args.rows:
-            show("logprobs 256", local.serve([128] * 256, [128] * 256, Sampling(logprobs=5)), "(against itl 256)")
+        warm, rows = (
+            [row.smaller(args.smaller) for row in of] for of in (_WARM, rows_of(name, args.rows, args.max_num_seqs))
+        )
+        for row in warm:
+            local.serve(row.prompts, row.outputs, row.sampling)
+        for title, figures in measure(local, name, rows):
+            result[title] = figures
+            if args.out:
+                args.out.write_text(json.dumps(result))
         local.device.close()
         del local
         gc.collect()  # graphs know what captures them, and so their pages are in a cycle
         torch.cuda.empty_cache()
-    if args.out:
-        args.out.write_text(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The real shapes that GPU benchmarks use, with random weights."""
+"""The real shapes that GPU benchmarks use, with random weights, and a tiny one with which they are gone through."""
 
 from __future__ import annotations
 
@@ -40,6 +40,20 @@ LLAMA_8B = ArchSpec(
     ),
 )
 SHAPES = {"0.6B": QWEN3_06B, "8B": LLAMA_8B}
+TINY = ArchSpec(
+    architecture="LlamaForCausalLM",
+    vocab_size=97,
+    hidden_size=48,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    intermediate_size=80,
+    max_positions=512,
+    norm_eps=1e-5,
+)
+"""What stands for a real shape where there is no GPU."""
+MODELS = {**SHAPES, "tiny": TINY}
 
 
 def products_of(spec: ArchSpec) -> dict[str, tuple[int, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from quire.local.spec import StackSpec
 
 LOAD_GENERATOR = "quire bench serve"
-_LIMIT_S = 300
+_LIMIT_S = 120
 
 
 def stack_of(model: Path, worker: dict[str, str | bool], routers: int = 1) -> StackSpec:

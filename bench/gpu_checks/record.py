@@ -61,16 +61,23 @@ class Recorder:
         process is told in the log and goes on."""
         first, began, self._group = len(self.lines), time.perf_counter(), name
         try:
-            yield
-        except Exception as error:
-            self.check(f"{name} ends", False, error=f"{type(error).__name__}: {error}")
-            sys.excepthook(type(error), error, error.__traceback__)
+            with self.attempt(f"{name} ends"):
+                yield
         except BaseException as error:
             self._cut = f"{type(error).__name__} {error}".strip()
             raise
         finally:
             told = _counted(self.lines[first:])
             print(f"{name}: {told}; {time.perf_counter() - began:.0f} s", flush=True)
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Something whose own error is a check of this name that fails, and no more than that."""
+        try:
+            yield
+        except Exception as error:
+            self.check(name, False, error=f"{type(error).__name__}: {error}")
+            sys.excepthook(type(error), error, error.__traceback__)
 
     def end(self) -> None:
         """Nothing more comes: one line of JSON says what became of it."""

@@ -23,7 +23,7 @@ from bench.gpu_checks.kernel_case import Bench, KernelCase
 from bench.gpu_checks.prompt_kernels import prompt_cases
 from bench.gpu_checks.record import Recorder
 from bench.gpu_model import write_config
-from bench.gpu_shapes import SHAPES
+from bench.gpu_shapes import SHAPES, TINY
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.product_tables import table_of
@@ -34,7 +34,6 @@ from quire_worker.profile.floor import PEAKS, Peak
 ROOT = Path(__file__).resolve().parents[2]
 _BATCHES, _CONTEXT = (1, 32, 256), 1024
 _LONG = (32, 8192)
-_TINY = ArchSpec("LlamaForCausalLM", 97, 48, 2, 4, 2, 16, 80, 512, 1e-5)
 _PROFILE_LIMIT_S = 200
 _PROFILED = ("decode attention", "prefill attention", "sampling: thresholds", "sampling: draw", "logprobs")
 
@@ -43,7 +42,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     """Both shapes on a GPU; without one a tiny shape under the interpreter, which shows that every row is there."""
     on_gpu = torch.cuda.is_available()
     peak = PEAKS.get(torch.cuda.get_device_name()) if on_gpu else None
-    for name, spec in SHAPES.items() if on_gpu else (("tiny", _TINY),):
+    for name, spec in SHAPES.items() if on_gpu else (("tiny", TINY),):
         small = tiny or not on_gpu
         with torch.inference_mode():
             report(recorder, name, cases(bench_of(spec, on_gpu=on_gpu), small=small), peak)

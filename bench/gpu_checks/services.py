@@ -40,15 +40,18 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             flags, prompt, output = {"device": "cuda", "load-format": "dummy"}, 512, 128
         else:
             model, flags, prompt, output = ROOT / "models" / "demo", {"device": "cpu", "max-num-seqs": "4"}, 16, 4
-        _cold_starts(recorder, model, flags, Path(folder), starts=2 if on_gpu else 1)
+        with recorder.attempt("cold start"):
+            _cold_starts(recorder, model, flags, Path(folder), starts=2 if on_gpu else 1)
         few = tiny or not on_gpu
         loads = [
             HttpLoad(max(4 if few else 16, 4 * each), prompt, output, concurrency=each, warmups=each)
             for each in ((1,) if few else tuple(OVER_HTTP))
         ]
-        _streams(recorder, model, flags, Path(folder), loads, routers=1)
-        if many := [each for each in loads if each.concurrency > 1]:
-            _streams(recorder, model, flags, Path(folder), many, routers=_MOST_ROUTERS)
+        many = [each for each in loads if each.concurrency > 1]
+        for routers, put in ((1, loads), (_MOST_ROUTERS, many)):
+            with recorder.attempt(f"HTTP, router processes {routers}"):
+                if put:
+                    _streams(recorder, model, flags, Path(folder), put, routers)
 
 
 def _cold_starts(recorder: Recorder, model: Path, flags: dict[str, str | bool], folder: Path, starts: int) -> None:
@@ -90,10 +93,10 @@ def _streams(
         for load in loads:
             name = f"HTTP, concurrency {load.concurrency}, router processes {routers}"
             before, start = cpu_seconds(stack), time.perf_counter()
-            try:
+            found: dict[str, float] = {}
+            with recorder.attempt(name):
                 found = load.put(stack.ready.http, folder)
-            except (RuntimeError, subprocess.SubprocessError) as error:
-                recorder.check(name, False, told=str(error)[:300])
+            if not found:
                 continue
             took, after = time.perf_counter() - start, cpu_seconds(stack)
             recorder.check(name, True, requests=load.requests)

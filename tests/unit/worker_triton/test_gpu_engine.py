@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from math import prod
 from pathlib import Path
 
 import pytest
 
-from bench.gpu_engine import CONTEXT, Local, worker_config
+from bench import gpu_engine
+from bench.gpu_engine import CONTEXT, Local, rows_of, worker_config
+from bench.gpu_figures import OVER_GREEDY, ROWS
 from bench.gpu_shapes import SHAPES
 from quire_common.sequence import Sampling
-from quire_worker.config import WorkerConfig
+from quire_worker.config import CUDA_PAGE_SIZE, WorkerConfig
+from quire_worker.cuda.load import step_tokens
+from quire_worker.cuda.memory import kv_cache_bytes, step_bytes
+from quire_worker.cuda.step_size import MOST_CHUNKS
+from quire_worker.kv.page_geometry import kv_groups
 from quire_worker.loading import LoadOptions, read_source
+from quire_worker.model.parameters import parameter_specs
 from quire_worker.model_source import load_configured
 from tests.unit.worker_model.folders import write_config
 
@@ -21,7 +30,55 @@ def test_a_folder_describes_the_shape(name: str, tmp_path: Path) -> None:
     config = worker_config(tmp_path, name, 512, 0, eager=False)
     source = read_source(config.model, LoadOptions(max_model_len=config.max_model_len), lambda *_: None)
     assert source.spec == dataclasses.replace(SHAPES[name], max_positions=CONTEXT)
-    assert config.max_num_seqs == 512 and config.load_format == "dummy"
+    assert config.max_num_seqs == 512 and config.load_format == "dummy" and config.device == "cuda"
+    assert config.kv_cache_memory_bytes == 0, "a worker's own arithmetic says how many pages there are"
+
+
+@pytest.mark.parametrize("total_gb", [80, 141])
+def test_pages_of_the_large_shape_suffice_for_its_rows(total_gb: int) -> None:
+    """With one of the smaller GPUs too: all prompts of a row, and of the longest one nine tenths."""
+    spec = SHAPES["8B"]
+    (group,) = kv_groups(spec, CUDA_PAGE_SIZE, "bfloat16")
+    weights = 2 * sum(prod(each.shape) for each in parameter_specs(spec))
+    reserve = step_bytes(spec, step_tokens(weights) + 512, 512 + MOST_CHUNKS, spec.vocab_size)
+    total = total_gb * 10**9
+    pages = kv_cache_bytes(total - weights, total, WorkerConfig().gpu_memory_utilization, reserve) // group.page_bytes
+    for row in rows_of("8B", gpu_engine.KINDS, 512):
+        needed = sum(-(-(p + o) // CUDA_PAGE_SIZE) for p, o in zip(row.prompts, row.outputs, strict=True))
+        assert pages >= 0.9 * needed, row.name
+
+
+def test_the_whole_table_of_a_tiny_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "figures.json"
+    gpu_engine.main(["--models", "tiny", "--smaller", "64", "--max-num-seqs", "8", "--out", str(out)])
+    figures, told = json.loads(out.read_text()), capsys.readouterr().out
+    rows = [row.name for row in rows_of("tiny", gpu_engine.KINDS, 8)]
+    assert [*figures] == [f"tiny {row}" for row in rows] and {"itl 8", "prompt 1024", "logprobs 256"} <= set(rows)
+    assert all(f"{title}: seconds" in told for title in figures)
+    assert figures["tiny 512 x 512/256"]["output_tok_s"] * figures["tiny 512 x 512/256"]["seconds"] == pytest.approx(32)
+
+
+def test_rows_that_were_measured_are_there_when_one_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Breaks:
+        """Stands for Local."""
+
+        def serve(self, prompts: list[int], *_: object) -> dict[str, float]:
+            if len(prompts) == 8:
+                raise RuntimeError("broken")
+            return {"first_ms": 1.0}
+
+    monkeypatch.setattr(gpu_engine, "load", lambda *_, **__: Breaks())
+    out = tmp_path / "figures.json"
+    with pytest.raises(RuntimeError, match="broken"):
+        gpu_engine.main(["--models", "0.6B", "--out", str(out)])
+    assert json.loads(out.read_text()) == {"0.6B itl 1": {"first_ms": 1.0}}
+
+
+def test_rows_are_those_that_something_is_wanted_of() -> None:
+    named = {f"{model} {row.name}" for model in SHAPES for row in rows_of(model, gpu_engine.KINDS, 512)}
+    over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
+    assert named == set(ROWS) | over
+    assert {row.name for row in rows_of("8B", ["itl"], 32)} == {"itl 1", "itl 8", "itl 32"}
 
 
 def test_what_was_served_is_counted(tmp_path: Path) -> None:
