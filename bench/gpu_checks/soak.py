@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Sequence as Listed
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.gpu_checks.answers import is_plain, worst_choice
 from bench.gpu_checks.check_model import CheckModel
@@ -15,41 +16,128 @@ from bench.gpu_checks.step_check import TOLERANCE
 from bench.local_engine import LocalEngine
 from quire_common.errors import QuireError
 from quire_scheduler.outputs import FinishReason
+from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 
-_PLAN = SoakPlan(
-    steps=10_000,
-    requests=3_000,
-    arrivals=(0.3, 1.5),
-    abort_rate=0.08,
-    least_finished=2_000,
-    least_aborted=60,
-    least_cached=1_000,
+
+class Soak(NamedTuple):
+    """One engine's requests. `pages`: what it has of the model's; `most_prompt` and `most_output`: tokens."""
+
+    name: str
+    pages: int
+    most_prompt: int
+    most_output: int
+    plan: SoakPlan
+    answers: int
+
+
+SOAKS = (
+    Soak(
+        "soak",
+        64,
+        600,
+        64,
+        SoakPlan(
+            steps=10_000,
+            requests=3_000,
+            arrivals=(0.3, 1.5),
+            abort_rate=0.08,
+            least_finished=2_000,
+            least_aborted=60,
+            least_cached=1_000,
+        ),
+        answers=60,
+    ),
+    # Whoever starts has a page or two and grows to nine, of fifteen for all.
+    Soak(
+        "soak of few pages",
+        16,
+        48,
+        512,
+        SoakPlan(
+            steps=1_000,
+            requests=250,
+            arrivals=(0.02, 0.08),
+            abort_rate=0.01,
+            least_finished=100,
+            least_aborted=0,
+            least_preempted=10,
+        ),
+        answers=20,
+    ),
 )
-_TINY_PLAN = SoakPlan(
-    steps=6, requests=12, arrivals=(2.0, 2.0), abort_rate=0.9, least_finished=2, least_aborted=1, check_every=2
+TINY_SOAKS = (
+    Soak(
+        "soak",
+        24,
+        24,
+        6,
+        SoakPlan(
+            steps=6, requests=12, arrivals=(2.0, 2.0), abort_rate=0.9, least_finished=2, least_aborted=1, check_every=2
+        ),
+        answers=1,
+    ),
+    Soak(
+        "soak of few pages",
+        4,
+        10,
+        30,
+        SoakPlan(
+            steps=4,
+            requests=4,
+            arrivals=(1.0, 1.0),
+            abort_rate=0.0,
+            least_finished=2,
+            least_aborted=0,
+            least_preempted=1,
+            check_every=8,
+        ),
+        answers=1,
+    ),
 )
-_ANSWERS = 60
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
-    """Too few pages for everybody, and steps too small for most prompts. Who is preempted is counted, not asked for:
-    one in a thousand steps and more, as the CPU ran it."""
+    """Too few pages for everybody, and steps too small for most prompts; then so few that sequences that run lose
+    theirs, again and again."""
     with tempfile.TemporaryDirectory() as folder:
-        model = CheckModel(Path(folder), 24 if tiny else 64)
+        model = CheckModel(Path(folder), max(soak.pages for soak in SOAKS))
         seqs, tokens = (3, 64) if tiny else (32, 256)
         served = model.served(tokens, eager=tiny)
-        local = LocalEngine(served, max_num_seqs=seqs, max_waiting=100_000, max_num_batched_tokens=tokens)
-        traffic = SoakTraffic(model.spec.vocab_size, *((24, 6) if tiny else (600, 64)))
-        soak = SoakRun(local, traffic.requests(), _TINY_PLAN if tiny else _PLAN, model.poison)
-        try:
-            check(recorder, soak, local, model.runner, TOLERANCE[model.on_gpu], 1 if tiny else _ANSWERS)
-        finally:
-            local.close()
+        for soak in TINY_SOAKS if tiny else SOAKS:
+            # What another left behind is in pages that nobody has.
+            model.poison([*range(1, model.num_pages)])
+            with recorder.attempt(soak.name):
+                _run(recorder, soak, model, served, seqs, tokens)
+
+
+def _run(recorder: Recorder, soak: Soak, model: CheckModel, served: ServedModel, seqs: int, tokens: int) -> None:
+    local = LocalEngine(
+        served, max_num_seqs=seqs, num_pages=soak.pages, max_waiting=100_000, max_num_batched_tokens=tokens
+    )
+    traffic = SoakTraffic(model.spec.vocab_size, soak.most_prompt, soak.most_output)
+    try:
+        check(
+            recorder,
+            soak.name,
+            SoakRun(local, traffic.requests(), soak.plan, model.poison),
+            local,
+            model.runner,
+            TOLERANCE[model.on_gpu],
+            soak.answers,
+        )
+    finally:
+        local.close()
 
 
 def check(
-    recorder: Recorder, soak: SoakRun, local: LocalEngine, reference: ModelRunner, tolerance: float, answers: int
+    recorder: Recorder,
+    name: str,
+    soak: SoakRun,
+    local: LocalEngine,
+    reference: ModelRunner,
+    tolerance: float,
+    answers: int,
 ) -> None:
     """The soak, then so many of its greedy answers against the reference."""
     wrong = list[str]()
@@ -62,11 +150,11 @@ def check(
     tally = soak.tally
     wrong += [f"{code} of {count} requests" for code, count in tally.errors.items()]
     recorder.check(
-        "soak",
+        name,
         not wrong,
         steps=local.engine.steps,
         requests=tally.requests,
-        **{name.lower(): count for name, count in sorted(tally.finished.items())},
+        **{how.lower(): count for how, count in sorted(tally.finished.items())},
         **{f"aborted_{state}": tally.aborted[state] for state in STATES},
         preempted=local.scheduler.stats.preemptions,
         cached_tokens=local.scheduler.stats.cached_tokens,
@@ -84,7 +172,7 @@ def check(
     bad = [f"request {each}: {one:.3g}" for each, one in zip(chosen, off, strict=True) if not one <= tolerance]
     worst = max(off, default=float("nan"))
     recorder.check(
-        "soak: greedy answers", bool(off) and not bad, answers=len(off), worst=worst, wrong="; ".join(bad[:5])
+        f"{name}: greedy answers", bool(off) and not bad, answers=len(off), worst=worst, wrong="; ".join(bad[:5])
     )
 
 

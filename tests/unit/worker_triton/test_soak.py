@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence as Listed
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from bench.gpu_checks.soak_run import STATES, SoakPlan, SoakRun
 from bench.gpu_checks.soak_traffic import SoakTraffic
 from bench.local_engine import LocalEngine
 from quire_scheduler.page_allocator import Fence, PageAllocator
+from quire_worker.config import CUDA_PAGE_SIZE
 from quire_worker.engine.step_builder import StepBuilder
 from tests.unit.worker_model.folders import load_dummy_model
 
@@ -29,16 +31,22 @@ PLAN = SoakPlan(
 )
 
 
-def soaked(tmp_path: Path, plan: SoakPlan = PLAN) -> dict[str, dict[str, object]]:
+FEW_PAGES = replace(soak.SOAKS[1].plan, steps=20, requests=24, least_finished=10, least_preempted=2)
+"""That of a GPU, shorter."""
+
+
+def soaked(
+    tmp_path: Path, plan: SoakPlan = PLAN, pages: int = 13, most_prompt: int = 60, most_output: int = 50
+) -> dict[str, dict[str, object]]:
     model, reference = (load_dummy_model(tmp_path / name) for name in ("model", "reference"))
-    local = LocalEngine(model, max_num_seqs=4, num_pages=13, max_waiting=1000, max_num_batched_tokens=24)
+    local = LocalEngine(model, max_num_seqs=4, num_pages=pages, max_waiting=1000, max_num_batched_tokens=24)
 
     def poison(pages: list[int]) -> None:
         model.runner.pool.tensor[pages] = float("nan")
 
     recorder = Recorder(5, "a machine", tmp_path / "out")
-    run = SoakRun(local, SoakTraffic(97, 60, 50).requests(), plan, poison)
-    soak.check(recorder, run, local, reference.runner, 1e-4, answers=8)
+    run = SoakRun(local, SoakTraffic(97, most_prompt, most_output).requests(), plan, poison)
+    soak.check(recorder, "soak", run, local, reference.runner, 1e-4, answers=8)
     local.close()
     return {line["check"]: line for line in map(json.loads, (tmp_path / "out").read_text().splitlines())}
 
@@ -49,10 +57,27 @@ def test_random_arrivals_and_aborts_in_every_state(tmp_path: Path) -> None:
     told = found["soak"]
     assert all(int(str(told[f"aborted_{state}"])) >= 3 for state in STATES)
     assert told["abort"] == sum(int(str(told[f"aborted_{state}"])) for state in STATES)
-    # Both ways to end. Preemptions and beginnings in common are few here, and not sure to come about: a device has its
-    # own time.
+    # Both ways to end. Beginnings in common are few here, and not sure to come about: a device has its own time.
     assert all(told[name] for name in ("stop", "length", "pages_poisoned")), told
     assert found["soak: greedy answers"]["answers"] in range(4, 9)
+
+
+def test_where_pages_are_few_those_that_run_lose_theirs(tmp_path: Path) -> None:
+    found = soaked(tmp_path, FEW_PAGES, pages=7, most_prompt=12, most_output=80)
+    assert {line["result"] for line in found.values()} == {"ok"}, found
+    assert int(str(found["soak"]["preempted"])) >= 2
+
+
+@pytest.mark.parametrize("plan", soak.SOAKS, ids=lambda plan: plan.name)
+def test_every_request_of_a_soak_can_be_served_alone(plan: soak.Soak) -> None:
+    assert plan.most_prompt + plan.most_output <= (plan.pages - 1) * CUDA_PAGE_SIZE
+
+
+def test_the_soak_of_few_pages_asks_for_more_than_there_are() -> None:
+    """Whoever starts has a page, and those of two long ones are more than all."""
+    few = soak.SOAKS[1]
+    assert few.plan.least_preempted >= 10 and few.most_prompt < CUDA_PAGE_SIZE
+    assert 2 * (few.most_prompt + few.most_output) > (few.pages - 1) * CUDA_PAGE_SIZE
 
 
 def test_too_little_of_anything_fails(tmp_path: Path) -> None:
