@@ -6,6 +6,7 @@ What is left of a first token's time without a model: hops, and the work of each
 streamed answers, every prompt another. Beside the time to the first event's arrival it tells what the services say of
 their own work for a request (its queue's included), and the rest, which is hops. With `--beside` the same goes
 alternately to the services of another checkout: on a machine with other work, nothing else compares two versions.
+`--kvstore` has prompts, which are all new, looked up in a kvstore and stored there, as is the default of the services.
 """
 
 from __future__ import annotations
@@ -36,12 +37,9 @@ TOKENS = 2  # the second shows that the first was not kept back for the end
 WARM_UP = 20
 FLAGS: dict[str, dict[str, str | bool]] = {
     "worker": {"paced": "0", "block-size": "64", "served-model-name": "m"},
-    "scheduler": {
-        "enable-prefix-caching": False,
-        "kvstore-min-tokens": "1000000",
-        "max-num-batched-tokens": "8192",
-    },
+    "scheduler": {"max-num-batched-tokens": "8192"},
 }
+NO_CACHES: dict[str, str | bool] = {"enable-prefix-caching": False, "kvstore-min-tokens": "1000000"}
 
 
 class Prompts:
@@ -100,7 +98,7 @@ class Client:
 
 
 @contextlib.contextmanager
-def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]] = FLAGS) -> Iterator[tuple[str, int]]:
+def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]]) -> Iterator[tuple[str, int]]:
     """The services of a checkout; gives their URL, and the process that holds them, with which they end."""
     folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
@@ -126,6 +124,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--hold", type=json.loads, metavar="FLAGS", help="hold services for somebody who measures")
     parser.add_argument("--gap-ms", type=float, default=10.0, help="pause before each request")
+    parser.add_argument("--kvstore", action="store_true", help="look prompts up, and store them")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
     options = parser.parse_args()
     if options.hold:
@@ -135,7 +134,8 @@ def main() -> None:
     took: dict[tuple[str, int, Path], list[float]] = defaultdict(list)
     work: dict[tuple[str, int, Path], list[dict[str, float]]] = defaultdict(list)
     with contextlib.ExitStack() as stack:
-        clients = {path: Client(stack.enter_context(serving(path))[0]) for path in checkouts}
+        flags = FLAGS if options.kvstore else {**FLAGS, "scheduler": {**FLAGS["scheduler"], **NO_CACHES}}
+        clients = {path: Client(stack.enter_context(serving(path, flags))[0]) for path in checkouts}
         prompts = Prompts()
         for number in range(WARM_UP + options.requests):
             for kind in options.kinds:

@@ -6,7 +6,8 @@
 All requests go at once, over a connection each, to services whose worker is paced: by default like 0.6B on an H200,
 2.7 us a prompt token and 0.7 ms a step. A burst draws one token each. Told are the time until the last one has ended,
 beside what the device alone would need, and the CPU time of each service. With `--beside` the same goes alternately to
-the services of another checkout.
+the services of another checkout. `--kvstore` has prompts, which are all new, looked up in a kvstore and stored there,
+as is the services' default.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from bench.first_token import ROOT, SERVICES, serving
+from bench.first_token import NO_CACHES, ROOT, SERVICES, serving
 from quire.bench.outcome import Outcome
 from quire.bench.target import Target
 
@@ -93,6 +94,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="after one that warms up")
     parser.add_argument("--step-ms", type=float, help="0.7 where it decodes")
     parser.add_argument("--prefill-us", type=float, default=2.7, help="per prompt token")
+    parser.add_argument("--kvstore", action="store_true", help="look prompts up, and store them")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
     options = parser.parse_args()
     decode = options.what == "decode"
@@ -103,11 +105,7 @@ def main() -> None:
     worker = {"paced": str(step_ms), "block-size": "64", "served-model-name": "m", "max-num-seqs": "512"}
     flags: dict[str, dict[str, str | bool]] = {
         "worker": {**worker, "paced-prefill-us-per-token": str(options.prefill_us)},
-        "scheduler": {
-            "enable-prefix-caching": False,
-            "kvstore-min-tokens": "1000000",
-            "max-num-batched-tokens": str(_STEP_TOKENS),
-        },
+        "scheduler": {"max-num-batched-tokens": str(_STEP_TOKENS), **({} if options.kvstore else NO_CACHES)},
         "router": {"max-concurrent-requests": "4096"},
     }
     rng = np.random.default_rng(0)
