@@ -14,6 +14,8 @@ from quire.local.stack import LocalStack
 
 PROMPT = "Friends, Romans, countrymen, lend me your ears; I come to bury Caesar, not to praise him.\n" * 8
 LIMIT_S = 60.0
+# A lookup is waited for, however busy the machine is.
+FLAGS: dict[str, dict[str, str | bool]] = {"worker": {"paced": "2"}, "scheduler": {"kvstore-timeout-ms": "5000"}}
 
 
 def usage(stack: LocalStack, **more: Any) -> tuple[int, int]:
@@ -31,7 +33,7 @@ def test_usage_counts_hits_of_the_device_and_of_the_kvstore(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
-    spec = StackSpec("usage", str(demo_model), flags={"worker": {"paced": "2"}}, keep_directory=True)
+    spec = StackSpec("usage", str(demo_model), flags=FLAGS, keep_directory=True)
     first = LocalStack(spec)
     tokens, cached = usage(first)
     assert cached == 0
