@@ -216,3 +216,15 @@ def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
         directory.add(holder, chain[: 8 + holder % 3])
     assert directory.prefixes([chain], 0.0).depths.tolist() == [8 + holder % 3 for holder in holders]
     assert directory.told.distinct_sets == 3
+
+
+def test_a_page_is_held_while_somebody_told_of_it_or_is_expected_to_have_it() -> None:
+    directory = PageDirectory(1000, 10.0)
+    first, second = directory.open(), directory.open()
+    directory.add(first, keys(1))
+    directory.expect(second, keys(2), 0.0)
+    assert [directory.is_held(keys(number), 0.0) for number in (1, 2, 3)] == [True, True, False]
+    assert not directory.is_held(keys(), 0.0)
+    assert not directory.is_held(keys(2), 100.0), "it came to nothing"
+    directory.close(first)
+    assert not directory.is_held(keys(1), 0.0), "it has left, and is not swept out yet"

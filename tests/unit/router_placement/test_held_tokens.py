@@ -88,5 +88,12 @@ def test_salts_groups_and_page_sizes_are_told_apart() -> None:
     assert fleet.place(sequence(10 * PAGE), among=[3]).held_tokens is None, "it does not say how it names pages"
 
 
+def test_a_prompt_without_a_full_page_is_nobodys() -> None:
+    fleet = a_fleet(1)
+    fleet.store(sequence(10 * PAGE))
+    assert fleet.place(sequence(PAGE - 1)).held_tokens == 0
+    assert fleet.place(sequence(PAGE + 1)).held_tokens == PAGE
+
+
 def test_nothing_is_told_to_who_skips_the_cache() -> None:
     assert a_fleet().place(sequence(10 * PAGE, skip_cache_read=True)).held_tokens is None

@@ -122,6 +122,16 @@ class PageDirectory:
         self._turn(now_s)
         self._expected[0].add(holder, keys, distinct=True)
 
+    def is_held(self, keys: Keys, now_s: float) -> bool:
+        """Whether somebody has one of these, or is expected to."""
+        self._turn(now_s)
+        return any(
+            index.holders(number) & self._numbers.alive
+            for index in self.indexes
+            if len(index)
+            for number in index.find(keys).tolist()
+        )
+
     def sweep(self) -> Iterator[None]:
         """Forget who has left, in steps: others may use the directory between two of them."""
         dead = self._numbers.dead

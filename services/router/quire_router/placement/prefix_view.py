@@ -57,6 +57,9 @@ class PrefixView:
             return None
         if wish.sequence.skip_cache_read or not self._table.knows_pages(pool):
             return None
+        # Most prompts are nobody's, and with one replica nothing has been looked up so far.
+        if pool not in wish.found and not self._directory.is_held(wish.head(self._table.pools[pool]), self._clock()):
+            return 0
         return int(self._found(wish, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, wish: Wish, row: int) -> None:

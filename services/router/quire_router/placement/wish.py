@@ -44,12 +44,20 @@ class Wish:
         """Keys of all full pages, by group: the names that a scheduler will give them."""
         hashes = self._hashes.get(pool.page_size)
         if hashes is None:
-            sequence = self.sequence
-            extras = page_extras(sequence)
-            hashes = chain_hashes(sequence.prompt_ids, pool.page_size, extras)
-            if len(sequence.output_ids):
-                at = len(hashes) * pool.page_size
-                rest = np.concatenate([sequence.prompt_ids[at:], sequence.output_ids])
-                hashes += chain_hashes(rest, pool.page_size, extras, hashes[-1] if hashes else b"", at)
-            self._hashes[pool.page_size] = hashes
+            hashes = self._hashes[pool.page_size] = self._named(self.tokens, pool.page_size)
         return [page_keys(pool.namespace, group, hashes) for group in range(pool.groups)]
+
+    def head(self, pool: PagePool) -> Keys:
+        """The key of the first page alone, in the first group; none where it is not full."""
+        return page_keys(pool.namespace, 0, self._named(pool.page_size, pool.page_size))
+
+    def _named(self, tokens: int, page_size: int) -> list[bytes]:
+        """Hashes of the full pages of the first so many tokens."""
+        prompt, output = self.sequence.prompt_ids, self.sequence.output_ids
+        extras = page_extras(self.sequence)
+        hashes = chain_hashes(prompt[:tokens], page_size, extras)
+        if len(output) and tokens > len(prompt):
+            at = len(hashes) * page_size
+            rest = np.concatenate([prompt[at:], output[: tokens - len(prompt)]])
+            hashes += chain_hashes(rest, page_size, extras, hashes[-1] if hashes else b"", at)
+        return hashes
