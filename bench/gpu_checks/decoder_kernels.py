@@ -28,7 +28,7 @@ from quire_worker.profile.cost import (
     rope_cost,
 )
 
-_ATTENTION_WANTED, _LEAST_KV_BYTES = 0.85, 100 << 20
+ATTENTION_WANTED, _LEAST_KV_BYTES = 0.85, 100 << 20
 """Of memory's rate, where a layer's keys and values are so many bytes."""
 
 
@@ -77,7 +77,7 @@ class DecoderKernels:
             run,
             cost,
             launches=1 if batch >= LAST_MERGES_FROM else 2,
-            wanted=_ATTENTION_WANTED if kv_bytes >= _LEAST_KV_BYTES else 0.0,
+            wanted=ATTENTION_WANTED if kv_bytes >= _LEAST_KV_BYTES else 0.0,
         )
 
     def _embedding(self, rows: int) -> KernelCase:

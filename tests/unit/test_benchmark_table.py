@@ -1,0 +1,146 @@
+"""The GPU table of docs/benchmarks.md: what is wanted and vLLM's are the benchmarks' own figures, what was reached is
+what the bench log's rows say, and bold is what misses what is wanted."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from bench.gpu_checks.decoder_kernels import ATTENTION_WANTED
+from bench.gpu_figures import COLD_START, ITL, OVER_GREEDY, OVER_HTTP, ROWS, SERVICES_COST, Target
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLE, SERVICES, KERNELS = (f"`make gpu-check STAGE={stage}` at 47cc0c9" for stage in (6, 4, 5))
+MISTAKE, PULLS = "a mistake: sampling and logprobs", "`make gpu-check STAGE=7` at 69b1477"
+COLD = [COLD_START["warm kernel cache"], COLD_START["empty kernel cache"]]
+# Shares of something: more is better, as with tokens per second.
+PULLS_WANTED, ATTENTION = (Target("share, not tok_s", None, wanted) for wanted in (0.8, ATTENTION_WANTED))
+
+
+class Claim(NamedTuple):
+    """A row of the document. `said`: how the log's row has its figures; `targets`: one for each of a cell's."""
+
+    begins: str
+    targets: list[Target]
+    log: str
+    said: tuple[str, ...]
+
+
+CLAIMS = [
+    Claim("0.6B: ms between tokens at 1 / 8", [*ITL["0.6B"].values()], TABLE, ("{services} against {inside} ms",)),
+    Claim("8B: the same", [*ITL["8B"].values()], TABLE, ("{services} against {inside} ms",)),
+    Claim("0.6B: 512 requests", [ROWS["0.6B 512 x 512/256"]], TABLE, ("512 x 512/256 {services} / {inside} tok/s",)),
+    Claim("8B: the same", [ROWS["8B 512 x 512/256"]], TABLE, ("ms; {services} / {inside} (",)),
+    Claim("0.6B: 256 requests", [ROWS["0.6B 256 x 100..1024"]], TABLE, ("256 x 100..1024 {services} / {inside} (",)),
+    Claim("0.6B: prefill", [ROWS["0.6B prefill 32 x 4096"]], TABLE, ("prefill {services} / {inside} (10 %",)),
+    Claim("8B: the same", [ROWS["8B prefill 32 x 4096"]], TABLE, ("prefill {services} / {inside} (2.2 %",)),
+    Claim(
+        "first token of a prompt of 1024, 0.6B; 8B",
+        [ROWS["0.6B prompt 1024"], ROWS["8B prompt 1024"]],
+        TABLE,
+        ("prompt of 1024 {s[0]} / {i[0]} ms", "; {s[1]} / {i[1]} ms"),
+    ),
+    Claim("what the services cost", [SERVICES_COST] * 3, TABLE, ("({s[0]} %)", "({s[1]} %)", "({s[2]} %:")),
+    Claim("HTTP, 0.6B, 512 / 128, one stream", [*OVER_HTTP[1]], SERVICES, ("at 1: {services} ms",)),
+    Claim("64 streams", [*OVER_HTTP[64]], SERVICES, ("at 64: {services} tok/s",)),
+    Claim("256 streams", [*OVER_HTTP[256]], SERVICES, ("at 256: {services} tok/s",)),
+    Claim("cold start", COLD, SERVICES, ("{s[0]} s warm and {s[1]} s with an empty kernel cache",)),
+    Claim(
+        "decode attention of 256 x 1024 / 32 x 8192 / 32 x 1024",
+        [ATTENTION] * 6,
+        KERNELS,
+        (
+            "{i[2]} / {i[0]} / {i[1]} (0.6B at 32 x 1024, 256 x 1024, 32 x 8192)",
+            "and {i[5]} / {i[3]} / {i[4]} (8B)",
+        ),
+    ),
+    Claim(
+        "0.6B at 256, more time between tokens",
+        [OVER_GREEDY["sampling 256"], OVER_GREEDY["logprobs 256"]],
+        MISTAKE,
+        ("sampling some {i[0]} %", "logprobs some {i[1]} %"),
+    ),
+    Claim(
+        "two H200s, 1,024 pages of 2 MiB",
+        [PULLS_WANTED],
+        PULLS,
+        ("= {services} of a plain copy", "The kernel alone {inside} (1,024 pages)"),
+    ),
+]
+
+
+def claimed() -> list[list[str]]:
+    """Cells of the rows of the document's table."""
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    _, table = text.split("| row | wanted | vLLM | in process | services |\n|---|---|---|---|---|\n")
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in table.split("\n\n", maxsplit=1)[0].splitlines()
+    ]
+
+
+ROWS_CLAIMED = claimed()
+
+
+def figures(cell: str) -> list[tuple[str, bool]]:
+    """Figures of a cell as they are written, and whether they are bold; what is in brackets, and names, left out."""
+    plain = re.sub(r"\(.*?\)|0\.6B|8B", "", cell)
+    return [(figure, bool(bold)) for bold, figure in re.findall(r"(\*\*)?(\d[\d.,]*\d|\d)", plain)]
+
+
+def number(figure: str) -> float:
+    return float(figure.replace(",", ""))
+
+
+def log_row(begins: str) -> str:
+    """What the last row of the bench log says that begins so."""
+    rows = [line.split("|") for line in (ROOT / "bench" / "LOG.md").read_text().splitlines() if line.startswith("| 20")]
+    return [cells[4] for cells in rows if cells[2].strip().startswith(begins)][-1]
+
+
+def test_there_is_a_claim_for_each_row() -> None:
+    assert len(ROWS_CLAIMED) == len(CLAIMS)
+    for cells, claim in zip(ROWS_CLAIMED, CLAIMS, strict=True):
+        assert cells[0].startswith(claim.begins)
+    told = [target for claim in CLAIMS for target in claim.targets]
+    assert all(target in told for of in (ROWS, COLD_START, OVER_GREEDY) for target in of.values())
+
+
+@pytest.mark.parametrize(("cells", "claim"), [*zip(ROWS_CLAIMED, CLAIMS, strict=True)], ids=lambda each: each[0])
+def test_figures_are_those_of_the_benchmarks_and_of_the_log(cells: list[str], claim: Claim) -> None:
+    _, wanted, vllm, inside, services = cells
+    # One figure stands for as many as are alike.
+    assert_alike(wanted, [target.wanted for target in claim.targets])
+    assert_alike(vllm, [target.vllm for target in claim.targets if target.vllm is not None])
+    said = log_row(claim.log)
+    i, s = ([figure for figure, _ in figures(cell)] for cell in (inside, services))
+    for form in claim.said:
+        assert form.format(inside=" / ".join(i), services=" / ".join(s), i=i, s=s) in said
+    assert {figure for figure in (*i, *s) if figure not in said} == set()
+    for cell in (inside, services):
+        reached = figures(cell)
+        assert len(reached) in (0, len(claim.targets))
+        for (figure, bold), target in zip(reached, claim.targets, strict=False):
+            beside = target.beside(number(figure))
+            assert bold is not beside["reached"], f"{figure} of {target.wanted}"
+            if beside["beats_vllm"] is False:
+                assert "low vLLM" in cell or "above vLLM" in cell, figure
+
+
+def assert_alike(cell: str, wanted: list[float]) -> None:
+    told = [number(figure) for figure, _ in figures(cell)]
+    assert told == wanted or (len(told) == 1 and told * len(wanted) == wanted), f"{cell}: {wanted}"
+
+
+@pytest.mark.parametrize(
+    ("column", "right", "wrong"),
+    [(1, "0.75", "0.76"), (2, "1.85", "1.58"), (3, "1.07", "1.70"), (3, "1.07", "**1.07**"), (4, "3.59", "3.95")],
+)
+def test_a_wrong_figure_is_found(column: int, right: str, wrong: str) -> None:
+    cells = [*ROWS_CLAIMED[0]]
+    cells[column] = cells[column].replace(right, wrong, 1)
+    with pytest.raises(AssertionError):
+        test_figures_are_those_of_the_benchmarks_and_of_the_log(cells, CLAIMS[0])
