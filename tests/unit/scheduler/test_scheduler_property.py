@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -34,6 +35,8 @@ class Arrival:
     resumed: int
     logprobs: int
     skip: bool
+    # What its router believes of its pages, rightly or wrongly.
+    held: int | None
 
     def sequence(self, vocab: int) -> Sequence:
         # Few seeds: prompts share prefixes, and so pages in the store.
@@ -60,6 +63,7 @@ arrivals = st.builds(
     resumed=st.sampled_from([0, 0, 0, 3]),
     logprobs=st.sampled_from([-1, -1, 1]),
     skip=st.booleans(),
+    held=st.sampled_from([None, 0, 0, 20]),
 )
 
 
@@ -168,7 +172,8 @@ def test_tokens_are_those_of_the_undisturbed_run(
             handle, one = todo.pop(0)
             sequence = one.sequence(hello.model.vocab_size)
             if sequence.known_len < rig.core.max_len:
-                rig.submit(handle, sequence, session=one.session, tenant=one.tenant, priority=one.priority)
+                whose: dict[str, Any] = {"tenant": one.tenant, "priority": one.priority, "held_tokens": one.held}
+                rig.submit(handle, sequence, session=one.session, **whose)
                 sequences[one.session, handle] = (sequence, one)
         for handle, one in enumerate(requests):
             if one.abort_at == turn:

@@ -39,6 +39,8 @@ class Ask:
     abort_at: int | None
     # The router forgets to tell of what was pulled.
     forgetful: bool
+    # What the router believes of its pages, rightly or wrongly.
+    held: int | None
 
     def sequence(self) -> Sequence:
         ids = np.random.default_rng(self.seed).integers(2, 97, 64)[: self.prompt]
@@ -62,6 +64,7 @@ asks = st.builds(
     impatient_at=st.one_of(st.none(), st.none(), st.integers(0, 40)),
     abort_at=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 60)),
     forgetful=st.booleans(),
+    held=st.sampled_from([None, 0, 0, 20]),
 )
 
 
@@ -104,9 +107,9 @@ class Chaos:
             here = there = NO_TRANSFER
             errand.over = errand.released = True
         if ask.kind != "decode side":
-            self.prefill.submit(handle, errand.sequence, session=session, transfer=here)
+            self.prefill.submit(handle, errand.sequence, session=session, transfer=here, held_tokens=ask.held)
         if ask.kind != "prefill side":
-            self.decode.submit(handle, errand.sequence, session=session, transfer=there)
+            self.decode.submit(handle, errand.sequence, session=session, transfer=there, held_tokens=ask.held)
 
     def step(self) -> None:
         self.turn += 1
