@@ -9,7 +9,6 @@ import threading
 from types import TracebackType
 from typing import Self
 
-_CHUNK_BYTES = 65536
 _LIMIT_S = 10.0
 
 
@@ -18,8 +17,18 @@ class TcpRelay:
     comes `delay_s` later. `garbage`: answers are noise. `flip`: one byte of each piece of an answer is another one.
     Changes hold at once, for connections that are open too."""
 
-    def __init__(self, target: tuple[str, int], mode: str = "pass", host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(
+        self,
+        target: tuple[str, int],
+        mode: str = "pass",
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        piece_bytes: int = 65536,
+    ) -> None:
         self.mode = mode
+        # Of the longest piece: the slower the machine, the more comes at once.
+        self._piece_bytes = piece_bytes
         self.delay_s = 0.5
         # Pieces that something was done to.
         self.harmed = 0
@@ -67,7 +76,7 @@ class TcpRelay:
 
     def _relay(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
         with contextlib.suppress(OSError):
-            while data := source.recv(_CHUNK_BYTES):
+            while data := source.recv(self._piece_bytes):
                 if self.mode == "silent":
                     self.harmed += 1
                     continue

@@ -10,6 +10,7 @@ from quire_common.columns import pack_i32
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import Head, Kind
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
+from quire_worker.mover.peers.pull import EARLY_S
 from tests.fakes.peer_pulls import (
     EACH,
     LATE_S,
@@ -110,9 +111,12 @@ def test_a_lease_that_has_ended_is_refused_at_once(transport: str) -> None:
         here.export(1, *PAGES)
         there.pull(2, here.sources, PAGES, TARGETS)
         rig.until(lambda: 2 in there.told and 1 in here.told)
-        there.pull(1, here.sources, PAGES, TARGETS)
-        assert rig.until(lambda: 1 in there.told) < 1.0
-        failed(there, 0)
+        took_s = 0.0
+        for number in (1, *range(3, 12)):  # one alone is slow on a slow machine
+            there.pull(number, here.sources, PAGES, TARGETS)
+            took_s += rig.until(lambda number=number: number in there.told)  # type: ignore[misc]  # a lambda's default
+            failed(there, 0)
+        assert took_s < 10 * EARLY_S
 
 
 @EACH

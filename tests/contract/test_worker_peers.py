@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import subprocess
 import sys
 import threading
@@ -101,12 +103,30 @@ def test_workers_tell_who_finds_their_memory() -> None:
 
 
 def half_way(here: Side, there: Side, source: tuple[RankAddress, ...] = ()) -> None:
-    """One has prefilled a page of what the other pulls."""
+    """One, whose process that carries pages has started, has prefilled a page of what the other pulls."""
     here.scheduler.grant(
         start=[a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1)], move=[export(1, 1, 2, 3, 4)], budget=A_CHUNK
     )
+    until_served(grpc_port(here))
     there.scheduler.grant(move=[pull(1, source or here.hello.data_address, 11, 12, 13, 14)], budget=ROOMY)
     here.prefilled(0, 4)
+
+
+def grpc_port(side: Side) -> int:
+    """Of its Peer service."""
+    address = side.hello.data_address[-1]
+    assert address.transport == "grpc"
+    return int(address.descriptor.rpartition(b":")[2])
+
+
+def until_served(port: int) -> None:
+    """Whoever pulls waits for a process that has yet to start, and not for long."""
+    deadline_s, clock = time.monotonic() + WAIT_S, threading.Event()
+    while True:
+        with contextlib.suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port), WAIT_S):
+            return
+        assert time.monotonic() < deadline_s, "nobody listens"
+        clock.wait(0.02)
 
 
 def arrived(runner: CountingRunner, page: int, tokens: list[int]) -> None:
@@ -221,8 +241,8 @@ def test_what_the_data_port_does_not_give_comes_over_grpc_or_is_computed(mode: s
     runner = CountingRunner(64, 4, VOCAB)
     with a_worker() as prefills, a_worker(runner) as decodes:
         here, there = Side(prefills.stub), Side(decodes.stub)
-        port = int(here.hello.data_address[-1].descriptor.rpartition(b":")[2])
-        with TcpRelay(("127.0.0.1", port), mode) as relay:
+        # No piece is longer than a page's frame: of several pages at once, none comes as it was.
+        with TcpRelay(("127.0.0.1", grpc_port(here)), mode, piece_bytes=64) as relay:
             half_way(here, there, out_of_reach(here.hello.data_address, relay.port))
             here.scheduler.grant(budget=ROOMY)
             assert here.finished(0) == says(1)

@@ -23,6 +23,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from quire.v1 import worker_pb2, worker_pb2_grpc
 
+LOOK_S, TOLD_LIMIT_S = 0.1, 60.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -37,8 +38,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--fail-once", default="", help="file: PORT_IN_USE while it does not exist, then create it")
     parser.add_argument("--fail-while", default="", help="file: the typed error GONE while it exists")
     parser.add_argument("--never-ready", action="store_true")
-    parser.add_argument("--ready-after-s", type=float, default=0.0)
-    parser.add_argument("--die-after-ready-s", type=float, default=-1.0)
+    parser.add_argument("--ready-after-s", type=float, default=0.0, help="of a worker: once its loading was told")
+    parser.add_argument("--die-once", default="", help="file: when it exists, remove it and die of a typed error")
     parser.add_argument("--ignore-sigterm", action="store_true")
     parser.add_argument("--grandchild", action="store_true", help="start a process that outlives this one")
     parser.add_argument("--dump", default="", help="file: write command line and environment")
@@ -55,10 +56,14 @@ def typed_failure(code: str) -> int:
 
 
 class FakeWorker(worker_pb2_grpc.WorkerServicer):
+    def __init__(self) -> None:
+        self.told = threading.Event()
+
     def Load(self, request: worker_pb2.LoadRequest, context: object) -> Iterator[worker_pb2.LoadProgress]:
         for done in (25, 50, 100):
             yield worker_pb2.LoadProgress(phase="weights", done_bytes=done, total_bytes=100, detail="a shard")
         yield worker_pb2.LoadProgress(phase="ready")
+        self.told.set()
 
 
 class Readyz(http.server.BaseHTTPRequestHandler):
@@ -90,20 +95,24 @@ def main() -> int:
     server = grpc.server(futures.ThreadPoolExecutor(8), options=[("grpc.so_reuseport", 0)])
     checker = health.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(checker, server)
-    worker_pb2_grpc.add_WorkerServicer_to_server(FakeWorker(), server)
+    worker = FakeWorker()
+    worker_pb2_grpc.add_WorkerServicer_to_server(worker, server)
     checker.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
     server.add_insecure_port(options.listen)
     server.start()
     if options.name == "router":
         web = http.server.ThreadingHTTPServer((options.host, options.port), Readyz)
         threading.Thread(target=web.serve_forever, daemon=True).start()
+    if options.ready_after_s:
+        worker.told.wait(TOLD_LIMIT_S)
     if not options.never_ready and not stopped.wait(options.ready_after_s):
         checker.set("", SERVING)
         log(message="ready")
-    if options.die_after_ready_s >= 0 and not stopped.wait(options.die_after_ready_s):
-        os._exit(typed_failure("DIED_LATER"))
-    while not stopped.wait(0.5):
-        pass
+    word = Path(options.die_once) if options.die_once else None
+    while not stopped.wait(LOOK_S):
+        if word is not None and word.exists():
+            word.unlink()
+            os._exit(typed_failure("DIED_LATER"))
     server.stop(0.2).wait()
     return 0
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +23,7 @@ from quire_worker.mover.peers.peer_access import host_id
 from quire_worker.mover.peers.peer_door import PeerDoor
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
+from quire_worker.mover.wire import Frame
 from tests.certificates import TlsFiles
 from tests.fakes.engine_bench import ids
 from tests.fakes.mover_rig import BytesPool, digest
@@ -101,7 +102,9 @@ class PeerSide:
         num_pages: int = 64,
         shared: SharedPools | None = None,
         tls: TlsFiles = NO_TLS,
+        await_all: Callable[[], None] = lambda: None,
     ) -> None:
+        self._await_all = await_all
         self.pool = BytesPool(num_pages, PAGE_BYTES)
         self.pool.pages = [content(page) for page in range(num_pages)]
         self.slots = slots
@@ -116,6 +119,21 @@ class PeerSide:
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
         self.mover = MoverProcess(setup, ring, copier, patience=PATIENT, inherited=self.door.inherited)
         self.mover.wake = stir.set
+        self._heard_of = 0
+        link = self.mover._link
+        pass_on = link._pass_on
+
+        def heard(frames: Sequence[Frame]) -> None:
+            self._heard_of = link._incarnation
+            stir.set()
+            pass_on(frames)
+
+        link._pass_on = heard  # type: ignore[method-assign]  # the first frame of a process says that it serves
+
+    @property
+    def serves(self) -> bool:
+        """Whether the present process has started: on a busy machine that takes longer than a puller is patient."""
+        return self._heard_of == self.mover._link._incarnation
 
     @property
     def sources(self) -> tuple[RankAddress, ...]:
@@ -130,6 +148,8 @@ class PeerSide:
         self, move_id: int, sources: tuple[RankAddress, ...], numbers: list[int], targets: list[int], *,
         key: bytes = KEY, first: int = 0,
     ) -> None:  # fmt: skip
+        """Once there is a process on every side."""
+        self._await_all()
         for page in targets:
             self.pool.pages[page] = EMPTY
         hashes = tuple(digest(number) for number in numbers)
@@ -186,8 +206,15 @@ class PeerRig:
     def side(
         self, *, slots: int = 16, transport: str = "auto", shared: SharedPools | None = None, tls: TlsFiles = NO_TLS
     ) -> PeerSide:
-        self.sides.append(PeerSide(self._stir, slots=slots, transport=transport, shared=shared, tls=tls))
+        self.sides.append(
+            PeerSide(
+                self._stir, slots=slots, transport=transport, shared=shared, tls=tls, await_all=self._until_all_serve
+            )
+        )
         return self.sides[-1]
+
+    def _until_all_serve(self) -> None:
+        self.until(lambda: all(side.serves for side in self.sides))
 
     def until(self, condition: Callable[[], bool], limit_s: float = WAIT_S) -> float:
         """Go on until something has happened; returns how long that took, in seconds."""

@@ -11,11 +11,11 @@ import pytest
 
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
+from tests.pipeline.page_tiers import PATIENT, wait_for_tiers
 
 PROMPT = "Friends, Romans, countrymen, lend me your ears; I come to bury Caesar, not to praise him.\n" * 8
 LIMIT_S = 60.0
-# A lookup is waited for, however busy the machine is.
-FLAGS: dict[str, dict[str, str | bool]] = {"worker": {"paced": "2"}, "scheduler": {"kvstore-timeout-ms": "5000"}}
+PAGE = 16
 
 
 def usage(stack: LocalStack, **more: Any) -> tuple[int, int]:
@@ -33,14 +33,16 @@ def test_usage_counts_hits_of_the_device_and_of_the_kvstore(
     demo_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("QUIRE_CACHE_DIR", str(tmp_path))
-    spec = StackSpec("usage", str(demo_model), flags=FLAGS, keep_directory=True)
+    flags = {"worker": {"paced": "2"}, **PATIENT}
+    spec = StackSpec("usage", str(demo_model), flags=flags, keep_directory=True)
     first = LocalStack(spec)
     tokens, cached = usage(first)
     assert cached == 0
-    whole_pages = (tokens - 1) // 16 * 16
+    whole_pages = (tokens - 1) // PAGE * PAGE
     assert usage(first) == (tokens, whole_pages), "on the device"
     assert usage(first, cache_salt="mine") == (tokens, 0), "a salt keeps them apart"
     assert usage(first, cache_salt="mine") == (tokens, whole_pages)
+    wait_for_tiers(first, lambda tiers: tiers["disk"].stored >= 2 * whole_pages // PAGE)
     first.close()
     second = LocalStack(spec)
     assert usage(second) == (tokens, whole_pages), "in the kvstore, which had written them to its disk"

@@ -130,7 +130,7 @@ def test_serve_ends_in_order_on_sigint(demo_model: Path) -> None:
                 break
         state = read_state()
         body = {"prompt": "x", "max_tokens": 2}
-        assert httpx.post(f"{state.http}/v1/completions", json=body).status_code == 401
+        assert httpx.post(f"{state.http}/v1/completions", json=body, timeout=60).status_code == 401
         good = httpx.post(f"{state.http}/v1/completions", json=body, headers={"Authorization": "Bearer k"}, timeout=60)
         assert good.status_code == 200
         serve.send_signal(signal.SIGINT)

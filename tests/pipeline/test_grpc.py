@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 
 import pytest
 
@@ -12,6 +13,8 @@ from quire.local.stack import LocalStack
 
 PROMPT = "ROMEO:\nBut, soft! what light through yonder window breaks?\nIt is the east, and Juliet is the sun.\n"
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
+# A stream so long that not all of it waits while one of the services has no processor.
+LONG = GREEDY.clone(max_tokens=160)
 
 
 def text_of(output: RequestOutput) -> str:
@@ -28,16 +31,16 @@ def test_health_and_models(client: Client) -> None:
 
 
 def test_a_stream_is_the_whole_in_pieces(client: Client) -> None:
-    deltas = list(client.generate(PROMPT, GREEDY, return_token_ids=True, return_timings=True))
-    whole = client.complete(PROMPT, GREEDY)
+    deltas = list(client.generate(PROMPT, LONG, return_token_ids=True, return_timings=True))
+    whole = client.complete(PROMPT, LONG)
     assert "".join(delta.text for delta in deltas) == text_of(whole)
     assert [token for delta in deltas for token in delta.token_ids] == whole.outputs[0].token_ids
     assert len(deltas) > 2
     assert [delta.finish_reason for delta in deltas if delta.finish_reason] == ["length"]
-    assert len(whole.outputs[0].token_ids) == 24
+    assert len(whole.outputs[0].token_ids) == LONG.max_tokens
     assert whole.usage is not None
     assert whole.usage.prompt_tokens == len(whole.prompt_token_ids)
-    assert whole.usage.completion_tokens == 24
+    assert whole.usage.completion_tokens == LONG.max_tokens
 
 
 def test_timings_name_all_five_services(client: Client) -> None:
@@ -150,6 +153,7 @@ def test_an_unknown_model(client: Client) -> None:
 def test_two_clients_at_once(stack: LocalStack) -> None:
     with Client(stack.grpc) as one, Client(stack.grpc) as two:
         first, second = one.generate(PROMPT, GREEDY), two.generate(PROMPT, GREEDY)
-        interleaved = [(a.text, b.text) for a, b in zip(first, second, strict=False)]
-        assert interleaved
-        assert all(a == b for a, b in interleaved)
+        texts = ["", ""]
+        for pair in zip_longest(first, second):
+            texts = [text + (delta.text if delta else "") for text, delta in zip(texts, pair, strict=True)]
+        assert texts[0] == texts[1] != ""

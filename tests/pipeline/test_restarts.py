@@ -58,8 +58,10 @@ def test_a_service_that_dies_is_started_again_on_its_port() -> None:
     assert watched.stack.failure is None
 
 
-def test_a_service_that_dies_of_its_own_accord_says_why() -> None:
-    watched = Watched(switches={"kvstore": ("--die-after-ready-s", "1")})
+def test_a_service_that_dies_of_its_own_accord_says_why(tmp_path: Path) -> None:
+    word = tmp_path / "word"
+    watched = Watched(switches={"kvstore": ("--die-once", str(word))})
+    word.touch()
     died = watched.wait(events.Died)
     assert (died.service, died.code) == ("kvstore", "DIED_LATER")
     watched.wait(events.Restarted)
@@ -155,10 +157,10 @@ def test_a_service_that_does_not_drain_in_time_is_killed() -> None:
     with pytest.raises(InvalidArgument, match="There is no 'nobody'"):
         turns_of(read_state(), ["nobody"])
     try:
-        Rolling(watched.stack.directory, 2.0, told.append).run(turns_of(read_state(), ["tokenizer"])[:1])
-    except DeadlineExceeded:  # two seconds are little for a new process on a busy machine
+        Rolling(watched.stack.directory, 0.5, told.append).run(turns_of(read_state(), ["tokenizer"])[:1])
+    except DeadlineExceeded:  # that is little for a new process
         watched.wait(events.Restarted)
-    assert told[0] == "tokenizer-1: not drained after 2 s, killed"
+    assert told[0] == "tokenizer-1: not drained after 0.5 s, killed"
     assert read_state().services["tokenizer-1"].phase == "ready"
     assert read_state().services["tokenizer-2"].restarts == 0
     watched.close()

@@ -10,6 +10,7 @@ import httpx
 from quire.local.spec import SERVICES, StackSpec
 from quire.local.stack import LocalStack
 from tests.otlp_sink import OtlpSink, SinkSpan
+from tests.pipeline.page_tiers import PATIENT
 
 # A client's own trace: the router must continue it.
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -32,7 +33,8 @@ def whole(spans: Sequence[SinkSpan]) -> bool:
 
 def test_a_request_is_one_trace_over_five_services(demo_model: Path) -> None:
     with OtlpSink() as sink:
-        flags = {name: {"otlp-traces-endpoint": sink.endpoint} for name in SERVICES}
+        # A lookup that is given up is a failed span too.
+        flags = {name: {"otlp-traces-endpoint": sink.endpoint, **PATIENT.get(name, {})} for name in SERVICES}
         stack = LocalStack(StackSpec("traced", str(demo_model), flags=flags, drain_timeout_s=5.0))
         try:
             answer = httpx.post(
