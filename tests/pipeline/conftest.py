@@ -13,6 +13,7 @@ from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.models import find_model
 from tests.pipeline.leftovers import assert_nothing_left
+from tests.pipeline.page_tiers import PATIENT
 
 REQUEST_LIMIT_S = 120.0
 
@@ -34,7 +35,7 @@ def demo_model() -> Path:
 def stack(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Iterator[LocalStack]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QUIRE_STATE_DIR", str(tmp_path_factory.mktemp("session-state")))
-        running = LocalStack(StackSpec("session", str(demo_model), drain_timeout_s=10.0))
+        running = LocalStack(StackSpec("session", str(demo_model), drain_timeout_s=10.0, flags=PATIENT))
         state = running.directory.read()
     assert state is not None
     yield running
