@@ -43,10 +43,11 @@ def test_a_stream_is_the_whole_in_pieces(client: Client) -> None:
     assert whole.usage.completion_tokens == LONG.max_tokens
 
 
-def test_timings_name_all_five_services(client: Client) -> None:
+def test_timings_name_the_services(client: Client) -> None:
+    """But for the kvstore, which is not asked where the router knows that it has nothing: see test_kept_pages."""
     output = client.complete("A prompt of its own: " + PROMPT, GREEDY, return_timings=True)
     hops = {(timing.service, timing.phase) for timing in output.timings}
-    assert {service for service, _ in hops} == {"router", "tokenizer", "scheduler", "worker", "kvstore"}
+    assert {service for service, _ in hops} - {"kvstore"} == {"router", "tokenizer", "scheduler", "worker"}
     assert len(hops) == len(output.timings)
 
 

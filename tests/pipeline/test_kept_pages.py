@@ -8,7 +8,7 @@ import pytest
 
 from quire import Client, SamplingParams
 from quire.local.page_cache import pages_folder
-from quire.local.spec import StackSpec
+from quire.local.spec import SERVICES, StackSpec
 from quire.local.stack import LocalStack
 from tests.pipeline.leftovers import assert_nothing_left
 from tests.pipeline.page_tiers import PATIENT, wait_for_tiers
@@ -17,10 +17,11 @@ PROMPT = "Friends, Romans, countrymen, lend me your ears; I come to bury Caesar,
 FLAGS = {"worker": {"paced": "2"}, **PATIENT}
 
 
-def ask(stack: LocalStack) -> list[int]:
+def ask(stack: LocalStack) -> tuple[list[int], set[str]]:
+    """The answer, and the services that its timings name."""
     with Client(stack.grpc) as client:
-        deltas = client.generate(PROMPT, SamplingParams(temperature=0.0, max_tokens=8), return_token_ids=True)
-        return [token for delta in deltas for token in delta.token_ids]
+        output = client.complete(PROMPT, SamplingParams(temperature=0.0, max_tokens=8), return_timings=True)
+    return output.outputs[0].token_ids, {timing.service for timing in output.timings}
 
 
 def start(model: Path, **fields: object) -> LocalStack:
@@ -31,7 +32,7 @@ def start(model: Path, **fields: object) -> LocalStack:
 def test_what_one_stack_kept_the_next_one_of_its_name_finds(demo_model: Path, *, lasting: bool) -> None:
     folder = pages_folder("pages", lasting=lasting)
     first = start(demo_model, keep_directory=lasting)
-    tokens = ask(first)
+    tokens, _ = ask(first)
     kept = wait_for_tiers(first, lambda tiers: tiers["disk"].stored > 0)
     assert kept["disk"].capacity_bytes == 8 << 30 and kept["ram"].capacity_bytes == 1 << 30
     state = first.directory.read()
@@ -41,7 +42,9 @@ def test_what_one_stack_kept_the_next_one_of_its_name_finds(demo_model: Path, *,
     assert folder.exists() == lasting
     assert not lasting or folder.stat().st_mode & 0o077 == 0, "nobody else may look into them"
     second = start(demo_model, keep_directory=lasting)
-    assert ask(second) == tokens
+    again, services = ask(second)
+    assert again == tokens
     hits = wait_for_tiers(second, lambda tiers: not lasting or tiers["disk"].hits > 0)["disk"].hits
     assert bool(hits) == lasting
+    assert not lasting or services == set(SERVICES)
     second.close()
