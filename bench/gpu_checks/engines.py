@@ -73,23 +73,39 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             ],
         }
         for kind, sequences in kinds.items():
-            plain = [_by_hand(reference, sequence) for sequence in sequences]
             some = engines if on_gpu or kind == "greedy tokens" else dict([*engines.items()][:1])
-            found = {name: _serve(make(), sequences) for name, make in some.items()}
-            (first, *others) = found
-            compare = _Comparison(recorder, kind, sequences, reference)
-            compare(f"{first} against the CPU", found[first], plain)
-            for other in others:
-                compare(f"{first} against {other}", found[first], found[other])
+            with recorder.attempt(kind):
+                _compare_all(recorder, kind, sequences, reference, some)
         name = "alone equals batched (--batch-invariant)"
         if on_gpu:
-            even = _served_on_gpu(batch_invariant=True)
-            sequences = kinds["greedy tokens"]
-            together = _serve(LocalEngine(even, max_num_seqs=32), sequences)
-            alone = [_serve(LocalEngine(even, max_num_seqs=32), [sequence])[0] for sequence in sequences]
-            recorder.check(name, together == alone, sequences=len(prompts))
+            with recorder.attempt(name):
+                _alone_and_batched(recorder, name, kinds["greedy tokens"])
         else:
             recorder.skip(name, "there is no GPU: float32 under the interpreter proves nothing of bf16")
+
+
+def _compare_all(
+    recorder: Recorder,
+    kind: str,
+    sequences: list[Sequence],
+    reference: ModelRunner,
+    engines: Mapping[str, Callable[[], LocalEngine]],
+) -> None:
+    plain = [_by_hand(reference, sequence) for sequence in sequences]
+    found = {name: _serve(make(), sequences) for name, make in engines.items()}
+    (first, *others) = found
+    compare = _Comparison(recorder, kind, sequences, reference)
+    compare(f"{first} against the CPU", found[first], plain)
+    for other in others:
+        compare(f"{first} against {other}", found[first], found[other])
+
+
+def _alone_and_batched(recorder: Recorder, name: str, sequences: list[Sequence]) -> None:
+    even = _served_on_gpu(batch_invariant=True)
+    together = _serve(LocalEngine(even, max_num_seqs=32), sequences)
+    # Nothing is kept for the next one.
+    alone = _serve(LocalEngine(even, max_num_seqs=32, enable_prefix_caching=False), sequences, one_by_one=True)
+    recorder.check(name, together == alone, sequences=len(sequences))
 
 
 def _served_on_gpu(*, eager: bool = False, batch_invariant: bool = False) -> ServedModel:
@@ -120,9 +136,11 @@ def _demo_prompts(count: int) -> list[Int32]:
     return [np.array(tokenizer.encode(text).ids, np.int32) for text in texts]
 
 
-def _serve(local: LocalEngine, sequences: list[Sequence]) -> list[list[int]]:
+def _serve(local: LocalEngine, sequences: list[Sequence], *, one_by_one: bool = False) -> list[list[int]]:
     for handle, sequence in enumerate(sequences):
         local.submit(handle, sequence)
+        if one_by_one:
+            local.run()
     served: dict[int, Served] = local.run()
     local.check_quiet()
     local.close()

@@ -6,6 +6,7 @@ import contextlib
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +18,9 @@ _PROCESSES = 4
 # Those of this very check are other stages.
 _OTHERS = ("test_gpu_check.py",)
 _TOLD = 10
+_SHOWN = 60
+"""Lines of what a process printed that failed."""
+_LIMIT_S = 420
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
@@ -25,11 +29,14 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     files = sorted(files, key=lambda file: (-file.stat().st_size, file.name))
     shares = [[_FOLDER / "test_memory.py"]] if tiny else [files[place::_PROCESSES] for place in range(_PROCESSES)]
     with contextlib.ExitStack() as stack:
-        started = [_start(share, stack) for share in shares]
+        started, ends = [_start(share, stack) for share in shares], time.monotonic() + _LIMIT_S
         for place, (process, output) in enumerate(started):
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, ends - time.monotonic()))
             output.seek(0)
             told = output.read().strip().splitlines()
+            if process.returncode:
+                print("\n".join(told[-_SHOWN:]), file=sys.stderr, flush=True)
             failed = [line for line in told if line.startswith(("FAILED", "ERROR"))]
             recorder.check(
                 f"unit tests of kernels, {place + 1} of {len(shares)}",

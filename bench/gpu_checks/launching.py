@@ -9,7 +9,7 @@ from quire_worker.engine.ports import Device
 from quire_worker.engine.step_runner import StepOutcome
 from quire_worker.step import StepBatch
 
-_LIMIT_S = 300.0
+_LIMIT_S = 120.0
 
 
 def run_one(device: Device, batch: StepBatch) -> StepOutcome:

@@ -52,7 +52,8 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         flags += ["--kv-cache-memory-bytes", str(8 << 30 if gpus else 64 << 20)]
         with _worker(gpus[:1], flags) as theirs, _worker(gpus[-1:], flags) as ours:
             for way, names in _WAYS.items():
-                _pair(recorder, theirs.ready(), ours.ready(), way, names, tokens, exact=not gpus)
+                with recorder.attempt(f"prefill and decode by {way}"):
+                    _pair(recorder, theirs.ready(), ours.ready(), way, names, tokens, exact=not gpus)
         if gpus:
             # The token after a handover is computed as a prompt's last one is, and otherwise as one that follows.
             flags.append("--batch-invariant")
@@ -121,7 +122,7 @@ class _Side:
     def _hear(self) -> None:
         self.told.add(self.scheduler.next_report())
         if self.told.errors:
-            raise SystemExit(f"a worker refuses: {self.told.errors}")
+            raise RuntimeError(f"a worker refuses: {self.told.errors}")
 
 
 def _pair(
@@ -187,5 +188,5 @@ def _hand_over(
     here.scheduler.grant(start=[a_request(_ANSWER)])
     alone = here.tokens(slot, _ANSWER)
     if came != (0, len(handles)):
-        raise SystemExit(f"of {len(handles)} pages {came} came")
+        raise RuntimeError(f"of {len(handles)} pages {came} came")
     return decoded == alone, pulled_s, first_s

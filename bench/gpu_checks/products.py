@@ -47,15 +47,17 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     bench = Bench(table, torch.device("cuda" if on_gpu else "cpu"))
     with torch.inference_mode():
         for outputs, inputs in shapes[:2] if tiny and on_gpu else shapes:
-            found = bench.check(outputs, inputs)
-            recorder.check(
-                f"products {outputs} x {inputs}",
-                not found.failed,
-                ways=found.ways,
-                row_counts=found.row_counts,
-                worst=found.worst,
-                failed="; ".join(found.failed),
-            )
+            title = f"products {outputs} x {inputs}"
+            with recorder.attempt(title):
+                found = bench.check(outputs, inputs)
+                recorder.check(
+                    title,
+                    not found.failed,
+                    ways=found.ways,
+                    row_counts=found.row_counts,
+                    worst=found.worst,
+                    failed="; ".join(found.failed),
+                )
 
 
 def tiny_table() -> dict[Shape, Way]:

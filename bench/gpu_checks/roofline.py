@@ -44,11 +44,12 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     peak = PEAKS.get(torch.cuda.get_device_name()) if on_gpu else None
     for name, spec in SHAPES.items() if on_gpu else (("tiny", TINY),):
         small = tiny or not on_gpu
-        with torch.inference_mode():
+        with torch.inference_mode(), recorder.attempt(f"{name}, rows of all kernels"):
             report(recorder, name, cases(bench_of(spec, on_gpu=on_gpu), small=small), peak)
         if on_gpu:
             torch.cuda.empty_cache()
-        _profile(recorder, name, spec, on_gpu)
+        with recorder.attempt(f"profile of {name}"):
+            _profile(recorder, name, spec, on_gpu)
 
 
 def bench_of(spec: ArchSpec, *, on_gpu: bool) -> Bench:
@@ -77,17 +78,23 @@ def cases(bench: Bench, *, small: bool) -> Iterator[tuple[str, KernelCase]]:
 
 
 def report(recorder: Recorder, name: str, found: Iterator[tuple[str, KernelCase]], peak: Peak | None) -> None:
-    """A line for each case, and a check where a share of the floor is wanted, or where no numbers come out."""
+    """A line for each case, and a check where a share of the floor is wanted, or where no numbers come out. One that
+    cannot be timed is a check that fails."""
     for where, case in found:
         title = f"{name} {where}, {case.name}"
-        figures = case.figures(peak)
-        made = case.run(0)
-        if made.is_floating_point() and not bool(torch.isfinite(made).all()):
-            recorder.check(f"{title} gives numbers", False)
-        recorder.figure(title, **figures)
-        share = figures.get("of_floor")
-        if case.wanted and share is not None:
-            recorder.check(f"{title} reaches its floor", share >= case.wanted, of_floor=share, wanted=case.wanted)
+        with recorder.attempt(title):
+            _report_case(recorder, title, case, peak)
+
+
+def _report_case(recorder: Recorder, title: str, case: KernelCase, peak: Peak | None) -> None:
+    figures = case.figures(peak)
+    made = case.run(0)
+    if made.is_floating_point() and not bool(torch.isfinite(made).all()):
+        recorder.check(f"{title} gives numbers", False)
+    recorder.figure(title, **figures)
+    share = figures.get("of_floor")
+    if case.wanted and share is not None:
+        recorder.check(f"{title} reaches its floor", share >= case.wanted, of_floor=share, wanted=case.wanted)
 
 
 def _profile(recorder: Recorder, name: str, spec: ArchSpec, on_gpu: bool) -> None:

@@ -53,6 +53,10 @@ class StepCheck:
     def __call__(self, sizes: list[StepSize], name: str, *, fresh: bool = False) -> None:
         """A check for each way. `fresh`: long chunks have no past. A step that could not be captured, and ran all the
         same, is a failure."""
+        with self._recorder.attempt(name):
+            self._check(sizes, name, fresh)
+
+    def _check(self, sizes: list[StepSize], name: str, fresh: bool) -> None:
         began = time.perf_counter()
         worst, failed = dict.fromkeys(self._devices, 0.0), {how: list[str]() for how in self._devices}
         for size in sizes:

@@ -194,6 +194,19 @@ def test_a_failure_is_told_and_logged(log: Path, capsys: pytest.CaptureFixture[s
     }  # fmt: skip  # one line of JSON
 
 
+def test_what_fails_by_itself_ends_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = Recorder(1, "a machine")
+    for name in ("first", "second"):
+        with recorder.attempt(name):
+            recorder.check(f"beginning of {name}", True)
+            raise RuntimeError("broken") if name == "first" else KeyError("lost")
+    assert recorder.failed == ["first", "second"] and len(recorder.lines) == 4
+    assert recorder.lines[1]["error"] == "RuntimeError: broken"
+    assert "KeyError: 'lost'" in capsys.readouterr().err, "with the traceback"
+    with pytest.raises(SystemExit), recorder.attempt("third"):
+        raise SystemExit(143)
+
+
 def test_a_row_stays_where_it_is_while_others_come(log: Path) -> None:
     row = LogRow(log)
     row.put("| first |")

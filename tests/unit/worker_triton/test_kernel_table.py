@@ -60,6 +60,20 @@ def test_a_case_stands_beside_its_floor(wanted: float, results: list[str], monke
     assert line["gb_per_s"] == 0.8 and not line.keys() & {"tflop_per_s", "nodes_us"}, "memory bounds it, not its node"
 
 
+def test_a_case_that_cannot_be_timed_leaves_the_others_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_us(case: KernelCase) -> float:
+        if case.name == "broken":
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return 10.0
+
+    monkeypatch.setattr(KernelCase, "_time_us", time_us)
+    cases = [KernelCase(name, lambda index: torch.zeros(1), Cost(1, 8, 0)) for name in ("broken", "sound")]
+    recorder = Recorder(5, "a machine")
+    roofline.report(recorder, "0.6B", iter([("batch 1", case) for case in cases]), None)
+    assert recorder.failed == ["0.6B batch 1, broken"]
+    assert [line["check"] for line in recorder.lines] == ["0.6B batch 1, broken", "0.6B batch 1, sound"]
+
+
 def test_what_is_small_is_bound_by_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KernelCase, "_time_us", lambda self: 10.0)
     case = KernelCase("a kernel", lambda index: torch.zeros(1), Cost(1, 1_000, 2_000_000), launches=2)

@@ -32,6 +32,14 @@ def test_every_file_has_its_turn_and_failures_are_told(folder: Path) -> None:
     assert "2 passed" in str(by_result["ok"]["told"]) and "1 failed" in str(by_result["FAILED"]["told"])
 
 
+def test_what_does_not_end_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (folder / "test_long.py").write_text("import time\n\ndef test_long() -> None:\n    time.sleep(60)\n")
+    monkeypatch.setattr(kernels, "_LIMIT_S", 0)
+    recorder = Recorder(1, "a machine")
+    kernels.run(recorder, tiny=False)
+    assert "unit tests of kernels, 1 of 2" in recorder.failed
+
+
 def test_a_stage_that_is_ended_leaves_no_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest file is waited for first."""
     (folder / "test_short.py").write_text("def test_short() -> None:\n    pass\n" + 20 * "# long\n")
