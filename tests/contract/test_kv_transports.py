@@ -280,7 +280,7 @@ def test_a_connection_that_breaks_under_way_is_made_up_for_by_the_next_way(runni
 @pytest.mark.parametrize("choice", FAST)
 def test_connections_that_the_store_let_go_are_made_anew(choice: str) -> None:
     with (
-        serving(config(1, ram_bytes=4 * ROOM, data_idle_s=0.05)) as running,
+        serving(config(1, ram_bytes=4 * ROOM, data_idle_s=0.5)) as running,
         mover_side(running.address, choice) as mover,
     ):
         port = running.service._data

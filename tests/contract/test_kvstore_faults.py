@@ -271,7 +271,7 @@ def test_many_lookups_that_wait_leave_the_others_a_thread(children: list[Kvstore
                 kvstore_pb2.LookupAndPinRequest(
                     keys=kvstore_pb2.PageKeys(namespace=B.namespace, hashes=chain(f"cold {n}", 3).hashes)
                 ),
-                timeout=3,
+                timeout=6,
             )
             for n in range(40)
         ]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import grpc
+import psutil
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -61,18 +60,17 @@ def test_a_whole_life(sink: OtlpSink) -> None:
 
 
 def test_it_is_small_and_quick() -> None:
-    started = time.monotonic()
     process = KvstoreProcess()
     try:
         process.wait_ready()
-        took_s = time.monotonic() - started
+        spent = psutil.Process(process.child.pid).cpu_times()
         status = Path(f"/proc/{process.child.pid}/status").read_text()
         resident_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     finally:
         code = process.stop()
     assert code == 0
     assert resident_kb < 120 * 1024
-    assert took_s < 3 or (os.getloadavg()[0] > 2 and took_s < 30), f"{took_s} s"
+    assert spent.user + spent.system < 3, f"{spent}: of a processor, since a busy machine may take longer"
 
 
 def test_a_bad_flag_is_one_line_with_a_cause_and_a_fix() -> None:

@@ -86,9 +86,9 @@ def frame(lease: bytes, page: int, data: bytes, offset: int = 0) -> kvstore_pb2.
 
 
 def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
-        assert time.monotonic() < deadline, "it did not come true within 30 s"
+        assert time.monotonic() < deadline, "it did not come true within 60 s"
         time.sleep(0.01)
 
 
@@ -136,8 +136,8 @@ def test_an_expired_lease_is_not_found_even_in_the_middle_of_a_read() -> None:
         run = chain("big", 12)
         data = bytes(BIG)
         running.client.put_pages(run, "uint8", BIG, lambda _: data)
-        lookup = running.client.lookup(run, lease_ms=300)
-        assert lookup.lease_ms == 300
+        lookup = running.client.lookup(run, lease_ms=2000)
+        assert lookup.lease_ms == 2000
         reading = running.client.get_pages(lookup.lease)
         assert next(reading)[0] == 0
         eventually(lambda: running.service.store.stats().leases == 0)
@@ -161,14 +161,14 @@ def test_an_unknown_lease_is_not_found_whatever_it_is_used_for(running: Running)
 
 def test_renewing_keeps_a_lease(running: Running) -> None:
     running.put(A)
-    lookup = running.client.lookup(A, lease_ms=500)
+    lookup = running.client.lookup(A, lease_ms=1500)
     assert running.client.renew(lookup.lease, 60_000) > 50_000
-    time.sleep(0.7)
+    time.sleep(1.7)
     assert len(list(running.client.get_pages(lookup.lease))) == 8
 
 
 def test_a_client_that_dies_in_mid_put_leaves_nothing(running: Running) -> None:
-    begun = begin(running, A, lease_ms=400)
+    begun = begin(running, A, lease_ms=1500)
     sending = threading.Event()
 
     def frames() -> Iterator[kvstore_pb2.PutFrame]:
@@ -251,7 +251,7 @@ def looked(running: Running) -> bytes:
 
 def test_leases_transfers_and_watchers_are_bounded() -> None:
     with serving(
-        config(64, max_leases=2, max_transfers=1, max_watchers=1, transfer_timeout_s=1.0, sweep_s=0.02)
+        config(64, max_leases=2, max_transfers=1, max_watchers=1, transfer_timeout_s=2.5, sweep_s=0.02)
     ) as running:
         running.put(A)
         leases = [running.client.lookup(A).lease for _ in range(2)]

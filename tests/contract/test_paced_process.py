@@ -128,7 +128,7 @@ def test_it_falls_silent_but_runs_on() -> None:
 
 
 def test_a_slow_step_and_a_nan_in_one_worker() -> None:
-    with paced(1.0, "--paced-fault", "slow@10:300,nan@20") as (_, scheduler):
+    with paced(1.0, "--paced-fault", "slow@10:1500,nan@20") as (_, scheduler):
         told = Told()
         while len(told.finish) < len(PROMPTS):
             told.add(scheduler.next_report())

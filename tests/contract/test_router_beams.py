@@ -166,7 +166,7 @@ async def test_what_a_search_cannot_honour_is_refused_by_name(name: str, value: 
 async def test_a_search_has_its_places_and_its_time() -> None:
     async with router_rig([LittleModel()], max_concurrent_requests=3) as rig:
         rig.scheduler.gate.clear()
-        running = asyncio.ensure_future(rig.complete("a", use_beam_search=True, n=3, max_tokens=3, timeout_s=1.0))
+        running = asyncio.ensure_future(rig.complete("a", use_beam_search=True, n=3, max_tokens=3, timeout_s=3.0))
         await asyncio.wait_for(rig.scheduler.submitted.wait(), 60)
         assert rig.router.admission.inside == 3
         assert (await rig.complete("a", max_tokens=1)).status_code == 429
@@ -227,7 +227,7 @@ async def test_a_search_is_charged_for_what_it_tells(monkeypatch: pytest.MonkeyP
         charged.clear()
         # One that is cut off has come to as much as its beams are long.
         rig.scheduler.gate.clear()
-        late = asyncio.ensure_future(rig.complete("ab", timeout_s=1.0, **fields))
+        late = asyncio.ensure_future(rig.complete("ab", timeout_s=3.0, **fields))
         await asyncio.wait_for(rig.scheduler.submitted.wait(), 60)
         assert (await late).status_code == 504 and charged == [2, 0]
 

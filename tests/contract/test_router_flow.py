@@ -140,7 +140,7 @@ async def test_a_deaf_call_is_dropped_in_the_end_and_its_connection_lives() -> N
 
 
 async def test_a_slow_but_reading_call_is_not_dropped() -> None:
-    async with router_rig([eager()], client_stall_s=2.0) as rig, narrow(rig) as stub:
+    async with router_rig([eager()], client_stall_s=4.0) as rig, narrow(rig) as stub:
         call = stub.Generate(ib.GenerateRequest(text="abcde", max_tokens=TOKENS, request_id="r" * 100))
         told, began = "", time.monotonic()
         while answer := await call.read():

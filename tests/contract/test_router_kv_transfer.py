@@ -9,7 +9,7 @@ import pytest
 
 from tests.fakes.pd_rig import pd_rig, sides
 from tests.fakes.pd_scheduler import PdScheduler
-from tests.fakes.router_faults import PROMPT, chunks_of, host_of, joined, nothing_left, text, until
+from tests.fakes.router_faults import PROMPT, chunks_of, host_of, inside, joined, nothing_left, text, until
 from tests.fakes.router_rig import RouterRig
 
 # As vLLM's proxies write it.
@@ -173,8 +173,8 @@ async def test_a_client_that_goes_has_nothing_kept() -> None:
     front.gate.clear()
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:
         asking = asyncio.ensure_future(prefilled(rig))
-        await until(lambda: bool(front.transfers))
-        await asyncio.sleep(0.5)  # the ticket comes with the admission: until then nobody could release it
+        # The ticket comes with the admission: until then nobody could release it.
+        await until(lambda: bool(front.transfers) and any(choice.admitted for choice in inside(rig)))
         asking.cancel()
         await until(lambda: nothing_left(rig) and not front.transfers)
     assert len(front.released) == 1

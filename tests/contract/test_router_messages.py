@@ -159,7 +159,7 @@ async def test_overload_has_anthropics_status() -> None:
 
 
 async def test_an_error_in_mid_stream_is_the_last_event() -> None:
-    async with router_rig([FakeScheduler(step_s=0.01)], request_timeout_s=0.4) as rig:
+    async with router_rig([FakeScheduler(step_s=0.01)], request_timeout_s=2.0) as rig:
         told = events((await create(rig, stream=True, max_tokens=3000)).text)
         assert told[-1][0] == "error" and told[-1][1]["error"]["type"] == "timeout_error"
         assert "message_stop" not in dict(told)

@@ -109,7 +109,7 @@ async def test_a_gap_a_break_and_a_restart_are_made_good() -> None:
 
 
 async def test_pages_of_a_stream_that_does_not_come_back_are_forgotten_after_a_grace() -> None:
-    async with router_rig(three(), page_grace_s=0.5, expected_pages_s=0.1) as rig:
+    async with router_rig(three(), page_grace_s=2.0, expected_pages_s=0.1) as rig:
         await ready(rig, 3)
         pages = rig.schedulers[1].pages
         pages.store(HASHES)
@@ -126,7 +126,7 @@ async def test_pages_of_a_stream_that_does_not_come_back_are_forgotten_after_a_g
 
 
 async def test_a_stream_that_came_back_is_believed_though_nothing_changes() -> None:
-    async with router_rig(three(), page_grace_s=1.0, expected_pages_s=0.1) as rig:
+    async with router_rig(three(), page_grace_s=2.0, expected_pages_s=0.1) as rig:
         await ready(rig, 3)
         pages = rig.schedulers[1].pages
         pages.store(HASHES)
@@ -134,7 +134,7 @@ async def test_a_stream_that_came_back_is_believed_though_nothing_changes() -> N
         pages.cut()
         await until(lambda: len(pages.requests) == 2 and pages.watching == 1)
         assert pages.requests[1].HasField("epoch")
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)
         assert depths(rig) == [0, PAGES, 0] and await ask(rig, 2) == [1, 1]
 
 

@@ -122,7 +122,7 @@ async def test_an_old_client_reads_until_the_end() -> None:
 async def test_an_error_in_mid_stream_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async with router_rig([FakeScheduler(step_s=0.01)]) as rig:
         reader, writer = await connect(rig)
-        writer.write(request(rig, max_tokens=1000, timeout_s=0.5))
+        writer.write(request(rig, max_tokens=1000, timeout_s=2.0))
         _, body = await read_answer(reader)
         frames = body.split(b"\n\n")
         assert json.loads(frames[-3].removeprefix(b"data: "))["error"]["code"] == "REQUEST_TIMEOUT"

@@ -21,6 +21,7 @@ from tests.fakes.router_faults import (
     PROMPT,
     endpoints,
     held,
+    inside,
     joined,
     nothing_left,
     pair,
@@ -48,13 +49,13 @@ async def test_a_client_that_leaves_while_its_request_waits_is_forgotten() -> No
 
 
 async def test_the_requests_own_deadline_ends_the_wait() -> None:
-    async with router_rig(request_timeout_s=1.0) as rig:
+    async with router_rig(request_timeout_s=3.0) as rig:
         async with held(rig, 5) as rest:
             rig.router.fleet.update([])
             chunks = await rest()
         assert chunks[-1]["error"]["code"] == "REQUEST_TIMEOUT"
         assert not rig.router.waiting
-        new = await rig.complete("abc")
+        new = await rig.complete("abc", timeout_s=0.3)
         assert new.status_code == 504 and new.json()["error"]["code"] == "REQUEST_TIMEOUT"
 
 
@@ -189,10 +190,6 @@ async def break_before_admission(rig: RouterRig, times: int) -> asyncio.Future[A
         await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
         running(rig).break_sessions()
     return waiting
-
-
-def inside(rig: RouterRig) -> list[Choice]:
-    return [choice for replica in rig.router.fleet.replicas.values() for choice in replica.session.choices.values()]
 
 
 async def test_what_fails_everywhere_is_told_as_the_last_engine_told_it() -> None:

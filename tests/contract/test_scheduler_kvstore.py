@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from quire_common.sequence import RequestContext
 from quire_scheduler.kv_traffic import Lookup
@@ -55,14 +56,29 @@ async def test_a_lookup_is_waited_for_as_long_as_it_may_save() -> None:
     """Half of what computing would take, within bounds; a fixed time where one was given."""
     async with kvstore() as (store, address), stack(kvstore=address, page_size=4) as s:
         client, hello = KvstoreClient(s.engine.config), s.core.hello
-        for compute_s, least_s, most_s in ((None, 0.0, 0.05), (1e-6, 0.0, 0.03), (1.2, 0.3, 0.6), (1e3, 0.7, 1.0)):
+        for compute_s, patience_s in ((None, 0.05), (1e-6, 0.03), (1.2, 0.6), (1e3, 1.0)):
+            waited_s = waits_of(client)
             await client.look_up(Lookup(1, RequestContext("r"), (bytes(32),), compute_s), hello)
-            assert least_s < store.patience_s[-1] <= 1.05 * most_s, "gRPC rounds it up"
+            assert waited_s == [patience_s]
         await client.close()
         fixed = KvstoreClient(replace(s.engine.config, kvstore_timeout_ms=5000))
+        waited_s = waits_of(fixed)
         await fixed.look_up(Lookup(1, RequestContext("r"), (bytes(32),), 1.2), hello)
-        assert 4.0 < store.patience_s[-1] <= 5.1
+        assert waited_s == [5.0] and 0 < store.patience_s[-1] <= 5.1, "gRPC rounds it up"
         await fixed.close()
+
+
+def waits_of(client: KvstoreClient) -> list[float]:
+    """The patience of each call from now on, as it is made."""
+    waited_s: list[float] = []
+    look_up = client._stub.LookupAndPin
+
+    def noted(request: Any, timeout: float) -> Any:
+        waited_s.append(timeout)
+        return look_up(request, timeout=timeout)
+
+    client._stub.LookupAndPin = noted
+    return waited_s
 
 
 async def test_leases_are_released_when_the_scheduler_stops_while_it_releases_some() -> None:

@@ -138,16 +138,16 @@ async def test_200_clients_that_leave_release_every_page() -> None:
         assert s.core.load().referenced_pages > 0
         for router in sessions:
             router.cancel()
-        await asyncio.wait_for(s.until_quiet(), 5)
+        await s.until_quiet()
         assert s.core.stats.finished == {"abort": 200}
 
 
 async def test_deadlines_pass_while_waiting_and_while_running() -> None:
     async with stack(seqs=1, max_model_len=256) as s:
-        s.worker.step_s = 0.005
+        s.worker.step_s = 0.02
         router = Router(s)
         await router.open()
-        soon = int(time.time() * 1000) + 400
+        soon = int(time.time() * 1000) + 2000  # less than the first would run
         await router.submit({1: a_sequence(8, 240), 2: a_sequence(8, 240)}, deadline_unix_ms=soon)
         await router.submit({3: a_sequence(8, 4)}, deadline_unix_ms=1)
         await router.done(1, 2, 3)

@@ -84,7 +84,7 @@ async def test_the_end_of_a_session_ends_its_transfers_but_those_with_a_lease_of
         router = Router(s)
         await router.open()
         await router.submit({1: a_sequence(14, 8)}, PREFILL)
-        await router.submit({2: a_sequence(9, 1)}, scheduler_pb2.KvTransfer(prefill_only=True, lease_ms=300))
+        await router.submit({2: a_sequence(9, 1)}, scheduler_pb2.KvTransfer(prefill_only=True, lease_ms=2000))
         await router.until(lambda: 1 in router.prefilled and 2 in router.finished)
         router.cancel()
         await s.until(lambda: s.core.load().open_transfers == 1)

@@ -206,7 +206,7 @@ def test_streams_that_say_nothing_do_not_hold_the_threads(
     calls = [worker.stub.Run(say_nothing()) for _ in range(8)]
     try:
         assert all(entered.acquire(timeout=WAIT_S) for _ in calls), "all threads are held"
-        assert worker.stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=20).phase == "ready"
+        assert worker.stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=WAIT_S).phase == "ready"
     finally:
         silent.set()
         for call in calls:

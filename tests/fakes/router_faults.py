@@ -9,10 +9,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire_common.discovery import Endpoint
+from quire_router.core.choice import Choice
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig
 
-WAIT_S = 30
+WAIT_S = 60
 PROMPT = "one two é😀 three"
 
 
@@ -44,6 +45,11 @@ def host_of(rig: RouterRig, fake: FakeScheduler) -> Any:
 
 def submits(rig: RouterRig) -> list[Any]:
     return [submit for fake in rig.schedulers for submit in fake.submits]
+
+
+def inside(rig: RouterRig) -> list[Choice]:
+    """What engines have, as the router sees it."""
+    return [choice for replica in rig.router.fleet.replicas.values() for choice in replica.session.choices.values()]
 
 
 def nothing_left(rig: RouterRig) -> bool:

@@ -69,7 +69,7 @@ def test_the_deadline_keeps_what_has_come() -> None:
     medium = holding(A, free=False)
     with over(medium) as store:
         medium.allow(3)
-        pages, lease = store.lookup(A, 0, pin=True, wait_s=0.5)
+        pages, lease = store.lookup(A, 0, pin=True, wait_s=1.5)
         assert pages == 3 and lease is not None
         for index in range(3):
             read_all(store, lease.id, A, index)

@@ -60,7 +60,7 @@ async def receive(*pieces: bytes, keep: bool = False, lost: bool = False) -> tup
         connection.data_received(piece)
     if lost:
         connection.connection_lost(None)
-    await asyncio.wait_for(done, 10)
+    await asyncio.wait_for(done, 60)
     return outcome, connection, wire
 
 

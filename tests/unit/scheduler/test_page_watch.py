@@ -177,7 +177,7 @@ async def test_watchers_are_bounded_and_leave_room() -> None:
 async def test_a_watcher_may_ask_for_fewer_frames() -> None:
     engine = Engine()
     names = engine.attach(tail=100)
-    watch = Watch(engine, interval_ms=150)
+    watch = Watch(engine, interval_ms=1500)
     await watch.next()
     coming = asyncio.ensure_future(watch.next())
     for page in range(1, 21):

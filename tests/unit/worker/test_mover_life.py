@@ -9,10 +9,10 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from quire_common.credit import MoveKind
@@ -68,7 +68,7 @@ def test_killed_in_mid_move_it_is_a_miss_and_the_next_one_works(tmp_path: Path, 
 
 
 def test_one_that_hangs_is_replaced(tmp_path: Path) -> None:
-    with MoverRig(tmp_path, patience=replace(QUICK, ping_s=0.05, silent_pings=5)) as rig:
+    with MoverRig(tmp_path, patience=replace(QUICK, silent_pings=15)) as rig:
         rig.stored(1)
         pid = pid_of(rig)
         os.kill(pid, signal.SIGSTOP)
@@ -194,14 +194,13 @@ def test_it_ends_with_its_worker_even_where_it_hangs(tmp_path: Path, stopped: bo
 
 def test_it_is_light_and_quick(tmp_path: Path) -> None:
     """The real one, without a kvstore at the other end."""
-    started = time.monotonic()
     with MoverRig(tmp_path, command=COMMAND) as rig:
         result = rig.do(load(1, 1, 11))
-        took_s = time.monotonic() - started
+        spent = psutil.Process(rig.mover.pid).cpu_times()
         maps = Path(f"/proc/{rig.mover.pid}/maps").read_text()
         status = Path(f"/proc/{rig.mover.pid}/status").read_text()
     assert not result.ok
     assert "grpc" in maps and not [name for name in ("torch", "numba", "llvmlite") if name in maps]
     resident_kb = int(next(line for line in status.splitlines() if line.startswith("VmRSS")).split()[1])
     assert resident_kb < 100 * 1024
-    assert took_s < 2 or (os.getloadavg()[0] > 2 and took_s < 30), f"{took_s} s"
+    assert spent.user + spent.system < 2, f"{spent}: of a processor, since a busy machine may take longer"

@@ -45,7 +45,7 @@ class Compiler:
         (block,) = constants.values()
         self.compiled.append((block, threading.current_thread().name.split("_")[0]))
         if self.together is not None and threading.current_thread() is not threading.main_thread():
-            self.together.wait(10)
+            self.together.wait(60)
         if knobs.compilation.listener is not None:
             knobs.compilation.listener(cache_hit=block in self.on_disk)
         if block == _FORBIDDEN:
