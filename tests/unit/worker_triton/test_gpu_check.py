@@ -11,14 +11,17 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import ClassVar
 
+import numpy as np
 import pytest
 import torch
 
 from bench import gpu_check
-from bench.gpu_checks import served_table, services, table
+from bench.gpu_checks import engines, served_table, services, table
 from bench.gpu_checks.http_load import HttpLoad
 from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
+from quire_common.sequence import Sequence, Stop
+from tests.unit.worker_model.folders import load_dummy_model
 
 # The interpreter computes with numpy, which tells of the overflow that a sigmoid is meant to have.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -58,6 +61,20 @@ def test_pages_between_gpus(tmp_path: Path) -> None:
 def test_other_stages(stage: int, tmp_path: Path) -> None:
     results = [*run(stage, tmp_path).values()]
     assert "ok" in results and len(results) >= 2, results
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_alone_is_compared_with_batched(wrong: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the CPU's engine, whose answers do not depend on company either."""
+    monkeypatch.setattr(engines, "_served_on_gpu", lambda **_: load_dummy_model(tmp_path, head_dim=12))
+    serve = engines._serve
+    monkeypatch.setattr(
+        engines, "_serve", lambda *given, **how: serve(*given, **how)[:: -1 if wrong and not how else 1]
+    )
+    recorder = Recorder(2, "a machine")
+    sequences = [Sequence(np.full(size, 7, np.int32), Stop(4, ignore_eos=True)) for size in (5, 40, 17)]
+    engines._alone_and_batched(recorder, "alone equals batched", sequences)
+    assert recorder.good is not wrong and recorder.lines[0]["sequences"] == 3
 
 
 def test_figures_stand_beside_vllms(tmp_path: Path) -> None:
