@@ -253,10 +253,10 @@ def thinking_begins_anew(patch: MonkeyPatch) -> None:
 MUTATIONS = (
     Mutation(no_fence_for_stopped_slots, {}),
     Mutation(step_fence_off_by_the_depth, {}),
-    Mutation(retired_when_applied, {}),
+    Mutation(retired_when_applied, {}, first=15),
     Mutation(unguarded(no_fence_for_stopped_slots), FENCES_MATTER, first=50),
     Mutation(unguarded(step_fence_off_by_the_depth), FENCES_MATTER),
-    Mutation(unguarded(retired_when_applied), FENCES_MATTER),
+    Mutation(unguarded(retired_when_applied), FENCES_MATTER, first=25),
     Mutation(attribution_by_report_time, {}),
     Mutation(requeued_before_the_stop_retired, {}, first=480),
     Mutation(late_tokens_not_told, {}),

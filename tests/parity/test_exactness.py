@@ -60,7 +60,7 @@ asks = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     batch=st.lists(asks, min_size=2, max_size=10),
     rows=st.sampled_from((1, 3, 8)),

@@ -27,22 +27,6 @@ def unsupported_architecture(folder: Path) -> None:
     edit_config(folder, architectures=["GPT2LMHeadModel"], model_type="gpt2")
 
 
-def missing_shard(folder: Path) -> None:
-    """An index that names a second shard, as a download that broke off leaves it."""
-    with (folder / "model.safetensors").open("rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    names = [name for name in header if name != "__metadata__"]
-    shards = {name: f"model-0000{1 + (i % 2)}-of-00002.safetensors" for i, name in enumerate(names)}
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-
-
-def truncated(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    with path.open("r+b") as file:
-        file.truncate(path.stat().st_size // 2)
-
-
 def no_weights(folder: Path) -> None:
     (folder / "model.safetensors").unlink()
 
@@ -55,11 +39,10 @@ def broken_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"architectures": [')
 
 
-# Where several services read the damaged file, any of them may be the first to say so.
+# One of each kind: what else can be wrong with a model's files, loading tells without processes. Where several services
+# read the damaged file, any of them may be the first to say so.
 CASES: list[tuple[Damage, str, tuple[str, ...]]] = [
     (unsupported_architecture, "worker", ("GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")),
-    (missing_shard, "worker", ("model-00002-of-00002.safetensors",)),
-    (truncated, "worker", ("model.safetensors",)),
     (no_weights, "worker", ("safetensors",)),
     (broken_config, "worker or tokenizer", ("config.json",)),
     (no_tokenizer, "tokenizer", ("tokenizer.json",)),
