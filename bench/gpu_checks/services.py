@@ -39,13 +39,15 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
             model = write_config(Path(folder) / "m", SHAPES["0.6B"], 8192)
             flags, prompt, output = {"device": "cuda", "load-format": "dummy"}, 512, 128
         else:
-            model, flags, prompt, output = ROOT / "models" / "demo", {"device": "cpu", "max-num-seqs": "4"}, 16, 4
+            model, prompt, output = ROOT / "models" / "demo", 16, 4
+            flags = {"device": "cpu", "attention-backend": "torch", "max-num-seqs": "4"}
         with recorder.attempt("cold start"):
             _cold_starts(recorder, model, flags, Path(folder), starts=2 if on_gpu else 1)
-        few = tiny or not on_gpu
+        streams = tuple(OVER_HTTP) if on_gpu else (1, 2)
+        least = 4 if tiny else 16
         loads = [
-            HttpLoad(max(4 if few else 16, 4 * each), prompt, output, concurrency=each, warmups=each)
-            for each in ((1,) if few else tuple(OVER_HTTP))
+            HttpLoad(max(least, 4 * each), prompt, output, concurrency=each, warmups=each)
+            for each in (streams[:1] if tiny and on_gpu else streams)
         ]
         many = [each for each in loads if each.concurrency > 1]
         for routers, put in ((1, loads), (_MOST_ROUTERS, many)):

@@ -1,0 +1,124 @@
+"""Stages that measure, as they go on a GPU: every row, its name, what it is measured against, and the log's row. What
+measures is stood in for: processes, services and loads."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from bench import gpu_check
+from bench.gpu_checks import roofline, served_table, services
+from bench.gpu_checks.http_load import HttpLoad
+from bench.gpu_engine import KINDS, rows_of
+from bench.gpu_figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
+from bench.gpu_shapes import SHAPES
+
+FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "host_us_per_step", "steps")
+SERVED = ("median_tpot_ms", "output_throughput", "input_throughput", "median_ttft_ms", "load_generator_cpu_s")
+COLD = {"ready_s": [9.0, 5.0], "first_token_s": [10.0, 6.0]}
+
+
+class Stack:
+    """Stands for LocalStack."""
+
+    ready = SimpleNamespace(http="http://nowhere")
+
+    def __init__(self, spec: object) -> None:
+        """Started."""
+
+    def close(self) -> None:
+        """Ended."""
+
+
+def process(command: list[str], **_: object) -> SimpleNamespace:
+    """What the programs that a stage starts leave behind."""
+    name, place = command[command.index("-m") + 1], {flag: at + 1 for at, flag in enumerate(command)}
+    if name == "bench.gpu_engine":
+        model = command[place["--models"]]
+        kinds = command[place["--rows"] :] if "--rows" in place else KINDS
+        rows = {f"{model} {row.name}": dict.fromkeys(FIGURES, 4.0) for row in rows_of(model, kinds, 512)}
+        Path(command[place["--out"]]).write_text(json.dumps(rows))
+    elif name == "quire_worker.profile":
+        out = Path(command[place["--out"]])
+        out.mkdir(parents=True, exist_ok=True)
+        parts = [{"name": part, "us": 10.0, "floor_us": 5.0} for part in roofline._PROFILED]
+        (out / "kernels.json").write_text(json.dumps({"rows": parts}))
+    else:
+        assert name == "quire" and command[place["--num-iters"]] == "2"
+        Path(command[place["--output-json"]]).write_text(json.dumps(COLD))
+    return SimpleNamespace(returncode=0, stderr="")
+
+
+@pytest.fixture(autouse=True)
+def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(gpu_check, "LOG", tmp_path / "LOG.md")
+    (tmp_path / "LOG.md").write_text("| date |\n|---|\n")
+    monkeypatch.setattr(subprocess, "run", process)
+    for module in (served_table, services):
+        monkeypatch.setattr(module, "LocalStack", Stack)
+        monkeypatch.setattr(module, "write_config", lambda folder, *_: folder)
+    monkeypatch.setattr(services, "cpu_seconds", lambda _: {"router": 1.0, "worker": 2.0})
+    monkeypatch.setattr(HttpLoad, "put", lambda load, *_: dict.fromkeys(SERVED, 5.0 if load.seed % 2 else 50.0))
+    monkeypatch.setattr(roofline, "ROOT", tmp_path)
+    monkeypatch.setattr(roofline, "bench_of", lambda *_, **__: None)
+    monkeypatch.setattr(roofline, "cases", lambda *_, **__: iter(()))
+    monkeypatch.setattr(roofline, "write_config", lambda folder, *_: folder)
+
+
+def stage(number: int, folder: Path, *more: str) -> dict[str, dict[str, object]]:
+    """All lines by name, of a stage in which every check holds."""
+    out = folder / "out.jsonl"
+    assert gpu_check.main(["--stage", str(number), "--out", str(out), *more]) == 0
+    *found, summary = map(json.loads, out.read_text().splitlines())
+    (row,) = (folder / "LOG.md").read_text().splitlines()[2:]
+    assert summary["row"] == row and "NVIDIA H200" in row and row.count("|") == 6
+    assert all(str(line["check"]) in row for line in found if line["result"] == "measured")
+    by_name = {str(line["check"]): line for line in found}
+    assert len(by_name) == len(found) - (1 if number == 4 else 0), "names tell rows apart"
+    return by_name
+
+
+def test_the_table_in_process(tmp_path: Path) -> None:
+    found = stage(3, tmp_path)
+    over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
+    assert set(found) == set(ROWS) | over | {f"{model} in process" for model in SHAPES}
+    assert all("wanted" in found[row] for row in {*ROWS, *over})
+    assert found["8B itl 1"]["beats_vllm"] is True and found["8B sampling 256"]["percent"] == 0.0
+
+
+def test_the_table_through_the_services(tmp_path: Path) -> None:
+    found = stage(6, tmp_path)
+    rows = {f"{row}, {target.figure}" for row, target in ROWS.items()}
+    assert set(found) == rows | {f"{model} in process" for model in SHAPES}
+    for row in rows:
+        assert (found[row]["services"], found[row]["in_process"]) == (5.0, 4.0) and "cost_percent" in found[row]
+
+
+def test_streams_and_cold_starts(tmp_path: Path) -> None:
+    found = stage(4, tmp_path)
+    assert [found[f"cold start, {cache}"]["first_token_s"] for cache in COLD_START] == [10.0, 6.0]
+    for routers in (1, 4):
+        for streams, targets in OVER_HTTP.items():
+            name = f"HTTP, concurrency {streams}, router processes {routers}"
+            if routers == 4 and streams == 1:
+                assert name not in found
+                continue
+            assert found[name]["requests"] == max(16, 4 * streams)
+            assert all("reached" in found[f"{name}, {target.figure}"] for target in targets)
+            assert "router_cores" in found[f"{name}, processes"]
+
+
+def test_profiles_of_both_shapes(tmp_path: Path) -> None:
+    found = stage(5, tmp_path, "--parts", "roofline")
+    title = "profile 8B 32 x 1024, a prompt of 2048"
+    assert len(found) == 6 and found[f"{title}, the kernels of the whole step"]["of_floor"] == 0.5
+    assert found[f"{title}, parts apart"]["result"] == "ok"
+    assert (tmp_path / "bench/results/profile/8B/kernels.json").exists()
