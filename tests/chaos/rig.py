@@ -123,7 +123,7 @@ class Rig:
             assert time.monotonic() < deadline, f"not whole after {limit_s} s: {self.state().services}"
             await asyncio.sleep(POLL_S)
 
-    def wait_pages_back(self, limit_s: float = 10.0, schedulers: Sequence[str] = ()) -> None:
+    def wait_pages_back(self, limit_s: float = 60.0, schedulers: Sequence[str] = ()) -> None:
         """Until none of these schedulers, by default of all, runs, waits for, references, fences or lends anything."""
         until = time.monotonic() + limit_s
         for name in schedulers or self.stack.spec.members_of("scheduler"):

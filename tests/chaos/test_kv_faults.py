@@ -134,6 +134,7 @@ async def test_what_one_replica_computed_the_other_finds() -> None:
     """Two that share a kvstore, the one that served it hangs when it is asked again."""
     ports = {f"scheduler-{number}": free_port() for number in (1, 2)}
     flags = caching("paced 5", {"disk-path": ""})
+    flags["scheduler"] = {"kvstore-timeout-ms": "20000"}  # that it is found is the subject, not how soon
     flags |= {name: {"metrics-listen": f"127.0.0.1:{port}"} for name, port in ports.items()}
     script = next(script for script in scripts("paced 5") if not script.temperature)
     params = SamplingParams(temperature=0.0, max_tokens=script.max_tokens)

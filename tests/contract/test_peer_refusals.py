@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 
 import pytest
 
@@ -26,6 +27,16 @@ from tests.fakes.peer_pulls import (
 )
 from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
 
+# A mover that waits longer than others do: a busy machine's "a little later" is none of theirs.
+_PATIENT = """
+import sys
+from quire_worker.mover.__main__ import make_ends
+from quire_worker.mover.child import run_child
+from quire_worker.mover.peers import pull
+pull.EARLY_S = 60.0
+run_child(sys.argv[1:], make_ends)
+"""
+IN_NO_HURRY = (sys.executable, "-c", _PATIENT)
 OVER_A_NETWORK = pytest.mark.parametrize("transport", ["tcp", "grpc"])
 
 
@@ -95,7 +106,7 @@ def test_pages_that_the_export_has_not_are_refused(transport: str) -> None:
 @EACH
 def test_a_lease_that_comes_to_be_known_a_little_later_is_waited_for(transport: str) -> None:
     with peer_rig() as rig:
-        here, there = rig.side(transport=transport), rig.side(transport=transport)
+        here, there = rig.side(transport=transport), rig.side(transport=transport, command=IN_NO_HURRY)
         know_of_all(rig, here, there)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.go_on_for(0.3)

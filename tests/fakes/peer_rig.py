@@ -18,7 +18,7 @@ from quire_worker.config import WorkerConfig
 from quire_worker.engine.moves import MoveResult
 from quire_worker.mover.child_link import Patience
 from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_process import MoverProcess
+from quire_worker.mover.mover_process import COMMAND, MoverProcess
 from quire_worker.mover.peers.peer_access import host_id
 from quire_worker.mover.peers.peer_door import PeerDoor
 from quire_worker.mover.ring import Ring
@@ -102,6 +102,7 @@ class PeerSide:
         num_pages: int = 64,
         shared: SharedPools | None = None,
         tls: TlsFiles = NO_TLS,
+        command: Sequence[str] = COMMAND,
         await_all: Callable[[], None] = lambda: None,
     ) -> None:
         self._await_all = await_all
@@ -117,7 +118,7 @@ class PeerSide:
         )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
-        self.mover = MoverProcess(setup, ring, copier, patience=PATIENT, inherited=self.door.inherited)
+        self.mover = MoverProcess(setup, ring, copier, command=command, patience=PATIENT, inherited=self.door.inherited)
         self.mover.wake = stir.set
         self._heard_of = 0
         link = self.mover._link
@@ -204,11 +205,23 @@ class PeerRig:
         self.sides: list[PeerSide] = []
 
     def side(
-        self, *, slots: int = 16, transport: str = "auto", shared: SharedPools | None = None, tls: TlsFiles = NO_TLS
+        self,
+        *,
+        slots: int = 16,
+        transport: str = "auto",
+        shared: SharedPools | None = None,
+        tls: TlsFiles = NO_TLS,
+        command: Sequence[str] = COMMAND,
     ) -> PeerSide:
         self.sides.append(
             PeerSide(
-                self._stir, slots=slots, transport=transport, shared=shared, tls=tls, await_all=self._until_all_serve
+                self._stir,
+                slots=slots,
+                transport=transport,
+                shared=shared,
+                tls=tls,
+                command=command,
+                await_all=self._until_all_serve,
             )
         )
         return self.sides[-1]
