@@ -12,7 +12,7 @@ import pytest
 from bench.gpu_checks.decoder_kernels import ATTENTION_WANTED
 from bench.gpu_figures import COLD_START, ITL, OVER_GREEDY, OVER_HTTP, ROWS, SERVICES_COST, Target
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TABLE, SERVICES, KERNELS = (f"`make gpu-check STAGE={stage}` at 47cc0c9" for stage in (6, 4, 5))
 MISTAKE, PULLS = "a mistake: sampling and logprobs", "`make gpu-check STAGE=7` at 69b1477"
 COLD = [COLD_START["warm kernel cache"], COLD_START["empty kernel cache"]]
