@@ -22,15 +22,13 @@ import numpy as np
 from bench.gpu_checks.peer_pull import PAGES, ROOT, visible_gpus
 from bench.gpu_checks.record import Recorder
 from bench.gpu_model import write_config
-from bench.gpu_shapes import SHAPES
+from bench.gpu_shapes import SHAPES, TINY
 from bench.processes import Service
 from quire.v1 import worker_pb2_grpc
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress, Start
-from quire_worker.model.arch_spec import ArchSpec
 from tests.fakes.engine_bench import Told, a_start, ids
 from tests.fakes.worker_server import FakeScheduler
 
-_TINY = ArchSpec("LlamaForCausalLM", 97, 48, 2, 4, 2, 16, 80, 512, 1e-5)
 _SHAPE, _TOKENS, _ANSWER = "8B", 4096, 8
 _WARM, _REPEATS = 2, 5
 _LIMIT_S = 120
@@ -45,7 +43,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     gpus = visible_gpus()
     if gpus:
         _movers(recorder, gpus, 65 if tiny else PAGES - 513)
-    spec, tokens = (SHAPES[_SHAPE], _TOKENS) if gpus and not tiny else (_TINY, 160)
+    spec, tokens = (SHAPES[_SHAPE], _TOKENS) if gpus and not tiny else (TINY, 160)
     with tempfile.TemporaryDirectory() as folder:
         model = write_config(Path(folder) / "model", spec, 2 * tokens)
         flags = ["--model", str(model), "--load-format", "dummy", "--max-num-seqs", "4"]

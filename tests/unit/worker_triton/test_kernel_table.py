@@ -15,13 +15,12 @@ import torch
 from bench.gpu_checks import roofline
 from bench.gpu_checks.kernel_case import CALLS, COLD_BYTES, KernelCase, copies_of
 from bench.gpu_checks.record import Recorder
-from quire_worker.model.arch_spec import ArchSpec
+from bench.gpu_shapes import TINY
 from quire_worker.ops.triton import kernels
 from quire_worker.profile import kernel_parts
 from quire_worker.profile.cost import Cost
 from quire_worker.profile.floor import Peak
 
-SPEC = ArchSpec("LlamaForCausalLM", 97, 48, 2, 4, 2, 16, 80, 512, 1e-5)
 ROWS = {
     "embedding", "norm", "add and norm", "qkv 128 x 48", "o 48 x 64", "gate_up 160 x 48", "down 48 x 80",
     "head 97 x 48", "rope and page write", "decode attention 2 x 40", "silu", "feed tokens", "sampling, greedy",
@@ -34,7 +33,7 @@ ROWS = {
 def test_every_kernel_of_a_step_has_a_row(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a CPU, also beside a GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    found = {case.name: case for _, case in roofline.cases(roofline.bench_of(SPEC, on_gpu=False), small=True)}
+    found = {case.name: case for _, case in roofline.cases(roofline.bench_of(TINY, on_gpu=False), small=True)}
     assert set(found) - ROWS == {"prefill attention 2 x 40, torch"} and found.keys() >= ROWS
     assert all(case.cost.bytes > 0 for case in found.values())
     drawn = [case.cost for name, case in found.items() if name.startswith("sampling, ") and "controls" not in name]
