@@ -4,7 +4,9 @@ Redis, over the real services, with the tokens of the undisturbed run."""
 from __future__ import annotations
 
 import contextlib
+import re
 import time
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 
 from bench.processes import Service
+from quire.local.ports import free_ports
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.columns import i32
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop, context_to_pb, sequence_to_pb
@@ -44,6 +47,8 @@ class Stack:
 
     def __init__(self, folder: Path, redis: str, *flags: str) -> None:
         self._ended = contextlib.ExitStack()
+        (port,) = free_ports(1)
+        self._metrics = f"http://127.0.0.1:{port}/metrics"
         with contextlib.ExitStack() as started:
             self.kvstore = started.enter_context(
                 # Memory for about a dozen pages of the paced worker, and room for some more on the disk.
@@ -57,7 +62,7 @@ class Stack:
             )  # fmt: skip
             scheduler = started.enter_context(
                 Service("scheduler", f"--worker={worker.ready()}", f"--kvstore={store}", "--load-interval-ms=20",
-                        "--kvstore-timeout-ms=5000", *flags)
+                        "--kvstore-timeout-ms=20000", f"--metrics-listen=127.0.0.1:{port}", *flags)
             )  # fmt: skip
             channels = [started.enter_context(grpc.insecure_channel(s)) for s in (scheduler.ready(), store)]
             self._scheduler = scheduler_pb2_grpc.SchedulerStub(channels[0])
@@ -85,6 +90,18 @@ class Stack:
         """By medium."""
         stats = self._store.Stats(kvstore_pb2.StatsRequest(), timeout=LIMIT_S)
         return {tier.medium: tier for tier in stats.tiers}
+
+    def is_written(self) -> bool:
+        """Whether all that the kvstore has taken is in Redis."""
+        tiers = self.tiers()
+        return tiers["redis"].stored == tiers["ram"].stored
+
+    def dealt_with(self) -> int:
+        """Pages that the kvstore was given, and those that left without."""
+        with urllib.request.urlopen(self._metrics, timeout=LIMIT_S) as answer:
+            text = answer.read().decode()
+        counts = re.findall(r"^quire_scheduler_offload_pages_total\{.*\} ([0-9.e+]+)$", text, re.MULTILINE)
+        return int(sum(map(float, counts)))
 
     def at_rest(self) -> bool:
         """Nobody holds a lease or puts."""
@@ -122,7 +139,8 @@ def start(tmp_path: Path, redis_server: RedisServer) -> Iterator[Callable[..., S
 
 def talk(stack: Stack, *, stored: bool) -> list[list[int]]:
     """Everybody asks once; returns what was said. `stored`: each waits until all of it is in Redis, since the kvstore
-    takes no page that would push out one which has not been written."""
+    takes no page that would push out one which has not been written; else until what had to leave the device was
+    dealt with, and written."""
     said = [np.random.default_rng(user).integers(3, 32_000, PROMPT).tolist() for user in range(USERS)]
     for user, prompt in enumerate(said):
         told = stack.ask(prompt, ANSWER)
@@ -131,6 +149,9 @@ def talk(stack: Stack, *, stored: bool) -> list[list[int]]:
         if stored:
             whole = (user + 1) * PAGES
             until(lambda whole=whole: stack.tiers()["redis"].stored >= whole)  # type: ignore[misc]  # binds the loop's variable
+        else:
+            left = (user + 1) * PAGES - DEVICE_PAGES
+            until(lambda left=left: stack.dealt_with() >= left and stack.is_written())  # type: ignore[misc]  # as above
     return said
 
 
@@ -154,7 +175,7 @@ def test_what_is_stored_when_it_leaves_is_found_too(start: Callable[..., Stack])
     """It may leave before it could be stored, on a machine that is busy: most of it must not."""
     stack = start("--kvstore-offload=on-evict")
     said = talk(stack, stored=False)
-    until(lambda: stack.tiers()["redis"].stored == stack.tiers()["ram"].stored)
+    until(stack.is_written)
     assert stack.tiers()["ram"].stored < USERS * PAGES, "what stays is not stored"
     cached = [stack.ask([*said[user], *range(10, 10 + MORE)], 1).cached for user in range(USERS)]
     assert sum(cached) > 0.6 * USERS * PAGES * PAGE
