@@ -23,7 +23,7 @@ def test_one_pull_after_another_uses_one_connection() -> None:
         for number in range(5):
             pull(rig, here, there, number, bytes([number + 1]) * 32)
             assert here.sockets() - here.idle_sockets <= 1
-            rig.go_on_for(0.1)  # it is left to the next one a moment after the end was told
+            rig.go_on_for(0.4)  # it is left to the next one a moment after the end was told
         rig.until(lambda: here.sockets() == here.idle_sockets)  # and not for ever
         pull(rig, here, there, 9, b"z" * 32)
         rig.assert_nothing_left()

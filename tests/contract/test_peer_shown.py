@@ -30,9 +30,10 @@ class Puller:
         payload = pack_i32(indices)
         self.connection.send(Head(Kind.GET, handle_of(KEY), length=len(payload)), self.seals, payload)
 
-    def shown(self) -> range:
-        """Pages of the next frame."""
+    def shown(self, rig: PeerRig) -> range:
+        """Pages of the next frame, for which the engine goes on."""
         while True:
+            rig.until(lambda: self.connection.wait(0))
             arrived = self.connection.receive()
             assert arrived is not None
             head = self.connection.admit(arrived, self.seals)
@@ -90,14 +91,14 @@ def test_the_first_page_is_shown_alone_and_the_next_together_no_more_than_there_
         frames: list[range] = []
         rig.until(lambda: puller.connection.wait(0))
         while sum(map(len, frames)) < 8:  # a quarter of the slots that exports have
-            frames.append(puller.shown())
+            frames.append(puller.shown(rig))
             rig.go_on_for(0.05)
         assert len(frames[0]) == 1 and max(map(len, frames)) <= 4
         rig.go_on_for(0.2)
         assert not puller.connection.wait(0)
         puller.taken(frames[-1][-1])  # which says it of all before
         rig.until(lambda: puller.connection.wait(0))
-        assert puller.shown().start == 8
+        assert puller.shown(rig).start == 8
         puller.connection.close()
         here.mover.end_early(1)
         rig.until(lambda: 1 in here.told)
@@ -128,7 +129,7 @@ def test_an_export_that_ends_while_pages_of_a_frame_are_taken_frees_their_slots(
         know_of_all(rig, here, there)
         puller = Puller(here, range(20))
         rig.until(lambda: puller.connection.wait(0))
-        last = puller.shown()
+        last = puller.shown(rig)
         rig.go_on_for(0.1)
         here.mover.end_early(1)
         assert rig.until(lambda: 1 in here.told) < LATE_S
@@ -147,7 +148,7 @@ def test_a_puller_that_goes_in_the_middle_of_a_frame_leaves_no_slot_behind() -> 
         for _ in range(3):
             puller = Puller(here, range(20))
             rig.until(lambda puller=puller: puller.connection.wait(0))  # type: ignore[misc]  # a lambda's default
-            puller.taken(puller.shown()[0])
+            puller.taken(puller.shown(rig)[0])
             rig.go_on_for(0.05)
             puller.connection.close()
         there.pull(1, here.sources, NUMBERS, TARGETS)
