@@ -22,6 +22,11 @@ def bodies(side: PeerSide, *pages: int) -> list[bytes]:
     return [side.pool.pages[page] for page in pages]
 
 
+def sure(side: PeerSide) -> int:
+    """Pages of moves under way that are known to be good."""
+    return sum(opened.arrived for opened in side.mover._open.values())
+
+
 def test_what_is_filled_at_once_is_read_at_once() -> None:
     shared = SharedPools()
     with peer_rig() as rig:
@@ -62,7 +67,7 @@ def test_what_was_read_after_the_lease_had_ended_does_not_count() -> None:
         here.export(1, *PAGES, offered=2)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: len(shared.fetched) == 1)
-        rig.go_on_for(1.0)  # the first two are known to be good
+        rig.until(lambda: sure(there) == 2)
         shared.held = True
         here.mover.offer(1, 6)
         rig.until(lambda: len(shared.fetched) == 2)
@@ -144,7 +149,7 @@ def test_where_the_way_breaks_off_another_goes_on() -> None:
         here.export(1, *PAGES, offered=3)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: len(shared.fetched) == 1)
-        rig.go_on_for(1.0)
+        rig.until(lambda: sure(there) == 3)
         here.signal(signal.SIGKILL)
         rig.until(lambda: 1 in there.told and 1 in here.told)
         assert not there.told[1].ok and there.came(1) == 3
