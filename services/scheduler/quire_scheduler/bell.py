@@ -19,7 +19,8 @@ class Bell:
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Until the next ring; False where the time ran out."""
         try:
-            await asyncio.wait_for(self._event.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._event.wait()
         except TimeoutError:
             return False
         return True

@@ -25,8 +25,10 @@ A, B = (Endpoint(name, "worker", f"127.0.0.1:{port}", {"role": "both"}) for name
 @contextlib.asynccontextmanager
 async def found_through(server: RedisServer, ttl_s: float = 30.0) -> AsyncIterator[Discovery]:
     discovery = make_discovery(f"{server.url}?ttl_s={ttl_s}&poll_s=0.02", {})
-    yield discovery
-    await discovery.close()
+    try:
+        yield discovery
+    finally:
+        await discovery.close()
 
 
 async def take(watch: AsyncIterator[list[Endpoint]]) -> list[Endpoint]:
@@ -125,3 +127,18 @@ async def test_close_ends_a_watch(redis_server: RedisServer) -> None:
         await asyncio.sleep(0)
     with pytest.raises(StopAsyncIteration):
         await waiting
+
+
+async def test_a_watch_ends_whenever_it_is_cancelled(redis_server: RedisServer) -> None:
+    """Also at the moment at which the library hears of nothing."""
+    async with found_through(redis_server) as router:
+        for turns in range(60):
+            watch = router.watch("worker")
+            await take(watch)
+            waiting = asyncio.ensure_future(anext(watch))
+            await asyncio.sleep(0.02)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            waiting.cancel()
+            done, _ = await asyncio.wait([waiting], timeout=20)
+            assert done and waiting.cancelled(), turns

@@ -23,6 +23,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from quire_common.cancellation import raise_if_cancelled
 from quire_common.discovery.closing import Closing
 from quire_common.discovery.endpoint import Endpoint
 from quire_common.discovery.membership import Membership
@@ -93,6 +94,7 @@ class RedisDiscovery:
             try:
                 found, life = await self._read(service)
             except _FAILURES as error:
+                raise_if_cancelled()
                 if self._closing.done:
                     return
                 membership.outage()
@@ -100,6 +102,7 @@ class RedisDiscovery:
                     log.warning("redis is away, peers stay as known", redis=self._where, reason=str(error))
                 pause_s = backoff.next_s()
             else:
+                raise_if_cancelled()
                 if backoff.failures:
                     log.info("redis is back", redis=self._where)
                 backoff.reset()
@@ -152,6 +155,7 @@ class RedisDiscovery:
     async def _keep_alive(self, endpoint: Endpoint, backoff: _Backoff) -> None:
         while not await self._closing.pause(backoff.next_s() if backoff.failures else self._settings.ttl_s / 3):
             await self._beat(endpoint, backoff)
+            raise_if_cancelled()
 
     async def _beat(self, endpoint: Endpoint, backoff: _Backoff) -> None:
         value = json.dumps({"address": endpoint.address, "metadata": dict(endpoint.metadata)})

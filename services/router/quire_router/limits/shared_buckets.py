@@ -16,6 +16,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
+from quire_common.cancellation import raise_if_cancelled
 from quire_router.limits.bucket import Levels
 
 if TYPE_CHECKING:
@@ -95,4 +96,5 @@ class SharedBuckets:
             arguments += [size, 1, cost, level if size else 0]
         arguments += [self._id if number else "", number]
         admitted, requests, tokens = await self._script(keys=keys, args=arguments)
+        raise_if_cancelled()
         return bool(admitted), Levels(float(requests), float(tokens))
