@@ -19,8 +19,7 @@ CONTRACTS := $(wildcard proto/quire/v1/*.proto)
 INSTALLED := $(VENV)/.installed
 INSTALLED_DEV := $(VENV)/.installed-dev
 STUBS := quire/v1/common_pb2.py
-# Python compiles what it imports; most of what is installed is never imported.
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 # Build requirements of the packages, installed under the constraints once instead of once per package.
 BUILD_TOOLS := hatchling editables grpcio-tools setuptools
 SOURCES := quire services bench tests tools hatch_build.py
