@@ -18,6 +18,8 @@ class Outcome:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str = ""
+    told_tokens: list[int] = field(default_factory=list)
+    """Of each event that says how many it carries."""
     events: list[str] = field(default_factory=list)
     """The events themselves, where they were asked for."""
 
@@ -40,3 +42,9 @@ class Outcome:
     def tpot_s(self) -> float:
         """Time per output token after the first; 0 where there is no second."""
         return (self.latency_s - self.ttft_s) / (self.output_tokens - 1) if self.output_tokens > 1 else 0.0
+
+    @property
+    def event_tokens(self) -> list[int] | None:
+        """Tokens of each event: as told, or one each where there are as many events; None: not known."""
+        counts = self.told_tokens or [1] * self.frames
+        return counts if len(counts) == self.frames and sum(counts) == self.output_tokens else None

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.bench.decode_window import decode_window
 from quire.bench.outcome import Outcome
 from quire.bench.statistics import summary
 
@@ -17,7 +18,10 @@ METRICS = {
     "tpot": "Time per Output Token (excl. 1st token)",
     "itl": "Inter-token Latency",
     "e2el": "End-to-end Latency",
+    "decode_tpot": "Time per Output Token while All Decode",
 }
+# Not every server tells what it takes to know them.
+_MAY_BE_UNKNOWN = ("decode_tpot",)
 _WIDTH = 50
 
 
@@ -37,11 +41,13 @@ def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOpti
     duration_s = max((outcome.last_s for outcome in done), default=begin_s) - begin_s
     output, total_input = sum(o.output_tokens for o in done), sum(o.prompt_tokens for o in done)
     per_s = 1 / duration_s if duration_s > 0 else 0.0
+    window = decode_window(done)
     values = {
         "ttft": [o.ttft_s for o in done],
         "tpot": [o.tpot_s for o in done if o.output_tokens > 1],
         "itl": [gap for o in done for gap in o.gaps_s],
         "e2el": [o.latency_s for o in done],
+        "decode_tpot": window.per_token_s,
     }
     report: dict[str, Any] = {
         "duration": duration_s,
@@ -54,10 +60,14 @@ def make_report(outcomes: Sequence[Outcome], begin_s: float, options: ReportOpti
         "total_token_throughput": (output + total_input) * per_s,
         "max_output_tokens_per_s": _peak_rate(done, begin_s),
         "max_concurrent_requests": _peak_concurrency(done),
+        "decode_window_s": window.seconds,
+        "decode_window_concurrency": window.concurrency,
     }
     if options.goodput:
         report["request_goodput"] = sum(_good(outcome, options.goodput) for outcome in done) * per_s
     for name in METRICS:
+        if name in _MAY_BE_UNKNOWN and not values[name]:
+            continue
         for statistic, value in summary(values[name], options.percents).items():
             report[f"{statistic}_{name}_ms"] = value * 1000
     if report["failed"]:
@@ -102,7 +112,8 @@ def render_report(report: Mapping[str, Any], options: ReportOptions) -> str:
         for statistic in ("mean", "median", *(f"p{percent:g}" for percent in options.percents)):
             label = f"{statistic if statistic.startswith('p') else statistic.capitalize()} {name.upper()} (ms):"
             label = label[0].upper() + label[1:]
-            lines.append(f"{label:<40} {report[f'{statistic}_{name}_ms']:.2f}")
+            value = report.get(f"{statistic}_{name}_ms")
+            lines.append(f"{label:<40} {'unknown' if value is None else f'{value:.2f}'}")
     lines.append("=" * _WIDTH)
     for cause, count in report.get("failures", {}).items():
         lines.append(f"{count} failed: {cause}")

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from time import perf_counter
 
 from quire.bench.outcome import Outcome
 
 _MAX_ERROR_BYTES = 2000
+# No text has it: quotes in a string are escaped. `prompt_token_ids` is another.
+_TOKEN_IDS = re.compile(rb'"token_ids": ?\[([^\]]*)\]')
 
 
 class StreamConnection(asyncio.Protocol):
@@ -140,6 +143,8 @@ class StreamConnection(asyncio.Protocol):
                     outcome.first_s = now_s
                 outcome.frames += 1
                 outcome.last_s = now_s
+                if b'"token_ids"' in event and (ids := _TOKEN_IDS.search(event)) is not None:
+                    outcome.told_tokens.append(ids[1].count(b",") + 1 if ids[1] else 0)
             if b'"usage":{' in event or b'"usage": {' in event:
                 usage = json.loads(event[5:])["usage"]
                 outcome.prompt_tokens, outcome.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
@@ -155,7 +160,7 @@ class StreamConnection(asyncio.Protocol):
         elif not outcome.frames and not outcome.error:
             outcome.error = "the answer has no token"
         elif not outcome.output_tokens:
-            outcome.output_tokens = outcome.frames  # a server that tells no usage
+            outcome.output_tokens = sum(outcome.told_tokens) or outcome.frames  # a server that tells no usage
         self.reusable = self._keep
         if self._done is not None and not self._done.done():
             self._done.set_result(None)

@@ -33,6 +33,7 @@ async def bench(rig: RouterRig, tmp_path: Path, *flags: str) -> tuple[int, str, 
         (),
         ("--num-processes", "3", "--max-concurrency", "4", "--random-range-ratio", "0.5"),
         ("--request-rate", "200", "--backend", "openai-chat", "--save-detailed"),
+        ("--extra-body", '{"return_token_ids": true}', "--random-output-len", "12", "--max-concurrency", "1"),
     ],
 )
 async def test_what_is_counted_is_what_was_served(tmp_path: Path, flags: tuple[str, ...]) -> None:
@@ -48,7 +49,10 @@ async def test_what_is_counted_is_what_was_served(tmp_path: Path, flags: tuple[s
         assert len({s.context.request_id for s in measured}) == 20
         assert 0 < result["mean_ttft_ms"] <= result["p99_ttft_ms"] and result["mean_itl_ms"] > 0
         if "--max-concurrency" in flags:
-            assert result["max_concurrent_requests"] <= 4
+            assert result["max_concurrent_requests"] <= int(flags[flags.index("--max-concurrency") + 1])
+        if "--extra-body" in flags:
+            assert result["decode_window_concurrency"] == 1
+            assert 0 < result["median_decode_tpot_ms"] <= result["p99_decode_tpot_ms"] < 1000
         assert "Successful requests:                     20" in out
 
 

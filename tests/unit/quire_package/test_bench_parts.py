@@ -81,6 +81,18 @@ async def test_several_events_in_a_chunk_and_a_chat_opening() -> None:
     assert outcome.frames == 2 and outcome.output_tokens == 2 and not outcome.error
 
 
+async def test_tokens_of_an_event_are_counted_where_it_tells_them() -> None:
+    told = [
+        '{"choices":[{"index":0,"text":"\\"token_ids\\":[7]","token_ids":[5],"prompt_token_ids":[1,2,3]}]}',
+        '{"choices":[{"index":0,"text":"b","token_ids":[6,7,8]}],"usage":null}',
+        '{"choices": [{"index": 0, "text": "", "token_ids": [], "finish_reason": "length"}]}',
+    ]
+    outcome, _, _ = await receive(answer(*told, "[DONE]", chunk=2))
+    assert outcome.told_tokens == outcome.event_tokens == [1, 3, 0] and outcome.output_tokens == 4
+    outcome, _, _ = await receive(WHOLE)
+    assert outcome.told_tokens == [] and outcome.event_tokens is None, "three events, five tokens"
+
+
 async def test_what_goes_wrong_is_said() -> None:
     refused = b'HTTP/1.1 429 Too Many Requests\r\ncontent-length: 9\r\nConnection: close\r\n\r\n{"a": 12}'
     outcome, connection, _ = await receive(refused)

@@ -1,0 +1,76 @@
+"""Decoding by itself: time per token while as many requests decode as ever do, and nobody waits for a first token.
+
+TPOT is about what a user sees: it also counts steps in which others' prompts are computed, and those of a load's end,
+when few are left. What an engine does per step is seen only in between. An event may carry several tokens, and so it
+takes a server that says how many (`return_token_ids`), or one that sends an event a token; others are not guessed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from quire.bench.outcome import Outcome
+
+# Less than any event takes: sums of gaps differ from stamps by rounding.
+_ROUNDING_S = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeWindow:
+    """`concurrency` requests decode in it, for `seconds` in all; `per_token_s`: of each request whose tokens per event
+    are known, over all of its time in the window."""
+
+    concurrency: int
+    seconds: float
+    per_token_s: Sequence[float]
+
+
+def decode_window(done: Sequence[Outcome]) -> DecodeWindow:
+    """Of requests that have an answer."""
+    concurrency, spans = _fullest(done)
+    found = (_per_token_s(outcome, spans) for outcome in done)
+    return DecodeWindow(concurrency, sum(end - begin for begin, end in spans), [each for each in found if each])
+
+
+def _fullest(done: Sequence[Outcome]) -> tuple[int, list[tuple[float, float]]]:
+    """The most that decode while nobody waits, and the spans in which they do, in order."""
+    waiting: defaultdict[float, int] = defaultdict(int)
+    decoding: defaultdict[float, int] = defaultdict(int)
+    for outcome in done:
+        waiting[outcome.sent_s] += 1
+        waiting[outcome.first_s] -= 1
+        decoding[outcome.first_s] += 1
+        decoding[outcome.last_s] -= 1
+    most, waits, decodes = 0, 0, 0
+    spans: list[tuple[float, float]] = []
+    for begin, end in itertools.pairwise(sorted({*waiting, *decoding})):
+        waits, decodes = waits + waiting.get(begin, 0), decodes + decoding.get(begin, 0)
+        if waits == 0 and decodes > most:
+            most, spans = decodes, []
+        if waits == 0 and decodes == most > 0:
+            spans.append((begin, end))
+    return most, spans
+
+
+def _per_token_s(outcome: Outcome, spans: Sequence[tuple[float, float]]) -> float:
+    """From its first to its last event of each span; 0 where that is not known, or where there is none."""
+    counts = outcome.event_tokens
+    if counts is None:
+        return 0.0
+    times = list(itertools.accumulate(outcome.gaps_s, initial=outcome.first_s))
+    so_far = list(itertools.accumulate(counts))
+    seconds, tokens = 0.0, 0
+    for place in range(bisect_left(spans, (outcome.first_s, 0.0)), len(spans)):
+        begin, end = spans[place]
+        if begin >= outcome.last_s:
+            break
+        first = bisect_left(times, begin - _ROUNDING_S)
+        last = bisect_right(times, end + _ROUNDING_S) - 1
+        if last > first:
+            seconds += times[last] - times[first]
+            tokens += so_far[last] - so_far[first]
+    return seconds / tokens if tokens else 0.0
