@@ -316,3 +316,25 @@ def test_what_a_device_put_off_is_done_while_nothing_runs(bench: LoopBench, monk
     bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
     assert read_until(frames, 1).tokens == {0: continuation([1], 8, 97)}
     assert set(busy) == {0}
+
+
+def test_what_a_device_put_off_is_done_without_a_pause_and_again_after_more_work(
+    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, done = [500], threading.Event()
+
+    def prepare(_: ThreadDevice) -> bool:
+        left[0] -= 1
+        if left[0] <= 0:
+            done.set()
+        return left[0] > 0
+
+    monkeypatch.setattr(ThreadDevice, "prepare", prepare)
+    bench.loop.wake()
+    assert done.wait(WAIT_S)  # a pause before each would take longer
+    session, epoch, frames = bench.attach()
+    done.clear()
+    left[0] = 2
+    bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
+    assert read_until(frames, 1).tokens == {0: continuation([1], 8, 97)}
+    assert done.wait(WAIT_S)

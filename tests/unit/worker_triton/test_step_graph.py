@@ -145,6 +145,20 @@ def test_a_shelf_makes_what_is_wanted_and_no_more_than_it_may() -> None:
     assert shelf.find(StepSize(3)) == 8 and shelf.find(StepSize(9)) is None and maker.made == [8, 1, 2]
 
 
+def test_a_shelf_makes_at_once_what_is_wanted_again_and_again_and_the_rest_in_time() -> None:
+    sizes = [StepSize(each) for each in (1, 2, 4, 8)]
+    maker = Maker()
+    shelf = SizeShelf(sizes, sizes[:1], maker, 4, wants=3)
+    assert shelf.find(StepSize(4)) is None and shelf.find(StepSize(8)) is None and maker.made == []
+    shelf.make_next()  # what was wanted last goes before what may never be
+    assert maker.made == [8] and shelf.lacks
+    assert shelf.find(StepSize(3)) == 8 and maker.made == [8]
+    assert shelf.find(StepSize(3)) == 4 and shelf.find(StepSize(3)) == 4 and maker.made == [8, 4]
+    shelf.make_next()
+    assert maker.made == [8, 4, 1] and not shelf.lacks
+    assert shelf.find(StepSize(1)) == 1 and shelf.find(StepSize(9)) is None
+
+
 def test_a_shelf_that_gave_up_makes_do() -> None:
     sizes = [StepSize(each) for each in (1, 2, 4)]
     maker = Maker()

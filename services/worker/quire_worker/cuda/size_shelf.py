@@ -1,9 +1,9 @@
-"""SizeShelf: what is made by StepSize, some of it before it is wanted, the rest when it first is. Knows nothing of what
-that is."""
+"""SizeShelf: what is made by StepSize, some of it before it is wanted, the rest when it is, or while there is time
+after that. Knows nothing of what that is."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Generic, TypeVar
 
@@ -15,36 +15,47 @@ _MOST_CHOSEN = 65_536
 
 
 class SizeShelf(Generic[T]):
-    """`sizes` may be made, `first` of them in advance and in this order; no more than `most` are."""
+    """`sizes` may be made, `first` of them in advance and in this order; no more than `most` are. A size is made when
+    it is wanted for the `wants`-th time; until then it is for those who have time."""
 
     def __init__(
-        self, sizes: Sequence[StepSize], first: Iterable[StepSize], make: Callable[[StepSize], T], most: int
+        self,
+        sizes: Sequence[StepSize],
+        first: Iterable[StepSize],
+        make: Callable[[StepSize], T],
+        most: int,
+        wants: int = 1,
     ) -> None:
         self._sizes = sizes
         self._missing = deque(first)
         self._make = make
         self._most = most
+        self._wants = wants
+        self._wanted: Counter[StepSize] = Counter()
         self._made: dict[StepSize, T] = {}
-        self._chosen: dict[StepSize, T | None] = {}
+        self._least: dict[StepSize, StepSize | None] = {}
 
     def __len__(self) -> int:
         return len(self._made)
 
     @property
     def lacks(self) -> bool:
-        """Whether something is still to be made in advance."""
+        """Whether something is still to be made while there is time."""
         while self._missing and self._missing[0] in self._made:
             self._missing.popleft()
         return bool(self._missing)
 
     def find(self, wanted: StepSize) -> T | None:
-        """The smallest that suits the wanted size, made now if it was not; None: there is none."""
-        if wanted not in self._chosen:
-            if len(self._chosen) >= _MOST_CHOSEN:
-                self._chosen.clear()
-            size = least_that_holds(self._sizes, wanted)
-            self._chosen[wanted] = None if size is None else self._get(size)
-        return self._chosen[wanted]
+        """The smallest that suits the wanted size, made now if it was not and is worth it, else the smallest that is
+        there; None: there is none."""
+        if wanted not in self._least:
+            if len(self._least) >= _MOST_CHOSEN:
+                self._least.clear()
+            self._least[wanted] = least_that_holds(self._sizes, wanted)
+        size = self._least[wanted]
+        if size is not None and size not in self._made and self._put_off(size):
+            size = least_that_holds(self._made, wanted)
+        return None if size is None else self._get(size)
 
     def make_next(self) -> None:
         """Make the next that is lacking."""
@@ -54,8 +65,18 @@ class SizeShelf(Generic[T]):
     def give_up(self) -> None:
         """Make do with what there is."""
         self._missing.clear()
+        self._wanted.clear()
         self._sizes = tuple(self._made)
-        self._chosen.clear()
+        self._least.clear()
+
+    def _put_off(self, size: StepSize) -> bool:
+        """Whether it is to be made later, since it was not wanted often enough."""
+        self._wanted[size] += 1
+        if self._wanted[size] == self._wants:
+            return False
+        if self._wanted[size] == 1:
+            self._missing.appendleft(size)
+        return True
 
     def _get(self, size: StepSize) -> T:
         if size not in self._made:

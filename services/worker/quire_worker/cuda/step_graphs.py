@@ -1,4 +1,8 @@
-"""StepGraphs: captured steps by size, a few before the first request, the others while nothing runs or when wanted."""
+"""StepGraphs: captured steps by size, a few before the first request, the others while nothing runs or when wanted.
+
+A capture takes several times as long as the launches that it spares. So a size in pieces, of which there are many, is
+captured at once only where it is wanted again and again; until then such steps run kernel by kernel.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,8 @@ if TYPE_CHECKING:
 # A step in pieces has a graph for each layer.
 _MOST_PIECED = 64
 _PIECED_IN_ADVANCE = 16
+# So many times must one be wanted to be captured while others wait for it.
+_WANTS_OF_PIECED = 4
 
 
 class StepGraphs:
@@ -44,11 +50,13 @@ class StepGraphs:
         self._whole = SizeShelf(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
         # Without fresh chunks full steps are whole graphs.
         in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
-        self._pieced = SizeShelf(pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED)
+        self._pieced = SizeShelf(
+            pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED, _WANTS_OF_PIECED
+        )
 
     def find(self, wanted: StepSize, *, fresh: bool) -> StepGraph | None:
-        """The smallest step that suits the wanted size, captured now if it was not; None: none does. `fresh`: some
-        chunk is to be left to torch's attention."""
+        """The smallest step that suits the wanted size, captured now if it was not; None: none does, or its capture was
+        put off. `fresh`: some chunk is to be left to torch's attention."""
         found = None if fresh else self._whole.find(wanted)
         if found is None and wanted.rows > MOST_PADDED_ROWS:
             found = self._pieced.find(wanted)

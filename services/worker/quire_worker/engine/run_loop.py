@@ -61,7 +61,8 @@ class _Stop:
 _Item = _Attach | _Granted | _Detach | _Wake | _Drain | _Stop
 # How long the end waits for the model thread; a device that hangs must not keep the process.
 CLOSE_LIMIT_S = 5.0
-# Between the requests of a client that asks one after the other there is less.
+# So long must nothing have come in before the device is asked for what it has put off, which is then done without a
+# pause: between the requests of a client that asks one after the other there is less.
 QUIET_S = 0.1
 
 
@@ -77,7 +78,8 @@ class RunLoop:
         self._inbox: queue.SimpleQueue[_Item] = queue.SimpleQueue()
         self._session: Session | None = None
         self._newest: Session | None = None
-        # How long nothing may come in before the device is asked for what it has put off; None once there is nothing.
+        # How long to wait for something to come in before the device is asked for what it has put off; None: it has
+        # put off nothing.
         self._patience_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()
@@ -184,10 +186,17 @@ class RunLoop:
                 if isinstance(item, _Stop):
                     return False
                 self._handle(item)
+                self._patience_s = QUIET_S
         except queue.Empty:
-            if block and not self._engine.prepare():
-                self._patience_s = None
+            if block:
+                self._patience_s = self._let_prepare()
             return True
+
+    def _let_prepare(self) -> float | None:
+        """Nothing has come in for a while, or the device is at it already; how long to wait before it is let again."""
+        if self._engine.in_flight:
+            return QUIET_S
+        return 0.0 if self._engine.prepare() else None
 
     def _handle(self, item: _Item) -> None:
         if isinstance(item, _Granted):
