@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from bench.gpu_figures import ITL, ROWS
 from bench.gpu_model import write_config
@@ -36,6 +37,7 @@ from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 
 CONTEXT = 8192
+Int32 = NDArray[np.int32]
 KINDS = ("itl", "sampling", "logprobs", "prefill", "single", "throughput", "uniform")
 
 
@@ -71,6 +73,7 @@ class Local:
         begin = time.perf_counter()
         first = 0.0
         steps: list[tuple[float, int, int]] = []
+        rows: list[tuple[float, Int32, Int32, Int32]] = []
         tokens = 0
         host = 0.0
         while not core.idle:
@@ -89,6 +92,7 @@ class Local:
                     first = first or now
                     tokens += len(report.token)
                     steps.append((now, len(report.token), int(report.step_prefill_tokens.sum())))
+                    rows.append((now, report.slot.copy(), report.count, report.finish.astype(np.int32)))
             host += time.perf_counter() - at
             if not busy:
                 self.ended.wait(1.0)
@@ -101,9 +105,27 @@ class Local:
             "input_tok_s": sum(prompts) / took,
             "first_ms": first * 1000,
             "itl_ms": float(np.median(pure) * 1000) if pure else 0.0,
+            "tpot_ms": median_tpot_ms(rows) if pure else 0.0,
             "host_us_per_step": host / max(1, len(steps)) * 1e6,
             "steps": len(steps),
         }
+
+
+def median_tpot_ms(rows: Iterable[tuple[float, Int32, Int32, Int32]]) -> float:
+    """Seconds, and slot, tokens and finish of all that was reported then -> time per token after the first, steps with
+    others' prompts included, as a client would see it; 0 where there is no second. Nothing was preempted."""
+    first: dict[int, float] = {}
+    tokens: dict[int, int] = {}
+    found = []
+    for now, *columns in rows:
+        for slot, count, finish in zip(*(column.tolist() for column in columns), strict=True):
+            if count:
+                first.setdefault(slot, now)
+            tokens[slot] = tokens.get(slot, 0) + count
+            if finish:
+                begin, after_first = first.pop(slot, now), tokens.pop(slot) - 1
+                found += [(now - begin) / after_first] if after_first > 0 else []
+    return float(np.median(found) * 1000) if found else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,8 @@ class HttpLoad:
     """Most that are open at once; 0: all."""
     warmups: int = 0
     seed: int = 0
+    counted: bool = False
+    """Events tell how many tokens they carry, for `decode_tpot`."""
 
     def put(self, url: str, folder: Path) -> dict[str, float]:
         """What came of it, and `load_generator_cpu_s`, its start included. Raises RuntimeError where a request failed,
@@ -48,6 +50,7 @@ class HttpLoad:
         command += ["--random-input-len", str(self.input_len), "--random-output-len", str(self.output_len)]
         command += ["--random-range-ratio", str(self.spread)]
         command += ["--max-concurrency", str(self.concurrency)] if self.concurrency else []
+        command += ["--extra-body", '{"return_token_ids": true}'] if self.counted else []
         command += ["--save-result", "--result-dir", str(folder), "--result-filename", out.name]
         before = _children_s()
         subprocess.run(command, timeout=_LIMIT_S, stdout=sys.stderr, check=True)

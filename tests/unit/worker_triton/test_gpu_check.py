@@ -100,7 +100,7 @@ def test_what_costs_more_than_it_may_is_not_reached() -> None:
     assert served["cost_reached"] is True and served["cost_percent"] == pytest.approx(100 / 41)
     served_table.report_row(recorder, "8B", LOADS["itl 1"], {"median_tpot_ms": 4.0}, None)
     assert recorder.lines[-1] == {
-        "stage": 3, "check": "8B itl 1, itl_ms", "result": "measured", "services": 4.0, "vllm": 4.92, "wanted": 3.95,
+        "stage": 3, "check": "8B itl 1, tpot_ms", "result": "measured", "services": 4.0, "vllm": 4.92, "wanted": 3.95,
         "beats_vllm": True, "reached": False, "load_generator": "quire bench serve",
     }, "what nobody has measured in process has no cost"  # fmt: skip  # one line of JSON
 
@@ -137,7 +137,10 @@ class TestRowsThatFail:
         monkeypatch.setattr(served_table, "write_config", lambda folder, *_: folder)
         monkeypatch.setattr(subprocess, "run", self.in_process)
 
-    figures: ClassVar[dict[str, dict[str, float]]] = {"tiny itl 1": {"itl_ms": 1.0}, "tiny itl 8": {"itl_ms": 1.5}}
+    figures: ClassVar[dict[str, dict[str, float]]] = {
+        "tiny itl 1": {"itl_ms": 1.0, "tpot_ms": 1.2},
+        "tiny itl 8": {"itl_ms": 1.5, "tpot_ms": 0.0},
+    }
     exit_code = 0
 
     def in_process(self, command: list[str], **_: object) -> SimpleNamespace:
@@ -154,7 +157,8 @@ class TestRowsThatFail:
             if load.spread:
                 raise RuntimeError("1 of 3 requests failed")
             names = ("median_tpot_ms", "output_throughput", "input_throughput", "median_ttft_ms")
-            return dict.fromkeys(names, 2.0 + load.seed % 2)
+            found = dict.fromkeys((*names, "median_decode_tpot_ms"), 2.0 + load.seed % 2)
+            return found | {"decode_window_concurrency": load.requests}
 
         monkeypatch.setattr(HttpLoad, "put", put)
         code, found = self.stage(6, tmp_path)
@@ -163,8 +167,10 @@ class TestRowsThatFail:
         assert failed["result"] == "FAILED" and "1 of 3 requests failed" in str(failed["error"])
         assert found.pop("tiny in process")["result"] == "ok"
         assert len(found) == len(LOADS) - 1 and {line["result"] for line in found.values()} == {"measured"}
-        alone = found["tiny itl 1, itl_ms"]
+        alone, together = found["tiny itl 1, tpot_ms"], found["tiny itl 8, decode_tpot_ms"]
         assert (alone["services"], alone["in_process"], alone["cost_percent"]) == (3.0, 1.0, 200.0), "the second turn"
+        assert alone["tpot_cost_percent"] == pytest.approx(150) and "tpot_cost_percent" not in together
+        assert (together["services"], together["least"], together["tpot_ms"]) == (2.0, 2.0, 3.0)
         assert "cost_percent" not in found["tiny prompt 1024, first_ms"]
 
     def test_of_the_table_in_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

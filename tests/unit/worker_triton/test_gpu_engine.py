@@ -7,10 +7,12 @@ import json
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from bench import gpu_engine
-from bench.gpu_engine import CONTEXT, Local, rows_of, worker_config
+from bench.gpu_engine import CONTEXT, Local, median_tpot_ms, rows_of, worker_config
 from bench.gpu_figures import OVER_GREEDY, ROWS
 from bench.gpu_shapes import SHAPES
 from quire_common.sequence import Sampling
@@ -87,7 +89,24 @@ def test_what_was_served_is_counted(tmp_path: Path) -> None:
     local = Local(load_configured(config, lambda *_: None), 4)
     figures = local.serve([5, 40, 5, 5], [6, 6, 6, 6], Sampling())
     assert figures["steps"] >= 6 and figures["itl_ms"] > 0
+    assert figures["tpot_ms"] * 5 < figures["seconds"] * 1000
     assert figures["output_tok_s"] * figures["seconds"] == pytest.approx(24)
     again = local.serve([5], [3], Sampling(temperature=0.8, top_k=5, seed=1, logprobs=2))
     assert again["output_tok_s"] * again["seconds"] == pytest.approx(3)
+    assert 0 < again["tpot_ms"] * 2 <= again["seconds"] * 1000 - again["first_ms"] + 1e-6
     local.device.close()
+
+
+def as_column(values: list[int]) -> NDArray[np.int32]:
+    return np.array(values, np.int32)
+
+
+def test_time_per_token_is_of_each_request_by_itself() -> None:
+    """Slot 3 is taken again by another request, which is slower; slot 5 has one token only."""
+    reported: list[tuple[float, list[int], list[int], list[int]]]
+    reported = [(1.0, [3], [1], [0]), (2.0, [3, 5], [1, 1], [0, 2]), (3.0, [3], [1], [2]), (4.0, [3], [1], [0])]
+    reported += [(9.0, [3], [1], [0]), (12.0, [3], [0], [2])]
+    rows = [(now, as_column(slot), as_column(count), as_column(finish)) for now, slot, count, finish in reported]
+    assert median_tpot_ms(rows[:3]) == 1000.0
+    assert median_tpot_ms(rows) == (1000 + 8000) / 2
+    assert median_tpot_ms([]) == 0.0

@@ -18,7 +18,7 @@ from bench.gpu_engine import KINDS, rows_of
 from bench.gpu_figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu_shapes import SHAPES
 
-FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "host_us_per_step", "steps")
+FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "tpot_ms", "host_us_per_step", "steps")
 SERVED = ("median_tpot_ms", "output_throughput", "input_throughput", "median_ttft_ms", "load_generator_cpu_s")
 COLD = {"ready_s": [9.0, 5.0], "first_token_s": [10.0, 6.0]}
 
@@ -54,6 +54,14 @@ def process(command: list[str], **_: object) -> SimpleNamespace:
     return SimpleNamespace(returncode=0, stderr="")
 
 
+def put(load: HttpLoad, *_: object) -> dict[str, float]:
+    """What `quire bench serve` says of a load: of the first turn what nobody is to be told."""
+    found = dict.fromkeys(SERVED, 5.0 if load.counted or load.seed % 2 else 50.0)
+    if load.counted:
+        found |= {"median_decode_tpot_ms": 4.0 + load.seed % 3, "decode_window_concurrency": load.requests}
+    return found
+
+
 @pytest.fixture(autouse=True)
 def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -66,7 +74,7 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "LocalStack", Stack)
         monkeypatch.setattr(module, "write_config", lambda folder, *_: folder)
     monkeypatch.setattr(services, "cpu_seconds", lambda _: {"router": 1.0, "worker": 2.0})
-    monkeypatch.setattr(HttpLoad, "put", lambda load, *_: dict.fromkeys(SERVED, 5.0 if load.seed % 2 else 50.0))
+    monkeypatch.setattr(HttpLoad, "put", put)
     monkeypatch.setattr(roofline, "ROOT", tmp_path)
     monkeypatch.setattr(roofline, "bench_of", lambda *_, **__: None)
     monkeypatch.setattr(roofline, "cases", lambda *_, **__: iter(()))
@@ -96,10 +104,28 @@ def test_the_table_in_process(tmp_path: Path) -> None:
 
 def test_the_table_through_the_services(tmp_path: Path) -> None:
     found = stage(6, tmp_path)
-    rows = {f"{row}, {target.figure}" for row, target in ROWS.items()}
+    named = {load.row: load.served for load in served_table.LOADS}
+    assert [named[f"itl {batch}"] for batch in (1, 8, 256)] == ["tpot_ms", "decode_tpot_ms", "decode_tpot_ms"]
+    rows = {f"{row}, {named[row.partition(' ')[2]]}" for row in ROWS}
     assert set(found) == rows | {f"{model} in process" for model in SHAPES}
     for row in rows:
         assert (found[row]["services"], found[row]["in_process"]) == (5.0, 4.0) and "cost_percent" in found[row]
+        assert ("tpot_cost_percent" in found[row]) is ("itl" in row)
+    together = found["8B itl 256, decode_tpot_ms"]
+    assert (together["least"], together["most"]) == (4.0, 6.0), "the median of three turns counts"
+    assert together["tpot_ms"] == together["tpot_counted_ms"] == 5.0 and together["tpot_cost_percent"] == 25.0
+
+
+def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(load: HttpLoad, *_: object) -> dict[str, float]:
+        return put(load) | {"decode_window_concurrency": load.requests - (load.requests == 32)}
+
+    monkeypatch.setattr(HttpLoad, "put", late)
+    out = tmp_path / "out.jsonl"
+    assert gpu_check.main(["--stage", "6", "--out", str(out)]) == 1
+    failed = [line for line in map(json.loads, out.read_text().splitlines()) if line.get("result") == "FAILED"]
+    assert [line["check"] for line in failed[:-1]] == [f"{model} itl 32 through the services" for model in SHAPES]
+    assert "of 32 requests at most 31 decoded together" in failed[0]["error"]
 
 
 def test_streams_and_cold_starts(tmp_path: Path) -> None:
