@@ -1,7 +1,8 @@
 """Stage 4: the five real services over HTTP, by `quire bench`: cold starts, then streams at several concurrencies.
 
 One load generator, and a router of one process, then, for many streams, of four; they are named in a row of their own,
-beside the cores that each service and the load generator took.
+beside the cores that each service and the load generator took. Where a load has few requests per stream, another has
+four times as many: what its beginning and its end take, when not all streams are busy, is seen by that.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -28,6 +31,7 @@ from quire.local.stack import LocalStack
 ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
 _MOST_ROUTERS = 4
+_FEW_REQUESTS, _LONGER = 1024, 4
 
 
 def run(recorder: Recorder, *, tiny: bool) -> None:
@@ -107,6 +111,26 @@ def _streams(
             # Of the load generator's whole life, its start and the warm-up included.
             cores = {name: each / took for name, each in cpu_s.items()}
             report_streams(recorder, name, load.concurrency, found, cores, on_gpu=torch.cuda.is_available())
+            if load.concurrency > 1 and load.requests < _FEW_REQUESTS:
+                _longer(recorder, name, load, found, stack.ready.http, folder)
+
+
+def _longer(recorder: Recorder, name: str, load: HttpLoad, found: Mapping[str, float], url: str, folder: Path) -> None:
+    """The same with more requests, beside what was found with fewer."""
+    more = replace(load, requests=_LONGER * load.requests, seed=load.seed + 1)
+    title = f"{name}, {more.requests} requests"
+    with recorder.attempt(title):
+        longer = more.put(url, folder)
+        percent = 100 * (longer["output_throughput"] / found["output_throughput"] - 1)
+        recorder.figure(title, **_figures(longer), more_tok_s_percent=percent, fewer_requests=load.requests)
+
+
+def _figures(found: Mapping[str, float]) -> dict[str, float]:
+    return {
+        "ttft_p50_ms": found["median_ttft_ms"],
+        "tpot_p50_ms": found["median_tpot_ms"],
+        "output_tok_s": found["output_throughput"],
+    }
 
 
 def report_streams(
@@ -114,11 +138,7 @@ def report_streams(
 ) -> None:
     """A row for each figure that counts, one for the others, and one for what the processes took; nothing is wanted of
     a machine without a GPU."""
-    figures = {
-        "ttft_p50_ms": found["median_ttft_ms"],
-        "tpot_p50_ms": found["median_tpot_ms"],
-        "output_tok_s": found["output_throughput"],
-    }
+    figures = _figures(found)
     for target in OVER_HTTP[concurrency] if on_gpu else ():
         value = figures.pop(target.figure)
         recorder.figure(f"{name}, {target.figure}", **{target.figure: value}, **target.beside(value))
