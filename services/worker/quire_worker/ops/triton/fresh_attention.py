@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 LEAST_TOKENS = 2048
 """Shorter prompts are better off together, as tiles of one kernel."""
 PIECE = 256
+_AT_A_TIME = 4
 
 
 class Fresh(NamedTuple):
@@ -50,19 +52,22 @@ def padded_length(tokens: int) -> int:
 
 def fresh_attention(query: Tensor, qkv: Tensor, fresh: tuple[Fresh, ...], shape: HeadShape, leave: Leave) -> None:
     """Rows of the chunks of query [R, Q D] to `leave`; qkv [R, (Q + 2 K) D] with turned keys. Every chunk's padded rows
-    lie within R, and hold numbers. On a GPU two chunks run at a time: at its end, one leaves half idle."""
+    lie within R, and hold numbers. On a GPU four chunks run at a time: what one's end, and the product that `leave`
+    may be, leave idle of the device others take."""
     if len(fresh) < 2 or not query.is_cuda:
         for chunk in fresh:
             leave(chunk, _attended(query, qkv, chunk, shape))
         return
-    here, beside = torch.cuda.current_stream(), _second_stream()
-    beside.wait_stream(here)
+    here, beside = torch.cuda.current_stream(), _more_streams()[: len(fresh) - 1]
+    for stream in beside:
+        stream.wait_stream(here)
     try:
-        for index, chunk in enumerate(fresh):
-            with torch.cuda.stream(beside if index % 2 else here):
+        for chunk, stream in zip(fresh, itertools.cycle((here, *beside)), strict=False):
+            with torch.cuda.stream(stream):
                 leave(chunk, _attended(query, qkv, chunk, shape))
     finally:  # who runs the step again after an error must find that nothing of it is under way
-        here.wait_stream(beside)
+        for stream in beside:
+            here.wait_stream(stream)
 
 
 def _attended(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape) -> Tensor:
@@ -81,8 +86,8 @@ def _attended(query: Tensor, qkv: Tensor, chunk: Fresh, shape: HeadShape) -> Ten
 
 
 @functools.cache
-def _second_stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+def _more_streams() -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream() for _ in range(_AT_A_TIME - 1)]  # type: ignore[no-untyped-call]  # torch's
 
 
 @contextlib.contextmanager
