@@ -31,8 +31,8 @@ _DRAWS = {
     "top_p 0.95": Sampling(temperature=0.8, top_p=0.95),
     "min_p 0.05": Sampling(temperature=0.8, min_p=0.05),
 }
-# The thresholds' start, the draw and its settling; with thresholds a search and its two columns more.
-_LAUNCHES, _FILTERED = 3, 2
+# The draw and its settling; with thresholds the groups' maxima and the search before, and the nucleus between.
+_LAUNCHES, _FILTERED = 2, 3
 
 
 def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:

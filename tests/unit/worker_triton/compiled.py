@@ -17,10 +17,11 @@ from quire_worker.ops.triton.kernels.control import control_kernel
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
 from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge_logprobs_kernel
+from quire_worker.ops.triton.kernels.nucleus import nucleus_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
-from quire_worker.ops.triton.kernels.threshold import threshold_kernel
+from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, threshold_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = frozenset(
@@ -30,6 +31,8 @@ FLOATS = frozenset(
         "min_p",
         "threshold",
         "candidate",
+        "maximum",
+        "largest",
         "part_score",
         "part_out",
         "part_lse",
@@ -49,7 +52,7 @@ SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
         "value_offset",
         "vocab",
         "stops",
-        "per_part",
+        "groups",
         "rows",
         "shares_count",
         "most",
@@ -67,6 +70,7 @@ FP8 = {"pages": "*fp8e4nv"}
 CHANGED = {"changed": "*fp32"}
 PARTS = {"PARTS": 38, "PDL": False}
 ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
+THRESHOLD = {"LANES": 4096, "GROUP": 64, "BLOCK": 4096, "FEW": 256, "CANDIDATES": 2048, "PDL": False}
 LOGPROBS = {"PARTS": 38, "BLOCK": 4096, "PDL": False}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
@@ -106,9 +110,10 @@ def main() -> None:
     for controlled in (False, True):
         told = ", controlled" if controlled else ""
         more: dict[str, Any] = {"CONTROLLED": controlled}
-        sizes = {"BLOCK": 4096, "CANDIDATES": 2048, "PDL": False}
-        check(f"threshold{told}", threshold_kernel, sizes | more, 16, CHANGED)
-        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024} | more, 4, CHANGED)
+        check(f"maxima{told}", group_maxima_kernel, PARTS | {"GROUPS": 64, "GROUP": 64} | more, 4, CHANGED)
+        check(f"threshold{told}", threshold_kernel, THRESHOLD | more, 16, CHANGED)
+        check(f"nucleus{told}", nucleus_kernel, PARTS | {"LANES": 64, "BLOCK": 4096} | more, 16, CHANGED)
+        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "FILTERED": True} | more, 4, CHANGED)
         check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
     check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 4, {})
     check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 64}, 8, {})

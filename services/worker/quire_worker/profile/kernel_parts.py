@@ -25,7 +25,9 @@ ATTENTION_KERNELS: Mapping[str, str] = MappingProxyType(
 KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
     {
         "feed_kernel": FEED,
+        "group_maxima_kernel": THRESHOLDS,
         "threshold_kernel": THRESHOLDS,
+        "nucleus_kernel": THRESHOLDS,
         "draw_kernel": DRAW,
         "settle_kernel": DRAW,
         "control_kernel": CONTROLS,

@@ -14,6 +14,8 @@ from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge
 from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK = 4096
+_BLOCK_WARPS = 4
+_MERGE_WARPS = 8
 # Alternatives follow one another in the kernel; so many more are better sought at once.
 _MOST_IN_TURN = 32
 # Rows that torch does at a time: it makes integers of 8 bytes of each logit, more than once.
@@ -42,7 +44,7 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
         vocab,
         PARTS=parts,
         BLOCK=block,
-        **options(pdl=False, num_warps=4),
+        **options(pdl=False, num_warps=_BLOCK_WARPS),
     )
     merge_logprobs_kernel[(entries,)](
         logits,
@@ -57,7 +59,7 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
         PARTS=parts,
         LANES=power_of_two(parts),
         BLOCK=block,
-        **options(pdl=False, num_warps=8),
+        **options(pdl=False, num_warps=_MERGE_WARPS),
     )
     return packed
 

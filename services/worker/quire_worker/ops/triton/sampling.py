@@ -8,14 +8,21 @@ import torch
 from torch import Tensor
 
 from quire_common.credit import Finish
+from quire_worker.ops.triton.kernels.nucleus import nucleus_kernel
 from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
-from quire_worker.ops.triton.kernels.threshold import threshold_kernel
+from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, threshold_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK = 1024
-_PER_PART = 4 * _BLOCK
+_DRAW_WARPS = 4
+# Neighbours of which the search for thresholds knows the largest.
+_GROUP = 64
+_GROUPS = 64
+_GROUP_WARPS = 4
 _SEARCH_BLOCK = 4096
-_CANDIDATES = 2048
+_SEARCH_WARPS = 16
+_NUCLEUS_WARPS = 16
+_FEW, _CANDIDATES = 256, 2048
 
 
 @dataclass(slots=True)
@@ -65,32 +72,14 @@ def draw(
     where that is not 0."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
-    parts = -(-vocab // _PER_PART)
+    block = min(_BLOCK, power_of_two(vocab))
+    parts = -(-vocab // block)
     # Without it the kernels do not look at the two.
     control, replaced = (columns.slot, logits) if changed is None else changed
     controlled = changed is not None
-    threshold = torch.full((rows,), -torch.inf, dtype=torch.float32, device=logits.device)
+    largest, threshold = columns.temperature, columns.temperature
     if filtered:
-        threshold_kernel[(rows,)](
-            logits,
-            columns.temperature,
-            columns.top_k,
-            columns.top_p,
-            columns.min_p,
-            columns.blocked,
-            columns.stop_id,
-            torch.zeros(rows, dtype=torch.int32, device=logits.device),
-            torch.empty((rows, _CANDIDATES), dtype=torch.float32, device=logits.device),
-            threshold,
-            control,
-            replaced,
-            vocab,
-            stops,
-            BLOCK=min(_SEARCH_BLOCK, power_of_two(vocab)),
-            CANDIDATES=_CANDIDATES,
-            CONTROLLED=controlled,
-            **options(pdl, num_warps=16),
-        )
+        largest, threshold = _thresholds(logits, columns, control, replaced, controlled, pdl)
     part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     draw_kernel[(rows, parts)](
@@ -108,12 +97,37 @@ def draw(
         replaced,
         vocab,
         stops,
-        _PER_PART,
         PARTS=parts,
-        BLOCK=_BLOCK,
+        BLOCK=block,
+        FILTERED=filtered,
         CONTROLLED=controlled,
-        **options(pdl, num_warps=4),
+        **options(pdl, num_warps=_DRAW_WARPS),
     )
+    if filtered:
+        nucleus_kernel[(rows,)](
+            logits,
+            columns.temperature,
+            columns.top_k,
+            columns.top_p,
+            columns.blocked,
+            columns.stop_id,
+            largest,
+            threshold,
+            columns.seed,
+            columns.sample_index,
+            columns.position,
+            part_score,
+            part_token,
+            control,
+            replaced,
+            vocab,
+            stops,
+            PARTS=parts,
+            LANES=power_of_two(parts),
+            BLOCK=min(_SEARCH_BLOCK, power_of_two(vocab)),
+            CONTROLLED=controlled,
+            **options(pdl, num_warps=_NUCLEUS_WARPS),
+        )
     settle_kernel[(rows,)](
         part_score,
         part_token,
@@ -133,3 +147,52 @@ def draw(
         CONTROLLED=controlled,
         **options(pdl, num_warps=1),
     )
+
+
+def _thresholds(
+    logits: Tensor, columns: DrawColumns, control: Tensor, replaced: Tensor, controlled: bool, pdl: bool
+) -> tuple[Tensor, Tensor]:
+    """[N] float32: the largest logit of each row that asks, and the least logit that each row keeps."""
+    rows, vocab = logits.shape
+    stops = columns.stop_id.shape[1]
+    parts = -(-vocab // (_GROUPS * _GROUP))
+    groups = parts * _GROUPS
+    asked = (columns.temperature, columns.top_k, columns.top_p, columns.min_p, columns.blocked, columns.stop_id)
+    maximum = torch.empty((rows, groups), dtype=torch.float32, device=logits.device)
+    group_maxima_kernel[(rows, parts)](
+        logits,
+        *asked,
+        maximum,
+        control,
+        replaced,
+        vocab,
+        stops,
+        PARTS=parts,
+        GROUPS=_GROUPS,
+        GROUP=_GROUP,
+        CONTROLLED=controlled,
+        **options(pdl, num_warps=_GROUP_WARPS),
+    )
+    largest, threshold = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    threshold_kernel[(rows,)](
+        logits,
+        *asked,
+        maximum,
+        torch.empty((rows, groups), dtype=torch.int32, device=logits.device),
+        torch.empty((rows, _CANDIDATES), dtype=torch.float32, device=logits.device),
+        largest,
+        threshold,
+        control,
+        replaced,
+        vocab,
+        stops,
+        groups,
+        LANES=power_of_two(groups),
+        GROUP=_GROUP,
+        BLOCK=_SEARCH_BLOCK,
+        FEW=_FEW,
+        CANDIDATES=_CANDIDATES,
+        CONTROLLED=controlled,
+        **options(pdl, num_warps=_SEARCH_WARPS),
+    )
+    return largest, threshold

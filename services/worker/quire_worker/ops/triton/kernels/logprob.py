@@ -88,13 +88,14 @@ def merge_logprobs_kernel(
         value = (best >> 32).to(tl.int32)
         tl.store(packed + 2 + index, found)
         tl.store(packed + 2 + most + index, (from_ordered(value) - normaliser).to(tl.int32, bitcast=True))
-        part = found // BLOCK
-        token_id = part * BLOCK + tl.arange(0, BLOCK)
-        inside = token_id < vocab
-        x = tl.load(logits + at * vocab + token_id, mask=inside, other=float("-inf")).to(tl.float32)
-        order = ordered(x)
-        left = inside & ((order < value) | ((order == value) & (token_id > found)))
-        keys = tl.where(lane == part, _best_key(order, token_id, left), keys)
+        if index + 1 < most:
+            part = found // BLOCK
+            token_id = part * BLOCK + tl.arange(0, BLOCK)
+            inside = token_id < vocab
+            x = tl.load(logits + at * vocab + token_id, mask=inside, other=float("-inf")).to(tl.float32)
+            order = ordered(x)
+            left = inside & ((order < value) | ((order == value) & (token_id > found)))
+            keys = tl.where(lane == part, _best_key(order, token_id, left), keys)
 
 
 @triton.jit

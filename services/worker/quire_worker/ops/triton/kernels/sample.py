@@ -9,8 +9,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_worker.ops.triton.kernels.common import let_next_start, wait
-from quire_worker.ops.triton.kernels.threshold import GREEDY_BELOW, load_logits
+from quire_worker.ops.triton.kernels.common import fast_log, let_next_start, wait
+from quire_worker.ops.triton.kernels.row import GREEDY_BELOW, row_logits
+
+# How far a rough score may lie from the exact one: that of its noise, and rounding in proportion to the score.
+_SLACK: tl.constexpr = tl.constexpr(1e-3)
+_SLACK_OF_SCORE: tl.constexpr = tl.constexpr(1e-6)
+# So many kept tokens of a block are scored exactly as they are.
+_IN_TURN: tl.constexpr = tl.constexpr(4)
+_NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
+_LEFT: tl.constexpr = tl.constexpr(9223372036854775807)
 
 
 @triton.jit
@@ -29,114 +37,83 @@ def draw_kernel(
     changed,
     vocab,
     stops,
-    per_part,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
+    FILTERED: tl.constexpr,
     CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, PARTS]: the best token of a part of the vocabulary, and its score; NaN where a logit is NaN.
+    """Grid [rows, PARTS]: the best token of BLOCK of the vocabulary, and its score; NaN where a logit is NaN.
 
-    seed [rows] int64; position [rows] absolute index of the token that is drawn. per_part: a multiple of BLOCK. control
-    and changed as in threshold_kernel."""
+    seed [rows] int64; position [rows] absolute index of the token that is drawn. FILTERED: threshold [rows] is looked
+    at. control and changed as in threshold_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    blocks = tl.load(blocked + row) != 0
-    if CONTROLLED:
-        if tl.load(control + row) != 0:
-            score, token = _best(
-                changed, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops,
-                per_part, BLOCK, False,
-            )  # fmt: skip  # one call, two ways
-        else:
-            score, token = _best_raw(
-                logits, blocks, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops,
-                per_part, BLOCK,
-            )  # fmt: skip  # one call, two ways
-    else:
-        score, token = _best_raw(
-            logits, blocks, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops,
-            per_part, BLOCK,
-        )  # fmt: skip  # one call, two ways
-    tl.store(part_score + row * PARTS + part, score)
-    tl.store(part_token + row * PARTS + part, token)
-
-
-@triton.jit
-def _best_raw(
-    logits, blocks, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops, per_part,
-    BLOCK: tl.constexpr,
-):  # fmt: skip  # passed on as they are
-    """Stop ids are looked at only where they are blocked."""
-    if blocks:
-        score, token = _best(
-            logits, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops, per_part,
-            BLOCK, True,
-        )  # fmt: skip  # one call, two ways
-    else:
-        score, token = _best(
-            logits, temperature, threshold, seed, sample_index, position, stop_id, row, part, vocab, stops, per_part,
-            BLOCK, False,
-        )  # fmt: skip  # one call, two ways
-    return score, token
-
-
-@triton.jit
-def _best(
-    logits,
-    temperature,
-    threshold,
-    seed,
-    sample_index,
-    position,
-    stop_id,
-    row,
-    part,
-    vocab,
-    stops,
-    per_part,
-    BLOCK: tl.constexpr,
-    BLOCKED: tl.constexpr,
-):
-    lane = tl.arange(0, BLOCK)
+    token = part * BLOCK + tl.arange(0, BLOCK)
+    x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     heat = tl.load(temperature + row)
-    cut = tl.load(threshold + row)
-    key = tl.load(seed + row)
-    sample = tl.load(sample_index + row)
-    at = tl.load(position + row)
-    greedy = heat < GREEDY_BELOW
-    inverse = 1.0 / tl.where(greedy, 1.0, heat)
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    chosen = tl.full([BLOCK], 2147483647, tl.int32)
-    spoiled = tl.zeros([BLOCK], tl.int32)
-    first = part * per_part
-    for start in range(first, tl.minimum(first + per_part, vocab), BLOCK):
-        token = start + lane
-        x = load_logits(logits, row * vocab, token, vocab, stop_id + row * stops, stops, BLOCKED)
-        spoiled = spoiled | (x != x).to(tl.int32)
-        score = x
-        if not greedy:
-            score = tl.where(x >= cut, x * inverse + _gumbel(key, token, at, sample), float("-inf"))
-        better = (score > best) & (token < vocab)
-        best = tl.where(better, score, best)
-        chosen = tl.where(better, token, chosen)
-    most = tl.max(best, axis=0)
-    token = tl.min(tl.where(best == most, chosen, 2147483647), axis=0)
-    most = tl.where(tl.max(spoiled, axis=0) > 0, float("nan"), most)
-    return most, token
+    cut = tl.full([], float("-inf"), tl.float32)
+    if FILTERED:
+        cut = tl.load(threshold + row)
+    spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
+    if heat < GREEDY_BELOW:
+        score = tl.max(x, axis=0)
+        chosen = tl.min(tl.where(x == score, token, _NO_TOKEN), axis=0)
+    else:
+        key, sample, at = tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
+        score, chosen = best_of(x, token, 1.0 / heat, cut, key, at, sample)
+    score = tl.where(spoiled, float("nan"), score)
+    tl.store(part_score + row * PARTS + part, score)
+    tl.store(part_token + row * PARTS + part, chosen)
 
 
 @triton.jit
-def _gumbel(key, token, position, sample):
-    """Noise of sampling/gumbel.py: philox4x32-10 of (token // 4, position, sample, 0) keyed by the seed."""
+def best_of(x, token, inverse, cut, key, position, sample):
+    """The best score of a block's tokens that reach the cut, and its token; -inf where none does.
+
+    Exact noise takes two logarithms to the last bit. Where many tokens are kept, rough scores say first which few can
+    be the best, and these alone are scored exactly, one by one: mostly one, more where hardly any noise
+    parts equals."""
+    among = (x >= cut) & (x > float("-inf"))
+    left = tl.sum(among.to(tl.int32), axis=0)
+    if left > _IN_TURN:
+        rough = tl.where(among, x * inverse + _rough_noise(_word(key, token, position, sample)), float("-inf"))
+        most = tl.max(rough, axis=0)
+        # The infinite have no neighbours: what is subtracted of them is one too.
+        among = among & ((rough == most) | (rough >= most - (_SLACK + _SLACK_OF_SCORE * tl.abs(most))))
+        left = tl.sum(among.to(tl.int32), axis=0)
+    # An id above the bits of its logit: what has the least is next, and leaves.
+    bits = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
+    waiting = tl.where(among, (token.to(tl.int64) << 32) | bits, _LEFT)
+    best = tl.full([], float("-inf"), tl.float32)
+    chosen = tl.full([], _NO_TOKEN, tl.int32)
+    for _ in range(left):
+        first = tl.min(waiting, axis=0)
+        waiting = tl.where(waiting == first, _LEFT, waiting)
+        its_token, its_x = (first >> 32).to(tl.int32), first.to(tl.int32).to(tl.float32, bitcast=True)
+        score = its_x * inverse + _noise(_word(key, its_token, position, sample))
+        if score > best:
+            best, chosen = score, its_token
+    return best, chosen
+
+
+@triton.jit
+def _word(key, token, position, sample):
+    """Of sampling/gumbel.py: philox4x32-10 of (token // 4, position, sample, 0) keyed by the seed. Neighbours of one
+    thread share the computation, which the compiler sees."""
     zero = token * 0
     a, b, c, d = tl.philox(
         key.to(tl.uint64), (token // 4).to(tl.uint32), (zero + position).to(tl.uint32), (zero + sample).to(tl.uint32),
         zero.to(tl.uint32),
     )  # fmt: skip  # the counter in one line
     lane = token % 4
-    word = tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d)))
+    return tl.where(lane == 0, a, tl.where(lane == 1, b, tl.where(lane == 2, c, d)))
+
+
+@triton.jit
+def _noise(word):
+    """Noise of sampling/gumbel.py."""
     # Half a step off both ends; near 1 the distance to it is what counts, and float32 has it exactly from above.
     top = (word >> 8).to(tl.int32)
     from_above = (16777215 - top).to(tl.float32) * 5.9604644775390625e-8 + 2.98023223876953125e-8
@@ -145,6 +122,15 @@ def _gumbel(key, token, position, sample):
     y = from_above
     series = y * (1.0 + y * (0.5 + y * (0.33333334 + y * (0.25 + y * (0.2 + y * (0.16666667 + y * 0.14285715))))))
     return -tl.log(tl.where(y < 0.0625, series, -tl.log(uniform)))
+
+
+@triton.jit
+def _rough_noise(word):
+    """The same to 1e-4: fast logarithms, and three terms, which are 1.5e-5 short of the fourth at 1/16."""
+    top = (word >> 8).to(tl.int32).to(tl.float32)
+    y = (16777215.0 - top) * 5.9604644775390625e-8 + 2.98023223876953125e-8
+    uniform = top * 5.9604644775390625e-8 + 2.98023223876953125e-8
+    return -fast_log(tl.where(y < 0.0625, y * (1.0 + y * (0.5 + y * 0.33333334)), -fast_log(uniform)))
 
 
 @triton.jit
