@@ -70,7 +70,7 @@ FP8 = {"pages": "*fp8e4nv"}
 CHANGED = {"changed": "*fp32"}
 PARTS = {"PARTS": 38, "PDL": False}
 ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
-THRESHOLD = {"LANES": 4096, "GROUP": 64, "BLOCK": 4096, "FEW": 256, "CANDIDATES": 2048, "PDL": False}
+THRESHOLD = {"LANES": 4096, "GROUP": 64, "BLOCK": 4096, "FEW": 128, "CANDIDATES": 2048, "PDL": False}
 LOGPROBS = {"PARTS": 38, "BLOCK": 4096, "PDL": False}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
@@ -111,9 +111,9 @@ def main() -> None:
         told = ", controlled" if controlled else ""
         more: dict[str, Any] = {"CONTROLLED": controlled}
         check(f"maxima{told}", group_maxima_kernel, PARTS | {"GROUPS": 64, "GROUP": 64} | more, 4, CHANGED)
-        check(f"threshold{told}", threshold_kernel, THRESHOLD | more, 16, CHANGED)
-        check(f"nucleus{told}", nucleus_kernel, PARTS | {"LANES": 64, "BLOCK": 4096} | more, 16, CHANGED)
-        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "FILTERED": True} | more, 4, CHANGED)
+        check(f"threshold{told}", threshold_kernel, THRESHOLD | more, 8, CHANGED)
+        check(f"nucleus{told}", nucleus_kernel, PARTS | {"LANES": 256, "BLOCK": 4096} | more, 16, CHANGED)
+        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "FILTERED": True} | more, 2, CHANGED)
         check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
     check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 4, {})
     check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 64}, 8, {})

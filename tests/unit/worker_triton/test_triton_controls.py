@@ -25,7 +25,7 @@ from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from quire_worker.step import PromptScores, StepBatch
 from tests.fakes.some_processors import PROCESSORS
-from tests.unit.worker_triton.test_triton_sampling import make, on_device
+from tests.unit.worker_triton.drawing import make, on_device
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")

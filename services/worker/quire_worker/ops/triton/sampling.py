@@ -14,15 +14,15 @@ from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, thres
 from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK = 1024
-_DRAW_WARPS = 4
+_DRAW_WARPS = 2
 # Neighbours of which the search for thresholds knows the largest.
 _GROUP = 64
 _GROUPS = 64
 _GROUP_WARPS = 4
 _SEARCH_BLOCK = 4096
-_SEARCH_WARPS = 16
+_SEARCH_WARPS = 8
 _NUCLEUS_WARPS = 16
-_FEW, _CANDIDATES = 256, 2048
+_FEW, _CANDIDATES = 128, 2048
 
 
 @dataclass(slots=True)
