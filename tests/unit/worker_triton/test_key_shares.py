@@ -71,6 +71,13 @@ def test_what_fills_the_device_in_whole_rounds_is_not_cut() -> None:
     assert shared([1024] * 96)[PARTS].max() > 1
 
 
+def test_even_shares_may_leave_some_of_the_device_idle() -> None:
+    # 48 programs of 66 are each faster than 96 would be, the last 30 of which come late.
+    assert shared([1024] * 24)[PARTS].max() == shared([1024] * 28)[PARTS].max() == 2
+    # Not where one is longer than the others, and would go on alone.
+    assert shared([1024] * 23 + [4096])[PARTS].max() > 6
+
+
 def test_nobody_decodes() -> None:
     assert most_shares(0, 66) == 0
     assert share_keys(np.zeros(0, np.int32), 66, 4)[SEQUENCE].tolist() == [-1] * 4

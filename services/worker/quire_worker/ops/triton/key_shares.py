@@ -21,6 +21,9 @@ _CUTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # the last to end or by a second kernel; how much of a share programs drift apart; and how much it matters that some
 # have nothing to do in the last round, since others are faster then.
 _BEGIN, _MERGE, _MERGE_APART, _DRIFT, _IDLE = 40, 32, 64, 0.07, 0.3
+# So much faster is a program when others are missing than when the device is full; where lengths differ it is the
+# longest share that ends last, and that gained nothing.
+_ALONE = 2
 # Shares of so many keys need not be shorter for the device to be full.
 _SHORT = 256
 LAST_MERGES_FROM = 32
@@ -83,8 +86,9 @@ def _time(longest: int, total: int, count: int, cut: int, programs: int) -> floa
     """In keys, about; of `count` sequences, the longest of which is cut so often. Programs take the next share when
     they have ended one, the shortest last."""
     piece = _piece(longest, cut)
-    shares = count * cut if total >= _EVEN * count * longest else max(count, total / piece + count / 2)
+    even = total >= _EVEN * count * longest
+    shares = count * cut if even else max(count, total / piece + count / 2)
     idle = _IDLE * (-shares % programs) * min(piece, total / count)
-    busy = max((total + _BEGIN * shares + idle) / programs, piece)
+    busy = max((total + _BEGIN * shares + idle) / programs, piece / _ALONE if even else piece)
     merge = 0 if cut == 1 else _MERGE if count >= LAST_MERGES_FROM else _MERGE_APART
     return busy + merge + _DRIFT * piece

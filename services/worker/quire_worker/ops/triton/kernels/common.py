@@ -33,6 +33,17 @@ def let_next_start(PDL: tl.constexpr):
 
 
 @triton.jit
+def fetch_lines(place, ELEMENTS: tl.constexpr, WANTED: tl.constexpr):
+    """So many elements from `place` on will be read soon: into the second cache with them. It sees what others write,
+    so that this may be asked before `wait`."""
+    if WANTED:
+        LINE: tl.constexpr = 1024 // place.dtype.element_ty.primitive_bitwidth
+        line = (place + tl.arange(0, ELEMENTS // LINE) * LINE).to(tl.int64)
+        fetch: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"
+        tl.inline_asm_elementwise(fetch, "=r,l", [line], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
 def operand(x, LIKE: tl.constexpr):
     """A value as a matrix product takes it: in the memory's type, or float32 where the interpreter computes."""
     if INTERPRET:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
+from quire_worker.ops.triton.kernels.common import fetch_lines, let_next_start, operand, wait
 
 
 @triton.jit(do_not_specialize=["shares_count"])
@@ -74,10 +74,18 @@ def decode_attention_kernel(
     begin = tl.load(shares + 4 * shares_count + share)
     parts = tl.load(shares + 5 * shares_count + share)
     width = tl.load(table_width)
+    seq = tl.maximum(owner, 0).to(tl.int64)
+    head = pages + kv.to(tl.int64) * head_stride + layer_offset
+    table = page_table + seq * width
+    if owner >= 0:
+        # Page ids were uploaded too. The newest key may not be there yet, but to fetch is not to read.
+        keys = head + tl.load(table + first // PAGE).to(tl.int64) * page_stride + first % PAGE * DIM
+        fetch_lines(keys, TILE * DIM, PDL and not WINDOWED)
+        fetch_lines(keys + value_offset, TILE * DIM, PDL and not WINDOWED)
     wait(PDL)
     if owner < 0:
         return
-    seq = owner.to(tl.int64)
+    let_next_start(PDL)  # what comes next begins as programs end
     length = 0
     if WINDOWED:
         length = tl.load(position + seq) + 1
@@ -95,8 +103,6 @@ def decode_attention_kernel(
         most = tl.maximum(most, sink)
         total = tl.where(counted, tl.exp2(sink - most), 0.0)
     acc = tl.zeros([ROWS, DIM], tl.float32)
-    head = pages + kv.to(tl.int64) * head_stride + layer_offset
-    table = page_table + seq * width
     for start in tl.range(first, end, TILE, num_stages=STAGES):
         page = tl.load(table + start // PAGE).to(tl.int64)
         at = start + key
@@ -118,7 +124,6 @@ def decode_attention_kernel(
         total = total * shrink + tl.sum(weight, axis=1)
         acc = acc * shrink[:, None] + tl.dot(operand(weight, query.dtype.element_ty), v)
         most = larger
-    let_next_start(PDL)
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     target = out + (seq * HEADS + kv * GROUP + row)[:, None] * DIM + lane[None, :]
     if parts == 1:
