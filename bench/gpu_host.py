@@ -47,6 +47,9 @@ _launched: list[None] = []
 class Driver:
     """A GPU as far as Triton's launcher asks."""
 
+    def launcher_cls(self, source: object, metadata: object) -> None:
+        """What is compiled to launch a kernel: nothing."""
+
     def get_current_device(self) -> int:
         return 0
 

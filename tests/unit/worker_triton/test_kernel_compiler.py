@@ -39,6 +39,7 @@ class Compiler:
         self.compiled: list[tuple[int, str]] = []
         self.ran: list[int] = []
         self.on_disk: set[int] = set()
+        self.launchers: list[tuple[Any, Any]] = []
         self.together: threading.Barrier | None = None
 
     def compile(self, kernel: Any, key: str, _signature: Any, device: int, constants: Any, *_: object) -> Any:
@@ -51,7 +52,9 @@ class Compiler:
         if block == _FORBIDDEN:
             raise RuntimeError("no such block")
         run = lambda *_: self.ran.append(block)  # noqa: E731  # a line of a stand-in
-        made = SimpleNamespace(function=0, packed_metadata=0, launch_metadata=lambda *_: None, run=run)
+        made = SimpleNamespace(
+            function=0, packed_metadata=0, launch_metadata=lambda *_: None, run=run, src=block, metadata=f"of {block}"
+        )
         kernel.device_caches[device][0][key] = made
         return made
 
@@ -59,7 +62,9 @@ class Compiler:
 @pytest.fixture
 def compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[Compiler]:
     made = Compiler()
-    monkeypatch.setattr(driver, "_active", Driver())
+    device = Driver()
+    monkeypatch.setattr(device, "launcher_cls", lambda source, metadata: made.launchers.append((source, metadata)))
+    monkeypatch.setattr(driver, "_active", device)
     monkeypatch.setattr(JITFunction, "_do_compile", lambda kernel, *how: made.compile(kernel, *how))  # noqa: PLW0108  # a method is no function
     before = JITFunction.run, JITFunction._do_compile, knobs.compilation.listener
     yield made
@@ -77,6 +82,7 @@ def test_kernels_are_compiled_side_by_side_each_once_and_not_run(compiler: Compi
     tasks = compile_together(lambda: launch(kernel, 8, 16, 32, 16, 32, 8), 2)
     assert sorted(compiler.compiled) == [(8, "MainThread"), (16, "compile"), (32, "compile")]
     assert [task.exception() for task in tasks] == [None] * 3 and not compiler.ran
+    assert sorted(compiler.launchers) == [(block, f"of {block}") for block in (8, 16, 32)]
     launch(kernel, 32, 16)
     assert compiler.ran == [32, 16] and len(compiler.compiled) == 3
     assert compile_together(lambda: launch(kernel, 16), 2) == [] and compiler.ran == [32, 16]
@@ -88,6 +94,7 @@ def test_what_is_on_disk_is_read_without_other_threads(compiler: Compiler) -> No
     assert len(compile_together(lambda: launch(kernel, 16, 32, 128, 64), 2)) == 4
     where = [("MainThread", block) for block in (16, 32, 128)]
     assert [(thread, block) for block, thread in compiler.compiled] == [*where, ("compile", 64)]
+    assert [block for block, _ in compiler.launchers] == [128, 64]  # those of the others are on disk, too
 
 
 def test_what_cannot_be_compiled_is_compiled_again_where_it_is_launched(compiler: Compiler) -> None:

@@ -2,9 +2,10 @@
 
 Triton compiles a kernel when it is first launched, one after the other: ten seconds and more where its cache on disk is
 empty. Here steps are gone through by launches that compile and do nothing else, on a few threads: most of a compilation
-runs outside Python's lock, though reading what is on disk does not. A launch finds afterwards what it would have
-compiled itself, under the same key, in memory and on disk; what failed here is compiled, or fails, where it is
-launched. Knows nothing of what kernels compute.
+runs outside Python's lock, though reading what is on disk does not. So does that of its launcher, a module in C that
+its first launch would wait a quarter of a second for. A launch finds afterwards what it would have compiled itself,
+under the same key, in memory or on disk; what failed here is compiled, or fails, where it is launched. Knows nothing of
+what kernels compute.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from triton import knobs
+from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from quire_common.telemetry.logs import get_logger
@@ -90,7 +92,10 @@ def _compiling(pool: Executor) -> Iterator[list[Future[Any]]]:
 
         def fill() -> None:
             try:
-                task.set_result(do_compile(self, key, signature, device, *how))  # which puts it in the task's place
+                kernel = do_compile(self, key, signature, device, *how)  # which puts it in the task's place
+                if missed.is_set():
+                    driver.active.launcher_cls(kernel.src, kernel.metadata)  # left on disk, where the launch finds it
+                task.set_result(kernel)
             except Exception as error:
                 kernels.pop(key, None)
                 task.set_exception(error)
