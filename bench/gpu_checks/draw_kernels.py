@@ -32,7 +32,7 @@ _DRAWS = {
     "min_p 0.05": Sampling(temperature=0.8, min_p=0.05),
 }
 # The draw and its settling; with thresholds the groups' maxima and the search before, and the nucleus between.
-_LAUNCHES, _FILTERED = 2, 3
+_LAUNCHES, _FILTERED = 2, 4
 
 
 def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:

@@ -17,7 +17,7 @@ from quire_worker.ops.triton.kernels.control import control_kernel
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
 from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge_logprobs_kernel
-from quire_worker.ops.triton.kernels.nucleus import nucleus_kernel
+from quire_worker.ops.triton.kernels.nucleus import mass_kernel, nucleus_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
@@ -33,6 +33,7 @@ FLOATS = frozenset(
         "candidate",
         "maximum",
         "largest",
+        "part_mass",
         "part_score",
         "part_out",
         "part_lse",
@@ -72,6 +73,7 @@ PARTS = {"PARTS": 38, "PDL": False}
 ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
 THRESHOLD = {"LANES": 4096, "GROUP": 64, "BLOCK": 4096, "FEW": 128, "CANDIDATES": 2048, "PDL": False}
 LOGPROBS = {"PARTS": 38, "BLOCK": 4096, "PDL": False}
+NUCLEUS = PARTS | {"LANES": 64, "SHARES": 38}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
 
@@ -112,8 +114,9 @@ def main() -> None:
         more: dict[str, Any] = {"CONTROLLED": controlled}
         check(f"maxima{told}", group_maxima_kernel, PARTS | {"GROUPS": 64, "GROUP": 64} | more, 4, CHANGED)
         check(f"threshold{told}", threshold_kernel, THRESHOLD | more, 8, CHANGED)
-        check(f"nucleus{told}", nucleus_kernel, PARTS | {"LANES": 256, "BLOCK": 4096} | more, 16, CHANGED)
-        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "FILTERED": True} | more, 2, CHANGED)
+        check(f"mass{told}", mass_kernel, NUCLEUS | {"BLOCK": 4096} | more, 4, CHANGED)
+        check(f"nucleus{told}", nucleus_kernel, NUCLEUS | {"SHARE_LANES": 64, "BLOCK": 8192} | more, 32, CHANGED)
+        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "GROUPS": 16, "FILTERED": True} | more, 2, CHANGED)
         check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
     check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 4, {})
     check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 64}, 8, {})

@@ -109,3 +109,12 @@ def test_an_infinite_logit_draws_nothing() -> None:
     wanted = sample(logits, columns).tolist()
     logits[1:, 9] = float("inf")
     assert run(logits, on_device(columns))[0] == [wanted[0], -1, -1, -1]
+
+
+def test_a_nan_is_found_where_nothing_is_kept() -> None:
+    logits, columns = asking(4, top_k=3)
+    columns.top_k[1], columns.min_p[1], columns.top_k[2], columns.top_p[2] = 0, 0.5, 0, 0.1
+    logits[:, 1000] = 50.0
+    wanted = sample(logits, columns).tolist()
+    logits[:3, 300] = float("nan")
+    assert run(logits, on_device(columns))[0] == [-1, -1, -1, wanted[3]]

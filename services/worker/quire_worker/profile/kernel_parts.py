@@ -27,6 +27,7 @@ KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
         "feed_kernel": FEED,
         "group_maxima_kernel": THRESHOLDS,
         "threshold_kernel": THRESHOLDS,
+        "mass_kernel": THRESHOLDS,
         "nucleus_kernel": THRESHOLDS,
         "draw_kernel": DRAW,
         "settle_kernel": DRAW,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Listed
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire_common.credit import Finish
-from quire_worker.ops.triton.kernels.nucleus import nucleus_kernel
+from quire_worker.ops.triton.kernels.nucleus import mass_kernel, nucleus_kernel
 from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
 from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, threshold_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
@@ -21,7 +22,8 @@ _GROUPS = 64
 _GROUP_WARPS = 4
 _SEARCH_BLOCK = 4096
 _SEARCH_WARPS = 8
-_NUCLEUS_WARPS = 16
+_SHARE, _SHARE_WARPS = 4096, 4
+_NUCLEUS_BLOCK, _NUCLEUS_WARPS = 8192, 32
 _FEW, _CANDIDATES = 128, 2048
 
 
@@ -77,14 +79,16 @@ def draw(
     # Without it the kernels do not look at the two.
     control, replaced = (columns.slot, logits) if changed is None else changed
     controlled = changed is not None
-    largest, threshold = columns.temperature, columns.temperature
+    # Without them the kernels do not look at these.
+    maximum = largest = threshold = columns.temperature
     if filtered:
-        largest, threshold = _thresholds(logits, columns, control, replaced, controlled, pdl)
+        maximum, largest, threshold = _thresholds(logits, columns, control, replaced, controlled, pdl)
     part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
     draw_kernel[(rows, parts)](
         logits,
         columns.temperature,
+        maximum,
         threshold,
         columns.seed,
         columns.sample_index,
@@ -97,36 +101,17 @@ def draw(
         replaced,
         vocab,
         stops,
+        maximum.shape[-1],
         PARTS=parts,
+        GROUPS=max(1, block // _GROUP),
         BLOCK=block,
         FILTERED=filtered,
         CONTROLLED=controlled,
         **options(pdl, num_warps=_DRAW_WARPS),
     )
     if filtered:
-        nucleus_kernel[(rows,)](
-            logits,
-            columns.temperature,
-            columns.top_k,
-            columns.top_p,
-            columns.blocked,
-            columns.stop_id,
-            largest,
-            threshold,
-            columns.seed,
-            columns.sample_index,
-            columns.position,
-            part_score,
-            part_token,
-            control,
-            replaced,
-            vocab,
-            stops,
-            PARTS=parts,
-            LANES=power_of_two(parts),
-            BLOCK=min(_SEARCH_BLOCK, power_of_two(vocab)),
-            CONTROLLED=controlled,
-            **options(pdl, num_warps=_NUCLEUS_WARPS),
+        _keep_to_nucleus(
+            logits, columns, (largest, threshold, part_score, part_token), (control, replaced), controlled, pdl
         )
     settle_kernel[(rows,)](
         part_score,
@@ -151,8 +136,9 @@ def draw(
 
 def _thresholds(
     logits: Tensor, columns: DrawColumns, control: Tensor, replaced: Tensor, controlled: bool, pdl: bool
-) -> tuple[Tensor, Tensor]:
-    """[N] float32: the largest logit of each row that asks, and the least logit that each row keeps."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """float32, of rows that ask: the largest logits of groups [N, G], the largest of all [N], and the least that is
+    kept [N]; -inf where nothing is asked."""
     rows, vocab = logits.shape
     stops = columns.stop_id.shape[1]
     parts = -(-vocab // (_GROUPS * _GROUP))
@@ -195,4 +181,48 @@ def _thresholds(
         CONTROLLED=controlled,
         **options(pdl, num_warps=_SEARCH_WARPS),
     )
-    return largest, threshold
+    return maximum, largest, threshold
+
+
+def _keep_to_nucleus(
+    logits: Tensor, columns: DrawColumns, drawn: Listed[Tensor], changed: Listed[Tensor], controlled: bool, pdl: bool
+) -> None:
+    """Draw again where top_p alone is asked for and the token is not in the nucleus. `drawn`: the largest logits, the
+    thresholds, and what the parts drew."""
+    (rows, vocab), stops = logits.shape, columns.stop_id.shape[1]
+    largest, threshold, part_score, part_token = drawn
+    parts = part_score.shape[1]
+    shares = -(-vocab // _SHARE)
+    part_mass = torch.empty((rows, 2, shares), dtype=torch.float32, device=logits.device)
+    asked = (columns.temperature, columns.top_k, columns.top_p, columns.blocked, columns.stop_id, largest, threshold)
+    sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, "CONTROLLED": controlled}
+    mass_kernel[(rows, shares)](
+        logits,
+        *asked,
+        part_score,
+        part_token,
+        part_mass,
+        *changed,
+        vocab,
+        stops,
+        BLOCK=_SHARE,
+        **sizes,
+        **options(pdl, num_warps=_SHARE_WARPS),
+    )
+    nucleus_kernel[(rows,)](
+        logits,
+        *asked,
+        columns.seed,
+        columns.sample_index,
+        columns.position,
+        part_score,
+        part_token,
+        part_mass,
+        *changed,
+        vocab,
+        stops,
+        SHARE_LANES=power_of_two(shares),
+        BLOCK=_NUCLEUS_BLOCK,
+        **sizes,
+        **options(pdl, num_warps=_NUCLEUS_WARPS),
+    )

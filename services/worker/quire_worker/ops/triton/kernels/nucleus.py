@@ -2,7 +2,8 @@
 
 No threshold is sought. The best of more tokens, where it is kept, is the best of those that are: so a row is drawn from
 all that min_p leaves, and asked whether what is strictly larger than its token weighs less than top_p. If not, it is
-drawn again from what is strictly larger, which the nucleus lies in.
+drawn again from what is strictly larger, which the nucleus lies in. That is seldom: with a top_p of 0.9, of a tenth of
+the rows; so the first question is put to all programs, and the rest is left to one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,62 @@ import triton.language as tl
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
 from quire_worker.ops.triton.kernels.row import alone, row_logits
 from quire_worker.ops.triton.kernels.sample import best_of
+
+
+@triton.jit
+def _winner(part_score, part_token, row, PARTS: tl.constexpr, LANES: tl.constexpr):
+    """The best score of all parts and its token; an infinite score where there is none, or a logit was NaN."""
+    lane = tl.arange(0, LANES)
+    scores = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
+    tokens = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=2147483647)
+    spoiled = tl.max((scores != scores).to(tl.int32), axis=0) > 0
+    best = tl.max(tl.where(scores == scores, scores, float("-inf")), axis=0)
+    chosen = tl.min(tl.where(scores == best, tokens, 2147483647), axis=0)
+    return tl.where(spoiled, float("inf"), best), chosen
+
+
+@triton.jit
+def mass_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    blocked,
+    stop_id,
+    largest,
+    threshold,
+    part_score,
+    part_token,
+    part_mass,
+    control,
+    changed,
+    vocab,
+    stops,
+    PARTS: tl.constexpr,
+    LANES: tl.constexpr,
+    SHARES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CONTROLLED: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Grid [rows, SHARES]: part_mass [rows, 2, SHARES] of BLOCK of the vocabulary: what is strictly larger than the
+    drawn token, and all that is kept. Arguments and rows as in nucleus_kernel."""
+    row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    wait(PDL)
+    let_next_start(PDL)
+    if not alone(temperature, top_k, top_p, row, vocab):
+        return
+    token = share * BLOCK + tl.arange(0, BLOCK)
+    x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    best, chosen = _winner(part_score, part_token, row, PARTS, LANES)
+    if tl.abs(best) == float("inf"):
+        return
+    heat, cut, most = tl.load(temperature + row), tl.load(threshold + row), tl.load(largest + row)
+    bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
+    out = part_mass + row * (2 * SHARES) + share
+    tl.store(out, tl.sum(tl.where(x > bound, weight, 0.0), axis=0))
+    tl.store(out + SHARES, tl.sum(weight, axis=0))
 
 
 @triton.jit
@@ -30,12 +87,15 @@ def nucleus_kernel(
     position,
     part_score,
     part_token,
+    part_mass,
     control,
     changed,
     vocab,
     stops,
     PARTS: tl.constexpr,
     LANES: tl.constexpr,
+    SHARES: tl.constexpr,
+    SHARE_LANES: tl.constexpr,
     BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
@@ -43,46 +103,43 @@ def nucleus_kernel(
     """Grid [rows]: the best of all parts in rows of top_p without top_k, replaced where it is not in the nucleus.
 
     largest [rows] and threshold [rows] as threshold_kernel leaves them, part_score and part_token [rows, PARTS] as
-    draw_kernel does. LANES: a power of two, at least PARTS."""
+    draw_kernel does, part_mass as mass_kernel. LANES and SHARE_LANES: powers of two, at least PARTS and SHARES."""
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
     if not alone(temperature, top_k, top_p, row, vocab):
         return
-    lane = tl.arange(0, LANES)
-    scores = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
-    tokens = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=2147483647)
-    spoiled = tl.max((scores != scores).to(tl.int32), axis=0) > 0
-    best = tl.max(scores, axis=0)
-    if spoiled | (best == float("inf")) | (best == float("-inf")):
+    best, chosen = _winner(part_score, part_token, row, PARTS, LANES)
+    if tl.abs(best) == float("inf"):
         return
-    chosen = tl.min(tl.where(scores == best, tokens, 2147483647), axis=0)
     heat, cut, most = tl.load(temperature + row), tl.load(threshold + row), tl.load(largest + row)
+    p = tl.load(top_p + row)
+    share = tl.arange(0, SHARE_LANES)
+    above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)
+    every = tl.load(part_mass + row * (2 * SHARES) + SHARES + share, mask=share < SHARES, other=0.0)
+    wanted = p * tl.sum(every, axis=0)
+    bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    # The largest itself is always kept.
+    outside = (tl.sum(above, axis=0) >= wanted) & (bound < most)
+    if not outside:
+        return
     key, sample, at = tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
     place = tl.arange(0, BLOCK)
-    bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-    outside = bound < most
     while outside:
-        above = tl.zeros([BLOCK], tl.float32)
-        every = tl.zeros([BLOCK], tl.float32)
+        best = tl.full([], float("-inf"), tl.float32)
+        for start in range(0, vocab, BLOCK):
+            token = start + place
+            x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            x = tl.where(x > bound, x, float("-inf"))
+            score, its_token = best_of(x, token, 1.0 / heat, cut, key, at, sample, True)
+            if score > best:
+                best, chosen = score, its_token
+        bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+        mass = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
             x = row_logits(logits, row, start + place, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-            weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
-            every += weight
-            above += tl.where(x > bound, weight, 0.0)
-        outside = tl.sum(above, axis=0) >= tl.load(top_p + row) * tl.sum(every, axis=0)
-        if outside:
-            best = tl.full([], float("-inf"), tl.float32)
-            for start in range(0, vocab, BLOCK):
-                token = start + place
-                x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-                x = tl.where(x > bound, x, float("-inf"))
-                score, its_token = best_of(x, token, 1.0 / heat, cut, key, at, sample)
-                if score > best:
-                    best, chosen = score, its_token
-            bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-            # The largest itself is always kept.
-            outside = bound < most
-    tl.debug_barrier()
+            mass += tl.where((x > bound) & (x >= cut), tl.exp((x - most) / heat), 0.0)
+        outside = (tl.sum(mass, axis=0) >= wanted) & (bound < most)
+    lane = tl.arange(0, LANES)
     tl.store(part_score + row * PARTS + lane, tl.where(lane == 0, best, float("-inf")), mask=lane < PARTS)
     tl.store(part_token + row * PARTS + lane, chosen, mask=lane < PARTS)

@@ -18,13 +18,13 @@ _SLACK_OF_SCORE: tl.constexpr = tl.constexpr(1e-6)
 # So many kept tokens of a block are scored exactly as they are.
 _IN_TURN: tl.constexpr = tl.constexpr(4)
 _NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
-_LEFT: tl.constexpr = tl.constexpr(9223372036854775807)
 
 
 @triton.jit
 def draw_kernel(
     logits,
     temperature,
+    maximum,
     threshold,
     seed,
     sample_index,
@@ -37,7 +37,9 @@ def draw_kernel(
     changed,
     vocab,
     stops,
+    groups,
     PARTS: tl.constexpr,
+    GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
     FILTERED: tl.constexpr,
     CONTROLLED: tl.constexpr,
@@ -46,55 +48,65 @@ def draw_kernel(
     """Grid [rows, PARTS]: the best token of BLOCK of the vocabulary, and its score; NaN where a logit is NaN.
 
     seed [rows] int64; position [rows] absolute index of the token that is drawn. FILTERED: threshold [rows] is looked
-    at. control and changed as in threshold_kernel."""
+    at, and where there is one maximum [rows, groups] too, of which GROUPS are a part's: where they do not reach it,
+    nothing else is. control and changed as in threshold_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    token = part * BLOCK + tl.arange(0, BLOCK)
-    x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-    heat = tl.load(temperature + row)
     cut = tl.full([], float("-inf"), tl.float32)
     if FILTERED:
         cut = tl.load(threshold + row)
+        group = part * GROUPS + tl.arange(0, GROUPS)
+        # Of rows without a threshold nobody knows them; and a NaN must be found.
+        of_group = tl.load(maximum + row * groups + group, mask=cut > float("-inf"), other=float("inf"))
+        if tl.max(tl.where(of_group < cut, 0, 1), axis=0) == 0:
+            tl.store(part_score + row * PARTS + part, float("-inf"))
+            tl.store(part_token + row * PARTS + part, _NO_TOKEN)
+            return
+    token = part * BLOCK + tl.arange(0, BLOCK)
+    x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+    heat = tl.load(temperature + row)
     spoiled = tl.max((x != x).to(tl.int32), axis=0) > 0
     if heat < GREEDY_BELOW:
         score = tl.max(x, axis=0)
         chosen = tl.min(tl.where(x == score, token, _NO_TOKEN), axis=0)
     else:
         key, sample, at = tl.load(seed + row), tl.load(sample_index + row), tl.load(position + row)
-        score, chosen = best_of(x, token, 1.0 / heat, cut, key, at, sample)
+        score, chosen = best_of(x, token, 1.0 / heat, cut, key, at, sample, FILTERED)
     score = tl.where(spoiled, float("nan"), score)
     tl.store(part_score + row * PARTS + part, score)
     tl.store(part_token + row * PARTS + part, chosen)
 
 
 @triton.jit
-def best_of(x, token, inverse, cut, key, position, sample):
-    """The best score of a block's tokens that reach the cut, and its token; -inf where none does.
+def best_of(x, token, inverse, cut, key, position, sample, FILTERED: tl.constexpr):
+    """The best score of a block's tokens, and its token; -inf where there is none. FILTERED: of those that reach the
+    cut.
 
-    Exact noise takes two logarithms to the last bit. Where many tokens are kept, rough scores say first which few can
-    be the best, and these alone are scored exactly, one by one: mostly one, more where hardly any noise
-    parts equals."""
-    among = (x >= cut) & (x > float("-inf"))
-    left = tl.sum(among.to(tl.int32), axis=0)
-    if left > _IN_TURN:
-        rough = tl.where(among, x * inverse + _rough_noise(_word(key, token, position, sample)), float("-inf"))
+    Exact noise takes two logarithms to the last bit. Rough scores say first which few can be the best, and these alone
+    are scored exactly, one by one: mostly one, more where hardly any noise parts equals."""
+    few = False
+    if FILTERED:
+        x = tl.where(x >= cut, x, float("-inf"))
+        few = tl.sum((x > float("-inf")).to(tl.int32), axis=0) <= _IN_TURN
+    if few:
+        waiting = tl.where(x > float("-inf"), token, _NO_TOKEN)
+    else:
+        rough = x * inverse + _rough_noise(_word(key, token, position, sample))
         most = tl.max(rough, axis=0)
-        # The infinite have no neighbours: what is subtracted of them is one too.
-        among = among & ((rough == most) | (rough >= most - (_SLACK + _SLACK_OF_SCORE * tl.abs(most))))
-        left = tl.sum(among.to(tl.int32), axis=0)
-    # An id above the bits of its logit: what has the least is next, and leaves.
-    bits = x.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    waiting = tl.where(among, (token.to(tl.int64) << 32) | bits, _LEFT)
+        # The infinite have no neighbours, and nothing at all has none.
+        least = tl.where(tl.abs(most) == float("inf"), float("inf"), most - (_SLACK + _SLACK_OF_SCORE * tl.abs(most)))
+        waiting = tl.where(rough >= least, token, _NO_TOKEN)
     best = tl.full([], float("-inf"), tl.float32)
     chosen = tl.full([], _NO_TOKEN, tl.int32)
-    for _ in range(left):
-        first = tl.min(waiting, axis=0)
-        waiting = tl.where(waiting == first, _LEFT, waiting)
-        its_token, its_x = (first >> 32).to(tl.int32), first.to(tl.int32).to(tl.float32, bitcast=True)
-        score = its_x * inverse + _noise(_word(key, its_token, position, sample))
+    first = tl.min(waiting, axis=0)
+    while first != _NO_TOKEN:
+        its_x = tl.max(tl.where(token == first, x, float("-inf")), axis=0)
+        score = its_x * inverse + _noise(_word(key, first, position, sample))
         if score > best:
-            best, chosen = score, its_token
+            best, chosen = score, first
+        waiting = tl.where(waiting == first, _NO_TOKEN, waiting)
+        first = tl.min(waiting, axis=0)
     return best, chosen
 
 

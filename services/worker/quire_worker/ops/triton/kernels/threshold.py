@@ -40,8 +40,8 @@ def group_maxima_kernel(
     CONTROLLED: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [rows, PARTS]: maximum [rows, PARTS * GROUPS], the largest of each GROUP neighbours in rows that ask; -inf
-    past the end. Arguments as in threshold_kernel."""
+    """Grid [rows, PARTS]: maximum [rows, PARTS * GROUPS], the largest of each GROUP neighbours in rows that ask; NaN
+    where one is, -inf past the end. Arguments as in threshold_kernel."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -49,7 +49,9 @@ def group_maxima_kernel(
         group = part * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-        tl.store(maximum + row * (PARTS * GROUPS) + group, tl.max(x, axis=1))
+        spoiled = tl.max((x != x).to(tl.int32), axis=1) > 0
+        most = tl.where(spoiled, float("nan"), tl.max(x, axis=1))
+        tl.store(maximum + row * (PARTS * GROUPS) + group, most)
 
 
 @triton.jit
@@ -95,7 +97,7 @@ def threshold_kernel(
     least = tl.load(min_p + row)
     lane = tl.arange(0, LANES)
     of_group = tl.load(maximum + row * groups + lane, mask=lane < groups, other=float("-inf"))
-    most = tl.max(of_group, axis=0)
+    most = tl.max(tl.where(of_group == of_group, of_group, float("-inf")), axis=0)
     cut = tl.full([], float("-inf"), tl.float32)
     if least > 0.0:
         # exp((x - most) / heat) >= min_p
