@@ -72,7 +72,7 @@ CHANGED = {"changed": "*fp32"}
 PARTS = {"PARTS": 38, "PDL": False}
 ENDS = {"FINISH_STOP": 1, "FINISH_LENGTH": 2}
 THRESHOLD = {"LANES": 4096, "GROUP": 64, "BLOCK": 4096, "FEW": 128, "CANDIDATES": 2048, "PDL": False}
-LOGPROBS = {"PARTS": 38, "BLOCK": 4096, "PDL": False}
+LOGPROBS = {"PARTS": 149, "BLOCK": 1024, "PDL": False}
 NUCLEUS = PARTS | {"LANES": 64, "SHARES": 38}
 GATHER = {"PAGE_WORDS": 2048, "BLOCK": 1024}
 GATHERED = {"source": "i64", "pages": "i32"}
@@ -116,10 +116,10 @@ def main() -> None:
         check(f"threshold{told}", threshold_kernel, THRESHOLD | more, 8, CHANGED)
         check(f"mass{told}", mass_kernel, NUCLEUS | {"BLOCK": 4096} | more, 4, CHANGED)
         check(f"nucleus{told}", nucleus_kernel, NUCLEUS | {"SHARE_LANES": 64, "BLOCK": 8192} | more, 32, CHANGED)
-        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "GROUPS": 16, "FILTERED": True} | more, 2, CHANGED)
+        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "GROUPS": 16, "FILTERED": True} | more, 1, CHANGED)
         check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
-    check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 4, {})
-    check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 64}, 8, {})
+    check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 1, {})
+    check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 256}, 8, {})
     check("gather pages", gather_pages_kernel, GATHER, 8, GATHERED)
     check("control", control_kernel, {"BLOCK": 4096, "PDL": False}, 8, CHANGED)
 

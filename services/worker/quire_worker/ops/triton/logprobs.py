@@ -13,8 +13,7 @@ from torch import Tensor
 from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge_logprobs_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
 
-_BLOCK = 4096
-_BLOCK_WARPS = 4
+_BLOCK, _BLOCK_WARPS = 1024, 1
 _MERGE_WARPS = 8
 # Alternatives follow one another in the kernel; so many more are better sought at once.
 _MOST_IN_TURN = 32

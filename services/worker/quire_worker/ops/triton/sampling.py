@@ -15,13 +15,15 @@ from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, thres
 from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK = 1024
-_DRAW_WARPS = 2
+# Without the bound fewer programs fit on a multiprocessor.
+_DRAW_WARPS, _DRAW_REGISTERS = 1, 80
 # Neighbours of which the search for thresholds knows the largest.
 _GROUP = 64
 _GROUPS = 64
 _GROUP_WARPS = 4
 _SEARCH_BLOCK = 4096
 _SEARCH_WARPS = 8
+# Of the nucleus' mass.
 _SHARE, _SHARE_WARPS = 4096, 4
 _NUCLEUS_BLOCK, _NUCLEUS_WARPS = 8192, 32
 _FEW, _CANDIDATES = 128, 2048
@@ -107,7 +109,7 @@ def draw(
         BLOCK=block,
         FILTERED=filtered,
         CONTROLLED=controlled,
-        **options(pdl, num_warps=_DRAW_WARPS),
+        **options(pdl, num_warps=_DRAW_WARPS, maxnreg=_DRAW_REGISTERS),
     )
     if filtered:
         _keep_to_nucleus(
