@@ -37,6 +37,7 @@ FLOATS = frozenset(
         "part_score",
         "part_out",
         "part_lse",
+        "part_sum",
         "cos",
         "sin",
         "sinks",

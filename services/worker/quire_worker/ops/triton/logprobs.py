@@ -30,7 +30,7 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
     block = min(_BLOCK, power_of_two(vocab))
     parts = -(-vocab // block)
     part_key = torch.empty((entries, parts), dtype=torch.int64, device=device)
-    part_lse = torch.empty((entries, parts), dtype=torch.float32, device=device)
+    part_sum = torch.empty((entries, parts), dtype=torch.float32, device=device)
     part_above = torch.empty((entries, parts), dtype=torch.int32, device=device)
     packed = torch.empty((entries, 2 + 2 * most), dtype=torch.int32, device=device)
     block_logprobs_kernel[(entries, parts)](
@@ -38,7 +38,7 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
         row,
         token,
         part_key,
-        part_lse,
+        part_sum,
         part_above,
         vocab,
         PARTS=parts,
@@ -50,7 +50,7 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
         row,
         token,
         part_key,
-        part_lse,
+        part_sum,
         part_above,
         packed,
         most,

@@ -24,15 +24,15 @@ def block_logprobs_kernel(
     row,
     token,
     part_key,
-    part_lse,
+    part_sum,
     part_above,
     vocab,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [entries, PARTS]: a block's best key (int64), log of its sum of exponentials, and number of logits above the
-    chosen token's (int32). row [entries] of logits [N, vocab] and of token [N]."""
+    """Grid [entries, PARTS]: a block's best key (int64), its sum of exponentials less the best logit if that is finite,
+    and number of logits above the chosen token's (int32). row [entries] of logits [N, vocab] and of token [N]."""
     entry, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
@@ -45,7 +45,7 @@ def block_logprobs_kernel(
     shift = _shift(from_ordered((key >> 32).to(tl.int32)))
     out = entry * PARTS + part
     tl.store(part_key + out, key)
-    tl.store(part_lse + out, shift + tl.log(tl.sum(tl.exp(x - shift), axis=0)))
+    tl.store(part_sum + out, tl.sum(tl.exp(x - shift), axis=0))
     tl.store(part_above + out, tl.sum((x > chosen).to(tl.int32), axis=0))
 
 
@@ -55,7 +55,7 @@ def merge_logprobs_kernel(
     row,
     token,
     part_key,
-    part_lse,
+    part_sum,
     part_above,
     packed,
     most,
@@ -74,11 +74,13 @@ def merge_logprobs_kernel(
     at = tl.load(row + entry).to(tl.int64)
     chosen = _chosen(logits, token, at, vocab)
     known = lane < PARTS
-    lse = tl.load(part_lse + entry * PARTS + lane, mask=known, other=float("-inf"))
     above = tl.load(part_above + entry * PARTS + lane, mask=known, other=0)
     keys = tl.load(part_key + entry * PARTS + lane, mask=known, other=_NO_KEY)
-    shift = _shift(tl.max(lse, axis=0))
-    normaliser = shift + tl.log(tl.sum(tl.exp(lse - shift), axis=0))
+    part_best = tl.where(known, from_ordered((keys >> 32).to(tl.int32)), float("-inf"))
+    shift = _shift(tl.max(part_best, axis=0))
+    # Rounded once: logarithms of the parts would be so each.
+    sums = tl.load(part_sum + entry * PARTS + lane, mask=known, other=0.0)
+    normaliser = shift + tl.log(tl.sum(sums * tl.exp(part_best - shift), axis=0))
     packed += entry * (2 + 2 * most)
     tl.store(packed, (chosen - normaliser).to(tl.int32, bitcast=True))
     tl.store(packed + 1, tl.sum(above, axis=0) + 1)
