@@ -107,6 +107,8 @@ def main() -> None:
             for merges in (False, True):
                 how = DECODE | options | {"LAST_MERGES": merges}
                 check(f"decode attention{told}, {merges=}", decode_attention_kernel, how, 2, pages)
+            wide = DECODE | options | {"LAST_MERGES": False, "TILE": 64}
+            check(f"decode attention{told}, wide", decode_attention_kernel, wide, 4, pages)
             check(f"prefill attention{told}", prefill_attention_kernel, PREFILL | options, 4, pages)
     heads = {name: size for name, size in HEADS.items() if name != "PAGE"}
     check("merge", merge_shares_kernel, heads | MERGE, 2, {})

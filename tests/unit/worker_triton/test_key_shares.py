@@ -17,20 +17,23 @@ from quire_worker.ops.triton.key_shares import (
     END,
     FIRST_OF_SEQUENCE,
     FIRST_PART,
+    NARROW,
     PART,
     PARTS,
     PARTS_OF_SEQUENCE,
     SEQUENCE,
+    WIDE,
     most_shares,
     share_keys,
+    wide_until,
 )
 from quire_worker.step import Int32
 
 
-@given(st.lists(st.integers(1, 5_000), min_size=1, max_size=20), st.integers(1, 40))
-def test_every_key_is_in_one_share(lengths: list[int], programs: int) -> None:
+@given(st.lists(st.integers(1, 5_000), min_size=1, max_size=20), st.integers(1, 40), st.sampled_from([NARROW, WIDE]))
+def test_every_key_is_in_one_share(lengths: list[int], programs: int, tile: int) -> None:
     room = most_shares(len(lengths), programs)
-    shares = share_keys(np.array(lengths, np.int32), programs, room)
+    shares = share_keys(np.array(lengths, np.int32), programs, room, tile)
     used = int((shares[SEQUENCE] >= 0).sum())
     assert (shares[SEQUENCE, used:] == -1).all()
     sizes = shares[END, :used] - shares[BEGIN, :used]
@@ -45,7 +48,7 @@ def test_every_key_is_in_one_share(lengths: list[int], programs: int) -> None:
         assert mine[PART].tolist() == [int(mine[FIRST_PART, 0]) + each for each in range(mine.shape[1])]
         keys = [key for begin, end in zip(mine[BEGIN], mine[END], strict=True) for key in range(begin, end)]
         assert keys == list(range(length))
-        assert (mine[BEGIN] % 32 == 0).all()
+        assert (mine[BEGIN] % tile == 0).all()
 
 
 def shared(lengths: list[int], programs: int = 66) -> Int32:
@@ -76,6 +79,14 @@ def test_even_shares_may_leave_some_of_the_device_idle() -> None:
     assert shared([1024] * 24)[PARTS].max() == shared([1024] * 28)[PARTS].max() == 2
     # Not where one is longer than the others, and would go on alone.
     assert shared([1024] * 23 + [4096])[PARTS].max() > 6
+
+
+def test_few_sequences_of_many_heads_have_wide_tiles() -> None:
+    assert wide_until(HeadShape(32, 8, 128, 0.1)) == 2
+    assert wide_until(HeadShape(16, 8, 128, 0.1)) == wide_until(HeadShape(32, 8, 256, 0.1)) == 0
+    # Half as many, each twice as long.
+    assert share_keys(np.array([1024], np.int32), 66, 140, WIDE)[PARTS].max() == 16
+    assert share_keys(np.array([1024], np.int32), 66, 140, NARROW)[PARTS].max() == 32
 
 
 def test_nobody_decodes() -> None:

@@ -13,6 +13,7 @@ from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.triton import attention, attention_plan, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, padded_length
+from quire_worker.ops.triton.key_shares import BEGIN, PARTS, WIDE
 from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
@@ -161,6 +162,23 @@ def test_attention(
         got = ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window)
         assert close(got, wanted)
     assert device_plan.shares is not None and (int(device_plan.shares[5].max()) > 2) == (programs > 1)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("window", [0, 100])
+def test_attention_of_few_sequences_whose_keys_have_many_heads(page: int, window: int, dtype: torch.dtype) -> None:
+    """Their shares are made for wide tiles, which the kernel has where pages are large enough."""
+    shape = HeadShape(8, 2, 32, 0.2)
+    case = Case(shape, page, ints(270, 71), ints(1, 1), dtype)
+    ops, reference = make(shape), TorchOps(shape, page)
+    query = randn(case.rows, shape.heads * shape.head_dim, seed=9).to(dtype)
+    plan = reference.plan(case.clean, case.rows, case.position, case.count, case.table)
+    wanted = reference.paged_attention(query.float(), case.clean, 1, plan, shape, window)
+    device_plan = ops.plan(case.poisoned, case.rows, case.position, case.count, case.table)
+    assert close(ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window), wanted)
+    assert device_plan.shares is not None
+    assert (device_plan.shares[BEGIN] % WIDE == 0).all() and int(device_plan.shares[PARTS].max()) > 1
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.key_shares import COLUMNS, most_shares, share_keys
+from quire_worker.ops.triton.key_shares import COLUMNS, NARROW, WIDE, most_shares, share_keys, wide_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,11 +44,14 @@ class Tiling(NamedTuple):
     programs: int
     even: bool = False
     """What decodes is tiled like what prefills, and keys are not shared out."""
+    wide_until: int = 0
+    """Sequences for which shares of keys are made for wide tiles."""
 
     @classmethod
     def of(cls, shape: HeadShape, device: torch.device, *, even: bool = False) -> Tiling:
         """The tiling of a model's heads on a device."""
-        return cls(max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads)), decode_programs(shape, device), even)
+        tokens = max(1, PREFILL_ROWS // (shape.heads // shape.kv_heads))
+        return cls(tokens, decode_programs(shape, device), even, wide_until(shape))
 
 
 @dataclass(frozen=True)
@@ -189,7 +192,8 @@ class StepLayout:
         if "share" in self.place:
             begin, length = self.place["share"]
             shares = into[begin : begin + length].reshape(COLUMNS, -1)
-            shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1])
+            tile = WIDE if self.size.decodes <= self.tiling.wide_until else NARROW
+            shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1], tile)
 
     def _pack_table(self, batch: StepBatch, decodes: int, here: Int32 | slice, into: Int32) -> int:
         size, width = self.size, batch.page_table.shape[1]

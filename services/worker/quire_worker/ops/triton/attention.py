@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
-from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM
+from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM, NARROW, WIDE, wide_until
 from quire_worker.ops.triton.launch import options, power_of_two
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from quire_worker.ops.triton.attention_plan import TritonPlan
 
 _DOT_ROWS = 16
-_DECODE_TILE = 32
 _PREFILL_TILE = 64
 # Heads times shares that are merged at a time.
 _MERGED = 16
@@ -41,6 +40,8 @@ def decode_attention(
     page = pages.shape[4]
     shares = plan.shares.shape[1]
     width = power_of_two(shape.heads // shape.kv_heads)
+    # Shares for wide tiles are whole narrow ones too, which suit smaller pages.
+    tile = WIDE if plan.decodes <= wide_until(shape) and page >= WIDE else NARROW
     part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
     part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
     merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}
@@ -65,7 +66,7 @@ def decode_attention(
         KV_HEADS=shape.kv_heads,
         DIM=shape.head_dim,
         PAGE=page,
-        TILE=min(_DECODE_TILE, page),
+        TILE=min(tile, page),
         ROWS=max(_DOT_ROWS, width),
         **merge,
         LAST_MERGES=last_merges,
@@ -73,7 +74,7 @@ def decode_attention(
         WINDOWED=window > 0,
         SINKS=sinks is not None,
         STAGES=5,
-        **options(pdl, num_warps=2),
+        **options(pdl, num_warps=4 if tile == WIDE else 2),
     )
     if not last_merges:
         merge_shares_kernel[(plan.decodes, shape.kv_heads)](

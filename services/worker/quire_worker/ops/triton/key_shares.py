@@ -6,15 +6,24 @@ A long sequence is cut into shares, a short one is a share by itself. The longes
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from quire_worker.step import Int32
+
+if TYPE_CHECKING:
+    from quire_worker.ops.interface import HeadShape
 
 SEQUENCE, BEGIN, END, PART, FIRST_PART, PARTS, FIRST_OF_SEQUENCE, PARTS_OF_SEQUENCE = range(8)
 """The columns. By share: whose keys, [begin, end) of them, this share's place among all, that of its sequence's first
 share, and how many its sequence has. By sequence: the last two again."""
 COLUMNS = 8
-_TILE = 32
+NARROW, WIDE = 32, 64
+"""Keys of a kernel's tile, a multiple of which a share has. Of programs with wide ones half as many fit the device."""
+# So many sequences are better off with wide tiles where a KV head has so many query heads: shares are longer, and fewer
+# are merged. Of larger heads one program would fill a multiprocessor.
+_WIDE_UNTIL, _WIDE_FROM_HEADS, _WIDE_DIM = 2, 4, 128
 # Parts that the longest sequence may be cut into.
 _CUTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64)
 # Fitted to times of an H200 (bench/LOG.md), in keys: what a share costs beside its keys; all shares' being merged, by
@@ -34,26 +43,33 @@ _EVEN = 0.9
 _GROWTH = 1.25
 
 
+def wide_until(shape: HeadShape) -> int:
+    """A kernel for so many sequences or fewer has wide tiles."""
+    suits = shape.heads >= _WIDE_FROM_HEADS * shape.kv_heads and shape.head_dim <= _WIDE_DIM
+    return _WIDE_UNTIL if suits else 0
+
+
 def most_shares(sequences: int, programs: int) -> int:
     """Room for the shares of so many sequences, where `programs` fill the device."""
     return sequences and sequences + (_ROUNDS if sequences >= _FEW else _FEW_ROUNDS) * programs
 
 
-def share_keys(length: Int32, programs: int, room: int) -> Int32:
-    """[COLUMNS, room] for sequences of these lengths, at least as many shares as `programs` where the keys suffice;
-    `room` as of most_shares for so many sequences or more. SEQUENCE is -1 where there is no share."""
+def share_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
+    """[COLUMNS, room] for sequences of these lengths, at least as many shares as fit the device (`programs` with narrow
+    tiles) where the keys suffice; `room` as of most_shares for so many sequences or more. SEQUENCE is -1 where there is
+    no share."""
     shares = np.zeros((COLUMNS, room), np.int32)
     shares[SEQUENCE] = -1
     count = len(length)
     if not count:
         return shares
-    parts = _parts(length, programs, room)
+    parts = _parts(length, -(-programs * NARROW // tile), room, tile)
     used = int(parts.sum())
     owner = np.repeat(np.arange(count), parts)
     first = np.cumsum(parts) - parts
     index = np.arange(used) - first[owner]
     keys = -(-length // parts)
-    each = -(-keys // _TILE) * _TILE
+    each = -(-keys // tile) * tile
     begin = index * each[owner]
     end = np.minimum(begin + each[owner], length[owner])
     order = np.argsort(begin - end, kind="stable")
@@ -65,27 +81,28 @@ def share_keys(length: Int32, programs: int, room: int) -> Int32:
     return shares
 
 
-def _parts(length: Int32, programs: int, room: int) -> Int32:
+def _parts(length: Int32, programs: int, room: int, tile: int) -> Int32:
     """Shares of each sequence: even pieces, of the size with which the last program is likely to end first."""
     longest, total, count = int(length.max()), int(length.sum()), len(length)
     least = min(_SHORT, 2 * total // programs)
-    cuts = [cut for cut in _CUTS if cut == 1 or _piece(longest, cut) >= least]
-    piece = _piece(longest, min(cuts, key=lambda cut: _time(longest, total, count, cut, programs)))
+    cuts = [cut for cut in _CUTS if cut == 1 or _piece(longest, cut, tile) >= least]
+    best = min(cuts, key=lambda cut: _time(longest, total, count, cut, programs, tile))
+    piece = _piece(longest, best, tile)
     while True:
         parts: Int32 = -(-length // piece)
         if piece >= longest or int(parts.sum()) <= room:
             return parts
-        piece = _piece(int(piece * _GROWTH) + 1, 1)
+        piece = _piece(int(piece * _GROWTH) + 1, 1, tile)
 
 
-def _piece(length: int, cut: int) -> int:
-    return -(-length // (cut * _TILE)) * _TILE
+def _piece(length: int, cut: int, tile: int) -> int:
+    return -(-length // (cut * tile)) * tile
 
 
-def _time(longest: int, total: int, count: int, cut: int, programs: int) -> float:
+def _time(longest: int, total: int, count: int, cut: int, programs: int, tile: int) -> float:
     """In keys, about; of `count` sequences, the longest of which is cut so often. Programs take the next share when
     they have ended one, the shortest last."""
-    piece = _piece(longest, cut)
+    piece = _piece(longest, cut, tile)
     even = total >= _EVEN * count * longest
     shares = count * cut if even else max(count, total / piece + count / 2)
     idle = _IDLE * (-shares % programs) * min(piece, total / count)
