@@ -103,7 +103,7 @@ def draw(
         replaced,
         vocab,
         stops,
-        maximum.shape[-1],
+        maximum.shape[1] if filtered else 0,  # not rows, by which Triton would compile it anew
         PARTS=parts,
         GROUPS=max(1, block // _GROUP),
         BLOCK=block,
