@@ -3,9 +3,7 @@ ends the device by name. Of the interpreted device, and of CudaDevice itself ove
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_checks.interpreted_device import InterpretedDevice
 from bench.gpu_checks.launching import run_one
 from bench.local_engine import LocalEngine
 from quire_common.credit import Finish, KvGroup, ModelInfo, PageGeometry
@@ -22,161 +19,43 @@ from quire_common.errors import Internal
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda import step_extras
-from quire_worker.cuda.cuda_device import CudaDevice
 from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
-from quire_worker.engine.ports import Device
-from quire_worker.engine.spec import EngineSpec
-from quire_worker.engine.step_runner import StepOutcome
-from quire_worker.ops.interface import HeadShape
 from quire_worker.replica import ServedModel
-from quire_worker.sampling.row_controls import RowControls
-from quire_worker.step import PromptScores, StepBatch
+from quire_worker.step import PromptScores
 from tests.fakes.some_processors import PROCESSORS
+from tests.unit.worker_triton.launch_rig import (
+    NEXT,
+    VOCAB,
+    LastTokenModel,
+    NoStream,
+    Rig,
+    cuda_device,
+    interpreted_device,
+    without_streams,
+)
 
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning"),
     pytest.mark.skipif(torch.cuda.is_available(), reason="streams are stood in for"),
 ]
-VOCAB, SLOTS, HIDDEN = 53, 8, 8
-TABLE = torch.from_numpy(np.random.default_rng(5).normal(0, 1, (VOCAB, HIDDEN)).astype(np.float32))
-HEAD = torch.from_numpy(np.random.default_rng(6).normal(0, 1, (HIDDEN, VOCAB)).astype(np.float32))
-NEXT = (TABLE @ HEAD).numpy()
-"""[V, V]: what a model that knows the last token alone makes of it."""
 OUT_OF_MEMORY = torch.OutOfMemoryError("no room")
-
-
-class LastTokenModel:
-    """Stands for a decoder. `before` is called with the tokens of each step, and may raise."""
-
-    def __init__(self) -> None:
-        self.spec = SimpleNamespace(vocab_size=VOCAB)
-        self.head_shape = HeadShape(2, 1, 16, 1.0)
-        self.before: Callable[[list[int]], None] = lambda _: None
-
-    def forward(self, token: Tensor, _pages: Tensor, plan: Any, _attend: object = None) -> Tensor:
-        self.before(token[plan.position >= 0].tolist())
-        return TABLE[token.long()]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return hidden @ HEAD
-
-
-class _Stream:
-    """Neither a stream nor an event of CUDA's: what it is given has ended. Stands for both."""
-
-    def record(self, _stream: object) -> None:
-        """Nothing."""
-
-    def synchronize(self) -> None:
-        """Nothing."""
-
-
-def _interpreted(model: LastTokenModel) -> Device:
-    spec = EngineSpec(4, 64, VOCAB, 16, 2, (), SLOTS, logits_processors=PROCESSORS)
-    return InterpretedDevice(model, torch.zeros(1), spec)  # type: ignore[arg-type]  # a model that is made up
-
-
-def _cuda(model: LastTokenModel, graphs: Callable[[StepBody, Tiling], Any] = lambda *_: None) -> Device:
-    body = StepBody(model, torch.zeros(1), 1 << 16, SLOTS, 32)  # type: ignore[arg-type]  # a model that is made up
-    tiling = Tiling.of(model.head_shape, torch.device("cpu"))
-    return CudaDevice(body, tiling, graphs(body, tiling), _Stream(), None, PROCESSORS)  # type: ignore[arg-type]  # no stream of CUDA's
 
 
 @pytest.fixture
 def no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "stream", lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "Event", _Stream)
-    monkeypatch.setattr(Tensor, "pin_memory", lambda self: self)
+    without_streams(monkeypatch)
 
 
-@pytest.fixture(params=[_interpreted, _cuda], ids=["interpreted", "cuda"])
+@pytest.fixture(params=[interpreted_device, cuda_device], ids=["interpreted", "cuda"])
 def rig(request: pytest.FixtureRequest, no_streams: None) -> Iterator[Rig]:
     model = LastTokenModel()
     device = request.param(model)
     yield Rig(model, device)
     device.close()
-
-
-@dataclass
-class Rig:
-    """Sequences of one prompt token each, by slot, all in every step."""
-
-    model: LastTokenModel
-    device: Device
-    controls: dict[int, RowControls] = field(default_factory=dict)
-    logprobs: dict[int, int] = field(default_factory=dict)
-    ended: dict[int, StepOutcome] = field(default_factory=dict)
-
-    def asks(self, slot: int, *processors: str, controls: LogitControls | None = None) -> None:
-        """What the sequence of a slot asks of its logits."""
-        found = RowControls.of(
-            Sequence(np.array([slot], np.int32), Stop(40), Sampling(processors=processors, controls=controls)),
-            PROCESSORS,
-        )
-        assert found is not None
-        self.controls[slot] = found
-
-    def batch(self, slots: list[int], position: int) -> StepBatch:
-        """A step: the prompt's token, which is the slot's number, or what was drawn."""
-        n = len(slots)
-        ones = np.ones(n, np.int32)
-        return StepBatch(
-            token=np.array(slots if position == 0 else [0] * n, np.int64),
-            count=ones,
-            position=ones * position,
-            page_table=ones[:, None],
-            sample=np.ones(n, np.bool_),
-            temperature=np.zeros(n, np.float32),
-            top_k=0 * ones,
-            top_p=np.ones(n, np.float32),
-            min_p=np.zeros(n, np.float32),
-            seed=np.zeros(n, np.uint64),
-            sample_index=np.zeros(n, np.uint32),
-            logprobs=np.array([self.logprobs.get(slot, -1) for slot in slots], np.int32),
-            controls={row: self.controls[slot] for row, slot in enumerate(slots) if slot in self.controls},
-            slot=np.array(slots, np.int32),
-            fed=np.full(n, position > 0),
-            last=np.zeros(n, np.bool_),
-            stop_id=-ones[:, None],
-        )
-
-    def step(self, slots: list[int], position: int) -> StepOutcome:
-        return run_one(self.device, self.batch(slots, position))
-
-    def serve(self, slots: list[int], steps: int) -> tuple[dict[int, list[int]], dict[int, tuple[int, Internal]]]:
-        """Tokens by slot, and the step and error of those that failed, which leave."""
-        tokens: dict[int, list[int]] = {slot: [] for slot in slots}
-        errors: dict[int, tuple[int, Internal]] = {}
-        for position in range(steps):
-            running = [slot for slot in slots if slot not in errors]
-            outcome = self.step(running, position)
-            for row, slot in enumerate(running):
-                if row in outcome.failed:
-                    assert outcome.token[row] == -1 and outcome.finish[row] == Finish.ERROR
-                    errors[slot] = position, outcome.failed[row]  # type: ignore[assignment]  # those here are Internal
-                else:
-                    assert outcome.finish[row] == 0
-                    tokens[slot].append(int(outcome.token[row]))
-        return tokens, errors
-
-    def alone(self, slot: int, steps: int) -> list[int]:
-        """What a sequence says that nobody disturbs."""
-        token, said = slot, list[int]()
-        controls = self.controls.get(slot)
-        own = None if controls is None else RowControls(controls.sequence, PROCESSORS)
-        for _ in range(steps):
-            row = NEXT[token].copy()
-            if own is not None:
-                own.apply(row)
-            token = int(row.argmax())
-            said.append(token)
-            if own is not None:
-                own.fed(token)
-        return said
 
 
 def test_a_processor_that_raises_in_the_middle_of_a_batch_ends_its_request_alone(rig: Rig) -> None:
@@ -227,7 +106,7 @@ class _Captures:
 def test_a_capture_before_a_failed_launch_keeps_nobody_from_running_alone(raises: int, no_streams: None) -> None:
     """It feeds no sequence's token back, whether it comes to an end or not."""
     model = LastTokenModel()
-    rig = Rig(model, _cuda(model, lambda body, _: _Captures(body, raises)))
+    rig = Rig(model, cuda_device(model, lambda body, _: _Captures(body, raises)))
     rig.asks(1, controls=LogitControls(allowed_token_ids=(VOCAB + 40,)))
     tokens, errors = rig.serve([0, 1, 2], 2)
     rig.device.close()
@@ -301,11 +180,11 @@ def test_an_error_of_cuda_ends_the_device_by_name(
         raise RuntimeError(f"Triton Error [CUDA]: {told}") if later else torch.AcceleratorError(f"CUDA error: {told}")
 
     model = LastTokenModel()
-    rig = Rig(model, _cuda(model))
+    rig = Rig(model, cuda_device(model))
     assert not rig.step([0, 1], 0).failed
     model.before = break_down
     if later:
-        monkeypatch.setattr(_Stream, "synchronize", _raise)
+        monkeypatch.setattr(NoStream, "synchronize", _raise)
     for call in (lambda: rig.device.launch(rig.batch([0, 1], 1)), rig.device.finished, rig.device.drain):
         with pytest.raises(Internal) as caught:
             call()
@@ -338,7 +217,8 @@ def test_a_graph_that_cannot_be_replayed_is_taken_apart_as_well(no_streams: None
             raise OUT_OF_MEMORY
 
     rig = Rig(
-        model, _cuda(model, lambda body, tiling: SimpleNamespace(find=lambda size, fresh: Graph(body, tiling, size)))
+        model,
+        cuda_device(model, lambda body, tiling: SimpleNamespace(find=lambda size, fresh: Graph(body, tiling, size))),
     )
     assert rig.step([0, 1], 0).token.tolist() == [rig.alone(slot, 1)[0] for slot in (0, 1)]
     model.before = few
@@ -348,7 +228,7 @@ def test_a_graph_that_cannot_be_replayed_is_taken_apart_as_well(no_streams: None
 
 def test_steps_in_flight_are_told_before_the_one_that_could_not_be_launched(no_streams: None) -> None:
     model = LastTokenModel()
-    rig = Rig(model, _cuda(model))
+    rig = Rig(model, cuda_device(model))
     rig.device.launch(rig.batch([0, 1], 0))
 
     def few(tokens: list[int]) -> None:
@@ -377,7 +257,7 @@ def test_an_engine_with_steps_in_flight_loses_the_one_request(no_streams: None) 
     group = KvGroup("full", 1, "", "bfloat16", 1, 1, 16)
     info = ModelInfo("m", "", 64, VOCAB, (), b"", PageGeometry(16, (group,), b"m"), 0, "", ())
     copier: Any = None
-    served = ServedModel(lambda spec, _: _cuda(model), copier, info, 40, logits_processors=PROCESSORS)
+    served = ServedModel(lambda spec, _: cuda_device(model), copier, info, 40, logits_processors=PROCESSORS)
     local = LocalEngine(served, max_num_seqs=3, max_num_batched_tokens=64)
     processors: dict[int, tuple[str, ...]] = {1: ("contrary",), 3: ("weary",)}
     for handle in range(6):

@@ -15,40 +15,42 @@ from quire_worker.ops.triton.attention_plan import decode_programs, resident_pro
 from quire_worker.ops.triton.key_shares import (
     BEGIN,
     END,
-    FIRST_OF_SEQUENCE,
-    FIRST_PART,
     NARROW,
-    PART,
     PARTS,
-    PARTS_OF_SEQUENCE,
     SEQUENCE,
     WIDE,
+    follow,
     most_shares,
     share_keys,
     wide_until,
 )
 from quire_worker.step import Int32
+from tests.unit.worker_triton.sharing import check_shares
 
 
 @given(st.lists(st.integers(1, 5_000), min_size=1, max_size=20), st.integers(1, 40), st.sampled_from([NARROW, WIDE]))
 def test_every_key_is_in_one_share(lengths: list[int], programs: int, tile: int) -> None:
     room = most_shares(len(lengths), programs)
     shares = share_keys(np.array(lengths, np.int32), programs, room, tile)
+    check_shares(shares, lengths, tile)
     used = int((shares[SEQUENCE] >= 0).sum())
-    assert (shares[SEQUENCE, used:] == -1).all()
-    sizes = shares[END, :used] - shares[BEGIN, :used]
-    assert (np.diff(sizes) <= 0).all()
-    assert sorted(shares[PART, :used].tolist()) == list(range(used))
-    for sequence, length in enumerate(lengths):
-        mine = shares[:, :used][:, shares[SEQUENCE, :used] == sequence]
-        mine = mine[:, np.argsort(mine[PART])]
-        assert (mine[PARTS] == mine.shape[1]).all()
-        assert shares[PARTS_OF_SEQUENCE, sequence] == mine.shape[1]
-        assert shares[FIRST_OF_SEQUENCE, sequence] == mine[FIRST_PART, 0]
-        assert mine[PART].tolist() == [int(mine[FIRST_PART, 0]) + each for each in range(mine.shape[1])]
-        keys = [key for begin, end in zip(mine[BEGIN], mine[END], strict=True) for key in range(begin, end)]
-        assert keys == list(range(length))
-        assert (mine[BEGIN] % tile == 0).all()
+    assert (np.diff(shares[END, :used] - shares[BEGIN, :used]) <= 0).all()
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5_000), st.integers(0, 9)), min_size=1, max_size=20),
+    st.integers(1, 40),
+    st.sampled_from([NARROW, WIDE]),
+)
+def test_shares_follow_sequences_that_grow_until_one_needs_another_tile(
+    sequences: list[tuple[int, int]], programs: int, tile: int
+) -> None:
+    before = np.array([length for length, _ in sequences], np.int32)
+    now = before + np.array([growth for _, growth in sequences], np.int32)
+    shares = share_keys(before, programs, most_shares(len(before), programs), tile)
+    fits = all(-(-old // tile) == -(-new // tile) for old, new in zip(before, now, strict=True))
+    assert follow(shares, before, now, tile) == fits
+    check_shares(shares, (now if fits else before).tolist(), tile)
 
 
 def shared(lengths: list[int], programs: int = 66) -> Int32:

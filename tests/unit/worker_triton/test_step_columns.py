@@ -1,4 +1,5 @@
-"""A buffer that steps are packed into holds what a fresh one would, however little of it was written again."""
+"""A buffer that steps are packed into holds what a fresh one would, however little of it was written again; but for how
+keys are shared out, which may be as it was."""
 
 from __future__ import annotations
 
@@ -12,7 +13,9 @@ import pytest
 from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
+from quire_worker.ops.triton.key_shares import COLUMNS, NARROW
 from quire_worker.step import Int32, StepBatch
+from tests.unit.worker_triton.sharing import check_shares
 
 TILING = Tiling(8, 6)
 WORDS = 4096
@@ -56,7 +59,13 @@ def check(columns: StepColumns, layout: StepLayout, batch: StepBatch, control: d
     wanted: Int32 = columns.words.copy()
     used = layout.pack(batch, wanted, control)
     assert columns.pack(layout, batch, control) == used
-    assert columns.words[:used].tolist() == wanted[:used].tolist()
+    found = columns.words.copy()
+    if "share" in layout.place:
+        begin, length = layout.place["share"]
+        lengths = batch.position[: int(np.count_nonzero(batch.fed))] + 1
+        check_shares(found[begin : begin + length].reshape(COLUMNS, -1), lengths.tolist(), NARROW)
+        found[begin : begin + length] = wanted[begin : begin + length]
+    assert found[:used].tolist() == wanted[:used].tolist()
 
 
 def mixed(batch: StepBatch) -> StepBatch:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.lone_steps import outcome_of_each
 from quire_worker.cuda.repetition_watch import RepetitionWatch
-from quire_worker.cuda.step_columns import StepColumns
+from quire_worker.cuda.step_columns import StepColumns, goes_on
 from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
@@ -47,6 +47,15 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _RING = 4
+
+
+class _Choice(NamedTuple):
+    """How a step is launched: by what, None being kernel by kernel, how it is packed for that, and the row of its
+    results by sequence of the batch."""
+
+    graph: StepGraph | None
+    layout: StepLayout
+    places: Int32
 
 
 @dataclass(slots=True)
@@ -87,7 +96,10 @@ class CudaDevice:
         self._pinned = [torch.zeros(words, dtype=torch.int32).pin_memory() for _ in range(_RING)]
         self._columns = [StepColumns(buffer.numpy()) for buffer in self._pinned]
         self._results = [torch.zeros(results, dtype=torch.int32).pin_memory() for _ in range(_RING)]
+        self._done = [torch.cuda.Event() for _ in range(_RING)]  # type: ignore[no-untyped-call]  # torch's
         self._turn = 0
+        # The last step that was not like the one before it.
+        self._chosen: tuple[StepBatch, _Choice] | None = None
         self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
         self._extras = StepExtras(body.pages.device, _RING, body.decoder.logits, self._examine)
         self._host_rows = HostRows(processors)
@@ -117,10 +129,10 @@ class CudaDevice:
         turn, self._turn = self._turn, (self._turn + 1) % _RING
         body, hidden = self._body, None
         try:
-            graph, layout = self._choose(batch)
+            graph, layout, places = self._choose(batch)
         finally:
             body.advanced = False  # what was launched until here, a capture's step of nobody too, is not this step
-        count, places = 2 * layout.size.sequences, _places(batch, layout)
+        count, done = 2 * layout.size.sequences, self._done[turn]
         with torch.cuda.stream(self._stream):
             control = self._sheets.addresses(batch) if layout.size.controlled else {}
             used = self._columns[turn].pack(layout, batch, control)
@@ -132,7 +144,6 @@ class CudaDevice:
             self._results[turn][:count].copy_(body.results[:count], non_blocking=True)
             logits = body.logits if graph is None else graph.logits
             extras = self._extras.start(batch, places, logits, body.results, hidden)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
             done.record(self._stream)
         took = (time.perf_counter_ns() - begin) // 1000
         return _Flight(batch, layout.size.sequences, places, self._results[turn], done, extras, took)
@@ -211,8 +222,14 @@ class CudaDevice:
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
 
-    def _choose(self, batch: StepBatch) -> tuple[StepGraph | None, StepLayout]:
-        """What a step is launched by, None: kernel by kernel, and how it is packed for that."""
+    def _choose(self, batch: StepBatch) -> _Choice:
+        """As for the step before, where the same sequences decode."""
+        if self._chosen is None or batch.controls or not goes_on(self._chosen[0], batch):
+            graph, layout = self._find(batch)
+            self._chosen = batch, _Choice(graph, layout, _places(batch, layout))
+        return self._chosen[1]
+
+    def _find(self, batch: StepBatch) -> tuple[StepGraph | None, StepLayout]:
         size, fresh = _size_of(batch), self._find_fresh(batch)
         stops = batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0
         # Rare, and needs what a graph does not have: hidden rows of the prompt, or a stop before the draw.

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.key_shares import COLUMNS, NARROW, WIDE, most_shares, share_keys, wide_until
+from quire_worker.ops.triton.key_shares import COLUMNS, NARROW, WIDE, follow, most_shares, share_keys, wide_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,9 +173,10 @@ class StepLayout:
         self._pack_rows(batch, decodes, here, first, into)
         return self._pack_table(batch, decodes, here, into)
 
-    def pack_next(self, batch: StepBatch, into: Int32) -> int:
+    def pack_next(self, batch: StepBatch, into: Int32, before: Int32) -> int:
         """The same for a batch of sequences that all decode, into what holds an earlier step of these, packed by this
-        layout: writes what has moved."""
+        layout, when they were at the positions `before`: writes what has moved. Keys may be shared out as they were
+        then, not as they would be now."""
         count, position = len(batch.position), batch.position
         for name, values in (
             ("position", position),
@@ -185,15 +186,16 @@ class StepLayout:
         ):
             begin = self.place[name][0]
             into[begin : begin + count] = values
-        self._pack_shares(position, into)
+        self._pack_shares(position, into, before)
         return self._pack_table(batch, count, slice(count), into)
 
-    def _pack_shares(self, position: Int32, into: Int32) -> None:
+    def _pack_shares(self, position: Int32, into: Int32, before: Int32 | None = None) -> None:
         if "share" in self.place:
             begin, length = self.place["share"]
             shares = into[begin : begin + length].reshape(COLUMNS, -1)
             tile = WIDE if self.size.decodes <= self.tiling.wide_until else NARROW
-            shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1], tile)
+            if before is None or not follow(shares, before + 1, position + 1, tile):
+                shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1], tile)
 
     def _pack_table(self, batch: StepBatch, decodes: int, here: Int32 | slice, into: Int32) -> int:
         size, width = self.size, batch.page_table.shape[1]

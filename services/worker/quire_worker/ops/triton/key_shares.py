@@ -81,6 +81,18 @@ def share_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> I
     return shares
 
 
+def follow(shares: Int32, before: Int32, length: Int32, tile: int) -> bool:
+    """Change what share_keys gave for sequences of the lengths `before` into shares of the same ones that have grown
+    to `length`: the last of each takes the new keys. False where one has no room left in its last tile: nothing was
+    done then."""
+    if not np.array_equal((before - 1) // tile, (length - 1) // tile):
+        return False
+    owner, ends = shares[SEQUENCE], shares[END]
+    last = np.flatnonzero((owner >= 0) & (ends == before[owner]))
+    ends[last] = length[owner[last]]
+    return True
+
+
 def _parts(length: Int32, programs: int, room: int, tile: int) -> Int32:
     """Shares of each sequence: even pieces, of the size with which the last program is likely to end first."""
     longest, total, count = int(length.max()), int(length.sum()), len(length)
