@@ -42,7 +42,8 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         for samples in (_Samples(_STEP, 10, 4, 8), _Samples(_LARGE_STEP, 5, 3, 4)):
             with StepCheck(recorder, model, CUDA_SEQUENCES, samples.tokens, graphs=True) as check:
                 if samples.tokens == _STEP:
-                    check(padded_sizes(), "steps of all padded sizes")
+                    for kind, sizes in padded_sizes().items():
+                        check(sizes, f"steps of all padded sizes, {kind}")
                 _check_samples(check, samples)
 
 
@@ -66,9 +67,14 @@ def _check_samples(check: StepCheck, samples: _Samples) -> None:
     check(fresh, f"steps of up to {tokens} tokens with fresh prompts", fresh=True)
 
 
-def padded_sizes() -> list[StepSize]:
-    """Those that steps are padded to, whatever the largest step may be."""
-    return [size for size in graph_sizes(CUDA_SEQUENCES, _STEP) if size.rows <= MOST_PADDED_ROWS]
+def padded_sizes() -> dict[str, list[StepSize]]:
+    """Those that steps are padded to, whatever the largest step may be, by what rows may ask."""
+    sizes = [size for size in graph_sizes(CUDA_SEQUENCES, _STEP) if size.rows <= MOST_PADDED_ROWS]
+    return {
+        "plain": [size for size in sizes if not size.filtered],
+        "with filters": [size for size in sizes if size.filtered and not size.controlled],
+        "with controls": [size for size in sizes if size.controlled],
+    }
 
 
 def tiny_sizes() -> list[StepSize]:
