@@ -77,6 +77,18 @@ def test_what_is_not_in_the_nucleus_is_drawn_again(top_p: float) -> None:
     assert sum(a != b for a, b in zip(token, sample(logits, columns).tolist(), strict=True)) >= 2
 
 
+@pytest.mark.parametrize(("vocab", "top_k", "top_p"), [(12, 14, 0.5), (5, 16, 0.8), (5, 5, 0.8), (5, 4, 0.8)])
+def test_of_a_small_vocabulary_top_k_may_keep_all(vocab: int, top_k: int, top_p: float) -> None:
+    logits, columns = asking(24, temperature=1.7, top_k=top_k, top_p=top_p)
+    logits = logits[:, :vocab].contiguous()
+    assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist()
+
+
+def test_of_many_that_top_k_keeps_no_weight_leaves_the_largest() -> None:
+    logits, columns = asking(6, top_k=1400, top_p=0.0)
+    assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist() == logits.argmax(dim=1).tolist()
+
+
 def test_a_nucleus_knows_nothing_of_blocked_ids() -> None:
     logits, columns = asking(4, top_p=0.3)
     top = logits.topk(2, dim=1).indices

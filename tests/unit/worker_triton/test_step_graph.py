@@ -150,7 +150,8 @@ def test_a_shelf_makes_at_once_what_is_wanted_again_and_again_and_the_rest_in_ti
     maker = Maker()
     shelf = SizeShelf(sizes, sizes[:1], maker, 4, wants=3)
     assert shelf.find(StepSize(4)) is None and shelf.find(StepSize(8)) is None and maker.made == []
-    shelf.make_next()  # what was wanted last goes before what may never be
+    assert shelf.find(StepSize(8)) is None
+    shelf.make_next()  # what was wanted twice goes before what may never be, which goes before what was wanted once
     assert maker.made == [8] and shelf.lacks
     assert shelf.find(StepSize(3)) == 8 and maker.made == [8]
     assert shelf.find(StepSize(3)) == 4 and shelf.find(StepSize(3)) == 4 and maker.made == [8, 4]

@@ -12,6 +12,8 @@ from quire_worker.cuda.step_size import StepSize, least_that_holds
 T = TypeVar("T")
 # Wanted sizes for which the choice is remembered.
 _MOST_CHOSEN = 65_536
+# So often must a size be wanted that time is spent on it: no more than so many are made.
+_WORTH_TIME = 2
 
 
 class SizeShelf(Generic[T]):
@@ -74,7 +76,7 @@ class SizeShelf(Generic[T]):
         self._wanted[size] += 1
         if self._wanted[size] == self._wants:
             return False
-        if self._wanted[size] == 1:
+        if self._wanted[size] == _WORTH_TIME:
             self._missing.appendleft(size)
         return True
 

@@ -103,7 +103,7 @@ def threshold_kernel(
         # exp((x - most) / heat) >= min_p
         cut = most + heat * tl.log(tl.minimum(least, 1.0))
     few = tl.zeros([], tl.int32)
-    if (k > 0) & (k <= LANES // 4):
+    if (k > 0) & (k < vocab) & (k <= LANES // 4):
         # At least k logits reach the k-th largest of the groups' maxima, and hardly more do; half its bits do as well.
         bound = heavy_key(ordered(of_group), tl.full([LANES], 1.0, tl.float32), k, 2, 8)
         floor = from_ordered(tl.maximum(bound, _LEAST))
@@ -211,5 +211,5 @@ def _search_all(
             elif tl.sum(mass1, axis=0) >= wanted:
                 low = one
             width = width // 4
-        cut = tl.maximum(cut, from_ordered((low + 1).to(tl.int32)))
+        cut = tl.maximum(cut, from_ordered(tl.minimum((low + 1).to(tl.int32), ordered(most))))
     return cut
