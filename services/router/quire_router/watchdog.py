@@ -17,12 +17,6 @@ _MAX_TICK_S = 0.25
 _MIN_TICK_S = 0.01
 
 
-def is_cancelled() -> bool:
-    """Whether somebody wants the present task to end, and not just a call that it reads: both raise CancelledError."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
-
-
 class Watch:
     """One peer. Whoever hears of it sets `quiet_s` to 0: a plain assignment, since that happens for every message."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire_common.cancellation import is_cancelled
 from quire_common.channel import aio_channel
 from quire_common.credit import decode_report, encode_grant
 from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello_from_pb
@@ -145,8 +146,7 @@ class WorkerLink:
         except asyncio.CancelledError:
             # A call that this side cancels ends its reader so, as does the end of the link itself; so does one that
             # gRPC cancels, since a Grant cannot be written.
-            task = asyncio.current_task()
-            if not (task and task.cancelling()):
+            if not is_cancelled():
                 raise _lost(self._gave_up or "a Grant could not be sent") from None
             raise
         finally:

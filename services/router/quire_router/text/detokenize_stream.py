@@ -15,13 +15,13 @@ import grpc
 
 from quire.v1 import tokenizer_pb2 as tb
 from quire_common import errors
+from quire_common.cancellation import is_cancelled
 from quire_common.columns import equal_lengths, i32, pack_i32
 from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
 from quire_router.text.rows_codec import join_rows
-from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable

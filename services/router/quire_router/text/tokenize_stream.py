@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from quire.v1 import tokenizer_pb2 as tb
+from quire_common.cancellation import is_cancelled
 from quire_common.errors import Unavailable, from_message
 from quire_common.telemetry.logs import get_logger
 from quire_router.backoff import Backoff
-from quire_router.watchdog import is_cancelled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.key_shares import COLUMNS, NARROW, WIDE, follow, most_shares, share_keys, wide_until
+from quire_worker.ops.triton.key_shares import COLUMNS, follow, most_shares, share_keys, tile_of, wide_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -193,7 +193,7 @@ class StepLayout:
         if "share" in self.place:
             begin, length = self.place["share"]
             shares = into[begin : begin + length].reshape(COLUMNS, -1)
-            tile = WIDE if self.size.decodes <= self.tiling.wide_until else NARROW
+            tile = tile_of(self.size.decodes, self.tiling.wide_until)
             if before is None or not follow(shares, before + 1, position + 1, tile):
                 shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1], tile)
 

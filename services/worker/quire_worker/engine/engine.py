@@ -144,8 +144,8 @@ class Engine:
         return True
 
     def prepare(self) -> bool:
-        """Let the device, if it is idle, do some of what it has put off; whether there may be more."""
-        return bool(self._flights) or self._device.prepare()
+        """While nothing is in flight: let the device do some of what it has put off; whether there may be more."""
+        return self._device.prepare()
 
     def collect(self) -> Report | None:
         """The next Report: of a step that has ended, with moves that ended; of errors without a step; or the

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from quire_common.cancellation import is_cancelled
 from quire_common.errors import to_status, trailing_metadata
 from quire_common.telemetry.interceptors.handlers import wrap_handler
 from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
@@ -94,8 +95,7 @@ async def _guarded(call: ServerCall, work: Awaitable[Any], context: Any) -> Any:
         call.end(status_code(context.code()))
         raise
     except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling() > 0:
+        if is_cancelled():
             call.end(grpc.StatusCode.CANCELLED)
             raise
         await _abort(call, error, context)  # the call lives: a task of the handler was cancelled, and it did not notice

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
-from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM, NARROW, WIDE, wide_until
+from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM, NARROW, WIDE, tile_of, wide_until
 from quire_worker.ops.triton.launch import options, power_of_two
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def decode_attention(
     shares = plan.shares.shape[1]
     width = power_of_two(shape.heads // shape.kv_heads)
     # Shares for wide tiles are whole narrow ones too, which suit smaller pages.
-    tile = WIDE if plan.decodes <= wide_until(shape) and page >= WIDE else NARROW
+    tile = tile_of(plan.decodes, wide_until(shape)) if page >= WIDE else NARROW
     part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
     part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
     merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.key_shares import NARROW, WIDE, most_shares, share_keys, wide_until
+from quire_worker.ops.triton.key_shares import most_shares, share_keys, tile_of, wide_until
 from quire_worker.step import Int32
 
 PREFILL_ROWS = 64
@@ -113,7 +113,7 @@ def plan_step(
         return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)
 
     programs = decode_programs(shape, device)
-    room, tile = most_shares(decodes, programs), WIDE if decodes <= wide_until(shape) else NARROW
+    room, tile = most_shares(decodes, programs), tile_of(decodes, wide_until(shape))
     shares = share_keys(position[:decodes] + 1, programs, room, tile)
     return TritonPlan(
         rows=rows,

@@ -49,6 +49,11 @@ def wide_until(shape: HeadShape) -> int:
     return _WIDE_UNTIL if suits else 0
 
 
+def tile_of(sequences: int, wide: int) -> int:
+    """Keys of a tile for so many sequences; `wide` as of wide_until."""
+    return WIDE if sequences <= wide else NARROW
+
+
 def most_shares(sequences: int, programs: int) -> int:
     """Room for the shares of so many sequences, where `programs` fill the device."""
     return sequences and sequences + (_ROUNDS if sequences >= _FEW else _FEW_ROUNDS) * programs

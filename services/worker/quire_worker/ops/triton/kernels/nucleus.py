@@ -13,19 +13,7 @@ import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
 from quire_worker.ops.triton.kernels.row import alone, row_logits
-from quire_worker.ops.triton.kernels.sample import best_of
-
-
-@triton.jit
-def _winner(part_score, part_token, row, PARTS: tl.constexpr, LANES: tl.constexpr):
-    """The best score of all parts and its token; an infinite score where there is none, or a logit was NaN."""
-    lane = tl.arange(0, LANES)
-    scores = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
-    tokens = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=2147483647)
-    spoiled = tl.max((scores != scores).to(tl.int32), axis=0) > 0
-    best = tl.max(tl.where(scores == scores, scores, float("-inf")), axis=0)
-    chosen = tl.min(tl.where(scores == best, tokens, 2147483647), axis=0)
-    return tl.where(spoiled, float("inf"), best), chosen
+from quire_worker.ops.triton.kernels.sample import best_of, winner
 
 
 @triton.jit
@@ -61,7 +49,7 @@ def mass_kernel(
         return
     token = share * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-    best, chosen = _winner(part_score, part_token, row, PARTS, LANES)
+    best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
     heat, cut, most = tl.load(temperature + row), tl.load(threshold + row), tl.load(largest + row)
@@ -109,7 +97,7 @@ def nucleus_kernel(
     let_next_start(PDL)
     if not alone(temperature, top_k, top_p, row, vocab):
         return
-    best, chosen = _winner(part_score, part_token, row, PARTS, LANES)
+    best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
     heat, cut, most = tl.load(temperature + row), tl.load(threshold + row), tl.load(largest + row)

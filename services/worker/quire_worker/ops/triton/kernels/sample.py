@@ -146,6 +146,18 @@ def _rough_noise(word):
 
 
 @triton.jit
+def winner(part_score, part_token, row, PARTS: tl.constexpr, LANES: tl.constexpr):
+    """The best score of all parts and its token; an infinite score where there is none, or a logit was NaN."""
+    lane = tl.arange(0, LANES)
+    scores = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
+    tokens = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=_NO_TOKEN)
+    spoiled = tl.max((scores != scores).to(tl.int32), axis=0) > 0
+    best = tl.max(tl.where(scores == scores, scores, float("-inf")), axis=0)
+    chosen = tl.min(tl.where(scores == best, tokens, _NO_TOKEN), axis=0)
+    return tl.where(spoiled, float("inf"), best), chosen
+
+
+@triton.jit
 def settle_kernel(
     part_score,
     part_token,
@@ -170,19 +182,14 @@ def settle_kernel(
     wanted [rows] 0: nothing is drawn (out_token -1); last [rows] not 0: ends by length whatever is drawn; slot [rows],
     negative: a padding row. out_token -1 also where a logit was NaN, -2 where a row's control [rows] left nothing."""
     row = tl.program_id(0).to(tl.int64)
-    lane = tl.arange(0, BLOCK)
     wait(PDL)
     let_next_start(PDL)
-    score = tl.load(part_score + row * PARTS + lane, mask=lane < PARTS, other=float("-inf"))
-    token = tl.load(part_token + row * PARTS + lane, mask=lane < PARTS, other=2147483647)
-    spoiled = tl.max((score != score).to(tl.int32), axis=0) > 0
-    most = tl.max(tl.where(score == score, score, float("-inf")), axis=0)
-    best = tl.min(tl.where(score == most, token, 2147483647), axis=0)
-    good = (not spoiled) & (most > float("-inf")) & (most < float("inf"))
+    most, best = winner(part_score, part_token, row, PARTS, BLOCK)
+    good = (most > float("-inf")) & (most < float("inf"))
     drawn = tl.load(wanted + row) != 0
     nothing = -1
     if CONTROLLED:
-        left = spoiled | (most > float("-inf")) | (tl.load(control + row) == 0)
+        left = (most > float("-inf")) | (tl.load(control + row) == 0)
         nothing = tl.where(left | (not drawn), -1, -2)
     best = tl.where(good & drawn, best, nothing)
     finish = tl.where(tl.load(last + row) != 0, FINISH_LENGTH, 0)

@@ -159,31 +159,30 @@ def _search_all(
     logits, row, blocked, stop_id, control, changed, heat, k, p, most, cut, vocab, stops, BLOCK: tl.constexpr,
     CONTROLLED: tl.constexpr,
 ):  # fmt: skip  # passed on as they are
-    """The same by passes over the whole vocabulary: a turn of the search is a pass."""
+    """The same by passes over the whole vocabulary, of which k keeps less: a turn of the search is a pass."""
     lane = tl.arange(0, BLOCK)
-    if (k > 0) & (k < vocab):
-        low = tl.full([], -2147483648, tl.int64)
-        width = tl.full([], 1073741824, tl.int64)
-        for _ in range(16):
-            one, two, three = low + width, low + 2 * width, low + 3 * width
-            counts = tl.zeros([BLOCK], tl.int64)
-            for start in range(0, vocab, BLOCK):
-                token = start + lane
-                x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
-                key = ordered(x).to(tl.int64)
-                real = token < vocab
-                counts += (real & (key >= one)).to(tl.int64)
-                counts += (real & (key >= two)).to(tl.int64) << 21
-                counts += (real & (key >= three)).to(tl.int64) << 42
-            total = tl.sum(counts, axis=0)
-            if (total >> 42) >= k:
-                low = three
-            elif ((total >> 21) & 0x1FFFFF) >= k:
-                low = two
-            elif (total & 0x1FFFFF) >= k:
-                low = one
-            width = width // 4
-        cut = tl.maximum(cut, from_ordered(low.to(tl.int32)))
+    low = tl.full([], -2147483648, tl.int64)
+    width = tl.full([], 1073741824, tl.int64)
+    for _ in range(16):
+        one, two, three = low + width, low + 2 * width, low + 3 * width
+        counts = tl.zeros([BLOCK], tl.int64)
+        for start in range(0, vocab, BLOCK):
+            token = start + lane
+            x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
+            key = ordered(x).to(tl.int64)
+            real = token < vocab
+            counts += (real & (key >= one)).to(tl.int64)
+            counts += (real & (key >= two)).to(tl.int64) << 21
+            counts += (real & (key >= three)).to(tl.int64) << 42
+        total = tl.sum(counts, axis=0)
+        if (total >> 42) >= k:
+            low = three
+        elif ((total >> 21) & 0x1FFFFF) >= k:
+            low = two
+        elif (total & 0x1FFFFF) >= k:
+            low = one
+        width = width // 4
+    cut = tl.maximum(cut, from_ordered(low.to(tl.int32)))
     if p < 1.0:
         mass = tl.zeros([BLOCK], tl.float32)
         for start in range(0, vocab, BLOCK):
