@@ -99,7 +99,8 @@ async def test_a_parent_from_outside_is_honoured_and_a_broken_one_ignored(spans:
     outside = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     async with aio_echo() as (_, channel):
         for parent in (outside, "00-zz-broken"):
-            await channel.unary_stream(f"/{SERVICE}/Writes")(b"x", metadata=(("traceparent", parent),)).read()
+            call = channel.unary_stream(f"/{SERVICE}/Writes")(b"x", metadata=(("traceparent", parent),))
+            assert len([answer async for answer in call]) == 2, "to its end: the server's span ends with the call"
     parents = [span.parent for span in by_kind(spans, tracing.SpanKind.SERVER)]
     assert parents[0] is not None and f"{parents[0].span_id:016x}" == "b7ad6b7169203331"
     assert parents[1] is None
