@@ -1,8 +1,9 @@
 """Stage 4: the five real services over HTTP, by `quire bench`: cold starts, then streams at several concurrencies.
 
 One load generator, and a router of one process, then, for many streams, of four; they are named in a row of their own,
-beside the cores that each service and the load generator took. Where a load has few requests per stream, another has
-four times as many: what its beginning and its end take, when not all streams are busy, is seen by that.
+beside the cores that each service and the load generator took. Where a load has few requests, another has four times as
+many: what its beginning and its end take, when not all streams are busy, is seen by that, and what two seconds of a
+stack's life tell of a single stream.
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ def _streams(
             # Of the load generator's whole life, its start and the warm-up included.
             cores = {name: each / took for name, each in cpu_s.items()}
             report_streams(recorder, name, load.concurrency, found, cores, on_gpu=torch.cuda.is_available())
-            if load.concurrency > 1 and load.requests < _FEW_REQUESTS:
+            if load.requests < _FEW_REQUESTS:
                 _longer(recorder, name, load, found, stack.ready.http, folder)
 
 
