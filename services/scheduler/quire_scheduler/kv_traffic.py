@@ -234,8 +234,12 @@ class KvTraffic:
         """The worker is gone: no move will be reported, no request will start."""
         for found in self._found.values():
             self._effects.releases += found.leases
-        self._effects.releases += [move.lease for move in self._moves.lost() if move.lease]
         self._found.clear()
+        for move in self._moves.lost():
+            if move.lease:
+                self._effects.releases.append(move.lease)
+            if move.kind is MoveKind.LOAD and move.request is not None:
+                self._cache.loaded(move.request, move.group, move.first, move.pages, arrived=0)
 
     def take_effects(self) -> Effects:
         """What to do outside, once."""

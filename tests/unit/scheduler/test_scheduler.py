@@ -339,6 +339,8 @@ def test_a_lost_worker_fails_all_and_gives_up_leases() -> None:
     rig._effects()
     assert {error.code for error in rig.errors.values()} == {"WORKER_LOST"} and len(rig.errors) == 2
     assert not rig.leases
+    rig.core.check_integrity()
+    assert rig.core.load().referenced_pages == 0, "nor is a page promised that no load will fill"
 
 
 def test_credit_is_given_ahead() -> None:
