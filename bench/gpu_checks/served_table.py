@@ -24,6 +24,7 @@ from bench.gpu_engine import CONTEXT
 from bench.gpu_figures import ITL, ROWS, SERVICES_COST, Target
 from bench.gpu_model import write_config
 from bench.gpu_shapes import MODELS, SHAPES
+from bench.services_arm import cpu_seconds
 from quire.local.stack import LocalStack
 
 _SERVED = {
@@ -34,6 +35,7 @@ _SERVED = {
     "first_ms": "median_ttft_ms",
 }
 """A figure of a row -> the same of `quire bench serve`."""
+_CPU = "_us_a_token"
 _COUNTED_TURNS = 3
 """Turns of which `decode_tpot` is the median."""
 
@@ -118,14 +120,20 @@ def serve(
                     for turn in range(2):
                         found = replace(each.load, seed=2 * index + turn).put(stack.ready.http, Path(folder))
                     if each.together:
-                        found |= _decoding(each.load, stack.ready.http, Path(folder))
+                        found |= _decoding(each.load, stack, Path(folder))
                     report_row(recorder, name, each, found, inside.get(title))
 
 
-def _decoding(load: HttpLoad, url: str, folder: Path) -> dict[str, float]:
+def _decoding(load: HttpLoad, stack: LocalStack, folder: Path) -> dict[str, float]:
     """Steps in which all of them decode, in several turns with other prompts, and the turns' TPOT: what it costs to be
-    told of tokens is seen beside the other one. Raises RuntimeError where they never all decoded."""
-    turns = [replace(load, seed=100 + turn, counted=True).put(url, folder) for turn in range(_COUNTED_TURNS)]
+    told of tokens is seen beside the other one. Also what CPU each service took for a token, their prompts included.
+    Raises RuntimeError where they never all decoded."""
+    before = cpu_seconds(stack)
+    turns = [
+        replace(load, seed=100 + turn, counted=True).put(stack.ready.http, folder) for turn in range(_COUNTED_TURNS)
+    ]
+    tokens = len(turns) * load.requests * load.output_len
+    used = {service: (after - before[service]) / tokens for service, after in cpu_seconds(stack).items()}
     fewest = min(turn["decode_window_concurrency"] for turn in turns)
     if fewest < load.requests:
         raise RuntimeError(f"of {load.requests} requests at most {fewest} decoded together")
@@ -135,6 +143,7 @@ def _decoding(load: HttpLoad, url: str, folder: Path) -> dict[str, float]:
         "least_decode_tpot_ms": min(decoding),
         "most_decode_tpot_ms": max(decoding),
         "counted_tpot_ms": median(turn["median_tpot_ms"] for turn in turns),
+        **{f"{service}{_CPU}": 1e6 * each for service, each in used.items()},
     }
 
 
@@ -155,6 +164,7 @@ def report_row(
     if load.together:
         figures |= {each: found[f"{each}_decode_tpot_ms"] for each in ("least", "most")}
         figures |= {"tpot_ms": found["median_tpot_ms"], "tpot_counted_ms": found["counted_tpot_ms"]}
+        figures |= {name: round(value, 1) for name, value in found.items() if name.endswith(_CPU)}
     if load.figure == "itl_ms" and inside is not None and (tpot := inside["tpot_ms"]):
         cost = _cost_percent(load.target, found["median_tpot_ms"], tpot)
         figures |= {"in_process_tpot_ms": tpot, "tpot_cost_percent": cost}

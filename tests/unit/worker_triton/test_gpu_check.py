@@ -90,7 +90,7 @@ def test_figures_stand_beside_vllms(tmp_path: Path) -> None:
 
 def test_what_costs_more_than_it_may_is_not_reached() -> None:
     recorder = Recorder(3, "a machine")
-    table.report(recorder, {"0.6B itl 256": {"itl_ms": 3.0}, "0.6B sampling 256": {"itl_ms": 3.3}})
+    table.report(recorder, {"0.6B greedy 256": {"itl_ms": 3.0}, "0.6B sampling 256": {"itl_ms": 3.3}})
     load, found = LOADS["512 x 512/256"], {"output_throughput": 40_000.0}
     served_table.report_row(recorder, "0.6B", load, found, {"output_tok_s": 41_000.0})
     _, drawn, served = recorder.lines
@@ -135,6 +135,7 @@ class TestRowsThatFail:
     def processes(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(served_table, "LocalStack", _Stack)
         monkeypatch.setattr(served_table, "write_config", lambda folder, *_: folder)
+        monkeypatch.setattr(served_table, "cpu_seconds", lambda _: {"router": 1.0})
         monkeypatch.setattr(subprocess, "run", self.in_process)
 
     figures: ClassVar[dict[str, dict[str, float]]] = {

@@ -67,20 +67,40 @@ def test_rows_that_were_measured_are_there_when_one_fails(tmp_path: Path, monkey
         def serve(self, prompts: list[int], *_: object) -> dict[str, float]:
             if len(prompts) == 8:
                 raise RuntimeError("broken")
-            return {"first_ms": 1.0}
+            return {"first_ms": 1.0, "itl_ms": 1.0}
 
     monkeypatch.setattr(gpu_engine, "load", lambda *_, **__: Breaks())
     out = tmp_path / "figures.json"
     with pytest.raises(RuntimeError, match="broken"):
         gpu_engine.main(["--models", "0.6B", "--out", str(out)])
-    assert json.loads(out.read_text()) == {"0.6B itl 1": {"first_ms": 1.0}}
+    assert json.loads(out.read_text()) == {"0.6B itl 1": {"first_ms": 1.0, "itl_ms": 1.0}}
 
 
 def test_rows_are_those_that_something_is_wanted_of() -> None:
     named = {f"{model} {row.name}" for model in SHAPES for row in rows_of(model, gpu_engine.KINDS, 512)}
     over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
-    assert named == set(ROWS) | over
+    assert named == set(ROWS) | over | {f"{model} {gpu_engine.GREEDY}" for model in SHAPES}
     assert {row.name for row in rows_of("8B", ["itl"], 32)} == {"itl 1", "itl 8", "itl 32"}
+
+
+def test_what_is_compared_is_served_by_turns() -> None:
+    class Slower:
+        """Stands for Local: a GPU that takes longer for each row than for the one before it."""
+
+        def __init__(self) -> None:
+            self.order: list[int] = []
+
+        def serve(self, _prompts: list[int], _outputs: list[int], sampling: Sampling) -> dict[str, float]:
+            self.order.append(sampling.logprobs)
+            return {"first_ms": 1.0, "itl_ms": float(len(self.order))}
+
+    local, rows = Slower(), rows_of("0.6B", ["logprobs", "single"], 512)
+    found = dict(gpu_engine.measure(local, "0.6B", rows))  # type: ignore[arg-type]  # it serves, and no more is asked
+    greedy, asked = Sampling().logprobs, 5
+    assert local.order == [greedy] * 5 + [greedy, asked] * 3, "five tries of the one before, three turns of these"
+    assert {row: figures["itl_ms"] for row, figures in found.items()} == {
+        "0.6B prompt 1024": 1.0, "0.6B greedy 256": 8.0, "0.6B logprobs 256": 9.0,
+    }, "the middle one of three counts"  # fmt: skip  # one line of figures
 
 
 def test_what_was_served_is_counted(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ measures is stood in for: processes, services and loads."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from bench import gpu_check
 from bench.gpu_checks import roofline, served_table, services
 from bench.gpu_checks.http_load import HttpLoad
-from bench.gpu_engine import KINDS, rows_of
+from bench.gpu_engine import GREEDY, KINDS, rows_of
 from bench.gpu_figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu_shapes import SHAPES
 
@@ -73,7 +74,9 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (served_table, services):
         monkeypatch.setattr(module, "LocalStack", Stack)
         monkeypatch.setattr(module, "write_config", lambda folder, *_: folder)
-    monkeypatch.setattr(services, "cpu_seconds", lambda _: {"router": 1.0, "worker": 2.0})
+    clock = itertools.count()
+    for module in (served_table, services):
+        monkeypatch.setattr(module, "cpu_seconds", lambda _: {"router": float(next(clock)), "worker": 2.0})
     monkeypatch.setattr(HttpLoad, "put", put)
     monkeypatch.setattr(roofline, "ROOT", tmp_path)
     monkeypatch.setattr(roofline, "bench_of", lambda *_, **__: None)
@@ -97,7 +100,8 @@ def stage(number: int, folder: Path, *more: str) -> dict[str, dict[str, object]]
 def test_the_table_in_process(tmp_path: Path) -> None:
     found = stage(3, tmp_path)
     over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
-    assert set(found) == set(ROWS) | over | {f"{model} in process" for model in SHAPES}
+    greedy = {f"{model} {GREEDY}" for model in SHAPES}
+    assert set(found) == set(ROWS) | over | greedy | {f"{model} in process" for model in SHAPES}
     assert all("wanted" in found[row] for row in {*ROWS, *over})
     assert found["8B itl 1"]["beats_vllm"] is True and found["8B sampling 256"]["percent"] == 0.0
 
@@ -114,6 +118,7 @@ def test_the_table_through_the_services(tmp_path: Path) -> None:
     together = found["8B itl 256, decode_tpot_ms"]
     assert (together["least"], together["most"]) == (4.0, 6.0), "the median of three turns counts"
     assert together["tpot_ms"] == together["tpot_counted_ms"] == 5.0 and together["tpot_cost_percent"] == 25.0
+    assert (together["router_us_a_token"], together["worker_us_a_token"]) == (10.2, 0.0), "of 3 x 256 x 128"
 
 
 def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
