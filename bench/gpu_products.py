@@ -1,7 +1,8 @@
 """Which way of multiplying is fastest for each shape of a decode step: measures all candidates, writes the table.
 
 `python -m bench.gpu_products --out FILE` on the GPU. Each product is timed as a step sees it: a captured chain over
-copies of the weight that together exceed the L2 cache.
+copies of the weight that together exceed the L2 cache. Of the table in `--table FILE` only `--products` ("8B o") and
+`--rows` are measured anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from collections.abc import Sequence as Listed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,6 +30,8 @@ from quire_worker.ops.weight import DenseWeight
 
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 COLD_BYTES = 400 << 20
+SHARED_BYTES = 227 << 10
+"""Of a program on Hopper."""
 CORES = os.cpu_count() or 1
 
 
@@ -39,23 +43,29 @@ def candidates(rows: int, outputs: int, inputs: int) -> Iterator[Way]:
                 yield Gemv(block_n, block_k, warps)
     columns = max(16, rows)
     if rows > 1:
-        for block_n, block_k, stages in itertools.product((64, 128), (64, 128), (3, 5)):
-            if inputs % block_k == 0 and outputs // block_n >= 32:
+        for block_n, block_k, stages in itertools.product((64, 128), (64, 128), (3, 5, 8)):
+            if inputs % block_k == 0 and outputs // block_n >= 32 and _fits(columns, block_n, block_k * stages):
                 yield Tall(columns, block_n, block_k, 4, stages)
         if columns <= 32 and outputs < 32768:
-            for block_n, block_k, shares, stages in itertools.product((16, 32), (64, 128), (4, 8), (2, 3)):
-                if inputs % (block_k * shares) == 0:
-                    yield Tall(columns, block_n, block_k, shares, stages, shares)
+            for block_n, block_k, shares, stages in itertools.product((16, 32), (64, 128), (4, 8), (2, 3, 4)):
+                if inputs % (block_k * shares) == 0 and _fits(columns, block_n, block_k * shares * stages):
+                    yield from (Tall(columns, block_n, block_k, warps, stages, shares) for warps in sorted({4, shares}))
 
 
-def cases() -> list[tuple[str, str, int, int]]:
-    """(model, product, outputs, inputs)."""
-    return [(name, role, *shape) for name, spec in SHAPES.items() for role, shape in products_of(spec).items()]
+def _fits(columns: int, block_n: int, inner: int) -> bool:
+    """Whether tiles of both operands, of bf16, have room beside each other."""
+    return (columns + block_n) * inner * 2 <= SHARED_BYTES
 
 
-def warm(part: int, parts: int) -> None:
+def cases(asked: Listed[str] = ()) -> list[tuple[str, str, int, int]]:
+    """(model, product, outputs, inputs) of these, or of all."""
+    every = [(name, role, *shape) for name, spec in SHAPES.items() for role, shape in products_of(spec).items()]
+    return [case for case in every if not asked or f"{case[0]} {case[1]}" in asked]
+
+
+def warm(part: int, parts: int, asked: Listed[str], row_counts: Listed[int]) -> None:
     """Compile a share of all candidates into the disk cache."""
-    jobs = [(m, n, k, w) for _, _, n, k in cases() for m in ROWS for w in candidates(m, n, k)]
+    jobs = [(m, n, k, w) for _, _, n, k in cases(asked) for m in row_counts for w in candidates(m, n, k)]
     seen = set()
     for index, (rows, outputs, inputs, way) in enumerate(jobs):
         key = (rows if isinstance(way, Gemv) else 0, inputs, way)
@@ -80,33 +90,48 @@ def main() -> None:
     """Warm in parallel, measure one after the other."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--products", nargs="*", default=[])
+    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
     parser.add_argument("--warm", type=int, default=-1)
     args = parser.parse_args()
     if args.warm >= 0:
-        warm(args.warm, CORES)
+        warm(args.warm, CORES, args.products, args.rows)
         return
     begin = time.perf_counter()
-    children = [
-        subprocess.Popen([sys.executable, "-m", "bench.gpu_products", "--out", str(args.out), "--warm", str(i)])
-        for i in range(CORES)
-    ]
+    command = [sys.executable, "-m", "bench.gpu_products", *sys.argv[1:], "--warm"]
+    children = [subprocess.Popen([*command, str(i)]) for i in range(CORES)]
     for child in children:
         child.wait()
     print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-    table: list[dict[str, object]] = []
-    for case in cases():
-        table += measure(*case)
-        args.out.write_text(json.dumps(table))
+    table: list[dict[str, object]] = json.loads(args.table.read_text()) if args.table else []
+    for case in cases(args.products):
+        for entry in measure(*case, args.rows):
+            put(table, entry)
+        args.out.write_text("[\n" + ",\n".join(map(json.dumps, table)) + "\n]\n")
         torch.cuda.empty_cache()
 
 
-def measure(model: str, role: str, outputs: int, inputs: int) -> Iterator[dict[str, object]]:
+def put(table: list[dict[str, object]], entry: dict[str, object]) -> None:
+    """In the place of the one for the same shape, or as the last of the same weight's, or of all."""
+    shape, weight = ("rows", "outputs", "inputs"), ("outputs", "inputs")
+    for at, known in enumerate(table):
+        if all(known[name] == entry[name] for name in shape):
+            table[at] = entry
+            return
+    like = [at for at, known in enumerate(table) if all(known[name] == entry[name] for name in weight)]
+    table.insert(like[-1] + 1 if like else len(table), entry)
+
+
+def measure(
+    model: str, role: str, outputs: int, inputs: int, row_counts: Listed[int] = ROWS
+) -> Iterator[dict[str, object]]:
     """Entries of one weight's shape, one per row count."""
     copies = max(2, min(28, COLD_BYTES // (outputs * inputs * 2)))
     make = partial(torch.randn, outputs, inputs, dtype=torch.bfloat16, device="cuda")
     weights = [DenseWeight(make() * 0.02) for _ in range(copies)]
     floor = outputs * inputs * 2 / 4.3e6
-    for rows in ROWS:
+    for rows in row_counts:
         x = torch.randn(rows, inputs, dtype=torch.bfloat16, device="cuda")
         base = chain_us(lambda i, x=x: torch.nn.functional.linear(x, weights[i].data), copies)  # type: ignore[misc]  # a default in a lambda has no type
         best, chosen = base, None
@@ -118,7 +143,14 @@ def measure(model: str, role: str, outputs: int, inputs: int) -> Iterator[dict[s
             f"{model} {role:8} M={rows:3} cublas {base:7.2f} best {best:7.2f} floor {floor:7.2f} {chosen}", flush=True
         )
         entry = None if chosen is None else {"kind": type(chosen).__name__, **asdict(chosen)}
-        yield {"rows": rows, "outputs": outputs, "inputs": inputs, "us": best, "cublas_us": base, "way": entry}
+        yield {
+            "rows": rows,
+            "outputs": outputs,
+            "inputs": inputs,
+            "us": round(best, 2),
+            "cublas_us": round(base, 2),
+            "way": entry,
+        }
 
 
 def try_way(x: torch.Tensor, weights: list[DenseWeight], way: Way) -> float:

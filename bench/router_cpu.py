@@ -25,6 +25,7 @@ from bench.stream_clients import request_of
 from quire.v1 import inference_pb2, inference_pb2_grpc
 
 ROOT = Path(__file__).resolve().parents[1]
+ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 
 def main() -> int:
@@ -32,7 +33,8 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--step-ms", type=float, default=10.0)
-    parser.add_argument("--route", default="completions", choices=("completions", "chat", "grpc"))
+    parser.add_argument("--route", default="completions", choices=(*ROUTES, "grpc"))
+    parser.add_argument("--token-ids", action="store_true", help="over HTTP: events tell their tokens' ids")
     print(json.dumps(uvloop.run(measure(parser.parse_args()))))
     return 0
 
@@ -60,6 +62,7 @@ async def measure(options: argparse.Namespace) -> dict[str, Any]:
             "tokens": tokens,
             "step_ms": options.step_ms,
             "route": options.route,
+            "token_ids": options.token_ids,
             "router_cpu_us_per_token": round(cpu / tokens * 1e6, 1),
             "router_cpu_share": round(cpu / wall, 3),
             "events_per_token": round(events / tokens, 3),
@@ -85,7 +88,9 @@ async def run_streams(url: str, options: argparse.Namespace, *, tokens: int) -> 
             return sum(await asyncio.gather(*(grpc_stream(stub, tokens) for _ in range(options.streams))))
     host, port = url.removeprefix("http://").split(":")
     names = (f"s-{tokens}-{index}" for index in range(options.streams))
-    return sum(await asyncio.gather(*(stream(host, int(port), options.route, name, tokens) for name in names)))
+    path, more = ROUTES[options.route], {"return_token_ids": True} if options.token_ids else {}
+    requests = [request_of(path, name, tokens, **more) for name in names]
+    return sum(await asyncio.gather(*(stream(host, int(port), request) for request in requests)))
 
 
 async def grpc_stream(stub: inference_pb2_grpc.InferenceStub, tokens: int) -> int:
@@ -96,11 +101,10 @@ async def grpc_stream(stub: inference_pb2_grpc.InferenceStub, tokens: int) -> in
     return events
 
 
-async def stream(host: str, port: int, route: str, name: str, tokens: int) -> int:
+async def stream(host: str, port: int, request: bytes) -> int:
     """One raw client: counts events, parses nothing."""
-    path = "/v1/chat/completions" if route == "chat" else "/v1/completions"
     reader, writer = await asyncio.open_connection(host, port)
-    writer.write(request_of(path, name, tokens))
+    writer.write(request)
     events, tail = 0, b""
     while b"[DONE]" not in tail:
         chunk = await reader.read(65536)

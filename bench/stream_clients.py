@@ -56,8 +56,9 @@ class Client:
         return _DONE not in data
 
 
-def request_of(path: str, name: str, tokens: int) -> bytes:
-    body: dict[str, object] = {"stream": True, "max_tokens": tokens, "ignore_eos": True}
+def request_of(path: str, name: str, tokens: int, **more: object) -> bytes:
+    """As bytes for a socket; `more` of the request's fields."""
+    body: dict[str, object] = {"stream": True, "max_tokens": tokens, "ignore_eos": True, **more}
     if "chat" in path:
         body["messages"] = [{"role": "user", "content": "hello there"}]
     else:

@@ -85,6 +85,12 @@ class FrameParts:
             prompt + output,
         )
 
+    def ids_part(self, delta: Delta) -> bytes:
+        """The token_ids member of a choice, where it was asked for."""
+        if not self.parsed.job.wants.token_ids:
+            return b""
+        return b',"token_ids":' + orjson.dumps(id_list(delta.token_ids))
+
     def closing(self) -> bytes:
         """The chunk without choices that carries usage and timings, where either was asked for, and `[DONE]`."""
         if not self.parsed.include_usage and not self.parsed.job.wants.timings:

@@ -29,11 +29,12 @@ class ChatFormat:
         self._wants = parsed.job.wants
         self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
-        self._plain = not (self._logprobs or self._wants.token_ids or parsed.continuous_usage)
+        self._plain = not (self._logprobs or parsed.continuous_usage)
         self._heads = [
             self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i for i in range(generation.told)
         ]
-        self._tail = b'},"logprobs":null,"finish_reason":null}]' + self._parts.usage_part(0) + b"}\n\n"
+        self._middle = b'},"logprobs":null,"finish_reason":null'
+        self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
 
     def opening(self) -> bytes:
         """A chunk with the role for every choice."""
@@ -54,7 +55,8 @@ class ChatFormat:
     def frame(self, delta: Delta) -> bytes:
         """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
         if self._plain and not delta.finish:
-            return self._heads[delta.index] + orjson.dumps(delta.text) + self._tail
+            text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
+            return self._heads[delta.index] + text + self._middle + ids + self._tail
         content = {"content": delta.text} if delta.text or not delta.finish else {}
         chunk = orjson.dumps({"index": delta.index, "delta": content, **self._rest(delta)})
         return self._parts.prefix + b',"choices":[' + chunk + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"

@@ -28,11 +28,10 @@ class CompletionFormat:
         self._wants = parsed.job.wants
         self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
-        self._plain = not (self._logprobs or self._wants.token_ids or self._wants.echo or parsed.continuous_usage)
+        self._plain = not (self._logprobs or self._wants.echo or parsed.continuous_usage)
         self._heads = [self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(generation.told)]
-        self._tail = (
-            b',"logprobs":null,"finish_reason":null,"stop_reason":null}]' + self._parts.usage_part(0) + b"}\n\n"
-        )
+        self._middle = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
+        self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
         self._characters = [0] * generation.told
         self._opened = [False] * generation.told
 
@@ -42,8 +41,9 @@ class CompletionFormat:
 
     def frame(self, delta: Delta) -> bytes:
         """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
-        if self._plain and not delta.finish:
-            return self._heads[delta.index] + orjson.dumps(delta.text) + self._tail
+        if self._plain and not delta.finish and (self._opened[delta.index] or not self._wants.token_ids):
+            ids = self._parts.ids_part(delta)
+            return self._heads[delta.index] + orjson.dumps(delta.text) + self._middle + ids + self._tail
         choice = self._choice(delta)
         text = choice.pop("text")
         rest = orjson.dumps({key: value for key, value in choice.items() if key != "index"})
