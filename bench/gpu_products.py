@@ -20,6 +20,7 @@ from collections.abc import Sequence as Listed
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -28,6 +29,8 @@ from bench.gpu_timing import chain_us
 from quire_worker.ops.triton.products import Gemv, Tall, Way, multiply
 from quire_worker.ops.weight import DenseWeight
 
+Entry = dict[str, Any]
+"""Of a table's file: rows, outputs, inputs, us, cublas_us, way."""
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 COLD_BYTES = 400 << 20
 SHARED_BYTES = 227 << 10
@@ -104,7 +107,7 @@ def main() -> None:
     for child in children:
         child.wait()
     print(f"compiled in {time.perf_counter() - begin:.0f} s", flush=True)
-    table: list[dict[str, object]] = json.loads(args.table.read_text()) if args.table else []
+    table: list[Entry] = json.loads(args.table.read_text()) if args.table else []
     for case in cases(args.products):
         for entry in measure(*case, args.rows):
             put(table, entry)
@@ -112,20 +115,19 @@ def main() -> None:
         torch.cuda.empty_cache()
 
 
-def put(table: list[dict[str, object]], entry: dict[str, object]) -> None:
-    """In the place of the one for the same shape, or as the last of the same weight's, or of all."""
-    shape, weight = ("rows", "outputs", "inputs"), ("outputs", "inputs")
+def put(table: list[Entry], entry: Entry) -> None:
+    """In the place of the one for the same shape, or behind those of fewer rows of the same weight, or as the last."""
+    shape = (entry["outputs"], entry["inputs"], entry["rows"])
     for at, known in enumerate(table):
-        if all(known[name] == entry[name] for name in shape):
+        if (known["outputs"], known["inputs"], known["rows"]) == shape:
             table[at] = entry
             return
-    like = [at for at, known in enumerate(table) if all(known[name] == entry[name] for name in weight)]
-    table.insert(like[-1] + 1 if like else len(table), entry)
+    like = [at for at, known in enumerate(table) if (known["outputs"], known["inputs"]) == shape[:2]]
+    fewer = [at for at in like if table[at]["rows"] < entry["rows"]]
+    table.insert(fewer[-1] + 1 if fewer else like[0] if like else len(table), entry)
 
 
-def measure(
-    model: str, role: str, outputs: int, inputs: int, row_counts: Listed[int] = ROWS
-) -> Iterator[dict[str, object]]:
+def measure(model: str, role: str, outputs: int, inputs: int, row_counts: Listed[int] = ROWS) -> Iterator[Entry]:
     """Entries of one weight's shape, one per row count."""
     copies = max(2, min(28, COLD_BYTES // (outputs * inputs * 2)))
     make = partial(torch.randn, outputs, inputs, dtype=torch.bfloat16, device="cuda")

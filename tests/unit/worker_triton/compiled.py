@@ -58,6 +58,9 @@ SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
         "rows",
         "shares_count",
         "most",
+        "tiles",
+        "tile_step",
+        "head_step",
     ),
     "i32",
 )

@@ -15,7 +15,7 @@ from quire_worker.model.rope import rope_tables
 from quire_worker.ops.backends import backend_on
 from quire_worker.ops.interface import HeadShape, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.triton import attention_plan
+from quire_worker.ops.triton import attention, attention_plan
 from tests.unit.worker_triton.test_triton_ops import DEVICE, ON_GPU, TYPES, Case, close, ints, make, randn
 
 # The interpreter computes with numpy, which tells of the overflow that a sigmoid is meant to have.
@@ -69,8 +69,9 @@ def test_options(
     # One sink outweighs all keys, one counts for nothing.
     sinks = torch.tensor([0.5, 40.0, -60.0, 1.0, 2.0, 3.0][: shape.heads]) if sunk else None
     wanted = plainly(case, query.float(), case.clean, window, sinks)
-    for programs in (1, 12):
+    for programs, heads_together in ((1, 0), (12, 2048)):
         monkeypatch.setattr(attention_plan, "resident_programs", lambda _, count=programs * shape.kv_heads: count)
+        monkeypatch.setattr(attention, "_HEADS_TOGETHER", heads_together)
         ops = make(shape)
         plan = ops.plan(case.poisoned, case.rows, case.position, case.count, case.table)
         got = ops.paged_attention(

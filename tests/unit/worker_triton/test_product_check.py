@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from bench import gpu_products
 from bench.gpu_checks.products import Bench, tiny_table
 from quire_worker.ops.triton import products
 from quire_worker.ops.triton.products import Gemv, Shape, Tall, Way
@@ -52,3 +53,21 @@ def test_what_is_written_wrongly_is_told_of(how: str, monkeypatch: pytest.Monkey
     monkeypatch.setattr(products, "multiply", wrong)
     (told,) = failures({(1, *SHAPE): Gemv(8, 32, 4)})
     assert ("inf" in told) == (how == "beside")
+
+
+def test_what_is_measured_anew_takes_its_place_in_a_table() -> None:
+    table: list[gpu_products.Entry] = []
+    for rows, outputs in ((4, 8), (1, 8), (16, 8), (2, 9), (8, 8), (4, 8)):
+        gpu_products.put(table, {"rows": rows, "outputs": outputs, "inputs": 64, "us": float(len(table))})
+    assert [(entry["outputs"], entry["rows"]) for entry in table] == [(8, 1), (8, 4), (8, 8), (8, 16), (9, 2)]
+    assert table[1]["us"] == 5.0, "the later figure stands"
+
+
+@pytest.mark.parametrize("rows", [1, 2, 8, 32, 64])
+def test_ways_that_are_tried_can_run(rows: int) -> None:
+    for _, _, outputs, inputs in gpu_products.cases():
+        for way in gpu_products.candidates(rows, outputs, inputs):
+            assert inputs % (way.block_k * getattr(way, "shares", 1)) == 0
+            if isinstance(way, Tall):
+                tiles = (way.columns + way.block_n) * way.block_k * way.shares * way.stages
+                assert way.columns >= rows and 2 * tiles <= gpu_products.SHARED_BYTES

@@ -107,6 +107,7 @@ def plan_step(
     at[:real] = position[owner] + np.arange(real) - first[owner]
     tokens = max(1, PREFILL_ROWS // group)
     tiles = [(seq, start) for seq in range(decodes, len(count)) for start in range(0, int(count[seq]), tokens)]
+    tiles.sort(key=lambda tile: -int(position[tile[0]]) - tile[1])  # those with the most keys first
     grid = np.array(tiles, np.int32).reshape(-1, 2)
 
     def send(column: Int32) -> Tensor:

@@ -53,7 +53,7 @@ def _scores(q, k, softcap, CAPPED: tl.constexpr):
     return score
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tiles", "tile_step", "head_step"])
 def prefill_attention_kernel(
     query,
     pages,
@@ -65,6 +65,9 @@ def prefill_attention_kernel(
     page_table,
     out,
     sinks,
+    tiles,
+    tile_step,
+    head_step,
     scale,
     softcap,
     window,
@@ -87,11 +90,13 @@ def prefill_attention_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Grid [tiles, KV heads]. Per tile its sequence (negative: padding, nothing to do) and first token in the chunk;
-    per sequence its first row in query, that row's position, and its rows. A tile holds TOKENS tokens times the query
+    """Grid [tiles * KV heads], of which tile_step and head_step are the strides: one of them is 1. Per tile its
+    sequence (negative: padding, nothing to do) and first token in the chunk; per sequence its first row in query, that
+    row's position, and its rows. A tile holds TOKENS tokens times the query
     heads of one KV head, ROWS >= TOKENS * heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE.
     SINKS: sinks [HEADS] float32 are scores without values."""
-    tile, kv = tl.program_id(0), tl.program_id(1)
+    tile = tl.program_id(0) // tile_step % tiles
+    kv = tl.program_id(0) // head_step % KV_HEADS
     wait(PDL)
     let_next_start(PDL)
     seq = tl.load(tile_sequence + tile)
