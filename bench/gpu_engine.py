@@ -142,7 +142,7 @@ class Row:
     tries: int = 1
     """The one with the earliest first token counts."""
     by_turns: bool = False
-    """Served by turns with all the others of which this is so; the median time between tokens counts."""
+    """Served by turns with its neighbours of which this is so; the median time between tokens counts."""
 
     def smaller(self, by: int) -> Row:
         """The like of it with so many times fewer and shorter requests."""
@@ -171,8 +171,9 @@ def rows_of(model: str, kinds: Listed[str], most: int) -> Iterator[Row]:
     drawn = Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=1)
     asked = {"sampling": drawn, "logprobs": Sampling(logprobs=5)}
     over = {f"{kind} 256": sampling for kind, sampling in asked.items() if kind in kinds}
-    for title, sampling in ({GREEDY: Sampling()} | over if over else over).items():
-        yield Row(title, [128] * 256, [128] * 256, sampling, by_turns=True)
+    if over:
+        over = {GREEDY: Sampling(), **over}
+    yield from (Row(title, [128] * 256, [128] * 256, sampling, by_turns=True) for title, sampling in over.items())
 
 
 def worker_config(folder: Path, name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> WorkerConfig:
@@ -204,11 +205,12 @@ def load(name: str, max_num_seqs: int, tokens: int, *, eager: bool) -> Local:
 
 
 def measure(local: Local, name: str, rows: Iterable[Row]) -> Iterator[tuple[str, dict[str, float]]]:
-    """(model and row, figures), each said as soon as it is there."""
+    """(model and row, figures), each said as soon as it is there; of a row by turns after each turn, as of all so
+    far."""
     for _, some in itertools.groupby(rows, lambda row: row.by_turns or row.name):
-        together = list(some)
-        turns = [[_best(local, row) for row in together] for _ in range(_TURNS if together[0].by_turns else 1)]
-        for row, found in zip(together, zip(*turns, strict=True), strict=True):
+        together: list[tuple[Row, list[dict[str, float]]]] = [(row, []) for row in some]
+        for row, found in together * (_TURNS if together[0][0].by_turns else 1):
+            found.append(_best(local, row))
             figures, title = sorted(found, key=lambda each: each["itl_ms"])[len(found) // 2], f"{name} {row.name}"
             text = " ".join(f"{key} {value:.2f}" for key, value in figures.items())
             target = ROWS.get(title)

@@ -94,8 +94,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", type=Path)
-    parser.add_argument("--products", nargs="*", default=[])
-    parser.add_argument("--rows", type=int, nargs="*", default=ROWS)
+    parser.add_argument("--products", nargs="+", default=[], choices=[f"{case[0]} {case[1]}" for case in cases()])
+    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
     parser.add_argument("--warm", type=int, default=-1)
     args = parser.parse_args()
     if args.warm >= 0:

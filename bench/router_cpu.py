@@ -35,7 +35,10 @@ def main() -> int:
     parser.add_argument("--step-ms", type=float, default=10.0)
     parser.add_argument("--route", default="completions", choices=(*ROUTES, "grpc"))
     parser.add_argument("--token-ids", action="store_true", help="over HTTP: events tell their tokens' ids")
-    print(json.dumps(uvloop.run(measure(parser.parse_args()))))
+    options = parser.parse_args()
+    if options.token_ids and options.route not in ROUTES:
+        parser.error("--token-ids is for routes over HTTP")
+    print(json.dumps(uvloop.run(measure(options))))
     return 0
 
 
@@ -88,8 +91,8 @@ async def run_streams(url: str, options: argparse.Namespace, *, tokens: int) -> 
             return sum(await asyncio.gather(*(grpc_stream(stub, tokens) for _ in range(options.streams))))
     host, port = url.removeprefix("http://").split(":")
     names = (f"s-{tokens}-{index}" for index in range(options.streams))
-    path, more = ROUTES[options.route], {"return_token_ids": True} if options.token_ids else {}
-    requests = [request_of(path, name, tokens, **more) for name in names]
+    more = {"return_token_ids": True} if options.token_ids else {}
+    requests = [request_of(ROUTES[options.route], name, tokens, **more) for name in names]
     return sum(await asyncio.gather(*(stream(host, int(port), request) for request in requests)))
 
 

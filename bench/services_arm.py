@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 
 import grpc
 import numpy as np
@@ -21,9 +22,8 @@ def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, o
     """Serve all requests with at most `streams` open at once; checks that every answer has its full length."""
     before = cpu_seconds(stack)
     seconds, ttft = asyncio.run(_serve(stack.grpc, requests, streams))
-    after = cpu_seconds(stack)
     tokens = sum(r.output_len for r in requests)
-    cpu = {name: (after[name] - before[name]) * 1e6 / tokens for name in after}
+    cpu = cpu_us_per_token(before, cpu_seconds(stack), tokens)
     return {
         "output_tokens": tokens,
         "seconds": seconds,
@@ -76,3 +76,8 @@ def cpu_seconds(stack: LocalStack) -> dict[str, float]:
     if state is None:
         raise RuntimeError("the stack has left no state")
     return {name: tree_cpu_s(service.pid) for name, service in state.services.items()}
+
+
+def cpu_us_per_token(before: Mapping[str, float], after: Mapping[str, float], tokens: int) -> dict[str, float]:
+    """Of each service, between two looks at `cpu_seconds`; the same number is milliseconds for a thousand tokens."""
+    return {name: (after[name] - before[name]) * 1e6 / tokens for name in after}

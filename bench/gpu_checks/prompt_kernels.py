@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from bench.gpu_checks.kernel_case import Bench, KernelCase
@@ -52,12 +51,6 @@ def prompt_cases(bench: Bench, prompts: int, tokens: int, *, fresh: bool) -> Ite
 
 
 def _plan(bench: Bench, prompts: int, tokens: int, each: int) -> TritonPlan:
-    """Tiles with the most keys first, as a step has them."""
     table = 1 + np.random.default_rng(0).permutation(prompts * each).astype(np.int32).reshape(prompts, each)
     position, count = np.zeros(prompts, np.int32), np.full(prompts, tokens, np.int32)
-    plan = plan_step(bench.device, prompts * tokens, position, count, table, HeadShape.of(bench.spec))
-    if plan.tile_sequence is None or plan.tile_token is None:
-        raise RuntimeError("a prompt without tiles")
-    order = torch.argsort(plan.tile_token, descending=True, stable=True)
-    plan.tile_sequence, plan.tile_token = plan.tile_sequence[order], plan.tile_token[order]
-    return plan
+    return plan_step(bench.device, prompts * tokens, position, count, table, HeadShape.of(bench.spec))

@@ -24,7 +24,7 @@ from bench.gpu_engine import CONTEXT
 from bench.gpu_figures import ITL, ROWS, SERVICES_COST, Target
 from bench.gpu_model import write_config
 from bench.gpu_shapes import MODELS, SHAPES
-from bench.services_arm import cpu_seconds
+from bench.services_arm import cpu_seconds, cpu_us_per_token
 from quire.local.stack import LocalStack
 
 _SERVED = {
@@ -35,7 +35,7 @@ _SERVED = {
     "first_ms": "median_ttft_ms",
 }
 """A figure of a row -> the same of `quire bench serve`."""
-_CPU = "_us_a_token"
+_CPU = "_cpu_us_per_token"
 _COUNTED_TURNS = 3
 """Turns of which `decode_tpot` is the median."""
 
@@ -133,7 +133,7 @@ def _decoding(load: HttpLoad, stack: LocalStack, folder: Path) -> dict[str, floa
         replace(load, seed=100 + turn, counted=True).put(stack.ready.http, folder) for turn in range(_COUNTED_TURNS)
     ]
     tokens = len(turns) * load.requests * load.output_len
-    used = {service: (after - before[service]) / tokens for service, after in cpu_seconds(stack).items()}
+    used = cpu_us_per_token(before, cpu_seconds(stack), tokens)
     fewest = min(turn["decode_window_concurrency"] for turn in turns)
     if fewest < load.requests:
         raise RuntimeError(f"of {load.requests} requests at most {fewest} decoded together")
@@ -143,7 +143,7 @@ def _decoding(load: HttpLoad, stack: LocalStack, folder: Path) -> dict[str, floa
         "least_decode_tpot_ms": min(decoding),
         "most_decode_tpot_ms": max(decoding),
         "counted_tpot_ms": median(turn["median_tpot_ms"] for turn in turns),
-        **{f"{service}{_CPU}": 1e6 * each for service, each in used.items()},
+        **{f"{service}{_CPU}": each for service, each in used.items()},
     }
 
 
@@ -164,7 +164,7 @@ def report_row(
     if load.together:
         figures |= {each: found[f"{each}_decode_tpot_ms"] for each in ("least", "most")}
         figures |= {"tpot_ms": found["median_tpot_ms"], "tpot_counted_ms": found["counted_tpot_ms"]}
-        figures |= {name: round(value, 1) for name, value in found.items() if name.endswith(_CPU)}
+        figures |= {figure: round(value, 1) for figure, value in found.items() if figure.endswith(_CPU)}
     if load.figure == "itl_ms" and inside is not None and (tpot := inside["tpot_ms"]):
         cost = _cost_percent(load.target, found["median_tpot_ms"], tpot)
         figures |= {"in_process_tpot_ms": tpot, "tpot_cost_percent": cost}

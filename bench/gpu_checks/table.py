@@ -57,8 +57,8 @@ def report(recorder: Recorder, figures: dict[str, dict[str, float]]) -> None:
         if row in ROWS:
             value = measured[ROWS[row].figure]
             recorder.figure(row, **{ROWS[row].figure: value}, **ROWS[row].beside(value))
-        elif kind in OVER_GREEDY and f"{model} {GREEDY}" in figures:
-            percent = 100 * (measured["itl_ms"] / figures[f"{model} {GREEDY}"]["itl_ms"] - 1)
+        elif kind in OVER_GREEDY and (greedy := figures.get(f"{model} {GREEDY}", {}).get("itl_ms")):
+            percent = 100 * (measured["itl_ms"] / greedy - 1)
             recorder.figure(row, itl_ms=measured["itl_ms"], percent=percent, **OVER_GREEDY[kind].beside(percent))
         else:
             recorder.figure(row, **measured)

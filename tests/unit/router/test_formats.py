@@ -61,11 +61,11 @@ def test_any_text_survives_a_frame(text: str) -> None:
 @pytest.mark.parametrize("make", [CompletionFormat, ChatFormat])
 @pytest.mark.parametrize("token_ids", [False, True])
 def test_the_fast_and_the_full_frame_have_the_same_members(make: Make, token_ids: bool) -> None:
-    fast = make(*parsed(usage=True, token_ids=token_ids))
-    full = make(*parsed(usage=True, continuous=True, token_ids=token_ids))
-    for ids in ([97], [98, 99]):  # a first frame and a later one
-        told = data(fast.frame(delta("a", token_ids=pack_i32(ids))))
-        wanted = data(full.frame(delta("a", token_ids=pack_i32(ids))))
+    fast = make(*parsed(usage=True, token_ids=token_ids, n=2))
+    full = make(*parsed(usage=True, continuous=True, token_ids=token_ids, n=2))
+    for index, ids in ((0, [97]), (0, [98, 99]), (1, [97]), (1, [98])):  # first frames and later ones
+        told = data(fast.frame(delta("a", index=index, token_ids=pack_i32(ids))))
+        wanted = data(full.frame(delta("a", index=index, token_ids=pack_i32(ids))))
         assert told.pop("usage") is None
         assert wanted.pop("usage") == {"prompt_tokens": 2, "completion_tokens": 0, "total_tokens": 2}
         assert told == wanted and told["choices"][0].get("token_ids", ids) == ids

@@ -44,7 +44,7 @@ CLAIMS = [
         TABLE,
         ("prompt of 1024 {s[0]} / {i[0]} ms", "; {s[1]} / {i[1]} ms."),
     ),
-    Claim("what the services cost", [SERVICES_COST] * 3, TABLE, ("({s[0]} %)", "({s[1]} %)", "({s[2]} %)")),
+    Claim("what the services cost", [SERVICES_COST] * 2, TABLE, ("({s[0]} %)", "({s[1]} %)")),
     Claim("HTTP, 0.6B, 512 / 128, one stream", [*OVER_HTTP[1]], SERVICES, ("at 1: {services} ms",)),
     Claim("64 streams", [*OVER_HTTP[64]], SERVICES, ("at 64: {services} tok/s",)),
     Claim("256 streams", [*OVER_HTTP[256]], SERVICES, ("at 256: {services} tok/s",)),

@@ -118,7 +118,7 @@ def test_the_table_through_the_services(tmp_path: Path) -> None:
     together = found["8B itl 256, decode_tpot_ms"]
     assert (together["least"], together["most"]) == (4.0, 6.0), "the median of three turns counts"
     assert together["tpot_ms"] == together["tpot_counted_ms"] == 5.0 and together["tpot_cost_percent"] == 25.0
-    assert (together["router_us_a_token"], together["worker_us_a_token"]) == (10.2, 0.0), "of 3 x 256 x 128"
+    assert (together["router_cpu_us_per_token"], together["worker_cpu_us_per_token"]) == (10.2, 0.0), "of 3 x 256 x 128"
 
 
 def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from bench import gpu_products
 from bench.gpu_checks.products import Bench, tiny_table
 from quire_worker.ops.triton import products
+from quire_worker.ops.triton.product_tables import table_of
 from quire_worker.ops.triton.products import Gemv, Shape, Tall, Way
 from quire_worker.ops.weight import Weight
 from tests.unit.worker_triton.stepping import DEVICE
@@ -63,11 +64,15 @@ def test_what_is_measured_anew_takes_its_place_in_a_table() -> None:
     assert table[1]["us"] == 5.0, "the later figure stands"
 
 
-@pytest.mark.parametrize("rows", [1, 2, 8, 32, 64])
-def test_ways_that_are_tried_can_run(rows: int) -> None:
-    for _, _, outputs, inputs in gpu_products.cases():
-        for way in gpu_products.candidates(rows, outputs, inputs):
-            assert inputs % (way.block_k * getattr(way, "shares", 1)) == 0
-            if isinstance(way, Tall):
-                tiles = (way.columns + way.block_n) * way.block_k * way.shares * way.stages
-                assert way.columns >= rows and 2 * tiles <= gpu_products.SHARED_BYTES
+def test_all_ways_of_the_table_are_among_those_that_are_tried() -> None:
+    table = table_of("NVIDIA H200")
+    assert len(table) > 50
+    for shape, way in table.items():
+        assert way in [*gpu_products.candidates(*shape)], shape
+
+
+def test_more_than_a_program_may_have_is_not_tried() -> None:
+    tried = [way for way in gpu_products.candidates(64, 6144, 4096) if isinstance(way, Tall)]
+    assert {(way.block_n, way.block_k, way.stages) for way in tried if way.block_k == 128} == {
+        (64, 128, 3), (64, 128, 5), (128, 128, 3),
+    }, "five buffers of 192 x 128 numbers take 240 KiB"  # fmt: skip  # one line of ways

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs
+from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.key_shares import COLUMNS, follow, most_shares, share_keys, tile_of, wide_until
 
@@ -238,7 +238,6 @@ class StepLayout:
             tiles = -(-tiled // self.tiling.tokens)
             owner = np.repeat(np.arange(len(tiles)), tiles)
             begin = (np.arange(len(owner)) - (np.cumsum(tiles) - tiles)[owner]) * self.tiling.tokens
-            # Those with the most keys first, lest they begin when the others end.
-            order = np.argsort(-(batch.position[owner] + begin), kind="stable")
+            order = most_keys_first(batch.position[owner] + begin)
             tile_sequence[: len(owner)] = here[owner[order]]
             tile_token[: len(owner)] = begin[order]

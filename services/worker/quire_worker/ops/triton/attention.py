@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 _DOT_ROWS = 16
 _PREFILL_TILE = 64
-# So many programs of prefill begin with the most keys of all heads; of more, those of one head begin together, whose
-# keys the second cache holds (measured on an H200).
+# Up to so many programs of prefill begin with the most keys of all heads; of more, those of one head begin together,
+# whose keys the second cache holds (measured on an H200).
 _HEADS_TOGETHER = 2048
 # Heads times shares that are merged at a time.
 _MERGED = 16
@@ -110,7 +110,9 @@ def prefill_attention(
         return
     group = shape.heads // shape.kv_heads
     tiles = plan.tile_sequence.shape[0]
-    steps = (shape.kv_heads, 1) if tiles * shape.kv_heads <= _HEADS_TOGETHER else (1, tiles)
+    # Of a padded step's tiles many are nobody's: as many as its rows fill count.
+    filled = -(-(plan.rows - plan.decodes) // plan.tile_tokens)
+    steps = (shape.kv_heads, 1) if filled * shape.kv_heads <= _HEADS_TOGETHER else (1, tiles)
     prefill_attention_kernel[(tiles * shape.kv_heads,)](
         query,
         pages,

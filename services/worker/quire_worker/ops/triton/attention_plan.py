@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from quire_worker.ops.interface import HeadShape
@@ -48,7 +49,7 @@ class TritonPlan:
     """[decodes or more, KV heads], zero between kernels."""
     tile_tokens: int
     tile_sequence: Tensor | None
-    """[T], -1 for padding; None where nothing prefills."""
+    """[T], those with the most keys first, -1 for padding; None where nothing prefills."""
     tile_token: Tensor | None
     """[T] first token of the tile within its chunk."""
     first_row: Tensor | None
@@ -84,6 +85,11 @@ def decode_programs(shape: HeadShape, device: torch.device) -> int:
     return -(-resident_programs(device) // shape.kv_heads)
 
 
+def most_keys_first(position: Int32) -> NDArray[np.intp]:
+    """The order of tiles by their first positions, lest the longest begin when the others end."""
+    return np.argsort(-position, kind="stable")
+
+
 def plan_step(
     device: torch.device,
     rows: int,
@@ -107,8 +113,8 @@ def plan_step(
     at[:real] = position[owner] + np.arange(real) - first[owner]
     tokens = max(1, PREFILL_ROWS // group)
     tiles = [(seq, start) for seq in range(decodes, len(count)) for start in range(0, int(count[seq]), tokens)]
-    tiles.sort(key=lambda tile: -int(position[tile[0]]) - tile[1])  # those with the most keys first
     grid = np.array(tiles, np.int32).reshape(-1, 2)
+    grid = grid[most_keys_first(position[grid[:, 0]] + grid[:, 1])]
 
     def send(column: Int32) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)

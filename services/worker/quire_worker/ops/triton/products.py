@@ -38,7 +38,7 @@ class Tall:
     warps: int
     stages: int
     shares: int = 1
-    """More than 1: the inner dimension is divided among so many warps."""
+    """More than 1: so many tiles of the inner dimension a turn, summed at the end; a warp may have several."""
 
 
 _EVEN_ROWS, _EVEN_OUTPUTS = 64, 64

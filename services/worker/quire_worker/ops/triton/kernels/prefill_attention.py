@@ -92,9 +92,9 @@ def prefill_attention_kernel(
 ):
     """Grid [tiles * KV heads], of which tile_step and head_step are the strides: one of them is 1. Per tile its
     sequence (negative: padding, nothing to do) and first token in the chunk; per sequence its first row in query, that
-    row's position, and its rows. A tile holds TOKENS tokens times the query
-    heads of one KV head, ROWS >= TOKENS * heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE.
-    SINKS: sinks [HEADS] float32 are scores without values."""
+    row's position, and its rows. A tile holds TOKENS tokens times the query heads of one KV head, ROWS >= TOKENS *
+    heads in all. TILE keys per turn; TILE divides PAGE or PAGE divides TILE. SINKS: sinks [HEADS] float32 are scores
+    without values."""
     tile = tl.program_id(0) // tile_step % tiles
     kv = tl.program_id(0) // head_step % KV_HEADS
     wait(PDL)

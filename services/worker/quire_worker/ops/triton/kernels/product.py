@@ -1,8 +1,8 @@
 """Products of few rows with a large weight, y = x @ weight.T: bound by reading the weight once.
 
 Three ways, of which a measured table chooses by shape (see products.py): sums over the weight's rows for one or two
-rows of x; matrix instructions with the weight as the tall operand; the same with the inner dimension divided among the
-warps of a program, for weights with few rows. All prefetch their first weight tile before they wait for x.
+rows of x, the first tile of the weight read before the wait for x; matrix instructions with the weight as the tall
+operand; the same with the inner dimension in shares that the warps of a program divide, for weights with few rows.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def split_product_kernel(
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """As tall_product_kernel, but every turn takes SHARES tiles of BLOCK_K inputs, one per warp, summed at the end.
+    """As tall_product_kernel, but every turn takes SHARES tiles of BLOCK_K inputs, which are summed at the end.
     SHARES * BLOCK_K divides INPUTS."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = tl.arange(0, M)
