@@ -1,12 +1,14 @@
 """One router's Session stream: submits and aborts in, one message per step out, through a bounded queue.
 
-A session whose router does not read is ended rather than waited for; when the stream ends, its requests are aborted.
-One with nothing to say sends empty messages, so that its router can tell silence from death.
+Rows that would wait behind other rows join them, so that a router that falls behind has fewer to take. A session whose
+router does not read at all is ended rather than waited for; when the stream ends, its requests are aborted. One with
+nothing to say sends empty messages, so that its router can tell silence from death.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from typing import TYPE_CHECKING
 
 from quire.v1 import scheduler_pb2
@@ -16,6 +18,7 @@ from quire_common.errors import FailedPrecondition, Overloaded, QuireError, as_q
 from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler.handover import NO_TRANSFER
+from quire_scheduler.outputs import join_rows
 from quire_scheduler.session_wire import handover_from_pb, outputs_to_pb, transfer_from_pb
 
 if TYPE_CHECKING:
@@ -35,7 +38,10 @@ class Session:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._queue: asyncio.Queue[scheduler_pb2.SessionResponse | None] = asyncio.Queue()
+        self._waiting: deque[scheduler_pb2.SessionResponse | None] = deque()
+        self._wake = asyncio.Event()
+        # What the last of those says, where more rows may join it.
+        self._last: SessionOutputs | None = None
         self._bound = engine.config.session_queue
         self._bound_bytes = engine.config.session_queue_bytes
         self._bytes = 0
@@ -56,7 +62,7 @@ class Session:
         reader = asyncio.ensure_future(self._read(first, requests))
         try:
             yield scheduler_pb2.SessionResponse(welcome=self._welcome())
-            while (message := await self._queue.get()) is not None:
+            while (message := await self._next()) is not None:
                 self._bytes -= message.ByteSize()
                 yield message
             if self._error is not None:
@@ -67,14 +73,17 @@ class Session:
 
     def deliver(self, outputs: SessionOutputs) -> bool:
         """See Sink."""
+        if self._join(outputs):
+            return True
         if not self._put(outputs_to_pb(outputs)):
             return False
+        self._last = outputs
         self._end_if_done()
         return True
 
     def beat(self) -> None:
         """See Sink."""
-        if self._queue.empty() and asyncio.get_running_loop().time() - self._said_s >= _QUIET_S:
+        if not self._waiting and asyncio.get_running_loop().time() - self._said_s >= _QUIET_S:
             self._put(scheduler_pb2.SessionResponse())
 
     async def _read(
@@ -120,19 +129,37 @@ class Session:
             submit.held_tokens if submit.HasField("held_tokens") else None,
         )
 
+    async def _next(self) -> scheduler_pb2.SessionResponse | None:
+        while not self._waiting:
+            self._wake.clear()
+            await self._wake.wait()
+        return self._waiting.popleft()
+
+    def _join(self, outputs: SessionOutputs) -> bool:
+        """Whether what is new went to the last that waits: there is one, and there is room."""
+        joined = join_rows(self._last, outputs) if self._waiting and self._last is not None else None
+        if joined is None or (before := self._waiting[-1]) is None:
+            return False
+        message = outputs_to_pb(joined)
+        size = self._bytes + message.ByteSize() - before.ByteSize()
+        if size > self._bound_bytes:
+            return False
+        self._waiting[-1], self._last, self._bytes = message, joined, size
+        return True
+
     def _put(self, message: scheduler_pb2.SessionResponse) -> bool:
         if self._error is not None:
             return False
         size = message.ByteSize()
-        if self._queue.qsize() < self._bound and self._bytes + size <= self._bound_bytes:
+        if len(self._waiting) < self._bound and self._bytes + size <= self._bound_bytes:
             self._bytes += size
             self._said_s = asyncio.get_running_loop().time()
-            self._queue.put_nowait(message)
+            self._add(message)
             return True
         self._end(
             Overloaded(
                 "SESSION_TOO_SLOW",
-                f"{self._queue.qsize()} messages of {self._bytes} bytes wait for this session's router.",
+                f"{len(self._waiting)} messages of {self._bytes} bytes wait for this session's router.",
                 "Read the session faster, or raise --session-queue and --session-queue-bytes.",
             )
         )
@@ -141,13 +168,17 @@ class Session:
     def _end(self, error: QuireError) -> None:
         """What waits in the queue is not worth sending any more."""
         self._error, self._bytes = error, 0
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self._queue.put_nowait(None)
+        self._waiting.clear()
+        self._add(None)
 
     def _end_if_done(self) -> None:
         if self._half_closed and not self._engine.running(self._number):
-            self._queue.put_nowait(None)
+            self._add(None)
+
+    def _add(self, message: scheduler_pb2.SessionResponse | None) -> None:
+        self._waiting.append(message)
+        self._last = None
+        self._wake.set()
 
     def _welcome(self) -> scheduler_pb2.SessionWelcome:
         welcome = scheduler_pb2.SessionWelcome(protocol_version=PROTOCOL_VERSION, heartbeat_ms=HEARTBEAT_MS)

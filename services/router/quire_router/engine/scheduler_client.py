@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 
 LOAD_INTERVAL_MS = 200
 _INFO_TIMEOUT_S = 10.0
+# What a router has not taken yet waits at the scheduler, where rows of several steps join.
+_SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 1 << 14), ("grpc.http2.bdp_probe", 0))
 
 
 class SchedulerClient:
     """One channel. Calls raise grpc.RpcError."""
 
     def __init__(self, address: str, config: RouterConfig) -> None:
-        self._channel = aio_channel(address, config)
+        self._channel = aio_channel(address, config, _SMALL_WINDOW)
         self.stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
 
     async def watch_load(self) -> AsyncIterator[Load]:
