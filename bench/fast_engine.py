@@ -14,6 +14,7 @@ import contextlib
 import json
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench.gpu_checks.http_load import HttpLoad
@@ -31,6 +32,9 @@ def main() -> int:
     parser.add_argument("--streams", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument(
+        "--spread", type=float, default=0.0, help="lengths differ by this share; four times the requests"
+    )
     options = parser.parse_args()
     for pace in options.pace_ms:
         flags: dict[str, dict[str, str | bool]] = {
@@ -42,6 +46,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory() as folder, contextlib.closing(LocalStack(spec)) as stack:
             for turn in range(options.turns):
                 load = HttpLoad(options.streams, PROMPT, options.tokens, seed=turn, counted=True)
+                if options.spread:  # requests come and go all the time
+                    more = {"requests": 4 * options.streams, "concurrency": options.streams}
+                    load = replace(load, **more, spread=options.spread)
                 print(json.dumps({"pace_ms": pace, **measure(stack, load, Path(folder))}), flush=True)
     return 0
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 from quire.v1 import scheduler_pb2
+from quire_common.columns import i32
 from quire_common.errors import from_rpc_error
 from quire_common.sequence import sequence_to_pb
+from quire_router.config import RouterConfig
+from quire_router.engine.scheduler_client import SchedulerClient
 from quire_scheduler.session import Session
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
@@ -41,15 +45,20 @@ async def test_a_router_that_does_not_read_is_ended() -> None:
 
 async def test_the_others_go_on_at_full_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     most = {"bytes": 0, "frames": 0}
-    put = Session._put
 
-    def watched(self: Session, message: scheduler_pb2.SessionResponse) -> bool:
-        taken = put(self, message)
-        most["bytes"] = max(most["bytes"], self._bytes)
-        most["frames"] = max(most["frames"], len(self._waiting))
-        return taken
+    def watch(name: str) -> None:
+        add: Callable[..., bool] = getattr(Session, name)
 
-    monkeypatch.setattr(Session, "_put", watched)
+        def watched(self: Session, *what: object) -> bool:
+            taken = add(self, *what)
+            most["bytes"] = max(most["bytes"], self._bytes)
+            most["frames"] = max(most["frames"], len(self._waiting))
+            return taken
+
+        monkeypatch.setattr(Session, name, watched)
+
+    watch("_put")
+    watch("_join")
     async with stack(session_queue_bytes=1 << 16, max_model_len=256, seqs=8, num_pages=4000) as s:
         s.worker.step_s = 0.005
         reader = Router(s)
@@ -80,4 +89,35 @@ async def test_the_others_go_on_at_full_speed(monkeypatch: pytest.MonkeyPatch) -
             while await slow.read() is not grpc.aio.EOF:
                 pass
         assert from_rpc_error(told.value).code == "SESSION_TOO_SLOW"
+        await s.until_quiet()
+
+
+async def test_a_router_that_falls_behind_gets_steps_together() -> None:
+    """By the router's own channel: what it has not taken waits at the scheduler after 16 KiB, not in a window that
+    grows."""
+    async with stack(max_model_len=1024, seqs=64, num_pages=4000) as s:
+        s.worker.step_s = 0.001
+        client = SchedulerClient(s.address, RouterConfig())
+        call = client.stub.Session()
+        await call.write(scheduler_pb2.SessionRequest(hello=scheduler_pb2.SessionHello(protocol_version=1)))
+        message = scheduler_pb2.SessionRequest()
+        for handle in range(64):
+            message.submit.add(handle=handle).sequence.CopyFrom(sequence_to_pb(a_sequence(4 + handle, 900)))
+        await call.write(message)
+        await s.until(lambda: s.core.idle and s.core.load().waiting == 0 and s.core.stats.steps > 0)
+        tokens: dict[int, list[int]] = {handle: [] for handle in range(64)}
+        messages, ended = 0, 0
+        async with asyncio.timeout(60):
+            while ended < 64:
+                told = await call.read()
+                messages, ended, at = messages + bool(told.handle), ended + len(told.finished), 0
+                columns = (i32(column, "column").tolist() for column in (told.handle, told.count))
+                token = i32(told.token, "token").tolist()
+                for handle, count in zip(*columns, strict=True):
+                    tokens[handle] += token[at : at + count]
+                    at += count
+        assert all(tokens[handle] == undisturbed(a_sequence(4 + handle, 900))[0] for handle in range(64))
+        assert messages < 60, "of 900 steps: 22, and 252 with a window as gRPC has it"
+        call.cancel()
+        await client.close()
         await s.until_quiet()

@@ -6,7 +6,7 @@ No object per token. Knows nothing of the wire: `session_wire.py` packs it.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -32,8 +32,6 @@ class FinishReason(enum.IntEnum):
     REPETITION = 5
 
 
-# Tokens of one message whose rows were joined.
-_MOST_JOINED = 1 << 14
 # The worker's Finish as a FinishReason. A row that ended by its limit is a sequence that may go no further.
 FINISH_REASONS: NDArray[np.uint8] = np.zeros(256, np.uint8)
 FINISH_REASONS[Finish.STOP] = FinishReason.STOP
@@ -210,30 +208,6 @@ def split(rows: Rows) -> list[tuple[int, Rows]]:
     return [(int(session), rows.select(rows.session == session)) for session in np.unique(rows.session)]
 
 
-def join_rows(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None:
-    """Both as one, of each request one row with all of its tokens; None where the second says more than rows, or either
-    has logprobs, or they are too many for one message."""
-    told = (second.admitted, second.finished, second.failed, second.prefilled, second.pulled, second.prompt_logprobs)
-    logprobs = first.logprobs is not None or second.logprobs is not None
-    if any(told) or logprobs or not len(first.handle) or len(first.token) + len(second.token) > _MOST_JOINED:
-        return None
-    handle = np.concatenate([first.handle, second.handle])
-    count = np.concatenate([first.count, second.count])
-    begin = np.cumsum(count) - count
-    order = np.argsort(handle, kind="stable")
-    last = np.flatnonzero(np.diff(handle[order], append=-1))
-    counts = count[order]
-    ends = np.cumsum(counts)
-    place = np.repeat(begin[order] - (ends - counts), counts) + np.arange(ends[-1])
-    return replace(
-        first,
-        handle=handle[order][last],
-        count=np.diff(ends[last], prepend=0).astype(np.int32),
-        token=np.concatenate([first.token, second.token])[place],
-        finish=np.concatenate([first.finish, second.finish])[order][last],
-    )
-
-
 def select_logprobs(logprobs: Logprobs, tokens: NDArray[np.bool_]) -> Logprobs | None:
     """Entries of the kept tokens, renumbered; None where none is left."""
     keep = tokens[logprobs.token_index]
@@ -256,14 +230,15 @@ def _append(into: SessionOutputs, rows: Rows) -> None:
         into.handle, into.count, into.token = rows.handle, rows.count, rows.token
         into.finish, into.logprobs = rows.finish, rows.logprobs
         return
-    into.logprobs = _join_logprobs(into.logprobs, rows.logprobs, len(into.token))
+    into.logprobs = join_logprobs(into.logprobs, rows.logprobs, len(into.token))
     into.handle = np.concatenate([into.handle, rows.handle])
     into.count = np.concatenate([into.count, rows.count])
     into.token = np.concatenate([into.token, rows.token])
     into.finish = np.concatenate([into.finish, rows.finish])
 
 
-def _join_logprobs(first: Logprobs | None, second: Logprobs | None, offset: int) -> Logprobs | None:
+def join_logprobs(first: Logprobs | None, second: Logprobs | None, offset: int) -> Logprobs | None:
+    """Of tokens of which the second's begin at `offset`."""
     if second is None:
         return first
     shifted = (second.token_index + offset).astype(np.int32)

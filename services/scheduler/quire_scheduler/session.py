@@ -1,8 +1,9 @@
-"""One router's Session stream: submits and aborts in, one message per step out, through a bounded queue.
+"""One router's Session stream: submits and aborts in, steps out, through a bounded queue.
 
-Rows that would wait behind other rows join them, so that a router that falls behind has fewer to take. A session whose
-router does not read at all is ended rather than waited for; when the stream ends, its requests are aborted. One with
-nothing to say sends empty messages, so that its router can tell silence from death.
+A router that keeps up has a message for each step. What would wait behind another step joins it, so that a router that
+falls behind has fewer to take. A session whose router does not read at all is ended rather than waited for; when the
+stream ends, its requests are aborted. One with nothing to say sends empty messages, so that its router can tell silence
+from death.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from quire_common.errors import FailedPrecondition, Overloaded, QuireError, as_q
 from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler.handover import NO_TRANSFER
-from quire_scheduler.outputs import join_rows
-from quire_scheduler.session_wire import handover_from_pb, outputs_to_pb, transfer_from_pb
+from quire_scheduler.row_join import join
+from quire_scheduler.session_wire import handover_from_pb, outputs_to_pb, put_columns, transfer_from_pb
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +41,7 @@ class Session:
         self._engine = engine
         self._waiting: deque[scheduler_pb2.SessionResponse | None] = deque()
         self._wake = asyncio.Event()
-        # What the last of those says, where more rows may join it.
+        # What the last of those says, where more may join it.
         self._last: SessionOutputs | None = None
         self._bound = engine.config.session_queue
         self._bound_bytes = engine.config.session_queue_bytes
@@ -73,12 +74,13 @@ class Session:
 
     def deliver(self, outputs: SessionOutputs) -> bool:
         """See Sink."""
-        if self._join(outputs):
-            return True
-        if not self._put(outputs_to_pb(outputs)):
-            return False
-        self._last = outputs
-        self._end_if_done()
+        message = outputs_to_pb(outputs)
+        if not self._join(outputs, message):
+            if not self._put(message):
+                return False
+            self._last = outputs
+        # Once all that this session is to hear now has been delivered.
+        asyncio.get_running_loop().call_soon(self._end_if_done)
         return True
 
     def beat(self) -> None:
@@ -135,16 +137,18 @@ class Session:
             await self._wake.wait()
         return self._waiting.popleft()
 
-    def _join(self, outputs: SessionOutputs) -> bool:
-        """Whether what is new went to the last that waits: there is one, and there is room."""
-        joined = join_rows(self._last, outputs) if self._waiting and self._last is not None else None
-        if joined is None or (before := self._waiting[-1]) is None:
+    def _join(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
+        """Add it, which `message` says, to the last that waits. False: nothing was changed."""
+        size = message.ByteSize()
+        if not self._waiting or self._last is None or self._bytes + size > self._bound_bytes:
             return False
-        message = outputs_to_pb(joined)
-        size = self._bytes + message.ByteSize() - before.ByteSize()
-        if size > self._bound_bytes:
+        joined, into = join(self._last, outputs), self._waiting[-1]
+        if joined is None or into is None:
             return False
-        self._waiting[-1], self._last, self._bytes = message, joined, size
+        self._bytes -= into.ByteSize()
+        into.MergeFrom(message)  # notes go behind notes; columns are put anew
+        put_columns(joined, into)
+        self._last, self._bytes = joined, self._bytes + into.ByteSize()
         return True
 
     def _put(self, message: scheduler_pb2.SessionResponse) -> bool:

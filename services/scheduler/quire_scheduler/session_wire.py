@@ -19,11 +19,8 @@ if TYPE_CHECKING:
 
 def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
     """Domain to wire."""
-    message = scheduler_pb2.SessionResponse(
-        handle=out.handle.tobytes(), count=out.count.tobytes(), token=out.token.tobytes(), finish=out.finish.tobytes()
-    )
-    if out.logprobs is not None:
-        message.logprobs.CopyFrom(logprobs_to_pb(out.logprobs))
+    message = scheduler_pb2.SessionResponse()
+    put_columns(out, message)
     if out.prompt_logprobs:
         message.prompt_logprobs.CopyFrom(prompt_logprobs_to_pb(out.prompt_logprobs))
     for admitted in out.admitted:
@@ -49,6 +46,14 @@ def outputs_to_pb(out: SessionOutputs) -> scheduler_pb2.SessionResponse:
         if pulled.error is not None:
             told.error.CopyFrom(to_message(pulled.error))
     return message
+
+
+def put_columns(out: SessionOutputs, into: scheduler_pb2.SessionResponse) -> None:
+    """Rows and their logprobs, in the place of what the message has."""
+    into.handle, into.count = out.handle.tobytes(), out.count.tobytes()
+    into.token, into.finish = out.token.tobytes(), out.finish.tobytes()
+    if out.logprobs is not None:
+        into.logprobs.CopyFrom(logprobs_to_pb(out.logprobs))
 
 
 def transfer_from_pb(message: scheduler_pb2.KvTransfer) -> KvTransfer:

@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
-import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from quire_common.credit import Logprobs
 from quire_common.errors import Internal
-from quire_scheduler.outputs import (
-    AdmittedNote,
-    FailedNote,
-    FinishedNote,
-    FinishReason,
-    OutputBuffer,
-    PrefilledNote,
-    PulledNote,
-    Rows,
-    SessionOutputs,
-    join_rows,
-)
-
-ONE_LOGPROB = Logprobs(np.zeros(1, np.int32), np.zeros(1, np.float32), np.ones(1, np.int32), np.zeros(1, np.int32))
+from quire_scheduler.outputs import AdmittedNote, FailedNote, FinishedNote, FinishReason, OutputBuffer, Rows
 
 
 def ids(*values: int) -> np.ndarray:
@@ -87,67 +69,3 @@ def test_a_session_that_left_is_forgotten() -> None:
     buffer.aborted(1, FinishedNote(99, 1, 0, 0, -1, []))
     buffer.forget(1)
     assert buffer.take() == []
-
-
-def outputs(rows: list[tuple[int, list[int], int]]) -> SessionOutputs:
-    """Of (handle, tokens, finish)."""
-    handles, tokens, finishes = zip(*rows, strict=True) if rows else ((), (), ())
-    token = ids(*(token for each in tokens for token in each))
-    return SessionOutputs(1, ids(*handles), ids(*map(len, tokens)), token, np.array(finishes, np.uint8))
-
-
-def by_handle(*told: SessionOutputs) -> dict[int, tuple[list[int], int]]:
-    """All tokens of each handle in order, and its last finish."""
-    found: dict[int, tuple[list[int], int]] = {}
-    for out in told:
-        at = 0
-        for handle, count, finish in zip(out.handle.tolist(), out.count.tolist(), out.finish.tolist(), strict=True):
-            found[handle] = found.get(handle, ([], 0))[0] + out.token[at : at + count].tolist(), finish
-            at += count
-    return found
-
-
-ROWS = st.lists(st.tuples(st.integers(0, 5), st.lists(st.integers(0, 9), max_size=3), st.integers(0, 2)), min_size=1)
-
-
-@given(st.tuples(ROWS, ROWS, ROWS))
-def test_rows_of_steps_join_to_one_row_a_request(steps: tuple[list[tuple[int, list[int], int]], ...]) -> None:
-    first, second, third = map(outputs, steps)
-    wanted = by_handle(first, second, third)
-    joined = join_rows(first, second)
-    joined = None if joined is None else join_rows(joined, third)
-    assert joined is not None and by_handle(joined) == wanted and len(joined.handle) == len(wanted)
-    columns = (joined.handle, joined.count, joined.token, joined.finish)
-    assert [column.dtype.name for column in columns] == ["int32", "int32", "int32", "uint8"]
-
-
-def test_notes_of_the_first_stay_with_the_joined_rows() -> None:
-    first = replace(outputs([(3, [7], 1)]), finished=[FinishedNote(3, 1, 1, 0, -1, [])])
-    joined = join_rows(first, outputs([(4, [8, 9], 0)]))
-    assert joined is not None and joined.finished == first.finished
-    assert by_handle(joined) == {3: ([7], 1), 4: ([8, 9], 0)}
-
-
-@pytest.mark.parametrize(
-    "note",
-    [
-        {"admitted": [AdmittedNote(1, 0, 0)]},
-        {"finished": [FinishedNote(1, 1, 1, 0, -1, [])]},
-        {"failed": [FailedNote(1, Internal("X", "", ""))]},
-        {"prefilled": [PrefilledNote(1, [])]},
-        {"pulled": [PulledNote(1, 0, 1, 5, None)]},
-        {"logprobs": ONE_LOGPROB},
-    ],
-)
-def test_a_step_that_tells_more_than_rows_joins_none(note: dict[str, object]) -> None:
-    row = outputs([(1, [5], 0)])
-    assert join_rows(row, row) is not None
-    assert join_rows(row, replace(row, **note)) is None  # type: ignore[arg-type]  # one field, by name
-
-
-def test_logprobs_and_notes_without_rows_are_joined_by_none() -> None:
-    row, nothing = outputs([(1, [5], 0)]), outputs([])
-    assert join_rows(replace(row, logprobs=ONE_LOGPROB), row) is None
-    assert join_rows(nothing, row) is None, "nobody waits for rows that are sent behind a note"
-    many = outputs([(1, [5] * (1 << 13), 0)])
-    assert join_rows(many, many) is not None and join_rows(outputs([(1, [5] * (1 << 14), 0)]), row) is None

@@ -7,28 +7,34 @@ from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from quire.v1 import scheduler_pb2
 from quire_common.columns import i32
 from quire_common.credit.hello import PROTOCOL_VERSION
+from quire_common.errors import Overloaded
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.outputs import FinishedNote, SessionOutputs
+from quire_scheduler.outputs import AdmittedNote, FinishedNote, SessionOutputs
 from quire_scheduler.session import Session
-from tests.unit.scheduler.test_outputs import outputs
+from tests.unit.scheduler.test_row_join import FINISHED, outputs
 
 
 class Reader:
-    """A session of an engine that only knows it, read by a router that takes its time."""
+    """A session of an engine that only knows it, read by a router that takes its time. `leaves`: it wants nothing more
+    after its hello, and what runs may finish."""
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *, leaves: bool = False, **options: Any) -> None:
+        self.runs = True
         engine: Any = SimpleNamespace(
             config=SchedulerConfig(**options),
             core=None,
             open_session=lambda _: 1,
             close_session=lambda _: None,
-            running=lambda _: True,
+            running=lambda _: self.runs,
+            keep_transfers=lambda *_: None,
         )
         self.session = Session(engine)
-        self.stream: Any = self.session.run(_hello())
+        self.stream: Any = self.session.run(_hello(leaves))
 
     async def read(self) -> scheduler_pb2.SessionResponse:
         async with asyncio.timeout(5):
@@ -36,9 +42,10 @@ class Reader:
             return message
 
 
-async def _hello() -> AsyncIterator[scheduler_pb2.SessionRequest]:
+async def _hello(leaves: bool) -> AsyncIterator[scheduler_pb2.SessionRequest]:
     yield scheduler_pb2.SessionRequest(hello=scheduler_pb2.SessionHello(protocol_version=PROTOCOL_VERSION))
-    await asyncio.Event().wait()
+    if not leaves:
+        await asyncio.Event().wait()
 
 
 def step(number: int, *notes: FinishedNote) -> SessionOutputs:
@@ -64,23 +71,51 @@ async def test_rows_that_wait_behind_rows_join_them() -> None:
     await reader.stream.aclose()
 
 
-async def test_notes_keep_their_place() -> None:
+async def test_notes_join_too() -> None:
     reader = Reader()
     await reader.read()
-    for out in (step(0), step(1), step(2, FinishedNote(9, 1, 1, 0, -1, [])), step(3)):
+    for out in (step(0), step(1), step(2, FINISHED), step(3)):
+        assert reader.session.deliver(out)
+    message = await reader.read()
+    assert columns(message) == [[3, 4], [4, 4], [0, 1, 2, 3, 100, 101, 102, 103]]
+    assert [note.handle for note in message.finished] == [3] and reader.session._bytes == 0
+    await reader.stream.aclose()
+
+
+async def test_what_cannot_join_waits_behind() -> None:
+    reader = Reader()
+    await reader.read()
+    admitted = step(1)
+    admitted.admitted.append(AdmittedNote(4, 0, 0))  # 4 is another request now
+    for out in (step(0), admitted, step(2)):
         assert reader.session.deliver(out)
     first, second = await reader.read(), await reader.read()
-    assert columns(first) == [[3, 4], [2, 2], [0, 1, 100, 101]] and not first.finished
-    assert columns(second) == [[3, 4], [2, 2], [2, 3, 102, 103]] and second.finished[0].handle == 9
+    assert columns(first) == [[3, 4], [1, 1], [0, 100]] and not first.admitted
+    assert columns(second) == [[3, 4], [2, 2], [1, 2, 101, 102]] and second.admitted[0].handle == 4
     await reader.stream.aclose()
 
 
-async def test_bytes_that_wait_are_bounded_all_the_same() -> None:
+async def test_a_session_that_its_router_left_ends_when_all_is_told() -> None:
+    reader = Reader(leaves=True)
+    await reader.read()
+    await asyncio.sleep(0)
+    reader.runs = False
+    for out in (step(0), step(1, FINISHED)):  # nothing runs any more when the first of both is delivered
+        assert reader.session.deliver(out)
+    message = await reader.read()
+    assert columns(message)[2] == [0, 1, 100, 101] and len(message.finished) == 1
+    with pytest.raises(StopAsyncIteration):
+        await reader.read()
+
+
+async def test_a_session_that_has_failed_takes_nothing_more() -> None:
     reader = Reader(session_queue_bytes=1 << 16)
     await reader.read()
-    taken = 0
-    while reader.session.deliver(step(taken)):
+    taken, wide = 0, outputs([(handle, [1] * 8, 0) for handle in range(512)])
+    while reader.session.deliver(wide):
         taken += 1
-        assert reader.session._bytes <= 1 << 16 and taken < 100_000
-    assert taken > 7000, "eight bytes of tokens a step: as many as there is room for"
-    await reader.stream.aclose()
+        assert reader.session._bytes <= 1 << 16 and taken < 100
+    assert taken == 3, "16 KiB of tokens each, and one row for each request"
+    assert not reader.session.deliver(step(0)) and reader.session._bytes == 0
+    with pytest.raises(Overloaded, match="SESSION_TOO_SLOW"):
+        await reader.read()
