@@ -11,9 +11,10 @@ from quire_common.telemetry.interceptors import aio_client_interceptors, sync_cl
 from quire_common.transport import CHANNEL_OPTIONS, channel_credentials
 
 
-def aio_channel(address: str, config: ServiceConfig, more: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
-    """A channel for asyncio code; `address` is host:port or dns:///name:port (then calls are spread round robin)."""
-    options = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *more]
+def aio_channel(address: str, config: ServiceConfig, own: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+    """A channel for asyncio code; `address` is host:port or dns:///name:port (then calls are spread round robin).
+    `own`: gRPC options beside those that all channels have."""
+    options = [*CHANNEL_OPTIONS, ("grpc.lb_policy_name", "round_robin"), *own]
     credentials = channel_credentials(config)
     if credentials is None:
         return grpc.aio.insecure_channel(address, options, interceptors=aio_client_interceptors(address))

@@ -47,7 +47,9 @@ class SchedulerConfig(ServiceConfig):
     transfer_lease_s: float = option(
         10.0, "how long prefilled pages wait for a decode replica whose router does not renew", at_least=0.1
     )
-    session_queue: int = option(4096, "frames that may wait for a slow router before its session is ended", at_least=1)
+    session_queue: int = option(
+        4096, "messages that may wait for a slow router, joined steps as one, before its session is ended", at_least=1
+    )
     session_queue_bytes: int = option(
         16 << 20, "bytes that may wait for a slow router before its session is ended", at_least=1 << 16
     )

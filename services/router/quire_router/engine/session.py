@@ -1,6 +1,6 @@
 """The one Session stream to a scheduler: submits and aborts out, steps in, each passed on to the tokenizer as it is.
 
-A step's handle, count, token and finish columns go to the Detokenize stream untouched, one message per step.
+A message's handle, count, token and finish columns go to the Detokenize stream untouched, one for one.
 Knows nothing of clients; a choice learns of its end here or from its Detokenize stream. What is said of pages that
 travel goes to the choice's KvRoute, or to the reservation that is kept here for it.
 """
