@@ -101,7 +101,8 @@ class Client:
 def serving(checkout: Path, flags: Mapping[str, Mapping[str, str | bool]]) -> Iterator[tuple[str, int]]:
     """The services of a checkout; gives their URL, and the process that holds them, with which they end."""
     folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    inherited = os.environ.get("PYTHONPATH", "")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*map(str, folders), inherited])}
     command = [sys.executable, "-P", __file__, "--hold", json.dumps(flags)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
         if holder.stdout is None or not (url := holder.stdout.readline().strip()):
