@@ -1,6 +1,6 @@
 """`make gpu-check STAGE=n`: whether the GPU worker is right, and how fast it is, in stages.
 
-1  kernels, ways of products and whole steps of every padded size against float32 references
+1  kernels, ways of products and of gated products, whole steps of every padded size: against float32 references
 2  engines that must come to the same tokens
 3  the in-process table beside vLLM's figures
 4  the five services over HTTP, and cold starts
@@ -28,7 +28,7 @@ from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
 
 STAGES: dict[int, tuple[str, ...]] = {
-    1: ("products", "kernels", "steps"),
+    1: ("products", "gated_products", "kernels", "steps"),
     2: ("engines",),
     3: ("table",),
     4: ("services",),

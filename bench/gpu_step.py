@@ -19,7 +19,7 @@ from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
-from quire_worker.ops.triton.product_tables import read_table, table_of
+from quire_worker.ops.triton.product_tables import products_for, read_table
 from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
@@ -36,7 +36,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 8, 32, 128, 256])
     args = parser.parse_args()
     device = torch.device("cuda")
-    ways = read_table(args.table) if args.table else table_of(torch.cuda.get_device_name(device))
+    products = Products(read_table(args.table)) if args.table else products_for(torch.cuda.get_device_name(device))
     for name in args.models:
         spec = SHAPES[name]
         with torch.device(device), torch.inference_mode():
@@ -44,7 +44,7 @@ def main() -> None:
             for packed in store._packed.values():
                 packed.normal_(0.0, 0.02)
             ops_shape = HeadShape.of(spec)
-            ops = TritonOps(ops_shape, device, Products(ways))
+            ops = TritonOps(ops_shape, device, products)
             decoder = Decoder(spec, store, ops, args.context + 64)
             for batch in args.batches:
                 per = -(-args.context // PAGE)

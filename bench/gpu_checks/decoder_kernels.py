@@ -1,4 +1,5 @@
-"""Cases of a decode step's kernels from token ids to logits: each layer's, the embedding and the head.
+"""Cases of a decode step's kernels from token ids to logits: each layer's, the embedding and the head; and the gated
+product of prompts, which has these weights.
 
 Weights are cold, keys and values too; what one kernel leaves to the next is as warm as it is in a step.
 """
@@ -23,6 +24,7 @@ from quire_worker.profile.cost import (
     activation_cost,
     attention_cost,
     embedding_cost,
+    gated_product_cost,
     norm_cost,
     product_cost,
     rope_cost,
@@ -79,6 +81,18 @@ class DecoderKernels:
             launches=1 if batch >= LAST_MERGES_FROM else 2,
             wanted=ATTENTION_WANTED if kv_bytes >= _LEAST_KV_BYTES else 0.0,
         )
+
+    def gated_product(self, rows: int) -> KernelCase:
+        """Of a prompt's rows: by one kernel, or where no table says so by a product and an activation."""
+        bench, weights = self._bench, self._weights["gate_up"]
+        outputs, inputs = weights[0].data.shape
+        x = bench.random(rows, inputs)
+        cost = gated_product_cost(rows, weights[0], bench.dtype.itemsize)
+
+        def run(index: int) -> Tensor:
+            return bench.ops.gated_linear(x, weights[index % len(weights)], "silu")
+
+        return KernelCase(f"gated product {outputs} x {inputs}, {rows} rows", run, cost)
 
     def _embedding(self, rows: int) -> KernelCase:
         bench, (table, *_) = self._bench, self._weights["head"]

@@ -26,7 +26,7 @@ from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES, TINY
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import table_of
+from quire_worker.ops.triton.product_tables import products_for
 from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.profile.floor import PEAKS, Peak
@@ -34,6 +34,7 @@ from quire_worker.profile.floor import PEAKS, Peak
 ROOT = Path(__file__).resolve().parents[2]
 _BATCHES, _CONTEXT = (1, 32, 256), 1024
 _LONG = (32, 8192)
+_PROMPT_ROWS = 8192
 _PROFILE_LIMIT_S = 200
 _PROFILED = ("decode attention", "prefill attention", "sampling: thresholds", "sampling: draw", "logprobs")
 
@@ -55,8 +56,8 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 def bench_of(spec: ArchSpec, *, on_gpu: bool) -> Bench:
     """As a worker has it. The interpreter computes in float32 alone."""
     device, dtype = torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32
-    ways = table_of(torch.cuda.get_device_name(device)) if on_gpu else {}
-    ops = TritonOps(HeadShape.of(spec), device, Products(ways))
+    products = products_for(torch.cuda.get_device_name(device)) if on_gpu else Products({})
+    ops = TritonOps(HeadShape.of(spec), device, products)
     ops.pdl = on_gpu and torch.cuda.get_device_capability(device)[0] >= 9
     return Bench(spec, ops, device, dtype, 64 if on_gpu else 16)
 
@@ -72,6 +73,7 @@ def cases(bench: Bench, *, small: bool) -> Iterator[tuple[str, KernelCase]]:
             yield f"batch {batch}", case
     for case in () if small else decoder.attention(*_LONG):
         yield f"batch {_LONG[0]}", case
+    yield "prompts", decoder.gated_product(40 if small else _PROMPT_ROWS)
     for prompts, tokens, fresh in ((2, 40, True),) if small else ((1, 1024, False), (4, 2048, True)):
         for case in prompt_cases(bench, prompts, tokens, fresh=fresh):
             yield "prompts", case

@@ -17,7 +17,14 @@ from quire_common.sequence import Sampling
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import DenseWeight, Int8Weight
-from quire_worker.profile.cost import Attended, Cost, attention_cost, controls_cost, product_cost
+from quire_worker.profile.cost import (
+    Attended,
+    Cost,
+    attention_cost,
+    controls_cost,
+    gated_product_cost,
+    product_cost,
+)
 from quire_worker.profile.floor import Peak, floor_us
 from quire_worker.profile.kernel_parts import by_part, costs_behind
 from quire_worker.profile.kernel_table import as_text, make_rows
@@ -78,7 +85,12 @@ def test_costs_are_what_a_call_cannot_do_without() -> None:
     for _ in range(2):
         assert torch.allclose(ops.linear(x, weight), wanted, atol=1e-5)
     one = 4 * (48 * 32 + 16 * 32 + 16 * 48)
-    assert ops.costs == {"product 48 x 32": Cost(2, 2 * one, 2 * 2 * 16 * 32 * 48)}
+    gated = 4 * (48 * 32 + 16 * 32 + 16 * 24)
+    assert ops.gated_linear(x, weight, "silu").shape == (16, 24)
+    assert ops.costs == {
+        "product 48 x 32": Cost(2, 2 * one, 2 * 2 * 16 * 32 * 48),
+        "gated product 48 x 32": Cost(1, gated, 2 * 16 * 32 * 48),
+    }
     peak = Peak(1e9, 1e12)
     assert floor_us(Cost(1, 1000, 500_000), peak) == pytest.approx(1.0), "memory is the bound"
     assert floor_us(Cost(1, 1000, 5_000_000), peak) == pytest.approx(5.0), "arithmetic is the bound"
@@ -104,6 +116,14 @@ def test_a_weight_costs_what_is_stored_of_it() -> None:
     assert product_cost(32, DenseWeight(data), 4) == Cost(1, 2 * 4096 * 1024 + 4 * rows, flops)
     small = Int8Weight(data.to(torch.int8), torch.ones(4096), bias)
     assert product_cost(32, small, 2) == Cost(1, 4096 * 1024 + (4 + 2) * 4096 + 2 * rows, flops)
+
+
+def test_a_gated_product_writes_half_of_its_outputs() -> None:
+    weight = torch.zeros(2 * 3072, 1024, dtype=torch.bfloat16)
+    moved = 2 * (6144 * 1024 + 8192 * (1024 + 3072))
+    assert gated_product_cost(8192, DenseWeight(weight), 2) == Cost(1, moved, 2 * 8192 * 1024 * 6144)
+    small = Int8Weight(weight.to(torch.int8), torch.ones(6144))
+    assert gated_product_cost(32, small, 2) == Cost(1, 6144 * (1024 + 4) + 2 * 32 * 4096, 2 * 32 * 1024 * 6144)
 
 
 def test_kernels_that_no_call_tells_apart_are_parts_of_their_own() -> None:
@@ -168,7 +188,8 @@ def test_a_profile_of_a_model_on_the_cpu(tmp_path: Path) -> None:
     found = profile_step(config)
     rows = {row.name: row for row in found.rows}
     layers = 2
-    assert rows["attention"].calls == rows["activation"].calls == layers and rows["sample"].calls == 1
+    assert rows["attention"].calls == rows["gated product 160 x 48"].calls == layers and rows["sample"].calls == 1
+    assert not rows.keys() & {"activation", "product 160 x 48"}, "one call is one row"
     assert rows["logprobs"].calls == 1
     assert {"embedding", "norm", "add and norm", "norm, rope and page write", "head 97 x 48"} <= set(rows)
     assert all(row.us > 0 for row in found.rows) and sum(row.share for row in found.rows) == pytest.approx(1.0)

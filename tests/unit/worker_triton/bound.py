@@ -14,17 +14,16 @@ from bench.gpu_checks import roofline
 from bench.gpu_checks.kernel_case import Bench
 from bench.gpu_shapes import SHAPES
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import table_of
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.product_tables import products_for
 from quire_worker.ops.triton.triton_ops import TritonOps
 
 
 @torch.inference_mode()
 def main() -> None:
     gpu_host.stand_in()
-    nowhere, ways = torch.device("meta"), table_of("NVIDIA H200")
+    nowhere = torch.device("meta")
     for name, spec in SHAPES.items():
-        ops = TritonOps(HeadShape.of(spec), nowhere, Products(ways))
+        ops = TritonOps(HeadShape.of(spec), nowhere, products_for("NVIDIA H200"))
         ops.pdl = True
         for where, case in roofline.cases(Bench(spec, ops, nowhere, torch.bfloat16, 64), small=False):
             gpu_host._launched.clear()

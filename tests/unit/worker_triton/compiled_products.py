@@ -1,7 +1,7 @@
 """`python -m tests.unit.worker_triton.compiled_products [kinds]`: the H200's ways of products compiled, without a GPU.
 
-Prints a line for each: what it is, the inner dimension, and the bytes of shared memory that it takes. `kinds`: only the
-first of each kind.
+Prints a line for each: what it is, the inner dimension (of a gated one how many gates, too), and the bytes of shared
+memory that it takes. `kinds`: only the first of each kind.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import triton
 from triton.compiler import ASTSource
 
 import quire_worker.ops.triton.product_tables as tables
+from quire_worker.ops.triton.gated_products import Gated
+from quire_worker.ops.triton.kernels.gated_product import gated_product_kernel
 from quire_worker.ops.triton.kernels.product import gemv_kernel, split_product_kernel, tall_product_kernel
 from quire_worker.ops.triton.products import Gemv, Way
 from tests.unit.worker_triton.compiled import HOPPER
@@ -41,6 +43,24 @@ def compile_way(way: Way, rows: int, inputs: int) -> int:
     return int(done.metadata.shared)
 
 
+def compile_gated(way: Gated, inner: int, inputs: int) -> int:
+    """Bytes of shared memory."""
+    constants: dict[str, Any] = {
+        "INNER": inner, "INPUTS": inputs, "BLOCK_M": way.block_m, "BLOCK_N": way.block_n, "BLOCK_K": way.block_k,
+        "GROUP": way.group, "PROGRAMS": way.programs, "STAGES": way.stages, "GELU": False, "PDL": True,
+    }  # fmt: skip  # pairs
+    types = dict.fromkeys(constants, "constexpr") | {
+        "x": f"tensordesc<bf16[{way.block_m}, {way.block_k}]>",
+        "weight": f"tensordesc<bf16[2, {way.block_n}, {way.block_k}]>",
+        "y": f"tensordesc<bf16[{way.block_m}, {way.block_n}]>",
+        "rows": "i32",
+    }
+    kernel: Any = gated_product_kernel
+    source = ASTSource(kernel, {name: types[name] for name in kernel.arg_names}, constants)
+    done = triton.compile(source, target=HOPPER, options={"num_warps": way.warps, "launch_pdl": True})
+    return int(done.metadata.shared)
+
+
 def main() -> None:
     table = tables.read_table(Path(tables.__file__).parent / "h200.json")
     seen = set()
@@ -50,6 +70,13 @@ def main() -> None:
         if key not in seen:
             seen.add(key)
             print(way, inputs, compile_way(way, rows, inputs), flush=True)
+    gated = [
+        (way, outputs // 2, inputs)
+        for (_, outputs, inputs), way in tables.gated_table_of("NVIDIA H200").items()
+        if way is not None
+    ]
+    for each, inner, inputs in [*dict.fromkeys(gated)][: 1 if "kinds" in sys.argv else None]:
+        print(each, inner, inputs, compile_gated(each, inner, inputs), flush=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,8 @@ ROWS = {
     "embedding", "norm", "add and norm", "qkv 128 x 48", "o 48 x 64", "gate_up 160 x 48", "down 48 x 80",
     "head 97 x 48", "rope and page write", "decode attention 2 x 40", "silu", "feed tokens", "sampling, greedy",
     "sampling, temperature", "sampling, top_k 50, top_p 0.95", "sampling, top_p 0.95", "sampling, min_p 0.05",
-    "sampling, controls", "logprobs, 5 alternatives", "prefill attention 2 x 40, tiles",
+    "sampling, controls", "logprobs, 5 alternatives", "gated product 160 x 48, 40 rows",
+    "prefill attention 2 x 40, tiles",
 }  # fmt: skip  # a list of names
 
 
@@ -38,6 +39,7 @@ def test_every_kernel_of_a_step_has_a_row(gpu: bool, monkeypatch: pytest.MonkeyP
     assert all(case.cost.bytes > 0 for case in found.values())
     drawn = [case.cost for name, case in found.items() if name.startswith("sampling, ") and "controls" not in name]
     assert drawn == [Cost(1, 2 * 97 * 4)] * 5, "however a token is drawn, its logits are read once"
+    assert found["gated product 160 x 48, 40 rows"].cost == Cost(1, 4 * (160 * 48 + 40 * (48 + 80)), 2 * 40 * 48 * 160)
     tiled, by_torch = (found[f"prefill attention 2 x 40, {way}"] for way in ("tiles", "torch"))
     assert tiled.cost == by_torch.cost and tiled.cost.flops == 2 * 4 * 4 * 16 * 40 * 41 // 2
 
@@ -112,8 +114,8 @@ def test_the_whole_table_can_be_launched() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [line.split(" ", 2) for line in done.stdout.splitlines()]
-    # 19 at each batch, decode attention of 32 x 8192, and three of prompts.
-    assert len(rows) == len({name for _, _, name in rows}) == 2 * (3 * 19 + 1 + 3)
+    # 19 at each batch, decode attention of 32 x 8192, and four of prompts.
+    assert len(rows) == len({name for _, _, name in rows}) == 2 * (3 * 19 + 1 + 4)
     # Fills, of which two are behind thresholds, are torch's.
     wrong = [row for row in rows if not 1 <= int(row[0]) <= int(row[1]) <= int(row[0]) + 2]
     assert not wrong, wrong

@@ -17,8 +17,7 @@ from quire_worker.loading import LoadOptions, ModelFacts, Progress, read_source
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.backends import backend_on
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import table_of
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.product_tables import products_for
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
 
@@ -83,7 +82,7 @@ def load_cuda_model(
     ):
         pages = CudaPages(group, capacity, device)
     progress("pages", capacity, capacity)
-    products = Products(table_of(torch.cuda.get_device_name(device)), even=cuda.batch_invariant)
+    products = products_for(torch.cuda.get_device_name(device), even=cuda.batch_invariant)
     ops = TritonOps(HeadShape.of(spec), device, products)
     ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
     with torch.inference_mode():

@@ -14,7 +14,7 @@ MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
 """Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
 _WASTE = 1 / 16
 _ROUNDED = 64
-_LONG_ROWS = 1024
+_LONG_ROWS = 2048
 _FEW_CHUNKS, MOST_CHUNKS = 64, 128
 
 

@@ -36,7 +36,7 @@ class LayerWeights:
 
     @property
     def products(self) -> tuple[Weight, ...]:
-        """All that `ops.linear` is called with."""
+        """All that `ops.linear` and `ops.gated_linear` are called with."""
         return self.qkv, self.o, self.gate_up, self.down
 
 
@@ -83,9 +83,10 @@ class Decoder(Generic[P]):
         return self.ops.linear(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight)
 
     def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
-        inner = self.ops.linear(x, layer.gate_up)
-        combine = self.ops.gated_activation if self.spec.gated_mlp else self.ops.activation
-        return self.ops.linear(combine(inner, self.spec.activation), layer.down)
+        ops, kind = self.ops, self.spec.activation
+        if self.spec.gated_mlp:
+            return ops.linear(ops.gated_linear(x, layer.gate_up, kind), layer.down)
+        return ops.linear(ops.activation(ops.linear(x, layer.gate_up), kind), layer.down)
 
     def _enter(self, delta: Tensor | None, residual: Tensor, gain: Tensor | None) -> Tensor:
         """Add what the block before left, then normalise for the next one."""

@@ -152,8 +152,12 @@ class CpuOps:
         )
         return out
 
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """See `Ops.gated_linear`."""
+        return self.gated_activation(self.linear(x, weight), activation)
+
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Ops.gated_activation`."""
+        """[R, 2 * I] -> [R, I] = activation(first half) * second half."""
         rows, size = gate_up.shape[0], gate_up.shape[1] // 2
         if activation != "silu" or size % LANES:
             return self._torch.gated_activation(gate_up, activation)

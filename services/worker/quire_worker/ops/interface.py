@@ -113,8 +113,8 @@ class Ops(Protocol[P]):
         (all up to p where window is 0); scores = softcap(query . key * score_scale). Padding rows are zero."""
         ...
 
-    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """[R, 2 * I] -> [R, I] = activation(first half) * second half."""
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """[R, inputs] -> [R, I] = activation(first half) * second half of `linear`'s 2 * I outputs."""
         ...
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:

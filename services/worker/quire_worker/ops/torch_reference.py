@@ -137,8 +137,12 @@ class TorchOps:
         """See `Ops.paged_attention`."""
         return paged_attention(query, pages, layer, plan, shape, window, self._scratch)
 
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """See `Ops.gated_linear`."""
+        return self.gated_activation(self.linear(x, weight), activation)
+
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Ops.gated_activation`."""
+        """[R, 2 * I] -> [R, I] = activation(first half) * second half."""
         gate, up = gate_up.chunk(2, dim=-1)
         return self.activation(gate, activation).mul_(up)
 

@@ -67,6 +67,12 @@ def product_cost(rows: int, weight: Weight, element: int) -> Cost:
     return Cost(1, weight.num_bytes + rows * (inputs + outputs) * element, 2 * rows * inputs * outputs)
 
 
+def gated_product_cost(rows: int, weight: Weight, element: int) -> Cost:
+    """The same where half of the outputs are gates, which come out multiplied with the others."""
+    outputs, inputs = weight.data.shape
+    return Cost(1, weight.num_bytes + rows * (inputs + outputs // 2) * element, 2 * rows * inputs * outputs)
+
+
 def rope_cost(rows: int, shape: HeadShape, element: int, page_element: int) -> Cost:
     """Queries, keys and values are read; queries are written, keys and values go to their pages."""
     heads, kv_heads = rows * shape.heads * shape.head_dim, rows * shape.kv_heads * shape.head_dim

@@ -17,6 +17,7 @@ from quire_worker.profile.cost import (
     activation_cost,
     attention_cost,
     embedding_cost,
+    gated_product_cost,
     logits_cost,
     norm_cost,
     product_cost,
@@ -98,10 +99,11 @@ class TracedOps(Generic[P]):
             ATTENTION, whole, lambda: self._ops.paged_attention(query, pages, layer, plan, shape, window)
         )
 
-    def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """See `Ops`."""
-        cost = activation_cost(gate_up.shape[0], gate_up.shape[1] // 2, gate_up.element_size(), gated=True)
-        return self._trace("activation", cost, lambda: self._ops.gated_activation(gate_up, activation))
+        cost = gated_product_cost(x.shape[0], weight, x.element_size())
+        name = f"gated product {weight.outputs} x {x.shape[1]}"
+        return self._trace(name, cost, lambda: self._ops.gated_linear(x, weight, activation))
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
         """See `Ops`."""

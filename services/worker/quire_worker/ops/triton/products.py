@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from quire_worker.ops.triton.gated_products import Gated, GatedProducts, multiply_gated
 from quire_worker.ops.triton.kernels.even_product import even_product_kernel
 from quire_worker.ops.triton.kernels.product import gemv_kernel, split_product_kernel, tall_product_kernel
 from quire_worker.ops.triton.launch import options
@@ -49,10 +50,14 @@ Shape = tuple[int, int, int]
 
 class Products:
     """The ways of one device. A rows count that is not in the table takes the next larger one's way. `even`: no table,
-    but one way for any number of rows, so that a row's bits do not depend on those beside it."""
+    but one way for any number of rows, so that a row's bits do not depend on those beside it. `gated`: of the products
+    whose outputs are gates, and what they gate."""
 
-    def __init__(self, table: Mapping[Shape, Way], *, even: bool = False) -> None:
+    def __init__(
+        self, table: Mapping[Shape, Way], gated: Mapping[Shape, Gated | None] | None = None, *, even: bool = False
+    ) -> None:
         self.even = even
+        self._gated = GatedProducts(gated or {})
         self._table = dict(table)
         self._rows: dict[tuple[int, int], list[int]] = {}
         for rows, outputs, inputs in sorted(self._table):
@@ -74,6 +79,15 @@ class Products:
         if way is not None:
             return multiply(x, weight, way, pdl, out)
         return functional.linear(x, weight.data, weight.bias) if out is None else multiply_into(out, x, weight)
+
+    def multiply_gated(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
+        """[R, inputs] -> [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) by one kernel; None: a
+        product and an activation are the faster way, or the only one."""
+        weight = _dense(weight)
+        if self.even or weight.bias is not None:
+            return None
+        way = self._gated.way(x.shape[0], *weight.data.shape)
+        return None if way is None else multiply_gated(x, weight.data, way, pdl, gelu=gelu)
 
 
 def multiply_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:

@@ -140,8 +140,13 @@ class TritonOps:
             fresh_attention(query, plan.turned, plan.fresh, shape, lambda chunk, rows: _put(out, chunk, rows))
         return out
 
+    def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
+        """See `Ops.gated_linear`."""
+        whole = self._products.multiply_gated(x, weight, self.pdl, gelu=activation == "gelu_tanh")
+        return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
+
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `Ops.gated_activation`."""
+        """[R, 2 * I] -> [R, I]: what comes behind the product where they are apart."""
         return self._activate(gate_up, gate_up.shape[1] // 2, activation, gated=True)
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:

@@ -1,4 +1,4 @@
-"""Measured ways of products, one JSON file per device, made by `python -m bench.gpu_products`."""
+"""Measured ways of products, two JSON files per device: of `python -m bench.gpu_products` and of `bench.gpu_gated`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,32 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire_worker.ops.triton.products import Gemv, Shape, Tall, Way
+from quire_worker.ops.triton.gated_products import Gated
+from quire_worker.ops.triton.products import Gemv, Products, Shape, Tall, Way
 
 _FOLDER = Path(__file__).parent
 _FILES: Mapping[str, str] = {"NVIDIA H200": "h200.json"}
+_GATED_FILES: Mapping[str, str] = {"NVIDIA H200": "h200_gated.json"}
 _KINDS: Mapping[str, type[Gemv | Tall]] = {"Gemv": Gemv, "Tall": Tall}
+
+
+def products_for(device_name: str, *, even: bool = False) -> Products:
+    """Products as they are fastest on a device."""
+    return Products(table_of(device_name), gated_table_of(device_name), even=even)
+
+
+def gated_table_of(device_name: str) -> dict[Shape, Gated | None]:
+    """The ways of gated products, by the least rows; None: product and activation apart."""
+    file = _GATED_FILES.get(device_name)
+    return {} if file is None else read_gated(_FOLDER / file)
+
+
+def read_gated(path: Path) -> dict[Shape, Gated | None]:
+    """Entries of a file of gated products."""
+    return {
+        (entry["rows"], entry["outputs"], entry["inputs"]): None if entry["way"] is None else Gated(**entry["way"])
+        for entry in json.loads(path.read_text())
+    }
 
 
 def table_of(device_name: str) -> dict[Shape, Way]:
