@@ -64,6 +64,28 @@ def test_norms(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("biased", [False, True])
+def test_products_of_many_rows_are_added_to_the_residual(
+    biased: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_ops, "_MANY_ROWS", 4)
+    ops = make(PLAIN)
+    bias = randn(40, seed=3).to(dtype) if biased else None
+    weight = DenseWeight(randn(40, 96, seed=1).to(dtype).to(DEVICE), None if bias is None else bias.to(DEVICE))
+    for rows in (3, 4, 9):
+        x, residual = randn(rows, 96, seed=rows).to(dtype), randn(rows, 40, seed=2).to(dtype)
+        product = x.float() @ weight.data.cpu().float().T + (0.0 if bias is None else bias.float())
+        onto = residual.to(DEVICE).clone()
+        left = ops.add_linear(x.to(DEVICE), weight, onto)
+        if rows < 4:
+            assert left is not None and close(left, product) and torch.equal(onto.cpu(), residual)
+        else:
+            assert left is None and close(onto, residual.float() + product)
+    even = TritonOps(PLAIN, DEVICE, Products({}, even=True))
+    assert even.add_linear(x.to(DEVICE), weight, onto) is not None, "a row's bits depend on itself alone"
+
+
+@pytest.mark.parametrize("dtype", TYPES)
 def test_activations_and_embedding(dtype: torch.dtype) -> None:
     ops, reference = make(PLAIN), TorchOps(PLAIN, 16)
     x = (randn(3, 2 * 1100) * 4).to(dtype)

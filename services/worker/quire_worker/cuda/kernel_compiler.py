@@ -145,11 +145,12 @@ def _attend_by_hand(
     plan: TritonPlan,
     window: int,
     weight: Weight,
-) -> Tensor:
+    onto: Tensor | None,
+) -> Tensor | None:
     """As between the pieces of a step: tiles that no kernel of Triton's goes before."""
     out = torch.empty_like(query)
     prefill_attention(query, pages, layer, plan, decoder.head_shape, window, out, pdl=False)
-    return decoder.ops.linear(out, weight)
+    return decoder.project(out, weight, onto)
 
 
 def _few_layers(decoder: Decoder[TritonPlan]) -> Decoder[TritonPlan]:

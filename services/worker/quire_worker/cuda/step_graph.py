@@ -18,7 +18,7 @@ from quire_worker.cuda.graph_recorder import Recorder, Replayable, borrowed
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
 from quire_worker.ops.triton.launch import empty_like_rows
-from quire_worker.ops.triton.products import multiply_into
+from quire_worker.ops.triton.products import multiply_into, multiply_onto
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
@@ -38,8 +38,17 @@ class _Gap(NamedTuple):
     attended: Tensor
     """[R, Q D]: rows of chunks are missing."""
     weight: Weight
-    delta: Tensor
-    """[R, H]: all rows are missing."""
+    result: Tensor
+    """[R, H]: all rows of the product are missing."""
+    adds: bool
+    """Whether the product is added to what lies there."""
+
+    def put(self, begin: int, end: int, attended: Tensor) -> None:
+        """Rows of the product, of what they attended to."""
+        if self.adds:
+            multiply_onto(self.result[begin:end], attended, self.weight)
+        else:
+            multiply_into(self.result[begin:end], attended, self.weight)
 
 
 class StepGraph:
@@ -86,28 +95,35 @@ class StepGraph:
         for piece, gap in zip(self._pieces, self._gaps, strict=False):
 
             def leave(chunk: Fresh, rows: Tensor, gap: _Gap = gap) -> None:
-                multiply_into(gap.delta[chunk.row : chunk.row + chunk.tokens], rows, gap.weight)
+                gap.put(chunk.row, chunk.row + chunk.tokens, rows)
 
             piece.replay()
             if tiles is not None:
                 prefill_attention(gap.query, pages, gap.layer, tiles, shape, gap.window, gap.attended, pdl=False)
             fresh_attention(gap.query, gap.turned, fresh, shape, leave)
             for begin, end in others:
-                multiply_into(gap.delta[begin:end], gap.attended[begin:end], gap.weight)
+                gap.put(begin, end, gap.attended[begin:end])
 
     def _attend(
-        self, query: Tensor, pages: Tensor, layer: int, plan: TritonPlan, window: int, weight: Weight
-    ) -> Tensor:
+        self,
+        query: Tensor,
+        pages: Tensor,
+        layer: int,
+        plan: TritonPlan,
+        window: int,
+        weight: Weight,
+        onto: Tensor | None,
+    ) -> Tensor | None:
         """Attention, and the product behind it, as they are captured: ends a piece and begins the next."""
         decoder, self._plan = self._body.decoder, plan
         untiled = replace(plan, tile_sequence=None)
         attended = decoder.ops.paged_attention(query, pages, layer, untiled, decoder.head_shape, window)
-        delta = empty_like_rows(query, weight.outputs)
+        result = empty_like_rows(query, weight.outputs) if onto is None else onto
         self._pieces.append(self._recorder.end())
         turned, plan.turned = plan.turned, None
         if turned is None:
             raise RuntimeError("nothing was kept for fresh chunks")
         places = borrowed(query), borrowed(turned), borrowed(attended)
-        self._gaps.append(_Gap(layer, window, *places, weight, borrowed(delta)))
+        self._gaps.append(_Gap(layer, window, *places, weight, borrowed(result), onto is not None))
         self._recorder.begin()
-        return delta
+        return result if onto is None else None

@@ -16,8 +16,9 @@ from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
 from quire_worker.ops.weight import DenseWeight, Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
-Attend = Callable[[Tensor, Tensor, int, P, int, Weight], Tensor]
-"""Attention and the product behind it: query [R, Q D], pages, layer, plan, window and the weight -> [R, H]."""
+Attend = Callable[[Tensor, Tensor, int, P, int, Weight, Tensor | None], Tensor | None]
+"""Attention and the product behind it: query [R, Q D], pages, layer, plan, window, the weight and what to add to, if
+that may be done at once -> [R, H], or None where it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +69,12 @@ class Decoder(Generic[P]):
             query = ops.qk_norm_rope_write(
                 ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_gains
             )
-            delta = attend(query, pages, index, plan, spec.window(index), layer.o)
+            onto = residual if layer.attention_post_norm is None else None
+            delta = attend(query, pages, index, plan, spec.window(index), layer.o, onto)
             delta = self._leave(delta, layer.attention_post_norm)
             x = self._enter(delta, residual, layer.mlp_norm)
-            delta = self._leave(self._mlp(x, layer), layer.mlp_post_norm)
+            onto = residual if layer.mlp_post_norm is None else None
+            delta = self._leave(self.project(self._inner(x, layer), layer.down, onto), layer.mlp_post_norm)
         return residual if delta is None else residual.add_(delta)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -79,25 +82,32 @@ class Decoder(Generic[P]):
         x = self.ops.rms_norm(hidden, self.final_norm, self.spec.norm_eps)
         return self.ops.lm_head(x, self.head, self.spec.logit_softcap)
 
-    def _attend(self, query: Tensor, pages: Tensor, layer: int, plan: P, window: int, weight: Weight) -> Tensor:
-        return self.ops.linear(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight)
+    def project(self, x: Tensor, weight: Weight, onto: Tensor | None) -> Tensor | None:
+        """The product that ends a block: [R, H], or None where it was added to `onto`."""
+        return self.ops.linear(x, weight) if onto is None else self.ops.add_linear(x, weight, onto)
 
-    def _mlp(self, x: Tensor, layer: LayerWeights) -> Tensor:
+    def _attend(
+        self, query: Tensor, pages: Tensor, layer: int, plan: P, window: int, weight: Weight, onto: Tensor | None
+    ) -> Tensor | None:
+        return self.project(self.ops.paged_attention(query, pages, layer, plan, self.head_shape, window), weight, onto)
+
+    def _inner(self, x: Tensor, layer: LayerWeights) -> Tensor:
+        """What the MLP's last product takes."""
         ops, kind = self.ops, self.spec.activation
         if self.spec.gated_mlp:
-            return ops.linear(ops.gated_linear(x, layer.gate_up, kind), layer.down)
-        return ops.linear(ops.activation(ops.linear(x, layer.gate_up), kind), layer.down)
+            return ops.gated_linear(x, layer.gate_up, kind)
+        return ops.activation(ops.linear(x, layer.gate_up), kind)
 
     def _enter(self, delta: Tensor | None, residual: Tensor, gain: Tensor | None) -> Tensor:
-        """Add what the block before left, then normalise for the next one."""
+        """Add what the block before left, if it was not added yet, then normalise for the next one."""
         if gain is None:
             return residual.clone() if delta is None else residual.add_(delta)
         if delta is None:
             return self.ops.rms_norm(residual, gain, self.spec.norm_eps)
         return self.ops.add_rms_norm(delta, residual, gain, self.spec.norm_eps)
 
-    def _leave(self, x: Tensor, gain: Tensor | None) -> Tensor:
-        return x if gain is None else self.ops.rms_norm(x, gain, self.spec.norm_eps)
+    def _leave(self, x: Tensor | None, gain: Tensor | None) -> Tensor | None:
+        return x if x is None or gain is None else self.ops.rms_norm(x, gain, self.spec.norm_eps)
 
 
 def _layer_weights(spec: ArchSpec, store: ParameterStore, layer: int) -> LayerWeights:

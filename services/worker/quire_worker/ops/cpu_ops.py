@@ -152,6 +152,10 @@ class CpuOps:
         )
         return out
 
+    def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
+        """See `Ops.add_linear`: the norm that follows adds it."""
+        return self.linear(x, weight)
+
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """See `Ops.gated_linear`."""
         return self.gated_activation(self.linear(x, weight), activation)

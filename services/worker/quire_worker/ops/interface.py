@@ -98,6 +98,10 @@ class Ops(Protocol[P]):
         """[R, inputs] -> [R, outputs] = x @ weight.T + bias."""
         ...
 
+    def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
+        """`linear`, for residual [R, outputs] to be added to: None where that is done (mutated), else what to add."""
+        ...
+
     def qk_norm_rope_write(
         self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
     ) -> Tensor:

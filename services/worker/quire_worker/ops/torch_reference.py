@@ -137,6 +137,10 @@ class TorchOps:
         """See `Ops.paged_attention`."""
         return paged_attention(query, pages, layer, plan, shape, window, self._scratch)
 
+    def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
+        """See `Ops.add_linear`: the norm that follows adds it."""
+        return self.linear(x, weight)
+
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """See `Ops.gated_linear`."""
         return self.gated_activation(self.linear(x, weight), activation)

@@ -76,6 +76,10 @@ class TracedOps(Generic[P]):
         """See `Ops`."""
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
 
+    def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
+        """See `Ops`. The residual is read and written by the norm that follows, or here."""
+        return self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
+
     def qk_norm_rope_write(
         self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
     ) -> Tensor:
@@ -126,7 +130,7 @@ class TracedOps(Generic[P]):
         cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())
         return self._trace(LOGPROBS, cost, lambda: self._ops.logprobs(logits, token, wanted))
 
-    def _product(self, name: str, x: Tensor, weight: Weight, call: Callable[[], Tensor]) -> Tensor:
+    def _product(self, name: str, x: Tensor, weight: Weight, call: Callable[[], R]) -> R:
         rows, inputs = x.shape
         cost = product_cost(rows, weight, x.element_size())
         return self._trace(f"{name} {weight.outputs} x {inputs}", cost, call)

@@ -98,6 +98,14 @@ def multiply_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
     return torch.addmm(dense.bias, x, dense.data.T, out=out)
 
 
+def multiply_onto(residual: Tensor, x: Tensor, weight: Weight) -> None:
+    """The product by cuBLAS, added to `residual` [R, outputs]: rounded once, with it."""
+    dense = _dense(weight)
+    torch.addmm(residual, x, dense.data.T, out=residual)
+    if dense.bias is not None:
+        residual.add_(dense.bias)
+
+
 def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
     """The product by tiles of one size, summed in one order."""
     outputs, inputs = weight.data.shape

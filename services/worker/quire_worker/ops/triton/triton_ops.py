@@ -20,7 +20,7 @@ from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.launch import empty_like_rows, options, power_of_two
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.products import Products, multiply_onto
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
@@ -28,7 +28,7 @@ from quire_worker.sampling.sampler import sample
 from quire_worker.step import Int32, LogprobColumns
 
 _ELEMENTS = 1024
-# From so many rows on, a program of rope takes several.
+# From so many rows on, a program of rope takes several, and products are added to the residual at once.
 _MANY_ROWS = 1024
 _TOGETHER = 4
 
@@ -77,6 +77,14 @@ class TritonOps:
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See `Ops.linear`."""
         return self._products.multiply(x, weight, self.pdl)
+
+    def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
+        """See `Ops.add_linear`: few rows are added by the norm that follows, of many cuBLAS reads the residual while it
+        computes."""
+        if x.shape[0] < _MANY_ROWS or self.batch_invariant:
+            return self.linear(x, weight)
+        multiply_onto(residual, x, weight)
+        return None
 
     def qk_norm_rope_write(
         self,
