@@ -53,7 +53,9 @@ def main() -> None:
     """Compile together, measure one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--rows", type=int, nargs="+", default=ROWS)
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=ROWS, help="a way holds up to the next of these: name what ends it"
+    )
     args = parser.parse_args()
     table: list[Entry] = []
     ways = [*candidates(torch.cuda.get_device_properties(0).multi_processor_count)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,9 +39,10 @@ class TwoModels:
     """One model with the same weights twice: `cpu` is the reference, `decoder` the device's, with `pages` full of
     NaN."""
 
-    def __init__(self, folder: Path, family: str, *, even: bool = False) -> None:
+    def __init__(self, folder: Path, family: str, *, even: bool = False, **changes: Any) -> None:
+        """`changes`: of the device's model alone."""
         self.cpu: LoadedModel = load_dummy_model(folder, **FAMILIES[family])
-        spec = self.cpu.spec
+        spec = dataclasses.replace(self.cpu.spec, **changes)
         self.shape = HeadShape.of(spec)
         if ON_GPU:
             torch.backends.cuda.matmul.allow_tf32 = False

@@ -24,6 +24,9 @@ from quire_worker.cuda import kernel_compiler
 from quire_worker.cuda.kernel_compiler import compile_steps, compile_together
 from quire_worker.cuda.step_layout import Tiling
 from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
+from quire_worker.ops.triton import triton_ops
+from quire_worker.ops.triton.gated_products import GatedProducts
+from quire_worker.ops.triton.product_tables import gated_table_of
 
 _FORBIDDEN = 7
 
@@ -164,6 +167,19 @@ print(json.dumps([len(tasks), late]))
 """
 
 
+@pytest.mark.parametrize(("sequences", "tokens"), [(960, 8192), (960, 1500), (256, 16384)])
+def test_sizes_of_all_kernels_have_those_of_many_rows(sequences: int, tokens: int) -> None:
+    table = gated_table_of("NVIDIA H200")
+    products = GatedProducts(table)
+
+    def kernels(sizes: list[StepSize]) -> set[object]:
+        rows = {size.total_rows for size in sizes}
+        ways = {(shape, products.way(each, *shape)) for each in rows for shape in {known[1:] for known in table}}
+        return ways | {each >= triton_ops._MANY_ROWS for each in rows}
+
+    assert kernels(kernel_sizes(sequences, tokens, 32)) == kernels(graph_sizes(sequences, tokens))
+
+
 def test_what_is_gone_through_has_the_kernels_of_all_graphs() -> None:
     """In a process of its own: what is replaced stays so, and Triton must not be interpreted."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -171,4 +187,4 @@ def test_what_is_gone_through_has_the_kernels_of_all_graphs() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     count, late = json.loads(done.stdout)
     assert count > 12 and late == []
-    assert len(kernel_sizes(40, 2048, 6)) == 11 < len(graph_sizes(40, 2048)) / 3
+    assert len(kernel_sizes(40, 2048, 6)) == 12 < len(graph_sizes(40, 2048)) / 3

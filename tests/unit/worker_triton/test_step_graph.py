@@ -62,11 +62,12 @@ def fresh_of(batch: StepBatch, decodes: int) -> tuple[Fresh, ...]:
 
 
 # The interpreter takes seconds for a step.
-@pytest.mark.parametrize("pieced", [False, True])
+@pytest.mark.parametrize(("pieced", "post_norm"), [(False, False), (True, False), (True, True)])
 def test_a_captured_step_is_the_eager_one(
-    pieced: bool, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pieced: bool, post_norm: bool, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    models = TwoModels(tmp_path / "model", "qwen3")
+    # What ends a block goes through a norm, or is added to the residual at once.
+    models = TwoModels(tmp_path / "model", "qwen3", post_norm=post_norm)
     vocab = models.cpu.spec.vocab_size
     monkeypatch.setattr(fresh_attention, "PIECE", 8)
     # Four rows a program, as in large steps: a quarter of the programs.

@@ -14,7 +14,8 @@ MOST_PADDED_ROWS = _PREFILL_ROWS[-1]
 """Larger steps keep the device busy for about as long as their launches take: a graph is worth little padding."""
 _WASTE = 1 / 16
 _ROUNDED = 64
-_LONG_ROWS = 2048
+_LONG_ROWS = (1024, 2048)
+"""From so many rows on other kernels are launched than below."""
 _FEW_CHUNKS, MOST_CHUNKS = 64, 128
 
 
@@ -88,9 +89,12 @@ def graph_sizes(max_num_seqs: int, max_tokens: int) -> list[StepSize]:
 
 def kernel_sizes(max_num_seqs: int, max_tokens: int, count: int) -> list[StepSize]:
     """Sizes that have the kernels of all graphs between them: the first `count` that are captured, the one of most
-    sequences, a long one, one with filters, and two with controls, whose results lie differently."""
+    sequences, long ones, one with filters, and two with controls, whose results lie differently."""
     sizes = graph_sizes(max_num_seqs, max_tokens)
-    long = [size for size in sizes if size.rows >= _LONG_ROWS][:1]
+    long = list[StepSize]()
+    for least in _LONG_ROWS:
+        long += [size for size in sizes if size.rows >= least][:1]
+        long += [size for size in sizes if size.total_rows >= least][:1]
     controlled = (StepSize(each, filtered=True, controlled=True) for each in (1, 4))
     kinds = (StepSize(max_num_seqs), *long, StepSize(1, filtered=True), *controlled)
     return [*dict.fromkeys((*sizes[:count], *kinds))]

@@ -37,7 +37,7 @@ class LayerWeights:
 
     @property
     def products(self) -> tuple[Weight, ...]:
-        """All that `ops.linear` and `ops.gated_linear` are called with."""
+        """All weights that are multiplied with."""
         return self.qkv, self.o, self.gate_up, self.down
 
 

@@ -77,8 +77,11 @@ class TracedOps(Generic[P]):
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """See `Ops`. The residual is read and written by the norm that follows, or here."""
-        return self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
+        """See `Ops`. The residual is read by the norm that follows, or here."""
+        left = self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
+        if left is None:
+            self._add(_product_name("product", x, weight), Cost(0, residual.numel() * residual.element_size()))
+        return left
 
     def qk_norm_rope_write(
         self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
@@ -106,7 +109,7 @@ class TracedOps(Generic[P]):
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """See `Ops`."""
         cost = gated_product_cost(x.shape[0], weight, x.element_size())
-        name = f"gated product {weight.outputs} x {x.shape[1]}"
+        name = _product_name("gated product", x, weight)
         return self._trace(name, cost, lambda: self._ops.gated_linear(x, weight, activation))
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
@@ -131,9 +134,8 @@ class TracedOps(Generic[P]):
         return self._trace(LOGPROBS, cost, lambda: self._ops.logprobs(logits, token, wanted))
 
     def _product(self, name: str, x: Tensor, weight: Weight, call: Callable[[], R]) -> R:
-        rows, inputs = x.shape
-        cost = product_cost(rows, weight, x.element_size())
-        return self._trace(f"{name} {weight.outputs} x {inputs}", cost, call)
+        cost = product_cost(x.shape[0], weight, x.element_size())
+        return self._trace(_product_name(name, x, weight), cost, call)
 
     def _trace(self, name: str, cost: Cost, call: Callable[[], R]) -> R:
         self._add(name, cost)
@@ -142,6 +144,10 @@ class TracedOps(Generic[P]):
 
     def _add(self, name: str, cost: Cost) -> None:
         self.costs[name] = self.costs.get(name, Cost()) + cost
+
+
+def _product_name(name: str, x: Tensor, weight: Weight) -> str:
+    return f"{name} {weight.outputs} x {x.shape[1]}"
 
 
 def traced(ops: Any, attended: tuple[Attended, Attended]) -> TracedOps[Any]:

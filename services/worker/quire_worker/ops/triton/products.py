@@ -99,7 +99,7 @@ def multiply_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
 
 
 def multiply_onto(residual: Tensor, x: Tensor, weight: Weight) -> None:
-    """The product by cuBLAS, added to `residual` [R, outputs]: rounded once, with it."""
+    """The product by cuBLAS, added to `residual` [R, outputs]: rounded once, with it; a bias comes after that."""
     dense = _dense(weight)
     torch.addmm(residual, x, dense.data.T, out=residual)
     if dense.bias is not None:

@@ -21,7 +21,9 @@ def products_for(device_name: str, *, even: bool = False) -> Products:
 
 
 def gated_table_of(device_name: str) -> dict[Shape, Gated | None]:
-    """The ways of gated products, by the least rows; None: product and activation apart."""
+    """The ways of gated products, by the least rows; None: product and activation apart. Of ways that are as fast one
+    is kept for all many rows of a shape, so that few kernels are compiled; an entry without figures ends the one before
+    it."""
     file = _GATED_FILES.get(device_name)
     return {} if file is None else read_gated(_FOLDER / file)
 
