@@ -19,6 +19,19 @@ F32 = np.dtype("<f4")
 U8 = np.dtype("u1")
 
 
+def _none_of(dtype: np.dtype[Any]) -> NDArray[Any]:
+    none: NDArray[Any] = np.empty(0, dtype)
+    none.setflags(write=False)
+    return none
+
+
+# Columns without rows, read-only as all that are unpacked: one of each type for everybody.
+NO_I32: NDArray[np.int32] = _none_of(I32)
+NO_I64: NDArray[np.int64] = _none_of(I64)
+NO_F32: NDArray[np.float32] = _none_of(F32)
+NO_U8: NDArray[np.uint8] = _none_of(U8)
+
+
 def unpack(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
     """A read-only view of a column; raises InvalidArgument if its length is no multiple of the element size."""
     if len(column) % dtype.itemsize:
@@ -33,27 +46,27 @@ def unpack(column: bytes, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
 
 def pack(values: Sequence[int] | Sequence[float] | NDArray[Any], dtype: np.dtype[Any]) -> bytes:
     """The inverse of `unpack`; values that do not fit the type raise OverflowError."""
-    return np.asarray(values, dtype=dtype).tobytes()
+    return np.asarray(values, dtype=dtype).tobytes() if len(values) else b""
 
 
 def i32(column: bytes, name: str = "column") -> NDArray[np.int32]:
     """An int32 column as an array."""
-    return unpack(column, I32, name)
+    return unpack(column, I32, name) if column else NO_I32
 
 
 def i64(column: bytes, name: str = "column") -> NDArray[np.int64]:
     """An int64 column as an array."""
-    return unpack(column, I64, name)
+    return unpack(column, I64, name) if column else NO_I64
 
 
 def f32(column: bytes, name: str = "column") -> NDArray[np.float32]:
     """A float32 column as an array."""
-    return unpack(column, F32, name)
+    return unpack(column, F32, name) if column else NO_F32
 
 
 def u8(column: bytes, name: str = "column") -> NDArray[np.uint8]:
     """A uint8 column as an array."""
-    return unpack(column, U8, name)
+    return unpack(column, U8, name) if column else NO_U8
 
 
 def pack_i32(values: Sequence[int] | NDArray[Any]) -> bytes:
@@ -78,9 +91,10 @@ def pack_u8(values: Sequence[int] | NDArray[Any]) -> bytes:
 
 def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:
     """The common length of a group's columns; raises InvalidArgument where they differ."""
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
+    found = set(map(len, columns.values()))
+    if len(found) > 1:
+        lengths = {name: len(values) for name, values in columns.items()}
         raise InvalidArgument(
             "UNEQUAL_COLUMNS", f"Columns of {what} differ in length: {lengths}.", "Send columns of equal lengths."
         )
-    return next(iter(lengths.values()), 0)
+    return found.pop() if found else 0

@@ -55,6 +55,15 @@ def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> Non
 
 def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
     """Wire to domain, not checked yet; None where nothing is asked."""
+    if not (
+        message.presence_penalty
+        or message.frequency_penalty
+        or message.HasField("repetition_penalty")
+        or message.logit_bias
+        or message.allowed_token_ids
+        or message.bad_words_ids
+    ):
+        return None
     found = LogitControls(
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,

@@ -29,7 +29,7 @@ def processors_in(capabilities: Iterable[str]) -> list[str]:
 
 def check_names(names: Sequence[str]) -> None:
     """Raise TooLarge for more, or longer, names than a request may have."""
-    if len(names) > MAX_PROCESSORS or any(len(name) > MAX_NAME_CHARS for name in names):
+    if len(names) > MAX_PROCESSORS or max(map(len, names), default=0) > MAX_NAME_CHARS:
         raise TooLarge(
             "TOO_MANY_ITEMS",
             f"logits_processors names {len(names)}, or one by more than {MAX_NAME_CHARS} characters.",

@@ -46,10 +46,8 @@ def check_repetition(detection: RepetitionDetection) -> None:
         )
 
 
-def repetition_to_pb(detection: RepetitionDetection | None) -> pb.RepetitionDetection | None:
+def repetition_to_pb(detection: RepetitionDetection) -> pb.RepetitionDetection:
     """Domain to wire."""
-    if detection is None:
-        return None
     return pb.RepetitionDetection(
         max_pattern_size=detection.max_pattern_size,
         min_pattern_size=detection.min_pattern_size,

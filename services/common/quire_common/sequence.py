@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire.v1 import common_pb2 as pb
-from quire_common.columns import i32, pack_i32
+from quire_common.columns import NO_I32, i32, pack_i32
 from quire_common.errors import InvalidArgument, TooLarge, Unsupported
 from quire_common.logit_controls import LogitControls, check_controls, controls_from_pb, controls_into_pb
 from quire_common.logits_processors import check_names
@@ -22,7 +22,6 @@ from quire_common.thinking import ThinkingBudget, thinking_from_pb, thinking_to_
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-_EMPTY: NDArray[np.int32] = np.empty(0, np.int32)
 # Bounds that keep a Grant of several hundred starts, and a Report of as many rows, far below what gRPC carries.
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGPROBS = 256
@@ -77,7 +76,7 @@ class Sequence:
     prompt_ids: NDArray[np.int32]
     stop: Stop
     sampling: Sampling = Sampling()
-    output_ids: NDArray[np.int32] = field(default_factory=lambda: _EMPTY)
+    output_ids: NDArray[np.int32] = field(default_factory=lambda: NO_I32)
     cache_salt: str = ""
     skip_cache_read: bool = False
     thinking: ThinkingBudget | None = None
@@ -95,22 +94,25 @@ def page_extras(sequence: Sequence) -> PageExtras:
 
 def context_to_pb(context: RequestContext) -> pb.RequestContext:
     """Domain to wire."""
-    return pb.RequestContext(
-        request_id=context.request_id,
-        attempt=context.attempt,
-        tenant=context.tenant,
-        deadline_unix_ms=context.deadline_unix_ms,
-        priority=context.priority,
-        traceparent=context.traceparent,
-        tracestate=context.tracestate,
-    )
+    message = pb.RequestContext()
+    context_into_pb(context, message)
+    return message
+
+
+def context_into_pb(context: RequestContext, message: pb.RequestContext) -> None:
+    """The same into an empty message: what a message is made of is not copied then."""
+    message.request_id = context.request_id
+    message.attempt = context.attempt
+    message.tenant = context.tenant
+    message.deadline_unix_ms = context.deadline_unix_ms
+    message.priority = context.priority
+    message.traceparent = context.traceparent
+    message.tracestate = context.tracestate
 
 
 def context_from_pb(message: pb.RequestContext) -> RequestContext:
     """Wire to domain; raises TooLarge for a text that no request needs."""
-    for name in ("request_id", "tenant", "traceparent", "tracestate"):
-        _check_text(name, getattr(message, name))
-    return RequestContext(
+    context = RequestContext(
         message.request_id,
         message.attempt,
         message.tenant,
@@ -119,37 +121,52 @@ def context_from_pb(message: pb.RequestContext) -> RequestContext:
         message.traceparent,
         message.tracestate,
     )
+    for name in ("request_id", "tenant", "traceparent", "tracestate"):
+        _check_text(name, getattr(context, name))
+    return context
 
 
 def sequence_to_pb(sequence: Sequence) -> pb.SequenceSpec:
     """Domain to wire."""
-    s, stop = sequence.sampling, sequence.stop
-    sampling = pb.SamplingParams(
-        temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p, seed=s.seed, sample=s.sample
-    )
-    if s.logprobs >= 0:
-        sampling.logprobs = s.logprobs
-    if s.prompt_logprobs >= 0:
-        sampling.prompt_logprobs = s.prompt_logprobs
-    if s.controls is not None:
-        controls_into_pb(s.controls, sampling)
-    sampling.logits_processors.extend(s.processors)
-    return pb.SequenceSpec(
-        kind=pb.REQUEST_KIND_GENERATE,
-        inputs=[pb.InputSegment(token_ids=pack_i32(sequence.prompt_ids))],
-        output_ids=pack_i32(sequence.output_ids),
-        sampling=sampling,
-        stop=pb.StopConditions(
-            max_tokens=stop.max_tokens,
-            min_tokens=stop.min_tokens,
-            stop_token_ids=pack_i32(stop.stop_token_ids),
-            ignore_eos=stop.ignore_eos,
-            repetition_detection=repetition_to_pb(stop.repetition),
-        ),
-        cache_salt=sequence.cache_salt,
-        skip_cache_read=sequence.skip_cache_read,
-        thinking=thinking_to_pb(sequence.thinking),
-    )
+    message = pb.SequenceSpec()
+    sequence_into_pb(sequence, message)
+    return message
+
+
+def sequence_into_pb(sequence: Sequence, message: pb.SequenceSpec) -> None:
+    """The same into an empty message: what a message is made of is not copied then."""
+    message.kind = pb.REQUEST_KIND_GENERATE
+    message.inputs.add(token_ids=pack_i32(sequence.prompt_ids))
+    message.output_ids = pack_i32(sequence.output_ids)
+    message.cache_salt = sequence.cache_salt
+    message.skip_cache_read = sequence.skip_cache_read
+    if sequence.thinking is not None:
+        message.thinking.CopyFrom(thinking_to_pb(sequence.thinking))
+    _sampling_into_pb(sequence.sampling, message.sampling)
+    stop, told = sequence.stop, message.stop
+    told.max_tokens = stop.max_tokens
+    told.min_tokens = stop.min_tokens
+    told.stop_token_ids = pack_i32(stop.stop_token_ids)
+    told.ignore_eos = stop.ignore_eos
+    if stop.repetition is not None:
+        told.repetition_detection.CopyFrom(repetition_to_pb(stop.repetition))
+
+
+def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
+    message.temperature = sampling.temperature
+    message.top_k = sampling.top_k
+    message.top_p = sampling.top_p
+    message.min_p = sampling.min_p
+    message.seed = sampling.seed
+    message.sample = sampling.sample
+    if sampling.logprobs >= 0:
+        message.logprobs = sampling.logprobs
+    if sampling.prompt_logprobs >= 0:
+        message.prompt_logprobs = sampling.prompt_logprobs
+    if sampling.controls is not None:
+        controls_into_pb(sampling.controls, message)
+    if sampling.processors:
+        message.logits_processors.extend(sampling.processors)
 
 
 def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
@@ -159,7 +176,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
     ids = [i32(segment.token_ids, "inputs.token_ids") for segment in message.inputs]
     stop = message.stop
     return Sequence(
-        prompt_ids=ids[0] if len(ids) == 1 else np.concatenate([*ids, _EMPTY]),
+        prompt_ids=ids[0] if len(ids) == 1 else np.concatenate([*ids, NO_I32]),
         output_ids=i32(message.output_ids, "output_ids"),
         sampling=sampling_from_pb(message.sampling),
         stop=Stop(
@@ -260,5 +277,6 @@ def _refuse_unsupported(message: pb.SequenceSpec) -> None:
     for name in ("constraint", "adapter"):
         if message.HasField(name):
             raise unsupported(name)
-    if any(segment.WhichOneof("segment") != "token_ids" for segment in message.inputs):
-        raise unsupported("media")
+    for segment in message.inputs:
+        if segment.WhichOneof("segment") != "token_ids":
+            raise unsupported("media")

@@ -36,10 +36,8 @@ def check_thinking(thinking: ThinkingBudget, vocab_size: int) -> None:
             )
 
 
-def thinking_to_pb(thinking: ThinkingBudget | None) -> pb.ThinkingBudget | None:
+def thinking_to_pb(thinking: ThinkingBudget) -> pb.ThinkingBudget:
     """Domain to wire."""
-    if thinking is None:
-        return None
     return pb.ThinkingBudget(
         start_ids=pack_i32(thinking.start_ids), end_ids=pack_i32(thinking.end_ids), max_tokens=thinking.max_tokens
     )

@@ -62,7 +62,8 @@ class Admission:
         if known >= self.max_len:
             raise self._too_long(known)
         for ids in (prompt, sequence.output_ids):
-            if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= self._vocab_size):
+            # A negative id, taken as unsigned, is outside too.
+            if len(ids) and int(ids.view(np.uint32).max()) >= self._vocab_size:
                 raise InvalidArgument(
                     "BAD_TOKEN_ID",
                     f"A token id lies outside the vocabulary of {self._vocab_size}.",

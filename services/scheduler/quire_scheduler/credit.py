@@ -30,6 +30,7 @@ class Credit:
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
+        self._least_ahead = math.ceil(self.rows * _LEAST_AHEAD)
         # Where fewer may decode than the worker can, a spare would not wait but run.
         self._most_started = hello.num_slots if self.rows == hello.max_num_seqs else self.rows
         self._page_size = hello.model.pages.page_size
@@ -56,7 +57,7 @@ class Credit:
     def most_started(self, ending: int) -> int:
         """The rows, and as many more as may end before their successors, granted then, could arrive."""
         expected = _AHEAD * self.finish_rate * self._lead.steps
-        ahead = max(math.ceil(expected), ending, math.ceil(self.rows * _LEAST_AHEAD))
+        ahead = max(math.ceil(expected), ending, self._least_ahead)
         return min(self.rows + ahead, self._most_started)
 
     def most_spare_tokens(self) -> int:
@@ -81,10 +82,10 @@ class Credit:
         """See GrantPolicy."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
-        if report.steps:
-            keep = max(0.0, 1.0 - report.steps / _RATE_STEPS)
+        if steps := report.steps:
+            keep = max(0.0, 1.0 - steps / _RATE_STEPS)
             self._finishes = self._finishes * keep + np.count_nonzero(report.finish)
-            self._steps = self._steps * keep + report.steps
+            self._steps = self._steps * keep + steps
 
     @property
     def finish_rate(self) -> float:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from typing import TYPE_CHECKING
 
 from quire_scheduler.request import Request, State
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _SWEEP = 64
 
@@ -29,9 +25,11 @@ class Deadlines:
                 heapq.heapify(self._heap)
                 self._sweep_at = 2 * len(self._heap) + _SWEEP
 
-    def expired(self, now: float) -> Iterator[Request]:
-        """Requests that live still though their deadline has passed; each is yielded once."""
+    def expired(self, now: float) -> list[Request]:
+        """Requests that live still though their deadline has passed; each is returned once."""
+        found = list[Request]()
         while self._heap and self._heap[0][0] <= now * 1000:
             request = heapq.heappop(self._heap)[2]
             if request.state is not State.FINISHED:
-                yield request
+                found.append(request)
+        return found

@@ -214,7 +214,6 @@ class Engine:
                 self.core.drain()
                 self.phase_bell.ring()
             self._outputs += self.core.on_report(report, now_s())
-            metrics.steps(report)
 
     def next_grant(self) -> Grant | None:
         """The next Grant to send, if any."""

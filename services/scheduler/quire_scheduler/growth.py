@@ -38,7 +38,10 @@ class Growth:
     def plan(self, now: float) -> bool:
         """Give pages to the slots that are near the end of theirs; False where there are too few for the lead: then
         nothing may be started in this Grant."""
-        slots, pools, lead = self._replica.slots, self._replica.pools, self._policy.lead()
+        slots, pools = self._replica.slots, self._replica.pools
+        if not slots.num_active:
+            return True
+        lead = self._policy.lead()
         active = slots.active_slots()
         if not self._is_due(active, lead):
             return True
@@ -74,7 +77,8 @@ class Growth:
 
     def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:
         slots = self._replica.slots
-        return bool((np.minimum(slots.known_len[active] + lead, slots.ceiling[active]) > slots.capacity[active]).any())
+        wanted = np.minimum(slots.known_len[active] + lead, slots.ceiling[active])
+        return bool(np.count_nonzero(wanted > slots.capacity[active]))
 
     def _missing(self, active: NDArray[np.intp], reach: int) -> NDArray[np.int32]:
         return self._replica.slots.missing_pages(active, reach, self._replica.page_size)

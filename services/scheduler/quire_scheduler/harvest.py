@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Finish
 from quire_common.errors import Internal, QuireError
 from quire_scheduler.lifecycle import PAGES_LOST
 from quire_scheduler.offload import BATCH_PAGES
@@ -38,13 +37,17 @@ class Harvest:
 
     def read(self, report: Report, now: float) -> None:
         """Apply the Report. Late rows go by the Grant that was applied at their step, so stops retire last."""
-        replica = self._replica
-        if report.steps:
-            self._completed = max(self._completed, report.first_step + report.steps - 1)
+        replica, steps = self._replica, report.steps
+        if steps:
+            self._completed = max(self._completed, report.first_step + steps - 1)
         fence = Fence(step=self._completed + report.in_flight)
-        self._moves(report, now)
+        if len(report.moved_id):
+            self._moves(report, now)
+        # Before rows end sequences: the pages of one that no step uses any more are free at once.
+        replica.pools.advance(report.retired, self._completed)
         self._prefill(report)
-        self._prompt_logprobs(report)
+        if report.prompt_logprobs:
+            self._prompt_logprobs(report)
         if len(report.slot):
             self._rows(report, fence, now)
         elif report.error:
@@ -54,20 +57,17 @@ class Harvest:
         if replica.kv.enabled:
             replica.kv.cost.steps(report)
         self._lifecycle.retired(replica.slots.retire(report.retired))
-        replica.pools.advance(report.retired, self._completed)
-        stats, prefill = replica.stats, int(report.step_prefill_tokens.sum())
-        stats.steps += report.steps
+        stats, prefill = replica.stats, sum(report.step_prefill_tokens.tolist())
+        stats.steps += steps
         stats.generation_tokens += len(report.token)
         stats.prefill_tokens += prefill
-        if report.steps:
-            replica.rates.step(now, report.steps, len(report.token), prefill)
+        if steps:
+            replica.rates.step(now, steps, len(report.token), prefill)
         if not replica.slots.num_active:
             replica.rates.idle()
 
     def _moves(self, report: Report, now: float) -> None:
         count = len(report.moved_id)
-        if not count:
-            return
         took = report.moved_us.tolist() if len(report.moved_us) == count else [0] * count
         failed = report.moved_status.astype(np.bool_).tolist()
         columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), took)
@@ -115,10 +115,11 @@ class Harvest:
         slot, finish = report.slot, report.finish
         if int(slot.view(np.uint32).max()) >= slots.num_slots:
             raise Internal("BAD_SLOT", "The worker reported a slot that it does not have.", "See the worker's log.")
-        applied = np.repeat(report.step_applied, report.step_rows)
+        applied = report.step_applied.repeat(report.step_rows)
         present = slots.held_since(slot, applied)
-        usual = bool(present.all()) and len(report.token) == len(slot) and int(report.count.min()) == 1
-        ends = bool(finish.any())
+        # Counts add up to the tokens: where none is 0, all are 1.
+        usual = len(slot) == len(report.token) == np.count_nonzero(report.count) == np.count_nonzero(present)
+        ends = bool(np.count_nonzero(finish))
         reasons = FINISH_REASONS[finish] if ends else finish
         rows = Rows(slots.session[slot], slots.handle[slot], report.count, report.token, reasons, report.logprobs)
         owners: dict[int, Request | None] = {}
@@ -129,7 +130,7 @@ class Harvest:
             self._append_unusual(report, rows, owners)
         drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
         first = slots.prefilling[slot]
-        heads = slot[first & (report.count > 0) & present].tolist() if first.any() else []
+        heads: list[int] = slot[first if usual else first & (report.count > 0) & present].tolist()
         self._first_tokens(heads, now)
         if ends:
             drop += self._finishes(report, rows, owners, fence, now)
@@ -202,17 +203,18 @@ class Harvest:
     ) -> list[int]:
         """End the sequences whose rows say so; returns the rows that nobody shall hear of."""
         errors, drop = list(report.error), []
-        ends = np.cumsum(report.count)
-        for index in np.flatnonzero(report.finish).tolist():
-            slot = int(report.slot[index])
+        ends = report.count.cumsum()
+        ended = report.finish.nonzero()[0]
+        columns = (ended.tolist(), report.slot[ended].tolist(), rows.finish[ended].tolist())
+        for index, slot, code in zip(*columns, strict=True):
+            reason = FinishReason(code)
             # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
-            error = _take(errors, slot) if report.finish[index] == Finish.ERROR else None
+            error = _take(errors, slot) if reason is FinishReason.ERROR else None
             request = owners[index] if index in owners else self._replica.slots.holder[slot]
             if request is None or request.state is State.FINISHED:
                 drop.append(index)
                 continue
             # A late row of a slot that a Grant stopped: the slot is settled, the request may still end by it.
-            reason = FinishReason(int(rows.finish[index]))
             if reason is FinishReason.ERROR:
                 drop.append(index)
                 self._error(request, error, fence, now)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 if TYPE_CHECKING:
     from quire_common.credit import Report
 
@@ -56,7 +54,7 @@ class Lead:
         newest = int(report.step_applied[-1])
         while self._sent and self._sent[0].seq <= newest:
             sent = self._sent.popleft()
-            first = report.first_step + int(np.searchsorted(report.step_applied, sent.seq))
+            first = report.first_step + int(report.step_applied.searchsorted(sent.seq))
             distance = first - sent.completed
             # The worker stood still meanwhile: without that it would have run further.
             self._measure(2 * distance if self._stalls > sent.stalls else distance)

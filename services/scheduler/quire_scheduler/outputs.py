@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from quire_common.columns import NO_I32, NO_U8
 from quire_common.credit import Finish, Logprobs, PromptLogprobs
 
 if TYPE_CHECKING:
@@ -131,14 +132,14 @@ class OutputBuffer:
     """Collects until `take`."""
 
     def __init__(self) -> None:
-        self._rows: list[Rows] = []
         self._ends: dict[int, list[tuple[int, int]]] = {}
-        self._notes: dict[int, SessionOutputs] = {}
+        self._outputs: dict[int, SessionOutputs] = {}
 
     def add_rows(self, rows: Rows) -> None:
         """Rows of a Report."""
         if len(rows.handle):
-            self._rows.append(rows)
+            for session, part in split(rows):
+                _append(self._of(session), part)
 
     def admitted(self, session: int, note: AdmittedNote) -> None:
         """A request took its first slot."""
@@ -171,39 +172,32 @@ class OutputBuffer:
 
     def forget(self, session: int) -> None:
         """Nobody listens to the session any more."""
-        self._notes.pop(session, None)
+        self._outputs.pop(session, None)
         self._ends.pop(session, None)
 
     def take(self) -> list[SessionOutputs]:
         """Everything since the last call, session by session."""
-        if not self._rows and not self._notes:
+        if not self._outputs:
             return []
-        by_session = self._notes
-        self._notes = {}
-        for rows in self._rows:
-            for session, part in split(rows):
-                into = by_session.setdefault(session, _nothing(session))
-                _append(into, part)
-        self._rows = []
         for session, ends in self._ends.items():
-            into = by_session.setdefault(session, _nothing(session))
+            into = self._of(session)
             into.handle = np.concatenate([into.handle, np.array([e[0] for e in ends], np.int32)])
             into.finish = np.concatenate([into.finish, np.array([e[1] for e in ends], np.uint8)])
             into.count = np.concatenate([into.count, np.zeros(len(ends), np.int32)])
-        self._ends = {}
-        return list(by_session.values())
+        outputs, self._outputs, self._ends = self._outputs, {}, {}
+        return list(outputs.values())
 
     def _of(self, session: int) -> SessionOutputs:
-        notes = self._notes.get(session)
-        if notes is None:
-            notes = self._notes[session] = _nothing(session)
-        return notes
+        outputs = self._outputs.get(session)
+        if outputs is None:
+            outputs = self._outputs[session] = SessionOutputs(session, NO_I32, NO_I32, NO_I32, NO_U8)
+        return outputs
 
 
 def split(rows: Rows) -> list[tuple[int, Rows]]:
     """By session; the usual case, one session, costs one comparison."""
     first = rows.session[0]
-    if (rows.session == first).all():
+    if not np.count_nonzero(rows.session != first):
         return [(int(first), rows)]
     return [(int(session), rows.select(rows.session == session)) for session in np.unique(rows.session)]
 
@@ -251,10 +245,4 @@ def join_logprobs(first: Logprobs | None, second: Logprobs | None, offset: int) 
         np.concatenate([first.top_count, second.top_count]),
         np.concatenate([first.top_id, second.top_id]),
         np.concatenate([first.top_logprob, second.top_logprob]),
-    )
-
-
-def _nothing(session: int) -> SessionOutputs:
-    return SessionOutputs(
-        session, np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.int32), np.empty(0, np.uint8)
     )

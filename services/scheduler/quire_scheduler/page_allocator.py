@@ -33,7 +33,7 @@ class Fence(NamedTuple):
 class _Fenced(NamedTuple):
     fence: Fence
     batch: int
-    pages: list[int]
+    pages: NDArray[np.intp]
 
 
 NO_FENCE = Fence()
@@ -102,9 +102,10 @@ class PageAllocator:
         if len(pages) < count:
             pages += self._evict(count - len(pages))
         self.allocated += count
-        self._references[pages] = 1
-        self._fence_grant[pages] = 0
-        self._fence_step[pages] = -1
+        at = np.array(pages)
+        self._references[at] = 1
+        self._fence_grant[at] = 0
+        self._fence_step[at] = -1
         return pages
 
     def share(self, pages: Sequence[int]) -> None:
@@ -128,12 +129,15 @@ class PageAllocator:
         """One reference less for each, in the order of their sequence: of kept pages the last will be evicted first."""
         if not pages:
             return
-        require(int(self._references[pages].min()) > 0, "release of a free page")
-        self._references[pages] -= 1
-        np.maximum.at(self._fence_grant, pages, fence.grant)
-        np.maximum.at(self._fence_step, pages, fence.step)
-        gone = [page for page in pages if not self._references[page]]
-        if gone:
+        at = np.array(pages)
+        left = self._references[at] - 1
+        require(int(left.min()) >= 0, "release of a free page")
+        self._references[at] = left
+        if not self._passed(fence):
+            self._fence_grant[at] = np.maximum(self._fence_grant[at], fence.grant)
+            self._fence_step[at] = np.maximum(self._fence_step[at], fence.step)
+        gone = at[left == 0]
+        if len(gone):
             # A sharer that left earlier may have left a later fence behind.
             latest = Fence(int(self._fence_grant[gone].max()), int(self._fence_step[gone].max()))
             if self._passed(latest):
@@ -199,7 +203,7 @@ class PageAllocator:
             for fenced in self._fenced:
                 if self._passed(fenced.fence):
                     # Those that were shared meanwhile wait no longer, or again with another batch.
-                    waiting = [page for page in fenced.pages if self._batch[page] == fenced.batch]
+                    waiting = fenced.pages[self._batch[fenced.pages] == fenced.batch]
                     self._batch[waiting] = 0
                     self._num_fenced -= len(waiting)
                     self._settle(waiting)
@@ -217,8 +221,7 @@ class PageAllocator:
 
     def idle_among(self, pages: Iterable[int]) -> int:
         """How many of the pages are idle: to share them leaves so many fewer to allocate."""
-        idle = self._idle
-        return sum(page in idle for page in pages)
+        return sum(map(self._idle.__contains__, pages))
 
     def kept(self) -> set[int]:
         """Pages that are kept, referenced ones included."""
@@ -235,7 +238,7 @@ class PageAllocator:
             f"pages {wrong[:8]} have {self._references[wrong[:8]]} references, not {expected[wrong[:8]]}",
         )
         require(not self._references[:1].any() and not self._kept[:1].any(), "page 0 was granted")
-        fenced = [page for _, batch, pages in self._fenced for page in pages if self._batch[page] == batch]
+        fenced = [page for _, batch, pages in self._fenced for page in pages.tolist() if self._batch[page] == batch]
         require(len(fenced) == self._num_fenced == int((self._batch > 0).sum()), "fenced pages were miscounted")
         require(Counter(page for pages in lent for page in pages) == Counter(self._lent), "lent pages were miscounted")
         require(self._awaited.keys() <= self._lent.keys(), "a page waits for a move that has ended")
@@ -248,12 +251,13 @@ class PageAllocator:
         require(not self._kept[self._free].any(), "a page is kept and free")
         require(bool(self._kept[list(self._idle)].all()), "a page is idle for nothing")
 
-    def _settle(self, pages: Sequence[int]) -> None:
+    def _settle(self, pages: NDArray[np.intp]) -> None:
         """The fence of these has passed."""
-        for page in reversed(pages):
+        last_first = pages[::-1]
+        for page, kept in zip(last_first.tolist(), self._kept[last_first].tolist(), strict=True):
             if page in self._lent:
                 self._awaited[page] = False
-            elif self._kept[page]:
+            elif kept:
                 self._idle[page] = None
             else:
                 self._free.append(page)

@@ -17,8 +17,6 @@ from quire_scheduler.invariant import require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from numpy.typing import NDArray
-
     from quire_common.sequence import RequestContext
     from quire_common.ticket import Ticket
     from quire_scheduler.page_pools import PagePools
@@ -121,10 +119,10 @@ class PageMoves:
         """End these early: with the next Grant, and still to be reported."""
         self._cancelled += [move_id for move_id in move_ids if move_id in self._moves]
 
-    def take_cancelled(self) -> NDArray[np.int64]:
+    def take_cancelled(self) -> list[int]:
         """Moves for the next Grant to cancel; those that have ended meanwhile are of no concern to the worker."""
         cancelled, self._cancelled = self._cancelled, []
-        return np.array(cancelled, np.int64)
+        return cancelled
 
     def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
         """The worker reported these: their owners hear of it, then their pages are let go of. Unknown ones are of no

@@ -43,8 +43,9 @@ class Planner:
             replica.stops = []
         if growth:
             growth.put_into(grant)
-        grant.move = replica.moves.take()
-        grant.cancel_move = replica.moves.take_cancelled()
+        if replica.moves.outgoing:
+            grant.move = replica.moves.take()
+            grant.cancel_move = np.array(replica.moves.take_cancelled(), np.int64)
         policy.granted(grant.seq)
         replica.next_seq += 1
         replica.stats.grants += 1

@@ -43,16 +43,16 @@ class State(enum.Enum):
     FINISHED = enum.auto()
 
 
-_NEXT: dict[State, frozenset[State]] = {
-    State.QUEUED: frozenset({State.LOOKUP, State.READY, State.ASIDE, State.FINISHED}),
-    State.LOOKUP: frozenset({State.READY, State.FINISHED}),
-    State.READY: frozenset({State.LOOKUP, State.STARTED, State.ASIDE, State.PULLING, State.FINISHED}),
-    State.ASIDE: frozenset({State.QUEUED, State.READY, State.FINISHED}),
-    State.PULLING: frozenset({State.PULLED, State.ASIDE, State.FINISHED}),
-    State.PULLED: frozenset({State.STARTED, State.ASIDE, State.FINISHED}),
-    State.STARTED: frozenset({State.PREEMPTED, State.FINISHED}),
-    State.PREEMPTED: frozenset({State.READY, State.FINISHED}),
-    State.FINISHED: frozenset(),
+_NEXT: dict[State, tuple[State, ...]] = {
+    State.QUEUED: (State.LOOKUP, State.READY, State.ASIDE, State.FINISHED),
+    State.LOOKUP: (State.READY, State.FINISHED),
+    State.READY: (State.LOOKUP, State.STARTED, State.ASIDE, State.PULLING, State.FINISHED),
+    State.ASIDE: (State.QUEUED, State.READY, State.FINISHED),
+    State.PULLING: (State.PULLED, State.ASIDE, State.FINISHED),
+    State.PULLED: (State.STARTED, State.ASIDE, State.FINISHED),
+    State.STARTED: (State.PREEMPTED, State.FINISHED),
+    State.PREEMPTED: (State.READY, State.FINISHED),
+    State.FINISHED: (),
 }
 
 
@@ -130,7 +130,7 @@ class Request:
         held_tokens: int | None = None,
     ) -> Request:
         """A request that has just arrived."""
-        output = array("i", sequence.output_ids.astype(np.int32).tobytes())
+        output = array("i", np.asarray(sequence.output_ids, np.int32).tobytes())
         return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
 
     @property

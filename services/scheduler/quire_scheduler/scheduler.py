@@ -166,7 +166,7 @@ class Scheduler:
     def expire(self, now: float) -> None:
         """Fail what has passed its deadline, and end transfers that nobody renews."""
         self._replica.transfers.expire(now)
-        for request in list(self._replica.deadlines.expired(now)):
+        for request in self._replica.deadlines.expired(now):
             self._lifecycle.fail(request, deadline_error(), now)
 
     def take_outputs(self) -> list[SessionOutputs]:

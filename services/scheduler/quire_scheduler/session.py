@@ -79,8 +79,9 @@ class Session:
             if not self._put(message):
                 return False
             self._last = outputs
-        # Once all that this session is to hear now has been delivered.
-        asyncio.get_running_loop().call_soon(self._end_if_done)
+        if self._half_closed:
+            # Once all that this session is to hear now has been delivered.
+            asyncio.get_running_loop().call_soon(self._end_if_done)
         return True
 
     def beat(self) -> None:
@@ -139,8 +140,7 @@ class Session:
 
     def _join(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
         """Add it, which `message` says, to the last that waits. False: nothing was changed."""
-        size = message.ByteSize()
-        if not self._waiting or self._last is None or self._bytes + size > self._bound_bytes:
+        if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
             return False
         joined, into = join(self._last, outputs), self._waiting[-1]
         if joined is None or into is None:

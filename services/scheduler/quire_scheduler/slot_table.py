@@ -146,7 +146,7 @@ class SlotTable:
 
     def active_slots(self) -> NDArray[np.intp]:
         """Slots that hold a sequence."""
-        return np.nonzero(self.active)[0]
+        return self.active.nonzero()[0]
 
     def held_at(self, slot: int, applied: int) -> Request | None:
         """Whose a row is that a step computed after applying Grant `applied`; None: of a sequence that had finished."""

@@ -42,10 +42,12 @@ class Starts:
         return self._start(most, now)
 
     def _most_started(self) -> int:
-        slots, policy = self._replica.slots, self._policy
-        active = slots.active_slots()
-        left = slots.ceiling[active] + 1 - slots.known_len[active]
-        return min(policy.most_started(int(np.count_nonzero(left <= policy.lead()))), slots.num_slots)
+        slots, policy, ending = self._replica.slots, self._policy, 0
+        if slots.num_active:
+            active = slots.active_slots()
+            left = slots.ceiling[active] + 1 - slots.known_len[active]
+            ending = int(np.count_nonzero(left <= policy.lead()))
+        return min(policy.most_started(ending), slots.num_slots)
 
     def _seat(self, most: int, now: float) -> None:
         """Move requests on from the queue policy, so far ahead as slots are free."""
@@ -114,12 +116,13 @@ class Starts:
         """Pages to start the request with, those that are there included; 0: not now."""
         replica, policy = self._replica, self._policy
         slots, pools = replica.slots, replica.pools
-        known, reach = request.known_len, policy.lead() + policy.slack()
-        least, wanted = pools.pages_for(known), pools.pages_for(max(min(known + reach, ceiling), known))
+        known, lead = request.known_len, policy.lead()
+        least = pools.pages_for(known)
+        wanted = pools.pages_for(max(min(known + lead + policy.slack(), ceiling), known))
         if slots.num_active >= policy.rows:
             # A spare draws its first token with its prompt; one that is short of its lead by then is taken back at
             # once, and would be started and taken back for ever.
-            least = pools.pages_for(max(min(known + policy.lead() + 1, ceiling), known))
+            least = pools.pages_for(max(min(known + lead + 1, ceiling), known))
             waiting_tokens = slots.waiting_tokens()
             computed = min(hit.pages * replica.page_size, known)
             if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():

@@ -18,6 +18,8 @@ class TokenMatrix:
     def __init__(self, num_slots: int, width: int = WIDTH) -> None:
         self._width = width
         self._token: NDArray[np.int32] = np.zeros((num_slots, width), np.int32)
+        # One below the other, as rows of tokens come.
+        self._steps: NDArray[np.int32] = np.arange(width, dtype=np.int32)[:, None]
         # Tokens that wait, by slot.
         self.count: NDArray[np.int32] = np.zeros(num_slots, np.int32)
 
@@ -29,12 +31,12 @@ class TokenMatrix:
     def full(self, slot: NDArray[np.int32], more: int) -> NDArray[np.int32]:
         """Those of the slots that have no room for so many more tokens: `take` theirs first."""
         full = self.count[slot] > self._width - more
-        return slot[full] if full.any() else slot[:0]
+        return slot[full]
 
     def put(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
         """Rows of tokens (step, slot) for the slots, which are distinct and have room."""
         place = self.count[slot]
-        self._token[slot, place + np.arange(len(token), dtype=np.int32)[:, None]] = token
+        self._token[slot, place + self._steps[: len(token)]] = token
         self.count[slot] = place + len(token)
 
     def take(self, slot: int) -> bytes:

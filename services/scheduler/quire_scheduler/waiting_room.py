@@ -44,7 +44,7 @@ class WaitingRoom:
         """Requests that have left the policy and wait for a slot, without those whose lookup takes so long that others
         should go on meanwhile."""
         slow = 0
-        if len(self._looking) < _MOST_LOOKING:
+        if 0 < len(self._looking) < _MOST_LOOKING:
             slow = sum(now - since > _SLOW_S for _, since in self._looking.values())
         return len(self._looking) - slow + self._num_seated
 

@@ -20,6 +20,7 @@ from quire_common.credit import decode_report, encode_grant
 from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello_from_pb
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error, from_message
 from quire_common.telemetry.logs import get_logger
+from quire_scheduler import metrics
 from quire_scheduler.pulse import Pulse
 
 if TYPE_CHECKING:
@@ -139,10 +140,13 @@ class WorkerLink:
                     continue
                 now = asyncio.get_running_loop().time()
                 self._pulse.heard(now, message.retired, heartbeat=message.heartbeat)
-                self._engine.on_report(decode_report(message))
+                report = decode_report(message)
+                self._engine.on_report(report)
                 # The worker's next step first, then what sessions must hear of the last.
                 self._pump()
                 self._engine.flush()
+                # Its measures can wait until that is on its way.
+                asyncio.get_running_loop().call_soon(metrics.steps, report)
         except asyncio.CancelledError:
             # A call that this side cancels ends its reader so, as does the end of the link itself; so does one that
             # gRPC cancels, since a Grant cannot be written.

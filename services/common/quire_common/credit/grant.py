@@ -6,10 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from quire.v1 import worker_pb2
-from quire_common.columns import equal_lengths, i32, i64, pack_i32, pack_i64
+from quire_common.columns import NO_I32, NO_I64, equal_lengths, i32, i64, pack_i32, pack_i64
 from quire_common.credit.hello import (
     Epoch,
     RankAddress,
@@ -23,24 +21,26 @@ from quire_common.sequence import (
     RequestContext,
     Sequence,
     context_from_pb,
+    context_into_pb,
     context_to_pb,
     sequence_from_pb,
-    sequence_to_pb,
+    sequence_into_pb,
     unsupported,
 )
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
 def empty() -> NDArray[np.int32]:
     """A column without rows."""
-    return np.empty(0, np.int32)
+    return NO_I32
 
 
 def empty_i64() -> NDArray[np.int64]:
     """The same, of int64."""
-    return np.empty(0, np.int64)
+    return NO_I64
 
 
 class MoveKind(enum.IntEnum):
@@ -126,25 +126,31 @@ def encode_grant(grant: Grant) -> worker_pb2.Grant:
     message = worker_pb2.Grant(
         epoch=epoch_to_pb(grant.epoch),
         seq=grant.seq,
-        stop_slot=pack_i32(grant.stop_slot),
-        stop_keep_pages=pack_i32(grant.stop_keep_pages),
-        start=[_start_to_pb(start) for start in grant.start],
-        limit_slot=pack_i32(grant.limit_slot),
-        limit_position=pack_i32(grant.limit_position),
-        grow_slot=pack_i32(grant.grow_slot),
-        grow_group=pack_i32(grant.grow_group),
-        grow_page=pack_i32(grant.grow_page),
-        order_slot=pack_i32(grant.order_slot),
         move=[_move_to_pb(move) for move in grant.move],
-        cancel_move=pack_i64(grant.cancel_move),
     )
+    for start in grant.start:
+        _start_into_pb(start, message.start.add())
+    if len(grant.stop_slot):
+        message.stop_slot = pack_i32(grant.stop_slot)
+        message.stop_keep_pages = pack_i32(grant.stop_keep_pages)
+    if len(grant.limit_slot):
+        message.limit_slot = pack_i32(grant.limit_slot)
+        message.limit_position = pack_i32(grant.limit_position)
+    if len(grant.grow_slot):
+        message.grow_slot = pack_i32(grant.grow_slot)
+        message.grow_group = pack_i32(grant.grow_group)
+        message.grow_page = pack_i32(grant.grow_page)
+    if len(grant.order_slot):
+        message.order_slot = pack_i32(grant.order_slot)
+    if len(grant.cancel_move):
+        message.cancel_move = pack_i64(grant.cancel_move)
     if grant.budget is not None:
-        b = grant.budget
-        message.budget.tokens_per_step = b.tokens_per_step
-        message.budget.prefill_tokens_beside_decoders = b.prefill_tokens_beside_decoders
-        message.budget.chunk_cap = b.chunk_cap
-        message.budget.partial_prefills = b.partial_prefills
-        message.budget.step_limit = b.step_limit
+        b, budget = grant.budget, message.budget
+        budget.tokens_per_step = b.tokens_per_step
+        budget.prefill_tokens_beside_decoders = b.prefill_tokens_beside_decoders
+        budget.chunk_cap = b.chunk_cap
+        budget.partial_prefills = b.partial_prefills
+        budget.step_limit = b.step_limit
     return message
 
 
@@ -190,17 +196,16 @@ def decode_move(data: bytes) -> PageMove:
     return _move_from_pb(worker_pb2.PageMove.FromString(data))
 
 
-def _start_to_pb(start: Start) -> worker_pb2.Start:
-    return worker_pb2.Start(
-        slot=start.slot,
-        order_key=start.order_key,
-        sequence=sequence_to_pb(start.sequence),
-        cached_len=start.cached_len,
-        pages=[worker_pb2.PageTable(group=g, pages=pack_i32(table)) for g, table in enumerate(start.pages)],
-        limit=start.limit,
-        context=context_to_pb(start.context),
-        max_model_len=start.max_model_len,
-    )
+def _start_into_pb(start: Start, message: worker_pb2.Start) -> None:
+    message.slot = start.slot
+    message.order_key = start.order_key
+    sequence_into_pb(start.sequence, message.sequence)
+    message.cached_len = start.cached_len
+    for group, table in enumerate(start.pages):
+        message.pages.add(group=group, pages=pack_i32(table))
+    message.limit = start.limit
+    context_into_pb(start.context, message.context)
+    message.max_model_len = start.max_model_len
 
 
 def _start_from_pb(message: worker_pb2.Start) -> Start:

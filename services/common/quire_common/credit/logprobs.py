@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire.v1 import common_pb2
-from quire_common.columns import equal_lengths, f32, i32, pack_f32, pack_i32
+from quire_common.columns import NO_F32, NO_I32, equal_lengths, f32, i32, pack_f32, pack_i32
 from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 def _empty() -> NDArray[np.int32]:
-    return np.empty(0, np.int32)
+    return NO_I32
 
 
 def _empty_f32() -> NDArray[np.float32]:
-    return np.empty(0, np.float32)
+    return NO_F32
 
 
 @dataclass(slots=True)
@@ -48,9 +48,10 @@ def slice_logprobs(logprobs: Logprobs, begin: int, end: int) -> Logprobs:
     )
 
 
-def check_sum(name: str, counts: NDArray[Any], total: int) -> None:
+def check_sum(name: str, counts: NDArray[np.int32], total: int) -> None:
     """Raise InvalidArgument unless the counts are non-negative and add up to the rows that follow."""
-    if (len(counts) and int(counts.min()) < 0) or int(counts.sum()) != total:
+    # A negative count, taken as unsigned, is more than can follow.
+    if int(counts.view(np.uint32).sum()) != total:
         raise InvalidArgument(
             "BAD_COUNTS", f"Column {name} adds up to {int(counts.sum())}, {total} follow.", "Send counts that add up."
         )

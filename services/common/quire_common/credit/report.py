@@ -6,10 +6,8 @@ import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
 from quire.v1 import worker_pb2
-from quire_common.columns import equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, u8
+from quire_common.columns import NO_U8, equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, u8
 from quire_common.credit.grant import empty, empty_i64
 from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
 from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb
@@ -17,6 +15,7 @@ from quire_common.credit.prompt_logprobs import PromptLogprobs, prompt_logprobs_
 from quire_common.errors import QuireError, from_message, to_message
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
 
 
@@ -46,7 +45,7 @@ class StepTiming(NamedTuple):
 
 
 def _empty_u8() -> NDArray[np.uint8]:
-    return np.empty(0, np.uint8)
+    return NO_U8
 
 
 @dataclass(slots=True)
@@ -89,35 +88,44 @@ class Report:
 
 def encode_report(report: Report) -> worker_pb2.Report:
     """Domain to wire."""
-    return worker_pb2.Report(
+    message = worker_pb2.Report(
         epoch=epoch_to_pb(report.epoch),
         first_step=report.first_step,
         retired=report.retired,
         in_flight=report.in_flight,
-        step_applied=pack_i64(report.step_applied),
-        step_rows=pack_i32(report.step_rows),
-        step_prefill_tokens=pack_i32(report.step_prefill_tokens),
-        slot=pack_i32(report.slot),
-        count=pack_i32(report.count),
-        token=pack_i32(report.token),
-        finish=pack_u8(report.finish),
-        logprobs=None if report.logprobs is None else logprobs_to_pb(report.logprobs),
-        prefill_slot=pack_i32(report.prefill_slot),
-        prefill_position=pack_i32(report.prefill_position),
-        moved_id=pack_i64(report.moved_id),
-        moved_status=pack_u8(report.moved_status),
-        moved_pages=pack_i32(report.moved_pages),
-        moved_us=pack_i32(report.moved_us),
         running=report.running,
         spare=report.spare,
-        stalled_slot=pack_i32(report.stalled_slot),
         error=[worker_pb2.SlotError(slot=slot, error=to_message(error)) for slot, error in report.error],
-        timing=[worker_pb2.StepTiming(**timing._asdict()) for timing in report.timing],
         grant_arrival_us=report.grant_arrival_us,
         draining=report.draining,
         heartbeat=report.heartbeat,
-        prompt_logprobs=prompt_logprobs_to_pb(report.prompt_logprobs) if report.prompt_logprobs else None,
     )
+    for t in report.timing:
+        message.timing.add(wait=t.wait, prepare=t.prepare, forward=t.forward, sample=t.sample, copy=t.copy)
+    if report.steps:
+        message.step_applied = pack_i64(report.step_applied)
+        message.step_rows = pack_i32(report.step_rows)
+        message.step_prefill_tokens = pack_i32(report.step_prefill_tokens)
+    if len(report.slot):
+        message.slot = pack_i32(report.slot)
+        message.count = pack_i32(report.count)
+        message.token = pack_i32(report.token)
+        message.finish = pack_u8(report.finish)
+    if report.logprobs is not None:
+        message.logprobs.CopyFrom(logprobs_to_pb(report.logprobs))
+    if len(report.prefill_slot):
+        message.prefill_slot = pack_i32(report.prefill_slot)
+        message.prefill_position = pack_i32(report.prefill_position)
+    if len(report.moved_id):
+        message.moved_id = pack_i64(report.moved_id)
+        message.moved_status = pack_u8(report.moved_status)
+        message.moved_pages = pack_i32(report.moved_pages)
+        message.moved_us = pack_i32(report.moved_us)
+    if len(report.stalled_slot):
+        message.stalled_slot = pack_i32(report.stalled_slot)
+    if report.prompt_logprobs:
+        message.prompt_logprobs.CopyFrom(prompt_logprobs_to_pb(report.prompt_logprobs))
+    return message
 
 
 def decode_report(message: worker_pb2.Report) -> Report:
