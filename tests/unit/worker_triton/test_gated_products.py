@@ -23,7 +23,7 @@ from tests.unit.worker_triton.test_triton_ops import DEVICE, PLAIN, TYPES, close
 WAY = Gated(32, 16, 32, 4, 3, 2, 5)
 BESIDE = 3
 """Rows of NaN behind what is read and what is written."""
-INNER, INPUTS = 104, 72
+INNER, INPUTS = 104, 80
 
 
 def reference(x: Tensor, weight: Tensor, activation: Activation) -> Tensor:
