@@ -33,7 +33,7 @@ def test_a_script_that_forgets_to_close_leaves_nothing(demo_model: Path) -> None
     program = (
         "from quire import LLM, SamplingParams\n"
         f"llm = LLM({str(demo_model)!r})\n"
-        "print(llm.generate('ROMEO:', SamplingParams(max_tokens=4))[0].outputs[0].finish_reason)\n"
+        "print(llm.generate('ROMEO:', SamplingParams(temperature=0, max_tokens=4))[0].outputs[0].finish_reason)\n"
         "from quire.local.state import list_names, StateDirectory\n"
         "state = StateDirectory(list_names()[0]).read()\n"
         "print(state.stack_id, state.supervisor.pid)\n"
