@@ -204,3 +204,12 @@ def test_refuses_what_no_worker_does_yet() -> None:
     message.control.add(kind=worker_pb2.Control.KIND_SLEEP)
     with pytest.raises(Unsupported):
         credit.decode_grant(message)
+
+
+@pytest.mark.parametrize("us", [2**32 - 1, 2**32, 2**40, 2**63, -1])
+def test_no_clock_value_makes_a_report_impossible_to_write(us: int) -> None:
+    """An engine that had nothing to do for 71.6 minutes has waited 2^32 us."""
+    report = credit.Report(credit.Epoch(1, 1), timing=[credit.StepTiming(us, us, us, us, us)])
+    message = worker_pb2.Report.FromString(credit.encode_report(report).SerializeToString())
+    expected = min(max(us, 0), 2**32 - 1)
+    assert credit.decode_report(message).timing == [credit.StepTiming(*[expected] * 5)]

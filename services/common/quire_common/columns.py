@@ -17,6 +17,7 @@ I32 = np.dtype("<i4")
 I64 = np.dtype("<i8")
 F32 = np.dtype("<f4")
 U8 = np.dtype("u1")
+MAX_U32 = 2**32 - 1
 
 
 def _none_of(dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -87,6 +88,11 @@ def pack_f32(values: Sequence[float] | NDArray[Any]) -> bytes:
 def pack_u8(values: Sequence[int] | NDArray[Any]) -> bytes:
     """Small ints as a uint8 column."""
     return pack(values, U8)
+
+
+def saturated_u32(value: int) -> int:
+    """The nearest value of a uint32 field: a clock that says too much must not make a message impossible to write."""
+    return min(max(value, 0), MAX_U32)
 
 
 def equal_lengths(what: str, /, **columns: NDArray[Any]) -> int:

@@ -18,17 +18,23 @@ if TYPE_CHECKING:
 _KEEP = 0.9
 # A step that prefills beside decoders is counted with this share of its time at least.
 _LEAST_SHARE = 0.1
+# One measurement may be this many times slower than expected; what is above that is a pause of the process or the host.
+_MAX_SURPRISE = 4.0
 
 
 class Rate:
-    """Amounts per second, over the last ten measurements or so."""
+    """Amounts per second, over the last ten measurements or so. A measurement far above the others counts as a slow
+    one, so a pause misleads little and a rate that has really changed is learnt within a few measurements."""
 
     def __init__(self) -> None:
         self._amount = 0.0
         self._seconds = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """So much took so long."""
+        """`amount` took `seconds`."""
+        expected_s = self.seconds(amount)
+        if expected_s:
+            seconds = min(seconds, _MAX_SURPRISE * expected_s)
         self._amount = self._amount * _KEEP + amount
         self._seconds = self._seconds * _KEEP + seconds
 

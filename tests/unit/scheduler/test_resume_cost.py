@@ -98,3 +98,22 @@ def test_reports_without_times_say_nothing() -> None:
 def test_what_computing_would_take() -> None:
     assert ResumeCost(PAGE, PAGE_BYTES).compute_s(10) is None
     assert measured(2_000).compute_s(10) == pytest.approx(0.02)
+
+
+def test_one_pause_of_the_process_misleads_little() -> None:
+    cost = measured(350)
+    for _ in range(20):
+        cost.steps(steps((PAGE, 1, 350)))
+    before = cost.compute_s(100)
+    cost.steps(steps((PAGE, 1, 30_000_000)))
+    after = cost.compute_s(100)
+    assert before is not None
+    assert after is not None
+    assert after < 1.5 * before, f"{before:.3f} s became {after:.3f} s"
+
+
+def test_a_worker_that_became_slower_is_known_within_some_steps() -> None:
+    cost = measured(350)
+    for _ in range(20):
+        cost.steps(steps((PAGE, 1, 35_000)))
+    assert cost.compute_s(100) == pytest.approx(3.5, rel=0.3)

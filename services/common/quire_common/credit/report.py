@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.v1 import worker_pb2
-from quire_common.columns import NO_U8, equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, u8
+from quire_common.columns import NO_U8, equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, saturated_u32, u8
 from quire_common.credit.grant import empty, empty_i64
 from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
 from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb
@@ -35,7 +35,7 @@ class Finish(enum.IntEnum):
 
 
 class StepTiming(NamedTuple):
-    """Microseconds of one step."""
+    """Microseconds of one step. On the wire each is at most 2^32 - 1, which is 71.6 minutes."""
 
     wait: int
     prepare: int
@@ -100,8 +100,9 @@ def encode_report(report: Report) -> worker_pb2.Report:
         draining=report.draining,
         heartbeat=report.heartbeat,
     )
-    for t in report.timing:
-        message.timing.add(wait=t.wait, prepare=t.prepare, forward=t.forward, sample=t.sample, copy=t.copy)
+    for timing in report.timing:
+        wait, prepare, forward, sample, copy = map(saturated_u32, timing)
+        message.timing.add(wait=wait, prepare=prepare, forward=forward, sample=sample, copy=copy)
     if report.steps:
         message.step_applied = pack_i64(report.step_applied)
         message.step_rows = pack_i32(report.step_rows)

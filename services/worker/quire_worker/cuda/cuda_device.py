@@ -71,6 +71,8 @@ class _Flight:
     done: torch.cuda.Event
     extras: PendingExtras
     prepare_us: int
+    launched_ns: int
+    """time.perf_counter_ns() when its kernels were in the stream."""
 
 
 class CudaDevice:
@@ -145,8 +147,10 @@ class CudaDevice:
             logits = body.logits if graph is None else graph.logits
             extras = self._extras.start(batch, places, logits, body.results, hidden)
             done.record(self._stream)
-        took = (time.perf_counter_ns() - begin) // 1000
-        return _Flight(batch, layout.size.sequences, places, self._results[turn], done, extras, took)
+        launched_ns = time.perf_counter_ns()
+        prepare_us = (launched_ns - begin) // 1000
+        results = self._results[turn]
+        return _Flight(batch, layout.size.sequences, places, results, done, extras, prepare_us, launched_ns)
 
     def _run_alone(self, batch: StepBatch) -> StepOutcome:
         return self._outcome(self._launch(batch))
@@ -280,9 +284,9 @@ class CudaDevice:
             raise self._broken
 
     def _outcome(self, flight: _Flight) -> StepOutcome:
-        batch, begin = flight.batch, self._last_end_ns
+        batch = flight.batch
         flight.done.synchronize()
-        self._last_end_ns = time.perf_counter_ns()
+        wait_us, forward_us = self._step_times(flight.launched_ns, time.perf_counter_ns())
         places, sequences = flight.places, flight.sequences
         results = flight.results.numpy()
         token = results[:sequences][places]
@@ -294,16 +298,22 @@ class CudaDevice:
         if failed:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
-        took = (self._last_end_ns - begin) // 1000
         return StepOutcome(
             token=token,
             finish=finish,
             failed=failed,
             logprobs=flight.extras.logprob_columns(token),
-            timing=StepTiming(prepare_us=flight.prepare_us, forward_us=took, sample_us=0),
-            wait_us=0,
+            timing=StepTiming(prepare_us=flight.prepare_us, forward_us=forward_us, sample_us=0),
+            wait_us=wait_us,
             scores=flight.extras.score_columns(),
         )
+
+    def _step_times(self, launched_ns: int, ended_ns: int) -> tuple[int, int]:
+        """Microseconds that the GPU waited for a step, and then computed it. A step launched while the one before it
+        ran begins where that one ended; an idle GPU begins with the launch, and its idle time is no forward time."""
+        began_ns = max(launched_ns, self._last_end_ns)
+        idle_ns, self._last_end_ns = began_ns - self._last_end_ns, ended_ns
+        return idle_ns // 1000, (ended_ns - began_ns) // 1000
 
 
 def _size_of(batch: StepBatch) -> StepSize:
