@@ -31,7 +31,7 @@ from quire_common.credit import (
     StepTiming,
     WorkerHello,
 )
-from quire_common.errors import Internal
+from quire_common.errors import Internal, QuireError
 from tests.fakes.counted_answer import EOS, sample
 from tests.fakes.counted_answer import undisturbed as undisturbed
 from tests.fakes.fake_moves import FakeMoves
@@ -89,8 +89,8 @@ class FakeWorker:
         self.refuse_moves = False
         # The kvstore never has room for the last page of a store.
         self.crowded_store = False
-        # Sequences end by an error where they would draw a token.
-        self.draws_nan = False
+        # Sequences end by this error where they would draw a token.
+        self.draw_error: QuireError | None = None
         self.max_decoders = 0
         self.max_partial = 0
         self.steps_launched = 0
@@ -253,7 +253,7 @@ class FakeWorker:
         # Prefills take no decode row: spares get their first token while all rows are busy, and then wait.
         partial = budget.partial_prefills
         for index, slot in live:
-            if slot.decodes or tokens <= 0:
+            if slot.decodes or tokens <= 0 or index not in self.slots:
                 continue
             left = min(self._reach(slot), len(slot.tokens)) - slot.computed
             chunk = min(left, tokens, budget.chunk_cap)
@@ -298,9 +298,10 @@ class FakeWorker:
             step.prefill.append((index, slot.computed))
         if slot.computed < len(slot.tokens):
             return
-        if self.draws_nan:
+        if self.draw_error is not None:
+            step.prefill = [(filled, computed) for filled, computed in step.prefill if filled != index]
             step.rows.append((index, [], int(Finish.ERROR)))
-            step.errors.append((index, Internal("NOT_FINITE", "nan", "none")))
+            step.errors.append((index, self.draw_error))
             self._end(index)
             return
         self._read_back(slot)

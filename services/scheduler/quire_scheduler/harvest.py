@@ -210,15 +210,16 @@ class Harvest:
             reason = FinishReason(code)
             # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
             error = _take(errors, slot) if reason is FinishReason.ERROR else None
-            request = owners[index] if index in owners else self._replica.slots.holder[slot]
+            late = index in owners
+            request = owners[index] if late else self._replica.slots.holder[slot]
+            if request is not None and reason is FinishReason.ERROR:
+                drop.append(index)
+                self._error(request, error, fence, now, late=late)
+                continue
             if request is None or request.state is State.FINISHED:
                 drop.append(index)
                 continue
             # A late row of a slot that a Grant stopped: the slot is settled, the request may still end by it.
-            if reason is FinishReason.ERROR:
-                drop.append(index)
-                self._error(request, error, fence, now)
-                continue
             has_token = reason is FinishReason.STOP and report.count[index]
             stop_token = int(report.token[ends[index] - 1]) if has_token else -1
             self._lifecycle.finish(request, reason, now, fence, stop_token)
@@ -238,12 +239,19 @@ class Harvest:
             else:
                 self._error(request, error, fence, now)
 
-    def _error(self, request: Request, error: QuireError | None, fence: Fence, now: float) -> None:
-        if error is not None and error.code == PAGES_LOST:
-            self._lifecycle.pages_lost(request, now, fence)
-            return
-        unknown = Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
-        self._lifecycle.fail(request, error or unknown, now, fence)
+    def _error(
+        self, request: Request, error: QuireError | None, fence: Fence, now: float, *, late: bool = False
+    ) -> None:
+        """`late`: of a step that was launched before the request left its slot."""
+        lifecycle, finished = self._lifecycle, request.state is State.FINISHED
+        error = error or Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
+        if error.code == PAGES_LOST:
+            if not finished:
+                lifecycle.pages_lost(request, now, fence)
+        elif late:
+            lifecycle.late_error(request, error, now, fence)
+        elif not finished:
+            lifecycle.fail(request, error, now, fence)
 
 
 def _take(errors: list[tuple[int, QuireError]], slot: int) -> QuireError | None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # The worker's word for a slot whose pages are not, or will not be, what they should.
 PAGES_LOST = "PAGES_LOST"
+# Errors of a step that raised: pages that earlier steps completed were only read, and did no harm.
+_RAISED = frozenset({"STEP_FAILED", "GPU_OUT_OF_MEMORY", "LOGITS_PROCESSOR_FAILED"})
 _MOST_PAGES_LOST = 3
 _MOST_DOUBTS = 3
 
@@ -37,7 +39,7 @@ class Lifecycle:
     def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
         """The worker finished the sequence; the row that says so is added by the caller."""
         self._replica.transfers.finished(request, now)
-        self._leave(request, now, fence, trusted=True)
+        self._leave(request, now, fence)
         self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
         self._count(request, reason.name.lower())
 
@@ -57,11 +59,22 @@ class Lifecycle:
         self._count(request, "abort")
 
     def fail(self, request: Request, error: QuireError, now: float, fence: Fence | None = None) -> None:
-        """It ends by an error."""
-        self._leave(request, now, fence)
+        """It ends by an error; with a `fence`, by one of the worker's."""
+        suspect = None if fence is None else self._first_suspect_page(request, error)
+        self._leave(request, now, fence, suspect)
         request.timing.finished(now)
         self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
         self._count(request, "error", error.code)
+
+    def late_error(self, request: Request, error: QuireError, now: float, fence: Fence) -> None:
+        """A step that was launched before the request left its slot ended by an error. The request's pages have long
+        been given up, so the prefix cache forgets by content what the error casts doubt on."""
+        suspect = self._first_suspect_page(request, error)
+        if suspect is not None:
+            self._replica.cache.distrust_content(request, suspect)
+            self._replica.kv.offload.distrust(request.hashes[suspect:])
+        if request.state is not State.FINISHED:
+            self.fail(request, error, now, fence)
 
     def preempt(
         self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
@@ -94,7 +107,7 @@ class Lifecycle:
             return
         if request.state is State.STARTED:
             self._replica.transfers.suspend(request)
-            self._vacated(request, fence, trusted=awaited)
+            self._vacated(request, fence, None if awaited else 0)
             request.to(State.PREEMPTED)
             request.timing.stopped(now, len(request.output))
             self._replica.waiting.seat(request)
@@ -115,14 +128,14 @@ class Lifecycle:
             if request.state is State.PREEMPTED:
                 self._replica.waiting.seat(request)
 
-    def _leave(self, request: Request, now: float, fence: Fence | None, *, trusted: bool = False) -> None:
+    def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
         replica = self._replica
         match request.state:
             case State.STARTED:
                 if fence is None:
                     self._stop(request)
                 else:
-                    self._vacated(request, fence, trusted=trusted)
+                    self._vacated(request, fence, suspect)
                 request.timing.stopped(now, len(request.output))
                 request.to(State.FINISHED)
                 replica.rates.finish()
@@ -152,18 +165,31 @@ class Lifecycle:
             replica.kv.offload.leaves(request, stores=stores)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
 
-    def _vacated(self, request: Request, fence: Fence, *, trusted: bool) -> None:
-        """Where the worker ended it by an error, what it leaves in its pages is not to be trusted."""
+    def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
+        """The worker ended the sequence. From page `suspect` on its content may be wrong; None: all of it is sound."""
         replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
         drawn = not bool(replica.slots.prefilling[request.slot])
         replica.slots.finish(request.slot)
-        replica.cache.leave(request, computed if trusted else 0)
-        if trusted:
+        if suspect is None:
+            replica.cache.leave(request, computed)
             replica.kv.offload.leaves(request, stores=drawn)
         else:
-            replica.cache.distrust(request)
-            replica.kv.offload.distrust(request.hashes)
+            replica.cache.leave(request, min(computed, suspect * replica.page_size))
+            replica.cache.distrust(request, suspect)
+            replica.kv.offload.distrust(request.hashes[suspect:])
         replica.pools.take_back(request, fence)
+
+    def _first_suspect_page(self, request: Request, error: QuireError) -> int | None:
+        """The first of the request's pages whose content an error of the worker casts doubt on; None: of none. A
+        client's mistake damages nothing, and a step that raised only what it was about to write. Logits that are no
+        numbers may come from any page that was read."""
+        if not isinstance(error, Internal):
+            return None
+        if error.code not in _RAISED:
+            return 0
+        started = request.state is State.STARTED
+        ready = self._replica.slots.ready_len(request.slot) // self._replica.page_size if started else 0
+        return max(request.ready_pages, ready)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
         request.timing.finished(now)

@@ -136,10 +136,17 @@ class PrefixCache:
             doomed = [other for other in self._awaiting if not broken.isdisjoint(_held(other))]
             broken = {page for other in doomed for page in self._withdraw(other)}
 
-    def distrust(self, request: Request) -> None:
-        """What is in the request's pages may be wrong: nobody shall find it any more."""
+    def distrust(self, request: Request, first: int) -> None:
+        """What is in the request's pages from page `first` on may be wrong: nobody shall find it any more."""
         for group, table in enumerate(request.tables):
-            self._pools.pools[group].drop(self._names.forget(group, table))
+            self._pools.pools[group].drop(self._names.forget(group, table[first:]))
+
+    def distrust_content(self, request: Request, first: int) -> None:
+        """The same for a request that has given its pages up: forgets whichever pages hold that content."""
+        for group, pool in enumerate(self._pools.pools):
+            named = self._names.pages(group)
+            pages = [named[digest] for digest in request.hashes[first:] if digest in named]
+            pool.drop(self._names.forget(group, pages))
 
     def awaits(self, request: Request) -> bool:
         """Whether the request was started on pages of which not all have come, and has computed none of them."""

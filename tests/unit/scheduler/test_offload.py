@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from quire_common.credit import MoveKind
+from quire_common.errors import Internal
 from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.offload import BATCH_PAGES
@@ -115,11 +116,11 @@ def test_pages_of_one_that_ended_by_an_error_are_not_loaded_until_they_are_store
     served(rig, 1, a_sequence(41, 4))
     offload = rig.core._replica.kv.offload
     first = [digest[1:] for digest in store]
-    rig.worker.draws_nan = True
+    rig.worker.draw_error = Internal("NAN_LOGITS", "nan", "none")
     rig.submit(2, a_sequence([*range(4, 45), *other(40, 2).tolist()], 4))
     while (0, 2) not in rig.errors:
         rig.step()
-    rig.worker.draws_nan = False
+    rig.worker.draw_error = None
     assert len(store) == len(first), "no page of it is stored"
     damaged = first[:10]
     assert offload.doubts(damaged[:1]) and offload.doubts(damaged[9:])

@@ -1,4 +1,4 @@
-"""An engine that was idle for hours, or whose host was: its clock is faked, and what it reports can still be written."""
+"""An engine that was idle for hours, or whose host was: the clock is faked, and each report can still be written."""
 
 from __future__ import annotations
 
