@@ -213,3 +213,21 @@ def test_no_clock_value_makes_a_report_impossible_to_write(us: int) -> None:
     message = worker_pb2.Report.FromString(credit.encode_report(report).SerializeToString())
     expected = min(max(us, 0), 2**32 - 1)
     assert credit.decode_report(message).timing == [credit.StepTiming(*[expected] * 5)]
+
+
+@pytest.mark.parametrize(
+    "controls",
+    [
+        LogitControls(presence_penalty=0.5),
+        LogitControls(frequency_penalty=0.5),
+        LogitControls(repetition_penalty=1.5),
+        LogitControls(logit_bias=((3, 1.0),)),
+        LogitControls(allowed_token_ids=(3,)),
+        LogitControls(bad_words=((3,),)),
+    ],
+    ids=lambda controls: next(f.name for f in dataclasses.fields(controls) if getattr(controls, f.name)),
+)
+def test_each_logit_control_travels_alone(controls: LogitControls) -> None:
+    sequence = Sequence(ids(1), Stop(1), Sampling(controls=controls))
+    assert sequence_from_pb(sequence_to_pb(sequence)).sampling.controls == controls
+    assert len(dataclasses.fields(controls)) == 6, "a new control belongs into this list"

@@ -55,15 +55,6 @@ def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> Non
 
 def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
     """Wire to domain, not checked yet; None where nothing is asked."""
-    if not (
-        message.presence_penalty
-        or message.frequency_penalty
-        or message.HasField("repetition_penalty")
-        or message.logit_bias
-        or message.allowed_token_ids
-        or message.bad_words_ids
-    ):
-        return None
     found = LogitControls(
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
@@ -73,6 +64,12 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
         bad_words=tuple(tuple(i32(word, "bad_words_ids").tolist()) for word in message.bad_words_ids),
     )
     return None if found == NEUTRAL else found
+
+
+def controls_bytes(controls: LogitControls) -> int:
+    """The most bytes that these take on the wire."""
+    biases, words = len(controls.logit_bias), controls.bad_words
+    return 64 + 16 * biases + 4 * len(controls.allowed_token_ids) + sum(8 + 4 * len(word) for word in words)
 
 
 def check_controls(controls: LogitControls) -> None:

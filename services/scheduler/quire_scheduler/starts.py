@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Start
+from quire_common.credit import Start, start_bytes
 from quire_scheduler.outputs import AdmittedNote
 from quire_scheduler.prefix_cache import Hit
 from quire_scheduler.request import State
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle.
 _LOOK_AHEAD = 4
+# Bytes of one Grant's starts, unless a single one is larger. gRPC carries 64 MiB, and megabytes delay steps.
+MAX_START_BYTES = 8 * 1024 * 1024
 
 
 class Starts:
@@ -66,7 +68,7 @@ class Starts:
                 waiting.seat(request)
 
     def _start(self, most: int, now: float) -> list[Start]:
-        replica, starts = self._replica, list[Start]()
+        replica, starts, left_bytes = self._replica, list[Start](), MAX_START_BYTES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():
             if request.state is State.READY and request.pull is not None:
@@ -83,6 +85,10 @@ class Starts:
                 waiting.look_up(request, now)
                 replica.kv.ask(request, hit.pages)
                 continue
+            left_bytes -= start_bytes(request.resumed_sequence(), request.context, count * replica.pools.groups)
+            if starts and left_bytes < 0:
+                # The head starts with the next Grant.
+                break
             begin = self._take_over if request.state is State.PULLED else self._take
             waiting.start_head()
             begin(request, hit, count)

@@ -14,6 +14,7 @@ from quire_common.credit.grant import (
     decode_move,
     encode_grant,
     encode_move,
+    start_bytes,
 )
 from quire_common.credit.hello import (
     PROTOCOL_VERSION,
@@ -54,4 +55,5 @@ __all__ = [
     "encode_grant",
     "encode_move",
     "encode_report",
+    "start_bytes",
 ]

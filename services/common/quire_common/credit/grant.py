@@ -17,6 +17,7 @@ from quire_common.credit.hello import (
     epoch_to_pb,
 )
 from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import controls_bytes
 from quire_common.sequence import (
     RequestContext,
     Sequence,
@@ -31,6 +32,10 @@ from quire_common.sequence import (
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+# What `start_bytes` counts: numbers and tags of a Start and of a move; a token id; a page's number, in a table and in a
+# move, and its hash with tag and length; a character.
+_START_BYTES, _TOKEN_BYTES, _PAGE_BYTES, _UTF8_BYTES = 512, 4, 4 + 4 + 34, 4
 
 
 def empty() -> NDArray[np.int32]:
@@ -184,6 +189,23 @@ def decode_grant(message: worker_pb2.Grant) -> Grant:
             b.tokens_per_step, b.prefill_tokens_beside_decoders, b.chunk_cap, b.partial_prefills, b.step_limit
         )
     return grant
+
+
+def start_bytes(sequence: Sequence, context: RequestContext, pages: int) -> int:
+    """The most bytes that a Start takes in a Grant, with the one move that it may bring along (a load, or an export),
+    which names each of its pages again with its hash. `pages` counts those of all KV groups."""
+    thinking = sequence.thinking
+    return (
+        _START_BYTES
+        + _TOKEN_BYTES * sequence.known_len
+        + _PAGE_BYTES * pages
+        + 2 * _UTF8_BYTES * sum(map(len, (context.request_id, context.tenant, context.traceparent, context.tracestate)))
+        + _UTF8_BYTES * len(sequence.cache_salt)
+        + _UTF8_BYTES * sum(map(len, sequence.sampling.processors))
+        + _TOKEN_BYTES * len(sequence.stop.stop_token_ids)
+        + (0 if thinking is None else _TOKEN_BYTES * (len(thinking.start_ids) + len(thinking.end_ids)))
+        + (0 if sequence.sampling.controls is None else controls_bytes(sequence.sampling.controls))
+    )
 
 
 def encode_move(move: PageMove) -> bytes:
