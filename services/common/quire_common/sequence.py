@@ -82,6 +82,11 @@ class Sequence:
     thinking: ThinkingBudget | None = None
 
     @property
+    def reads_cache(self) -> bool:
+        """Whether it may begin on pages that are there already. Logprobs of a prompt need all of it computed."""
+        return not self.skip_cache_read and self.sampling.prompt_logprobs < 0
+
+    @property
     def known_len(self) -> int:
         """Prompt and emitted tokens."""
         return len(self.prompt_ids) + len(self.output_ids)

@@ -166,6 +166,13 @@ class Engine:
                 self.core.abort(session, handle, now)
             self._changed()
 
+    def fail(self, session: int, handle: int, error: QuireError) -> bool:
+        """End a request by an error that its session is told of; False where it has ended already."""
+        failed = self.core is not None and self.core.fail(session, handle, error, now_s())
+        if failed:
+            self._changed()
+        return failed
+
     def keep_transfers(self, renewed: Sequence[bytes], released: Sequence[bytes]) -> None:
         """Leases that begin anew, and transfers that are over; unknown ones are of no concern."""
         if self.core is not None and (renewed or released):

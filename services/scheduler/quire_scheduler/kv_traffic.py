@@ -131,7 +131,7 @@ class KvTraffic:
             self.enabled
             and request.lookups < _MOST_LOOKUPS
             and not request.lookup_failed
-            and not request.sequence.skip_cache_read
+            and request.sequence.reads_cache
             and request.prompt_len >= self._min_tokens
             and most_hits(request, self._page_size) > local
             and self._breaker.allows(self._now)

@@ -6,7 +6,7 @@ No object per token. Knows nothing of the wire: `session_wire.py` packs it.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -192,6 +192,22 @@ class OutputBuffer:
         if outputs is None:
             outputs = self._outputs[session] = SessionOutputs(session, NO_I32, NO_I32, NO_I32, NO_U8)
         return outputs
+
+
+def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
+    """The same without these requests' rows and finished notes."""
+    keep = np.isin(out.handle, list(handles), invert=True)
+    rows = Rows(np.zeros(len(keep), np.int32), out.handle, out.count, out.token, out.finish, out.logprobs).select(keep)
+    finished = [note for note in out.finished if note.handle not in handles]
+    return replace(
+        out,
+        handle=rows.handle,
+        count=rows.count,
+        token=rows.token,
+        finish=rows.finish,
+        logprobs=rows.logprobs,
+        finished=finished,
+    )
 
 
 def split(rows: Rows) -> list[tuple[int, Rows]]:

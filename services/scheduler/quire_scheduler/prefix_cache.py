@@ -64,7 +64,7 @@ class PrefixCache:
 
     def match(self, request: Request) -> Hit:
         """The longest prefix of the request that is there or promised in every group."""
-        if not self.enabled or request.sequence.skip_cache_read:
+        if not self.enabled or not request.sequence.reads_cache:
             return self._miss
         key = (request.uid, request.known_len, self._names.sequence, self._changes)
         if key != self._found_for:

@@ -122,6 +122,14 @@ class Scheduler:
         self._lifecycle.abort(request, now)
         return True
 
+    def fail(self, session: int, handle: int, error: QuireError, now: float) -> bool:
+        """End a request by an error; False where it has ended already."""
+        request = self._replica.requests.get((session, handle))
+        if request is None:
+            return False
+        self._lifecycle.fail(request, error, now)
+        return True
+
     def abort_session(self, session: int, now: float) -> int:
         """End all requests and transfers of a session that nobody listens to any more; returns how many requests."""
         handles = [handle for owner, handle in self._replica.requests if owner == session]

@@ -1,29 +1,33 @@
 """One router's Session stream: submits and aborts in, steps out, through a bounded queue.
 
 A router that keeps up has a message for each step. What would wait behind another step joins it, so that a router that
-falls behind has fewer to take. A session whose router does not read at all is ended rather than waited for; when the
-stream ends, its requests are aborted. One with nothing to say sends empty messages, so that its router can tell silence
-from death.
+falls behind has fewer to take. A large step is cut into several messages. A session whose router does not read at all
+is ended rather than waited for, unless it is a request's prompt logprobs that fill the queue: then that request fails.
+When the stream ends, its requests are aborted. A session with nothing to say sends empty messages, so that its router
+can tell silence from death.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire.v1 import scheduler_pb2
 from quire_common.columns import i32
 from quire_common.credit.hello import PROTOCOL_VERSION, epoch_to_pb
-from quire_common.errors import FailedPrecondition, Overloaded, QuireError, as_quire_error, to_message
+from quire_common.errors import FailedPrecondition, Overloaded, QuireError, TooLarge, as_quire_error, to_message
 from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler.handover import NO_TRANSFER
+from quire_scheduler.output_split import PIECE_BYTES, split_outputs
+from quire_scheduler.outputs import FailedNote, without_handles
 from quire_scheduler.row_join import join
 from quire_scheduler.session_wire import handover_from_pb, outputs_to_pb, put_columns, transfer_from_pb
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Sequence
 
     from quire_scheduler.engine import Engine
     from quire_scheduler.outputs import SessionOutputs
@@ -74,11 +78,8 @@ class Session:
 
     def deliver(self, outputs: SessionOutputs) -> bool:
         """See Sink."""
-        message = outputs_to_pb(outputs)
-        if not self._join(outputs, message):
-            if not self._put(message):
-                return False
-            self._last = outputs
+        if not self._take_step(outputs):
+            return False
         if self._half_closed:
             # Once all that this session is to hear now has been delivered.
             asyncio.get_running_loop().call_soon(self._end_if_done)
@@ -138,6 +139,29 @@ class Session:
             await self._wake.wait()
         return self._waiting.popleft()
 
+    def _take_step(self, outputs: SessionOutputs) -> bool:
+        pieces = split_outputs(outputs, PIECE_BYTES)
+        messages = list(map(outputs_to_pb, pieces))
+        if len(messages) == 1 and self._join(outputs, messages[0]):
+            return True
+        if not self._has_room(messages) and outputs.prompt_logprobs:
+            # The router may read as fast as it can: it is the requests that ask for too much.
+            return self._take_step(self._without_prompt_logprobs(outputs))
+        if not self._put(*messages):
+            return False
+        self._last = pieces[-1]
+        return True
+
+    def _without_prompt_logprobs(self, outputs: SessionOutputs) -> SessionOutputs:
+        """What is left of a step when the requests whose prompt logprobs it brings have failed for their size."""
+        owners = {chunk.owner for chunk in outputs.prompt_logprobs}
+        ended = {owner for owner in owners if not self._engine.fail(self._number, owner, _too_large(self._bound_bytes))}
+        rest = replace(outputs, prompt_logprobs=[])
+        if ended:
+            rest = without_handles(rest, ended)
+            rest.failed = [*rest.failed, *(FailedNote(owner, _too_large(self._bound_bytes)) for owner in sorted(ended))]
+        return rest
+
     def _join(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:
         """Add it, which `message` says, to the last that waits. False: nothing was changed."""
         if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
@@ -151,14 +175,21 @@ class Session:
         self._last, self._bytes = joined, self._bytes + into.ByteSize()
         return True
 
-    def _put(self, message: scheduler_pb2.SessionResponse) -> bool:
+    def _has_room(self, messages: Sequence[scheduler_pb2.SessionResponse]) -> bool:
+        """An empty queue takes one step, however large."""
+        if not self._waiting:
+            return True
+        size = sum(message.ByteSize() for message in messages)
+        return len(self._waiting) + len(messages) <= self._bound and self._bytes + size <= self._bound_bytes
+
+    def _put(self, *messages: scheduler_pb2.SessionResponse) -> bool:
         if self._error is not None:
             return False
-        size = message.ByteSize()
-        if len(self._waiting) < self._bound and self._bytes + size <= self._bound_bytes:
-            self._bytes += size
+        if self._has_room(messages):
             self._said_s = asyncio.get_running_loop().time()
-            self._add(message)
+            for message in messages:
+                self._bytes += message.ByteSize()
+                self._add(message)
             return True
         self._end(
             Overloaded(
@@ -191,6 +222,15 @@ class Session:
             welcome.epoch.CopyFrom(epoch_to_pb(hello.epoch))
             welcome.capabilities.extend(hello.model.capabilities)
         return welcome
+
+
+def _too_large(bound_bytes: int) -> TooLarge:
+    return TooLarge(
+        "PROMPT_LOGPROBS_TOO_LARGE",
+        f"The logprobs of this request's prompt fill the {bound_bytes} bytes that may wait for its router.",
+        "Ask for fewer alternatives, or send a shorter prompt.",
+        param="prompt_logprobs",
+    )
 
 
 def _check_hello(first: scheduler_pb2.SessionRequest) -> None:

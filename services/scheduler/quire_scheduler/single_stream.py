@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+from quire_scheduler.output_split import PIECE_BYTES, split_outputs
 from quire_scheduler.session_wire import outputs_to_generated
 
 if TYPE_CHECKING:
@@ -37,8 +38,9 @@ class SingleStream:
                 outputs = await self._queue.get()
                 if outputs.failed:
                     raise outputs.failed[0].error
-                if len(outputs.handle) or outputs.prompt_logprobs:
-                    yield outputs_to_generated(outputs)
+                for piece in split_outputs(outputs, PIECE_BYTES):
+                    if len(piece.handle) or piece.prompt_logprobs:
+                        yield outputs_to_generated(piece)
                 finished = bool(outputs.finished)
         finally:
             self._engine.close_session(session)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -63,3 +65,15 @@ def test_a_slot_that_is_none_is_the_workers_fault() -> None:
     report.prompt_logprobs = [scored(10_000)]
     with pytest.raises(Internal):
         rig.core.on_report(report, rig.now)
+
+
+def test_a_prompt_whose_logprobs_are_asked_for_is_computed_whole() -> None:
+    """Whoever sends the request: a scheduler's own clients need not know of `skip_cache_read`."""
+    rig = Rig()
+    rig.submit(1, a_sequence(20, 3))
+    rig.run()
+    asking = a_sequence(20, 3)
+    rig.submit(2, replace(asking, sampling=replace(asking.sampling, prompt_logprobs=0)))
+    before = rig.core.stats.prefill_tokens
+    rig.run()
+    assert rig.core.stats.prefill_tokens - before == 20

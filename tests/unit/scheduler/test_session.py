@@ -12,10 +12,12 @@ import pytest
 from quire.v1 import scheduler_pb2
 from quire_common.columns import i32
 from quire_common.credit.hello import PROTOCOL_VERSION
-from quire_common.errors import Overloaded
+from quire_common.errors import Overloaded, QuireError
 from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.output_split import PIECE_BYTES
 from quire_scheduler.outputs import AdmittedNote, FinishedNote, SessionOutputs
 from quire_scheduler.session import Session
+from tests.unit.scheduler.test_output_split import scored
 from tests.unit.scheduler.test_row_join import FINISHED, outputs
 
 
@@ -119,3 +121,53 @@ async def test_a_session_that_has_failed_takes_nothing_more() -> None:
     assert not reader.session.deliver(step(0)) and reader.session._bytes == 0
     with pytest.raises(Overloaded, match="SESSION_TOO_SLOW"):
         await reader.read()
+
+
+def scored_step(handle: int, entries: int) -> SessionOutputs:
+    """With logprobs of `entries` tokens of a prompt: about 16 bytes each, and 8 for each of 20 alternatives."""
+    out = step(0)
+    out.prompt_logprobs.append(scored(handle, 1, entries, 20))
+    return out
+
+
+async def test_an_empty_queue_takes_a_step_of_any_size_in_pieces() -> None:
+    """64 MiB is what gRPC carries."""
+    reader = Reader(session_queue_bytes=1 << 20)
+    await reader.read()
+    assert reader.session.deliver(scored_step(3, 40_000))
+    entries = 0
+    while reader.session._waiting:
+        message = await reader.read()
+        assert message.ByteSize() < 1.1 * PIECE_BYTES
+        entries += sum(i32(message.prompt_logprobs.count).tolist())
+    assert entries == 40_000
+    assert reader.session.deliver(step(1)), "the session goes on"
+    await reader.stream.aclose()
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+async def test_prompt_logprobs_that_fill_the_queue_end_their_request_alone(
+    has_ended: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`has_ended`: the step is the request's last, so that the engine knows it no more."""
+    reader, failed = Reader(session_queue_bytes=1 << 20), list[tuple[int, str]]()
+
+    def fail(_session: int, handle: int, error: QuireError) -> bool:
+        failed.append((handle, error.code))
+        return not has_ended
+
+    monkeypatch.setattr(reader.session._engine, "fail", fail, raising=False)
+    await reader.read()
+    assert reader.session.deliver(scored_step(3, 4_000))
+    last = scored_step(3, 4_000)
+    last.finished.append(FINISHED)
+    assert reader.session.deliver(last), "the session was ended for what one request asks"
+    assert failed == [(3, "PROMPT_LOGPROBS_TOO_LARGE")]
+    told = [await reader.read() for _ in range(len(reader.session._waiting))]
+    ends = [(note.handle, note.error.code) for message in told for note in message.failed]
+    assert ends == ([(3, "PROMPT_LOGPROBS_TOO_LARGE")] if has_ended else [])
+    assert sum(len(message.finished) for message in told) == (0 if has_ended else 1)
+    tokens = [token for message in told for token in columns(message)[2]]
+    assert tokens.count(100) == 2, "the other request's rows come"
+    assert reader.session._bytes == 0
+    await reader.stream.aclose()

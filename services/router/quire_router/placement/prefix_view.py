@@ -35,7 +35,7 @@ class PrefixView:
     def cached(self, wish: Wish, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens that each row's device has, and tokens that a kvstore has for it. The last token never counts."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        if wish.sequence.skip_cache_read:
+        if not wish.sequence.reads_cache:
             return device, stored
         if len(self._table.pools) == 1:
             return self._cached(wish, rows, 0) if self._table.knows_pages(0) else (device, stored)
@@ -55,7 +55,7 @@ class PrefixView:
         boot_id, pool = int(self._table.kvstore[row]), int(self._table.pool[row])
         if not boot_id or boot_id not in self.lives.values():
             return None
-        if wish.sequence.skip_cache_read or not self._table.knows_pages(pool):
+        if not wish.sequence.reads_cache or not self._table.knows_pages(pool):
             return None
         # Most prompts are nobody's, and with one replica nothing has been looked up so far.
         if pool not in wish.found and not self._directory.is_held(wish.head(self._table.pools[pool]), self._clock()):
