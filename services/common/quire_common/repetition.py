@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2 as pb
 from quire_common.errors import InvalidArgument
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# What a look at the end of every answer may cost.
+# What a look at the end of every answer may cost, in time and memory.
 MAX_PATTERN_SIZE = 512
+MAX_PATTERN_COUNT = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,25 +20,16 @@ class RepetitionDetection:
     min_pattern_size: int = 0
     min_count: int = 0
 
-    def found_in(self, tokens: Sequence[int]) -> bool:
-        """Whether the tokens end so."""
-        for size in range(max(self.min_pattern_size, 1), self.max_pattern_size + 1):
-            span = size * self.min_count
-            if span > len(tokens):
-                return False
-            if all(tokens[-place] == tokens[-place - size] for place in range(1, span - size + 1)):
-                return True
-        return False
-
 
 def check_repetition(detection: RepetitionDetection) -> None:
     """Raise InvalidArgument for values that make no rule."""
-    most, least = detection.max_pattern_size, detection.min_pattern_size
-    if not 0 <= least <= most or not 1 <= most <= MAX_PATTERN_SIZE or detection.min_count < 2:
+    most, least, count = detection.max_pattern_size, detection.min_pattern_size, detection.min_count
+    if not 0 <= least <= most or not 1 <= most <= MAX_PATTERN_SIZE or not 2 <= count <= MAX_PATTERN_COUNT:
         raise InvalidArgument(
             "BAD_REPETITION_DETECTION",
-            f"Patterns of {least} to {most} tokens, {detection.min_count} times, cannot be looked for.",
-            f"Choose sizes up to {MAX_PATTERN_SIZE}, min_pattern_size <= max_pattern_size, and min_count of 2 or more.",
+            f"Patterns of {least} to {most} tokens, {count} times, cannot be looked for.",
+            f"Choose sizes up to {MAX_PATTERN_SIZE}, min_pattern_size <= max_pattern_size, and min_count from 2 to "
+            f"{MAX_PATTERN_COUNT}.",
             param="repetition_detection",
         )
 

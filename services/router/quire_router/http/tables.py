@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
 from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
-from quire_common.repetition import MAX_PATTERN_SIZE
+from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
 from quire_router.http.fields import MAX_INT32, Field
 
 if TYPE_CHECKING:
@@ -310,5 +310,5 @@ STREAM_OPTIONS: Mapping[str, Field] = {
 REPETITION: Mapping[str, Field] = {
     "max_pattern_size": Field("int", 0, low=0, high=MAX_PATTERN_SIZE),
     "min_pattern_size": Field("int", 0, low=0, high=MAX_PATTERN_SIZE),
-    "min_count": Field("int", 0, low=0, high=MAX_INT32),
+    "min_count": Field("int", 0, low=0, high=MAX_PATTERN_COUNT),
 }

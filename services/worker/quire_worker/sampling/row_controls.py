@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.logit_controls import NEUTRAL
+from quire_worker.sampling.repetition_track import RepetitionTrack
 from quire_worker.sampling.row_processors import RowProcessors
 from quire_worker.sampling.thinking_track import ThinkingTrack
 from quire_worker.sampling.token_counts import TokenCounts
@@ -51,7 +52,12 @@ class RowControls:
         self._prompt_ids = sequence.prompt_ids
         self._output: list[int] = sequence.output_ids.tolist()
         self._allowed = np.array(controls.allowed_token_ids, np.int64)
-        self._words = [(list(word[:-1]), word[-1]) for word in controls.bad_words]
+        # Words of one token; longer ones by the token before their last, so that few are compared with the output.
+        self._bad_tokens = np.array([word[0] for word in controls.bad_words if len(word) == 1], np.int64)
+        self._bad_words: dict[int, list[tuple[list[int], int]]] = {}
+        for word in controls.bad_words:
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
         self._bias_ids = np.array([token for token, _bias in controls.logit_bias], np.int64)
         self._bias = np.array([bias for _token, bias in controls.logit_bias], np.float32)
         self._repetition = np.float32(controls.repetition_penalty)
@@ -63,6 +69,7 @@ class RowControls:
         self._counts: TokenCounts | None = None
         self._thinking: ThinkingTrack | None = None
         self._repetition_rule = sequence.stop.repetition
+        self._track: RepetitionTrack | None = None
         self._min_tokens = sequence.stop.min_tokens
 
     @classmethod
@@ -73,6 +80,8 @@ class RowControls:
 
     def fed(self, token: int) -> None:
         """The token that was drawn last is part of the output, and is computed now."""
+        if self._track is not None:
+            self._track.add(token)
         self._output.append(token)
         if self._counts is not None:
             self._counts.add(token)
@@ -91,9 +100,11 @@ class RowControls:
             kept = logits[self._allowed]
             logits.fill(_NEVER)
             logits[self._allowed] = kept
-        for before, last in self._words:
-            if not before or self._output[-len(before) :] == before:
-                logits[last] = _NEVER
+        logits[self._bad_tokens] = _NEVER
+        if self._bad_words and self._output:
+            for before, last in self._bad_words.get(self._output[-1], ()):
+                if self._output[-len(before) :] == before:
+                    logits[last] = _NEVER
         if blocked is not None:
             logits[blocked] = _NEVER
         if len(self._bias):
@@ -127,11 +138,10 @@ class RowControls:
         rule = self._repetition_rule
         if rule is None or len(self._output) + 1 < self._min_tokens:
             return False
-        # One at the end of the list, and off again: the list may be long.
-        self._output.append(token)
-        found = rule.found_in(self._output)
-        self._output.pop()
-        return found
+        track = self._track
+        if track is None:
+            track = self._track = RepetitionTrack(rule, self._output)
+        return track.repeats(token)
 
     def _forced(self) -> int | None:
         budget = self.sequence.thinking
