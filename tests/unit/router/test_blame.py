@@ -6,11 +6,18 @@ import pytest
 
 from quire_common.credit.hello import Epoch
 from quire_common.errors import Internal, QuireError, Unavailable
-from quire_router.engine.blame import Blame
+from quire_router.engine.blame import Blame, Outage
 from quire_router.engine.loss import Loss
 
 EPOCH = Epoch(7, 1)
 GONE = Unavailable("SCHEDULER_LOST", "m", "f")
+
+
+class Request:
+    """A choice, as far as blame looks at it."""
+
+    def __init__(self) -> None:
+        self.output_ids = bytearray()
 
 
 class Rig:
@@ -18,12 +25,21 @@ class Rig:
 
     def __init__(self) -> None:
         self.blame = Blame()
+        self.choice = Request()
         self.there: dict[str, Epoch] = {}
 
-    def lose(self, instance: str = "a", error: QuireError = GONE, **what: bool) -> str:
-        """The code of what the client is told; '': it goes on."""
-        loss = Loss("why", instance, error, **what)
-        told = self.blame.verdict(loss, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
+    def lose(
+        self,
+        instance: str = "a",
+        error: QuireError = GONE,
+        *,
+        kind: str = "why",
+        beside: tuple[Request, ...] = (),
+        **what: bool,
+    ) -> str:
+        """The code of what the client is told; '': it goes on. `beside`: who else ran there."""
+        loss = Loss(kind, instance, error, outage=Outage(kind, [self.choice, *beside]), **what)
+        told = self.blame.verdict(self.choice, loss, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
         return told.code if told is not None else ""
 
 
@@ -79,3 +95,33 @@ def test_nothing_is_passed_on_for_ever() -> None:
 def test_a_refusal_is_held_against_nobody() -> None:
     rig = Rig()
     assert {rig.lose(refused=True) for _ in range(100)} == {""}
+
+
+def test_faults_of_different_kinds_are_not_the_requests() -> None:
+    """A worker dies, a scheduler hangs, a message is cut, a second apart."""
+    rig = Rig()
+    kinds = ["WORKER_LOST", "silent", "session_failed", "WORKER_LOST", "silent"]
+    assert [rig.lose(suspect=True, kind=kind) for kind in kinds] == [""] * 5
+
+
+def test_engines_where_nobody_went_on_are_not_the_requests() -> None:
+    """Faults come so fast that none of many requests has a token in between."""
+    rig, others = Rig(), tuple(Request() for _ in range(8))
+    assert [rig.lose(name, suspect=True, beside=others) for name in "abcabc"] == [""] * 6
+
+
+def test_what_fails_with_this_request_alone_is_its_own() -> None:
+    """The others that ran beside it go on elsewhere each time."""
+    rig, told = Rig(), list[str]()
+    for name in "abc":
+        others = tuple(Request() for _ in range(8))
+        told.append(rig.lose(name, suspect=True, beside=others))
+        for other in others[:4]:
+            other.output_ids += b"\0\0\0\0"
+    assert told == ["", "", "MIGRATION_LIMIT"]
+
+
+def test_unrelated_faults_end_a_request_too_when_they_do_not_end() -> None:
+    rig, others = Rig(), (Request(), Request())
+    told = [rig.lose(suspect=True, beside=others) for _ in range(9)]
+    assert told == [*[""] * 8, "MIGRATION_LIMIT"]

@@ -1,24 +1,55 @@
-"""Blame: which of the engines that a choice has lost are held against it, and when those are too many.
+"""Poison-request detection: which of the engines that a choice has lost are held against it, and when that is too many.
 
-An engine that broke while the choice ran there may have broken of it. One that only could not be heard, and is back in
-the same epoch, had not broken at all; one where the choice only waited hardly broke of it. Both are held against it
-ten times less: a submit alone may break a scheduler, and nothing is passed on for ever. Knows no replicas.
+An engine that broke while the choice ran there may have broken of it, of another that ran there too, or of a fault that
+has nothing to do with either. An engine counts where it failed as the last one did (`Outage.kind`) and where most of
+those that ran beside the choice have gone on since: then the fault goes with this choice. An engine that only could not
+be heard, and is back in the same epoch, had not broken at all; one where the choice only waited hardly broke of it.
+Nothing is passed on for ever: engines that do not count end the choice too, when they are several times as many. Knows
+no replicas.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire_common.errors import Internal, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from quire_common.credit.hello import Epoch
     from quire_common.errors import QuireError
     from quire_router.engine.loss import Loss
 
-_SPARED_FACTOR = 10
+# Times the limit: engines that broke and do not count, and engines that had not broken or where the choice waited.
+_UNRELATED_FACTOR, _SPARED_FACTOR = 3, 10
+
+
+class Runs(Protocol):
+    """A choice, as far as it is of interest here."""
+
+    output_ids: bytearray
+
+
+class Outage:
+    """An engine's failure, and who ran there: what one after the other lost is told apart from what one alone loses."""
+
+    __slots__ = ("_ran", "kind")
+
+    def __init__(self, kind: str, ran: Iterable[Runs] = ()) -> None:
+        self.kind = kind
+        self._ran = [(each, len(each.output_ids)) for each in ran]
+
+    def most_went_on(self, blamed: Runs) -> bool:
+        """Whether half of the others at least have had tokens since; so it is where there were no others."""
+        others = [len(each.output_ids) > known for each, known in self._ran if each is not blamed]
+        return 2 * sum(others) >= len(others)
+
+
+class _Suspected(NamedTuple):
+    instance: str
+    epoch: Epoch | None
+    outage: Outage
 
 
 class Blame:
@@ -27,7 +58,7 @@ class Blame:
     __slots__ = ("_spared", "_suspected")
 
     def __init__(self) -> None:
-        self._suspected: list[tuple[str, Epoch | None]] = []
+        self._suspected: list[_Suspected] = []
         self._spared = 0
 
     def clear(self) -> None:
@@ -36,25 +67,29 @@ class Blame:
         self._spared = 0
 
     def verdict(
-        self, loss: Loss, epoch: Epoch | None, goes_on: Callable[[str, Epoch], bool], limit: int
+        self, choice: Runs, loss: Loss, epoch: Epoch | None, goes_on: Callable[[str, Epoch], bool], limit: int
     ) -> QuireError | None:
-        """Another engine is lost, which was in that epoch: why the choice is passed on no more, or None. `goes_on`
+        """The choice has lost another engine, which was in that epoch: why it is passed on no more, or None. `goes_on`
         tells whether an instance is there again in the same epoch."""
         if not loss.suspect and not loss.bystander:
             return None
-        broken = []
-        for instance, seen in self._suspected:
+        broken = list[_Suspected]()
+        for one in self._suspected:
             # To be lost again it must have been there.
-            alive = seen is not None and (goes_on(instance, seen) or (instance, seen) == (loss.instance, epoch))
+            lost_again = (one.instance, one.epoch) == (loss.instance, epoch)
+            alive = one.epoch is not None and (goes_on(one.instance, one.epoch) or lost_again)
             self._spared += alive
             if not alive:
-                broken.append((instance, seen))
+                broken.append(one)
         self._suspected = broken
         if loss.bystander:
             self._spared += 1
-        else:
-            broken.append((loss.instance, epoch if loss.unheard else None))
-        if len(broken) >= limit:
+            return _spared_too_often(self._spared) if self._spared >= limit * _SPARED_FACTOR else None
+        # What ran beside it has had no time to go on since this last one.
+        kind = loss.outage.kind
+        alike = 1 + sum(one.outage.kind == kind and one.outage.most_went_on(choice) for one in broken)
+        broken.append(_Suspected(loss.instance, epoch if loss.unheard else None, loss.outage))
+        if alike >= limit or len(broken) >= limit * _UNRELATED_FACTOR:
             # Of an engine that went away nothing better is known; one that lives has said what is wrong.
             return _too_many_attempts(len(broken)) if isinstance(loss.error, Unavailable) else loss.error
         return _spared_too_often(self._spared) if self._spared >= limit * _SPARED_FACTOR else None

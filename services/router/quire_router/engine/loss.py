@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Internal, Overloaded, Unavailable
+from quire_router.engine.blame import Outage
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
@@ -25,7 +26,8 @@ class Loss:
 
     `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
     was lost. `unheard`: nobody has said anything, and all may go on there. `refused`: this replica would refuse it
-    again now. `busy`: it was refused because the replica is full.
+    again now. `busy`: it was refused because the replica is full. `outage`: of a suspect,
+    what broke and who ran there.
     """
 
     reason: str
@@ -36,24 +38,28 @@ class Loss:
     unheard: bool = False
     refused: bool = False
     busy: bool = False
+    outage: Outage = field(default_factory=lambda: Outage(""))
 
 
-def failure_loss(instance: str, error: QuireError, *, admitted: bool) -> Loss | None:
-    """What a Failed message means; None where the fault is the request's own. `admitted`: it had reached the worker."""
+def failure_loss(instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None) -> Loss | None:
+    """What a Failed message means; None where the fault is the request's own. `admitted`: it had reached the worker.
+    `outage`: of all that failed with it; None: it failed alone."""
+    outage = outage or Outage(error.code)
     if error.code in _REFUSALS:
         return Loss(_REFUSALS[error.code], instance, error, refused=True)
     if error.code in _FAILURES:
         deadly = error.code != SESSION_TOO_SLOW
         reason = _FAILURES[error.code]
-        return Loss(reason, instance, error, suspect=admitted and deadly, bystander=deadly and not admitted)
+        suspect, bystander = admitted and deadly, deadly and not admitted
+        return Loss(reason, instance, error, suspect=suspect, bystander=bystander, outage=outage)
     if isinstance(error, Overloaded):
         return Loss("full", instance, error, refused=True, busy=True)
     if isinstance(error, Unavailable):
-        return Loss("unavailable", instance, error, suspect=admitted, refused=not admitted)
+        return Loss("unavailable", instance, error, suspect=admitted, refused=not admitted, outage=outage)
     if error.code in _CONFUSIONS:
         error = Internal(error.code, error.message, error.fix)
     if isinstance(error, Internal):
-        return Loss("failed", instance, error, suspect=True)
+        return Loss("failed", instance, error, suspect=True, outage=Outage(error.code))
     return None
 
 

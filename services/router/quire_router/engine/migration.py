@@ -135,7 +135,7 @@ class Migration:
 
     def _gives_up(self, choice: Choice, moves: Moves, loss: Loss) -> bool:
         epoch = self._chooser.epoch_of(loss.instance)
-        error = moves.blame.verdict(loss, epoch, self._chooser.goes_on, self._limit)
+        error = moves.blame.verdict(choice, loss, epoch, self._chooser.goes_on, self._limit)
         if error is not None:
             choice.fail(error)
             return True

@@ -17,12 +17,13 @@ from quire_common import errors
 from quire_common.cancellation import is_cancelled
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
+from quire_router.engine.blame import Outage
 from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, not_a_prefill, session_lost
 from quire_router.engine.session_codec import apply_events, apply_rows, hop_timings, prefills, pulled_from_pb
 from quire_router.engine.session_outgoing import SessionOutgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from quire.v1 import scheduler_pb2 as sb
     from quire.v1 import scheduler_pb2_grpc
@@ -187,13 +188,8 @@ class Session:
         if message.handle:
             apply_rows(message, self.choices, now_ns)
             self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
-        for failed in message.failed:
-            choice = self.choices.pop(failed.handle, None)
-            if choice is not None:
-                self.detokenizer.close(failed.handle)
-                self._fail(choice, errors.from_message(failed.error))
-            elif (reservation := self.reservations.pop(failed.handle, None)) is not None:
-                self._fail_reservation(reservation, errors.from_message(failed.error))
+        if message.failed:
+            self._failed(message.failed)
         for pulled in message.pulled:
             self._row.pulled(pulled.pages, pulled.us, near=pulled.near)
             owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
@@ -205,6 +201,22 @@ class Session:
             choice = self.choices.get(prefilled.handle)
             if choice is not None and not choice.finish:  # the last token's text comes by this session's stream
                 self._prefilled(choice, hop_timings(prefilled.timings, self.instance))
+
+    def _failed(self, notes: Iterable[sb.Failed]) -> None:
+        """What fails in one message by the same code failed of one cause, such as a worker that was lost."""
+        failed = [(note.handle, errors.from_message(note.error)) for note in notes]
+        ran: dict[str, list[Choice]] = {}
+        for handle, error in failed:
+            if (choice := self.choices.get(handle)) is not None and choice.admitted:
+                ran.setdefault(error.code, []).append(choice)
+        outages = {code: Outage(code, choices) for code, choices in ran.items()}
+        for handle, error in failed:
+            choice = self.choices.pop(handle, None)
+            if choice is not None:
+                self.detokenizer.close(handle)
+                self._fail(choice, error, outages.get(error.code))
+            elif (reservation := self.reservations.pop(handle, None)) is not None:
+                self._fail_reservation(reservation, error)
 
     def _prefilled(self, choice: Choice, timings: Sequence[HopTiming]) -> None:
         asked = choice.kv_transfer()
@@ -223,9 +235,9 @@ class Session:
         else:
             reservation.lost(loss)
 
-    def _fail(self, choice: Choice, error: QuireError) -> None:
+    def _fail(self, choice: Choice, error: QuireError, outage: Outage | None) -> None:
         choice.unplace()
-        loss = failure_loss(self.instance, error, admitted=choice.admitted)
+        loss = failure_loss(self.instance, error, admitted=choice.admitted, outage=outage)
         if loss is None:
             choice.fail(error)
         else:
@@ -242,9 +254,10 @@ class Session:
     def _lose(self, reason: str, *, unheard: bool) -> None:
         """All that is here has lost its engine; what has all its tokens needs none."""
         deadly, error = reason in _SUSPECT, session_lost()
-        ran = Loss(reason, self.instance, error, suspect=deadly, unheard=unheard)
-        waited = Loss(reason, self.instance, error, bystander=deadly)
         lost = list(self.choices.values())
+        outage = Outage(reason, [choice for choice in lost if choice.admitted])
+        ran = Loss(reason, self.instance, error, suspect=deadly, unheard=unheard, outage=outage)
+        waited = Loss(reason, self.instance, error, bystander=deadly)
         self.choices.clear()
         for choice in lost:
             choice.unplace()
