@@ -39,6 +39,9 @@ _FINISH = {
     common_pb2.FINISH_REASON_REPETITION: "repetition",
 }
 
+# Thirty days, as routers have it.
+MAX_TIMEOUT_S = 30 * 86_400
+
 
 def build_request(
     prompt: Prompt,
@@ -56,6 +59,13 @@ def build_request(
     """The contract's form of a request. Raises InvalidArgument for a prompt that is none. `beams`: a search, of which
     `params` are the rest."""
     asked = normalise(prompt)
+    if not 0 <= timeout_s <= MAX_TIMEOUT_S:
+        raise errors.InvalidArgument(
+            "BAD_TIMEOUT",
+            f"timeout_s is {timeout_s:g}.",
+            f"Choose 0, which is no limit of the client's, to {MAX_TIMEOUT_S} seconds.",
+            param="timeout_s",
+        )
     request = inference_pb2.GenerateRequest(
         model=model,
         kind=common_pb2.REQUEST_KIND_GENERATE,

@@ -137,6 +137,8 @@ TABLE = [
     completion("prompt_logprobs -1", "OUT_OF_RANGE", "prompt_logprobs", prompt_logprobs=-1),
     completion("prompt_logprobs in a stream", "STREAM_ON", "prompt_logprobs", prompt_logprobs=1, stream=True),
     completion("a negative timeout", "OUT_OF_RANGE", "timeout_s", timeout_s=-1),
+    completion("a timeout of years", "OUT_OF_RANGE", "timeout_s", timeout_s=1e9),
+    completion("a timeout that no clock has", "OUT_OF_RANGE", "timeout_s", timeout_s=1e300),
     completion("timeout NaN", "OUT_OF_RANGE", "timeout_s", timeout_s=float("nan")),
     chat("chat: presence_penalty 2.1", "OUT_OF_RANGE", "presence_penalty", presence_penalty=2.1),
     completion("echo and logprobs in a stream", "STREAM_ON", "echo", echo=True, logprobs=1, stream=True),

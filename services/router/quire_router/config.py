@@ -79,7 +79,9 @@ class RouterConfig(ServiceConfig):
     max_body_bytes: int = option(4 * 1024 * 1024, "longest HTTP body", at_least=1024)
     max_n: int = option(128, "greatest n", at_least=1)
     max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)
-    request_timeout_s: float = option(600.0, "longest life of a request; 0: without limit", at_least=0)
+    request_timeout_s: float = option(
+        600.0, "longest life of a request; 0: without limit", at_least=0, at_most=30 * 86_400
+    )
     stream_ping_s: float = option(
         15.0, "a stream over HTTP that says nothing for so long gets a comment; 0: never", at_least=0
     )

@@ -38,12 +38,12 @@ class Admission:
         self._bound_by_pages = of_pages < of_model
         self.draining = False
 
-    def check(self, context: RequestContext, sequence: Sequence, now: float) -> None:
-        """Raise what refuses the request; return if it may wait."""
+    def check(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
+        """Raise what refuses the request; return if it may wait. `deadline_s` is on the clock of `now`."""
         if self.draining:
             raise draining_error()
         self._check_sequence(sequence)
-        if 0 < context.deadline_unix_ms <= now * 1000:
+        if deadline_s <= now:
             raise deadline_error()
         if len(self._waiting) >= self._max_waiting:
             raise self._overloaded("QUEUE_FULL", f"{len(self._waiting)} requests wait already, which is the most.")

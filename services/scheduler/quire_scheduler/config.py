@@ -33,7 +33,7 @@ class SchedulerConfig(ServiceConfig):
         0, "longest wait for a lookup, later is a miss; 0: half of the time that computing would take", at_least=0
     )
     kvstore_min_tokens: int = option(0, "prompts shorter than this are not looked up or stored", at_least=0)
-    kvstore_lease_ms: int = option(30_000, "lease asked for with a lookup", at_least=100)
+    kvstore_lease_ms: int = option(30_000, "lease asked for with a lookup", at_least=100, at_most=86_400_000)
     kvstore_known_pages: int = option(262_144, "page hashes remembered as stored already", at_least=0)
     kvstore_offload: str = option(
         offload.WRITE_THROUGH,
@@ -45,7 +45,10 @@ class SchedulerConfig(ServiceConfig):
         roles.BOTH, "what routers should send here: prefill, decode or whole requests", choices=roles.ROLES
     )
     transfer_lease_s: float = option(
-        10.0, "how long prefilled pages wait for a decode replica whose router does not renew", at_least=0.1
+        10.0,
+        "how long prefilled pages wait for a decode replica whose router does not renew",
+        at_least=0.1,
+        at_most=600,
     )
     session_queue: int = option(
         4096, "messages that may wait for a slow router, joined steps as one, before its session is ended", at_least=1

@@ -7,6 +7,7 @@ is called synchronously. Knows nothing of protobuf.
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,7 +16,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
 from quire_scheduler.admission import draining_error
 from quire_scheduler.bell import Bell
-from quire_scheduler.clock import now_s
+from quire_scheduler.clock import from_unix_ms, now_s
 from quire_scheduler.handover import NO_TRANSFER
 from quire_scheduler.kv_traffic import LookupResult
 from quire_scheduler.request_spans import RequestSpans
@@ -145,7 +146,8 @@ class Engine:
         traced = self._spans.begin(session, handle, context)
         try:
             self.roles.check(transfer)
-            self.core.submit(session, handle, traced, sequence, now_s(), transfer, held_tokens)
+            deadline_s = from_unix_ms(context.deadline_unix_ms) if context.deadline_unix_ms else math.inf
+            self.core.submit(session, handle, traced, sequence, now_s(), transfer, held_tokens, deadline_s)
         except QuireError as error:
             self._spans.refused(session, handle, error.code)
             metrics.refused.labels(error.code).inc()

@@ -10,6 +10,7 @@ It lives for one epoch of the worker. `now` is seconds since the Unix epoch from
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import InvalidArgument, QuireError
@@ -92,22 +93,26 @@ class Scheduler:
         now: float,
         transfer: KvTransfer = NO_TRANSFER,
         held_tokens: int | None = None,
+        deadline_s: float | None = None,
     ) -> None:
-        """Take a request in; raises what refuses it (then nothing more is said of it). `held_tokens`: see Request."""
+        """Take a request in; raises what refuses it (then nothing more is said of it). `held_tokens`: see Request.
+        `deadline_s` is on the clock of `now`; None: what the context says is."""
         replica = self._replica
         if (session, handle) in replica.requests:
             raise InvalidArgument(
                 "HANDLE_IN_USE", f"Handle {handle} names a request that still runs.", "Choose a new handle."
             )
         transfer.check()
-        replica.admission.check(context, sequence, now)
+        if deadline_s is None:
+            deadline_s = context.deadline_unix_ms / 1000 or math.inf
+        replica.admission.check(context, sequence, deadline_s, now)
         request = Request.new(self._next_uid, session, handle, context, sequence, now, transfer, held_tokens)
         self._next_uid += 1
         if replica.identifies:
             identify(request, replica.page_size)
         replica.requests[session, handle] = request
         self._handovers.submitted(request)
-        replica.deadlines.add(request)
+        replica.deadlines.add(request, deadline_s)
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:
         """To a request that awaits it: a ticket, tokens, or that there is nothing to wait for. Others need none."""

@@ -16,6 +16,7 @@ from quire import (
     Unavailable,
 )
 from quire.columns import unpack_i32
+from quire.wire import build_request
 from tests.fakes.fake_router import FakeRouter
 
 Fake = tuple[FakeRouter, str]
@@ -240,3 +241,10 @@ async def test_searches_and_the_best_of_several_are_asked_for(fake: tuple[FakeRo
     assert len(output.outputs) == 3 and output.finished
     with pytest.raises(InvalidArgument, match="best_of"):
         SamplingParams(n=2, best_of=1)
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, 1e9, 1e300, float("inf"), float("nan")])
+def test_a_time_limit_that_no_message_can_carry_is_refused_by_name(timeout_s: float) -> None:
+    with pytest.raises(InvalidArgument, match="BAD_TIMEOUT") as refused:
+        build_request("a", SamplingParams(), request_id="r", timeout_s=timeout_s)
+    assert refused.value.param == "timeout_s"

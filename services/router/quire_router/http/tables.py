@@ -22,6 +22,8 @@ MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 1024
 MAX_BAD_WORD_CHARS = 256
 MAX_LENGTH_PENALTY = 10
+# Thirty days: whatever a client sends, a deadline is a number that messages between services can carry.
+MAX_TIMEOUT_S = 30 * 86_400
 MAX_MESSAGES = 10_000
 MAX_DOCUMENTS = 1024
 MAX_TEMPLATE_CHARS = 1 << 20
@@ -63,7 +65,7 @@ SAMPLING: Mapping[str, Field] = {
     "use_beam_search": Field("bool", False),
     "length_penalty": Field("number", 1.0, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY),
     # Ours: seconds from arrival.
-    "timeout_s": Field("number", low=0),
+    "timeout_s": Field("number", low=0, high=MAX_TIMEOUT_S),
     "skip_special_tokens": Field("bool", True),
     "spaces_between_special_tokens": Field("bool", True),
     "stream": Field("bool", False),
