@@ -33,10 +33,11 @@ help: ## List these targets
 .PHONY: install
 install: $(INSTALLED) $(STUBS) ## Make .venv with everything that runs
 
+# TORCH_INDEX=URL takes torch from that index; TORCH_INDEX= (empty) from the package index, with CUDA (tools/install_torch.py).
 $(INSTALLED): $(PROJECTS) constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing PyTorch"
-	@$(PIP) torch==2.13.0
+	@$(BIN)/python tools/install_torch.py
 	@echo "Installing Quire's services and what they stand on"
 	@$(PIP) $(BUILD_TOOLS)
 	@$(PIP) --no-build-isolation --editable . $(SERVICES:%=--editable services/%)

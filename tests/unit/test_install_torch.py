@@ -1,0 +1,126 @@
+"""Which index torch is installed from: decided without a network, on made-up machines."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tools.install_torch import CPU_INDEX, DRIVER, answers, chosen_index, has_nvidia_gpu, install
+
+OTHER = "https://wheels.example/cpu"
+
+
+def _yes(_index: str) -> bool:
+    return True
+
+
+def _no(_index: str) -> bool:
+    return False
+
+
+def _never(_index: str) -> bool:
+    raise AssertionError("the index was asked")
+
+
+@pytest.fixture(autouse=True)
+def _no_nvidia_tool(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "no-programs"))
+
+
+class Pip:
+    """Runs nothing: keeps the commands, and fails those that name an index in `broken`."""
+
+    def __init__(self, *broken: str) -> None:
+        self.commands: list[Sequence[str]] = []
+        self._broken = broken
+
+    def __call__(self, command: Sequence[str]) -> int:
+        self.commands.append(command)
+        return int(any(index in command for index in self._broken))
+
+
+def test_a_machine_without_gpu_takes_the_cpu_build(tmp_path: Path) -> None:
+    assert chosen_index({}, "linux", tmp_path, _yes) == CPU_INDEX
+
+
+def test_an_index_that_does_not_answer_is_left_alone(tmp_path: Path) -> None:
+    assert chosen_index({}, "linux", tmp_path, _no) is None
+
+
+@pytest.mark.parametrize("sign", DRIVER)
+def test_a_machine_with_a_gpu_takes_what_the_package_index_has(tmp_path: Path, sign: str) -> None:
+    (tmp_path / sign).parent.mkdir(parents=True)
+    (tmp_path / sign).touch()
+    assert chosen_index({}, "linux", tmp_path, _never) is None
+
+
+def test_other_systems_take_what_the_package_index_has(tmp_path: Path) -> None:
+    assert chosen_index({}, "darwin", tmp_path, _never) is None
+
+
+def test_the_variable_overrides_and_empty_turns_it_off(tmp_path: Path) -> None:
+    assert chosen_index({"TORCH_INDEX": OTHER}, "linux", tmp_path, _never) == OTHER
+    assert chosen_index({"TORCH_INDEX": ""}, "linux", tmp_path, _never) is None
+
+
+@pytest.mark.parametrize(("says", "found"), [("GPU 0: NVIDIA H200", True), ("No devices were found", False)])
+def test_the_drivers_tool_is_believed_if_it_lists_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, found: bool
+) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{says}'\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert has_nvidia_gpu(tmp_path / "empty") is found
+
+
+def test_dependencies_come_from_the_package_index(tmp_path: Path) -> None:
+    pip = Pip()
+    assert install({}, "linux", tmp_path, _yes, pip) == 0
+    (command,) = pip.commands
+    assert "--no-deps" in command
+    assert command[command.index("--index-url") + 1] == CPU_INDEX
+    assert Path(command[command.index("--constraint") + 1]).is_file()
+
+
+def test_an_index_without_our_torch_is_passed_over(tmp_path: Path) -> None:
+    pip = Pip(CPU_INDEX)
+    assert install({}, "linux", tmp_path, _yes, pip) == 0
+    assert ["--index-url" in command for command in pip.commands] == [True, False]
+
+
+def test_an_index_that_was_asked_for_is_not_passed_over(tmp_path: Path) -> None:
+    pip = Pip(OTHER)
+    assert install({"TORCH_INDEX": OTHER}, "linux", tmp_path, _never, pip) == 1
+    assert len(pip.commands) == 1
+
+
+class _Index(http.server.BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200 if self.path == "/good/torch/" else 404)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+@pytest.fixture
+def index() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Index)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_the_probe_asks_for_torch(index: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    assert answers(f"{index}/good")
+    assert not answers(f"{index}/bad")
+    assert not answers("http://127.0.0.1:1", timeout_s=2.0)
