@@ -31,10 +31,14 @@ class PageStates:
         """A move should have filled it and did not."""
         self.refs = np.zeros(num_pages, np.int32)
         """Slots whose tables hold it."""
+        self.running = np.zeros(num_pages, np.int32)
+        """Running slots whose tables hold it: they read it."""
         self.lent = np.zeros(num_pages, np.int32)
         """Exports that offer it: other workers read it."""
         self.busy_until = np.zeros(num_pages, np.int64)
         """The last step in flight of a sequence that held it and has left: until then nobody may write it."""
+        self.setbacks = 0
+        """How often a page that is not full may have lost the one who was to fill it."""
 
     @property
     def num_pages(self) -> int:
@@ -47,11 +51,14 @@ class PageStates:
         self.failed[pages] = False
         self.writer[pages] = slot
 
-    def release(self, pages: Int32, slot: int) -> None:
+    def release(self, pages: Int32, slot: int, *, running: bool) -> None:
         """The slot leaves; what it filled stays, what it did not fill nobody will."""
         self.refs[pages] -= 1
+        if running:
+            self.running[pages] -= 1
         mine = pages[self.writer[pages] == slot]
         self.writer[mine] = NOBODY
+        self.setbacks += bool(((self.ready[mine] < self.page_size) & (self.refs[mine] > 0)).any())
 
     def fill(self, pages: Int32, filled: Int32) -> None:
         """Raise watermarks; a watermark never falls, since what is there stays there."""
@@ -71,6 +78,7 @@ class PageStates:
         if tail_tokens and count == len(pages):
             self.ready[pages[-1]] = tail_tokens
         self.failed[pages[count:]] = True
+        self.setbacks += bool(tail_tokens or count < len(pages))
 
     def clear(self) -> None:
         """Forget everything: another scheduler starts from nothing."""
@@ -79,5 +87,6 @@ class PageStates:
         self.pending.fill(False)
         self.failed.fill(False)
         self.refs.fill(0)
+        self.running.fill(0)
         self.lent.fill(0)
         self.busy_until.fill(0)

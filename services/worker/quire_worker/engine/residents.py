@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.credit import Finish
-from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavailable
+from quire_common.errors import FailedPrecondition, Internal, QuireError
 from quire_worker.engine.admission import bad_pages, check_start, grantable, stop_ids_of, table_full
 from quire_worker.engine.page_states import NOBODY, PageStates
 from quire_worker.engine.ports import SlotTrace
 from quire_worker.engine.slots import SlotState, SlotTable
+from quire_worker.engine.waiting import WaitingSlots
 
 if TYPE_CHECKING:
     from quire_common.credit import Start
@@ -34,7 +35,7 @@ class Residents:
         self.settled = 0
         """The last step that was settled; steps after it may be in flight."""
         self._observer = observer
-        self._waiting: set[int] = set()
+        self._waiting = WaitingSlots(self.table, self.states)
         self._late: dict[int, int] = {}
 
     def holds(self, slot: int) -> bool:
@@ -68,6 +69,7 @@ class Residents:
         self.table.page_table[slot, count] = page
         self.table.num_pages[slot] = count + 1
         self.states.refs[page] += 1
+        self.states.running[page] += self.table.state[slot] == SlotState.RUNNING
         self.states.claim(pages, slot)
 
     def grow_all(self, slots: Int32, pages: Int32) -> bool:
@@ -89,6 +91,7 @@ class Residents:
         table.page_table[slots, place] = pages
         np.add.at(table.num_pages, slots, 1)
         states.refs[pages] += 1
+        states.running[pages] += table.state[slots] == SlotState.RUNNING
         states.claim(pages, slots)
         return True
 
@@ -99,8 +102,11 @@ class Residents:
         states = self.states
         idle = pages[(states.writer[pages] == NOBODY) & ~states.pending[pages]]
         held = states.refs[idle] > 0
-        if not (held.any() and self._in_use(idle[held])):
-            states.ready[idle] = 0
+        if held.any():
+            if self._in_use(idle[held]):
+                return
+            self._waiting.judge_all_anew()
+        states.ready[idle] = 0
 
     def launched(self, slots: Int32, end: Int32, step: int) -> None:
         """A step will compute the slots up to `end`: from now on they stand there."""
@@ -142,7 +148,7 @@ class Residents:
             output_tokens=int(table.known_len[slot] - table.prompt_len[slot]),
             finish=finish,
         )
-        self.states.release(table.pages(slot), slot)
+        self.states.release(table.pages(slot), slot, running=bool(table.state[slot] == SlotState.RUNNING))
         table.clear(slot)
         self._waiting.discard(slot)
         self._observer.slot_ended(trace)
@@ -150,12 +156,11 @@ class Residents:
     def admit_ready(self) -> list[tuple[int, QuireError]]:
         """Let waiting slots run whose cached range has become ready; returns those that wait for what will not come.
 
-        Where a move failed, a slot that alone holds the pages fills them itself. The highest order key is judged first,
-        so that of several holders the oldest is left to do it.
+        The highest order key is judged first, so that of several holders of lost pages the oldest is left to fill them.
         """
         lost: list[tuple[int, QuireError]] = []
-        for slot in sorted(self._waiting, key=lambda s: (-int(self.table.order_key[s]), -s)):
-            error = self._admit(slot)
+        for slot in self._waiting.due():
+            error = self._waiting.judge(slot)
             if error is not None:
                 lost.append((slot, error))
                 self.end(slot, Finish.ERROR)
@@ -178,12 +183,13 @@ class Residents:
             return False
         if states.pending[pages].any() or (states.busy_until[pages] > self.settled).any() or self._in_use(pages):
             return False
-        for page in pages[states.writer[pages] != NOBODY].tolist():
-            slot = int(states.writer[page])
-            cached_pages = -(-int(table.computed[slot]) // self.spec.page_size)
-            if page not in table.pages(slot)[:cached_pages]:
-                return False
-        return True
+        written = pages[states.writer[pages] != NOBODY]
+        if not len(written):
+            return True
+        # Of a waiting slot's own pages only the one in which its cached range ends may be filled by a move first.
+        slots = states.writer[written]
+        cached_pages = -(-table.computed[slots] // self.spec.page_size)
+        return bool(((cached_pages > 0) & (table.page_table[slots, cached_pages - 1] == written)).all())
 
     def can_pull(self, pages: Int32, tail_tokens: int) -> bool:
         """The same of pages that another worker has, the last of them with so many tokens where it is not whole."""
@@ -209,10 +215,11 @@ class Residents:
         """Raise Internal where table and pages disagree."""
         table, states = self.table, self.states
         held = np.flatnonzero(table.state).tolist()
-        refs = np.zeros_like(states.refs)
+        refs, running = np.zeros_like(states.refs), np.zeros_like(states.running)
         for slot in held:
             pages = table.pages(slot)
             refs[pages] += 1
+            running[pages] += table.state[slot] == SlotState.RUNNING
             _require(len(np.unique(pages)) == len(pages), f"slot {slot} holds a page twice")
             _require(table.cached_len[slot] <= table.computed[slot], f"slot {slot} lost computed positions")
             _require(table.computed[slot] <= table.bound[slot], f"slot {slot} computed past its end")
@@ -220,6 +227,7 @@ class Residents:
             _require(table.known_len[slot] <= known, f"slot {slot} knows tokens of the future")
             _require(not table.page_table[slot, len(pages) :].any(), f"slot {slot} has pages past its table")
         _require(bool((refs == states.refs).all()), "page references do not add up")
+        _require(bool((running == states.running).all()), "the running holders of pages do not add up")
         for page in np.flatnonzero(states.writer != NOBODY).tolist():
             writer = int(states.writer[page])
             _require(self.holds(writer) and page in table.pages(writer), f"page {page} has a writer that is gone")
@@ -227,7 +235,7 @@ class Residents:
         _require(states.refs[0] == 0 and states.ready[0] == 0, "the dummy page was granted")
         _require(not (states.pending & (states.ready > 0)).any(), "a page is ready and still awaited")
         waiting = set(np.flatnonzero(table.state == SlotState.WAITING).tolist())
-        _require(waiting == self._waiting, "the waiting set differs from the states")
+        _require(waiting == self._waiting.all(), "the waiting set differs from the states")
         idle = table.state == SlotState.IDLE
         _require(not (table.known_len[idle].any() or table.num_pages[idle].any()), "an idle slot was not cleared")
 
@@ -241,33 +249,7 @@ class Residents:
 
     def _in_use(self, pages: Int32) -> bool:
         """Whether a running slot holds one of the pages."""
-        running = np.flatnonzero(self.table.state == SlotState.RUNNING)
-        return any(bool(np.isin(pages, self.table.pages(slot)).any()) for slot in running.tolist())
-
-    def _admit(self, slot: int) -> QuireError | None:
-        """Move a waiting slot on, if possible; an error where it waits in vain."""
-        table, states, size = self.table, self.states, self.spec.page_size
-        cached = int(table.computed[slot])
-        pages = table.pages(slot)[: -(-cached // size)]
-        needed = np.minimum(cached - np.arange(len(pages)) * size, size)
-        short = states.ready[pages] < needed
-        if short.any():
-            writer = states.writer[pages]
-            awaited = states.pending[pages] | ((writer != NOBODY) & (writer != slot))
-            lost = np.flatnonzero(short & ~awaited)
-            if not len(lost):
-                return None
-            tail = slice(int(lost[0]), None)
-            if short[: tail.start].any() or states.pending[pages[tail]].any():
-                return None  # what to do is judged when what comes before is there, and the range's last move has ended
-            if not states.failed[pages[lost]].all() or (states.refs[pages[tail]] > 1).any():
-                return _pages_lost()
-            states.claim(pages[tail], slot)
-            shortened = tail.start * size
-            table.cached_len[slot] = table.computed[slot] = shortened
-        table.state[slot] = SlotState.RUNNING
-        self._waiting.discard(slot)
-        return None
+        return bool(self.states.running[pages].any())
 
 
 def _require(condition: bool, what: str) -> None:
@@ -281,12 +263,4 @@ def _page_taken() -> QuireError:
         "The slot was granted a page that another slot, a move or a step in flight may still write, or that is lent.",
         "Grant a page for writing only when nobody else fills it, when the steps of its last holder have ended, and "
         "when its exports have been reported.",
-    )
-
-
-def _pages_lost() -> QuireError:
-    return Unavailable(
-        "PAGES_LOST",
-        "The slot waited for pages that another sequence or a move was filling, and that ended before it did.",
-        "Start the sequence again.",
     )

@@ -1,0 +1,159 @@
+"""WaitingSlots: sequences whose cached range is not ready, and what each of them waits for.
+
+Each waiting slot keeps two pages that it was found to wait for. While such a page is short and somebody is to fill it,
+the slot's verdict cannot change, so the model thread looks at these pages of all slots at once instead of judging every
+slot at every step. Where a page is to be filled anew under a slot that waits (no scheduler asks for it), the verdict
+may come later, when the page that the slot waits for has come or is lost. Knows nothing of starts, of moves or of how
+a sequence ends.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import QuireError, Unavailable
+from quire_worker.engine.page_states import NOBODY
+from quire_worker.engine.slots import SlotState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from quire_worker.engine.page_states import PageStates
+    from quire_worker.engine.slots import SlotTable
+    from quire_worker.step import Bool, Int32
+
+
+class WaitingSlots:
+    """Belongs to the model thread."""
+
+    def __init__(self, table: SlotTable, states: PageStates) -> None:
+        self._table = table
+        self._states = states
+        self._slots: set[int] = set()
+        self._order: NDArray[np.intp] | None = None
+        self._seen_setbacks = 0
+        # By slot, each a page and the positions of it that are needed; 0 positions: the slot is to be judged. `first`
+        # is the range's first short page. `last` is the last one that must come before the verdict can change, as long
+        # as no page loses the one who was to fill it: a shared prefix is filled page by page, and those who wait for
+        # all of it are not judged at each page.
+        self._first = _Gates(table.num_slots)
+        self._last = _Gates(table.num_slots)
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._slots
+
+    def add(self, slot: int) -> None:
+        """The slot was filled and is WAITING."""
+        self._slots.add(slot)
+        self._order = None
+        self._first.needed[slot] = self._last.needed[slot] = 0
+
+    def discard(self, slot: int) -> None:
+        """The slot runs or has ended."""
+        self._slots.discard(slot)
+        self._order = None
+
+    def judge_all_anew(self) -> None:
+        """Pages that were there are no longer: what each slot waits for may be another page."""
+        self._first.needed.fill(0)
+        self._last.needed.fill(0)
+
+    def all(self) -> frozenset[int]:
+        """The slots that wait."""
+        return frozenset(self._slots)
+
+    def due(self) -> Iterator[int]:
+        """Slots whose verdict may have changed, highest order key first. The caller judges each before it asks for the
+        next, and ends those that wait in vain: what that takes from later ones is seen in the same round."""
+        if not self._slots:
+            return
+        states, order = self._states, self._in_order()
+        setback = states.setbacks != self._seen_setbacks
+        self._seen_setbacks = states.setbacks
+        place = 0
+        while place < len(order):
+            slots, seen = order[place:], states.setbacks
+            for row in np.flatnonzero(~self._are_blocked(slots, setback)).tolist():
+                yield int(slots[row])
+                if states.setbacks != seen:
+                    place, setback = place + row + 1, True
+                    break
+            else:
+                return
+
+    def judge(self, slot: int) -> QuireError | None:
+        """Let a waiting slot run if its range is ready; an error where it waits in vain.
+
+        Where a move failed, a slot that alone holds the pages fills them itself.
+        """
+        table, states, size = self._table, self._states, self._states.page_size
+        cached = int(table.computed[slot])
+        pages = table.pages(slot)[: -(-cached // size)]
+        needed = np.minimum(cached - np.arange(len(pages)) * size, size)
+        short = states.ready[pages] < needed
+        if short.any():
+            writer = states.writer[pages]
+            awaited = states.pending[pages] | ((writer != NOBODY) & (writer != slot))
+            lost = np.flatnonzero(short & ~awaited)
+            first_lost = int(lost[0]) if len(lost) else len(pages)
+            # What to do is judged when what comes before is there, and the range's last move has ended.
+            before = np.flatnonzero(short[:first_lost])
+            blocking = before if len(before) else first_lost + np.flatnonzero(states.pending[pages[first_lost:]])
+            if not len(before) and (writer[blocking] != NOBODY).any():
+                # Such a page has two who fill it, and only its move is waited for: judged at every step.
+                self._first.needed[slot] = self._last.needed[slot] = 0
+                return None
+            if len(blocking):
+                self._first.set(slot, pages, needed, int(blocking[0]))
+                self._last.set(slot, pages, needed, int(blocking[-1]))
+                return None
+            if not states.failed[pages[lost]].all() or (states.refs[pages[first_lost:]] > 1).any():
+                return _pages_lost()
+            states.claim(pages[first_lost:], slot)
+            table.cached_len[slot] = table.computed[slot] = first_lost * size
+        table.state[slot] = SlotState.RUNNING
+        states.running[table.pages(slot)] += 1
+        self.discard(slot)
+        return None
+
+    def _in_order(self) -> NDArray[np.intp]:
+        """Highest order key first, then highest slot."""
+        if self._order is None:
+            slots = np.fromiter(self._slots, np.intp, len(self._slots))
+            self._order = slots[np.lexsort((slots, self._table.order_key[slots]))][::-1]
+        return self._order
+
+    def _are_blocked(self, slots: NDArray[np.intp], setback: bool) -> Bool:
+        """Which of them still wait for the page that they were found to wait for. After a setback that is the first:
+        a page after it may be lost, so the first is what they wait for from now on."""
+        states = self._states
+        if setback:
+            self._last.page[slots], self._last.needed[slots] = self._first.page[slots], self._first.needed[slots]
+        page = self._last.page[slots]
+        writer = states.writer[page]
+        awaited = states.pending[page] | ((writer != NOBODY) & (writer != slots))
+        blocked: Bool = awaited & (states.ready[page] < self._last.needed[slots])
+        return blocked
+
+
+class _Gates:
+    """By slot, a page and how many of its positions are needed."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.page = np.zeros(num_slots, np.int32)
+        self.needed = np.zeros(num_slots, np.int32)
+
+    def set(self, slot: int, pages: Int32, needed: NDArray[np.int64], place: int) -> None:
+        self.page[slot], self.needed[slot] = pages[place], needed[place]
+
+
+def _pages_lost() -> QuireError:
+    return Unavailable(
+        "PAGES_LOST",
+        "The slot waited for pages that another sequence or a move was filling, and that ended before it did.",
+        "Start the sequence again.",
+    )
