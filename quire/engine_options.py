@@ -131,7 +131,12 @@ ENGINE_OPTIONS = (
     _to("kvstore-offload", "scheduler", "pages that go to it: write-through, on-evict, selective or off", "NAME"),
     _to("kvstore-timeout-ms", "scheduler", "longest wait for the kvstore (default: half of what it may save)", "MS"),
     _to("kv-events-config", "scheduler", "vLLM's JSON: publish page events by ZeroMQ", "JSON"),
-    _to("worker-timeout-s", "scheduler", "longest time of a step before the worker is given up", "S"),
+    EngineOption(
+        "worker-timeout-s",
+        (("worker", "worker-timeout-s"), ("scheduler", "worker-timeout-s")),
+        "longest time of a step before the worker is given up, and ends",
+        "S",
+    ),
     _to("paced", "worker", "no model: steps of this length and made-up tokens, for tests of time", "STEP_MS"),
     EngineOption(
         "otlp-traces-endpoint",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from quire_common.config import ServiceConfig, option
+from quire_worker.engine.spec import STEP_TIMEOUT_S
 
 DEFAULT_KV_CACHE_BYTES = 256 << 20
 CPU_SEQUENCES = 256
@@ -59,6 +60,12 @@ class WorkerConfig(ServiceConfig):
     )
     logits_processors: tuple[str, ...] = option(
         (), "logits processors that requests may name, of those that installed packages register"
+    )
+    worker_timeout_s: float = option(
+        STEP_TIMEOUT_S,
+        "longest time of a step; one that takes longer, once its run is over, hangs, and the worker ends; the same as "
+        "the scheduler's",
+        at_least=1,
     )
     torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
     lockstep: bool = option(False, "form a step only when the one before has ended: the plain twin of free running")

@@ -12,7 +12,7 @@ from quire_common.transport import channel_credentials
 from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.engine.run_loop import RunLoop
-from quire_worker.engine.spec import EngineSpec
+from quire_worker.engine.spec import STEP_TIMEOUT_S, EngineSpec
 from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_on_demand import MoverOnDemand
 from quire_worker.mover.mover_process import COPY_BYTES, CUDA_COPY_BYTES, MoverProcess
@@ -41,7 +41,7 @@ MakeCopier = Callable[["Ring"], "Copier"]
 
 def on_host(runner: Runner) -> MakeDevice:
     """A synchronous runner as a device: on a thread of its own, or inside the launch."""
-    return lambda spec, lockstep: InlineDevice(runner) if lockstep else ThreadDevice(runner)
+    return lambda spec, lockstep: InlineDevice(runner) if lockstep else ThreadDevice(runner, spec.step_timeout_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class ServedModel:
     max_step_tokens: int = 0
     """Most prompt tokens of a step that there is room for; 0: any number."""
 
-    def engine_spec(self, max_num_seqs: int, num_slots: int = 0) -> EngineSpec:
+    def engine_spec(self, max_num_seqs: int, num_slots: int = 0, step_timeout_s: float = STEP_TIMEOUT_S) -> EngineSpec:
         """The sizes of an engine that runs it. `num_slots` 0: the default; raises ConfigError for too few."""
         if 0 < num_slots < max_num_seqs:
             raise ConfigError(
@@ -77,6 +77,7 @@ class ServedModel:
             eos_token_ids=self.info.eos_token_ids,
             slots=num_slots,
             logits_processors=self.logits_processors,
+            step_timeout_s=step_timeout_s,
         )
 
 
@@ -94,7 +95,7 @@ class Replica:
         self._door = PeerDoor(config)
         self._peers = _make_peers(config, loaded, self._door)
         self._mover = _make_movers(config, loaded, self._door, self._peers)
-        spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots)
+        spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots, config.worker_timeout_s)
         self._device = loaded.make_device(spec, config.lockstep)
         self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), 1 if config.lockstep else DEPTH)
         self.loop = RunLoop(self.engine, self.hello, on_fatal)

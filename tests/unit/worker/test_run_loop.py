@@ -9,7 +9,6 @@ import pytest
 
 from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
 from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavailable
-from quire_worker.engine import device as device_module
 from quire_worker.engine import step_runner
 from quire_worker.engine.device import ThreadDevice
 from quire_worker.engine.engine import Engine
@@ -41,11 +40,11 @@ class GatedRunner(CountingRunner):
 
 
 class LoopBench:
-    def __init__(self) -> None:
+    def __init__(self, step_timeout_s: float = 120.0) -> None:
         spec = small_spec()
         self.runner = GatedRunner(spec)
         self.mover = FakeMover()
-        self.device = ThreadDevice(self.runner)
+        self.device = ThreadDevice(self.runner, step_timeout_s)
         self.engine = Engine(spec, self.device, self.mover)
         self.fatal: list[QuireError] = []
         self.loop = RunLoop(self.engine, self.hello, self.fatal.append)
@@ -64,8 +63,9 @@ class LoopBench:
 
 
 @pytest.fixture
-def bench() -> Iterator[LoopBench]:
-    made = LoopBench()
+def bench(request: pytest.FixtureRequest) -> Iterator[LoopBench]:
+    """Its parameter, if it has one, is the longest time of a step."""
+    made = LoopBench(getattr(request, "param", 120.0))
     yield made
     made.loop.close()
     made.device.close()
@@ -192,10 +192,8 @@ def test_who_leaves_while_a_step_hangs_is_not_kept_waiting(bench: LoopBench) -> 
     bench.runner.gate.set()
 
 
-def test_a_step_that_hangs_ends_the_worker_and_not_only_its_run(
-    bench: LoopBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(device_module, "DRAIN_LIMIT_S", 0.2)
+@pytest.mark.parametrize("bench", [0.2], indirect=True)
+def test_a_step_that_hangs_ends_the_worker_and_not_only_its_run(bench: LoopBench) -> None:
     session, epoch, _ = bench.attach()
     bench.runner.gate.clear()
     bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
@@ -216,7 +214,7 @@ def test_a_device_that_fails_outside_the_model_ends_the_worker_at_once(
     monkeypatch.setattr(step_runner, part, a_bug)
     session, epoch, frames = bench.attach()
     bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
-    bench.loop._thread.join(device_module.DRAIN_LIMIT_S / 2)
+    bench.loop._thread.join(WAIT_S)
     assert not bench.loop._thread.is_alive()
     with pytest.raises(Internal, match="DEVICE_BROKEN"):
         read_until(frames, 1)

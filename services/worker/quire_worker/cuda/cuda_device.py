@@ -28,7 +28,8 @@ from quire_worker.cuda.step_columns import StepColumns, goes_on
 from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
-from quire_worker.engine.device import CLOSE_LIMIT_S, DRAIN_LIMIT_S, broken, hung
+from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock, broken
+from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.engine.step_runner import StepOutcome, failed_draws
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, Fresh
 from quire_worker.step import StepTiming
@@ -87,6 +88,7 @@ class CudaDevice:
         stream: torch.cuda.Stream,
         fresh: FreshPlans | None,
         processors: LogitsProcessors,
+        step_timeout_s: float = STEP_TIMEOUT_S,
     ) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._body = body
@@ -106,6 +108,7 @@ class CudaDevice:
         self._extras = StepExtras(body.pages.device, _RING, body.decoder.logits, self._examine)
         self._host_rows = HostRows(processors)
         self._repetition = RepetitionWatch()
+        self._clock = StepClock(step_timeout_s)
         self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
         self._broken: Internal | None = None
@@ -124,6 +127,7 @@ class CudaDevice:
             self._ended.append(outcome_of_each(batch, error, self._run_alone, self._examine, again=again))
             self.wake()
         else:
+            self._clock.launched()
             self._launched.put(flight)
 
     def _launch(self, batch: StepBatch) -> _Flight:
@@ -170,8 +174,7 @@ class CudaDevice:
         """Wait until the results of all that was launched are there."""
         reached = threading.Event()
         self._launched.put(reached)
-        if not reached.wait(DRAIN_LIMIT_S):
-            raise hung(DRAIN_LIMIT_S)
+        self._clock.await_steps(reached)
         self._check()
 
     def _edit(self, batch: StepBatch, places: Int32) -> Edit | None:
@@ -269,6 +272,7 @@ class CudaDevice:
                 item.set()
             elif self._broken is None:
                 self._end(item)
+                self._clock.ended()
                 self.wake()
 
     def _end(self, flight: _Flight) -> None:

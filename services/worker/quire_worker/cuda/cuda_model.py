@@ -60,4 +60,4 @@ class CudaModel:
                 graphs.capture(_AT_START)
         plans = FreshPlans(shape, self.pages.device, max_tokens) if fresh else None
         torch.cuda.synchronize()
-        return CudaDevice(body, tiling, graphs, stream, plans, spec.logits_processors)
+        return CudaDevice(body, tiling, graphs, stream, plans, spec.logits_processors, spec.step_timeout_s)

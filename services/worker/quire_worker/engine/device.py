@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Internal
 from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.engine.step_runner import StepOutcome, StepRunner
 
 if TYPE_CHECKING:
@@ -20,8 +22,34 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 # How long the end waits for a step that runs; one that hangs must not keep the process.
 CLOSE_LIMIT_S = 5.0
-# How long a run that is over waits for its last steps. A step that takes longer hangs, and so would the next run.
-DRAIN_LIMIT_S = 20.0
+
+
+class StepClock:
+    """How long the oldest step in flight has run. Steps are launched by one thread and end on another."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._launched = self._ended = 0
+        self._moved_s = time.monotonic()
+
+    def launched(self) -> None:
+        """A step goes to the device."""
+        self._launched += 1
+        self._moved_s = time.monotonic()
+
+    def ended(self) -> None:
+        """The oldest step in flight has ended."""
+        self._ended += 1
+        self._moved_s = time.monotonic()
+
+    def await_steps(self, reached: threading.Event) -> None:
+        """Wait until all steps have ended, which sets `reached`; raise DEVICE_HUNG where one takes longer than a step
+        may. The time that it ran before counts: the scheduler gave it up after as long."""
+        if self._launched == self._ended:
+            self._moved_s = time.monotonic()
+        while not reached.wait(max(0.0, self._moved_s + self._limit_s - time.monotonic())):
+            if time.monotonic() - self._moved_s >= self._limit_s:
+                raise hung(self._limit_s)
 
 
 class InlineDevice:
@@ -58,9 +86,10 @@ class ThreadDevice:
     """A Device that runs its steps one after the other on a thread, started by its maker. An error that is no step's
     breaks it for good: it runs nothing more, and `finished` and `drain` raise that."""
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: Runner, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self.wake: Callable[[], None] = lambda: None
         self._runner = StepRunner(runner)
+        self._clock = StepClock(step_timeout_s)
         self._launched: queue.SimpleQueue[StepBatch | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
         self._broken: Internal | None = None
@@ -69,6 +98,7 @@ class ThreadDevice:
 
     def launch(self, batch: StepBatch) -> None:
         """See Device."""
+        self._clock.launched()
         self._launched.put(batch)
 
     def prepare(self) -> bool:
@@ -84,8 +114,7 @@ class ThreadDevice:
         """See Device."""
         reached = threading.Event()
         self._launched.put(reached)
-        if not reached.wait(DRAIN_LIMIT_S):
-            raise hung(DRAIN_LIMIT_S)
+        self._clock.await_steps(reached)
         self._check()
         self._ended.clear()
 
@@ -100,6 +129,7 @@ class ThreadDevice:
                 item.set()
             elif self._broken is None:
                 self._run(item)
+                self._clock.ended()
                 self.wake()
 
     def _run(self, batch: StepBatch) -> None:
@@ -127,6 +157,7 @@ def hung(limit_s: float) -> Internal:
     """The error of a device whose steps do not end; nothing can run on it any more."""
     return Internal(
         "DEVICE_HUNG",
-        f"A step has not ended {limit_s:g} s after its run was over.",
-        "The worker ends by itself; start it again, and see its log for what ran last.",
+        f"A step has run for more than {limit_s:g} s, and its run is over.",
+        "The worker ends by itself; start it again, and see its log for what ran last. Where steps take that long, "
+        "give the worker and its scheduler a longer --worker-timeout-s.",
     )

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from quire_worker.sampling.logits_processor import LogitsProcessors
 
 SLOTS_PER_SEQ = 2.5
+# The default of --worker-timeout-s, here and in the scheduler.
+STEP_TIMEOUT_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class EngineSpec:
     slots: int = 0
     """0: 2.5 for each sequence that decodes."""
     logits_processors: LogitsProcessors = field(default_factory=dict)
+    step_timeout_s: float = STEP_TIMEOUT_S
+    """A step that takes longer hangs: its device is given up."""
 
     @cached_property
     def num_slots(self) -> int:
