@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from quire_common.credit import MoveKind, PageMove
+from quire_common.errors import InvalidArgument, QuireError
 from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.fetches import Fetches
+from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.open_move import OpenMove
 from quire_worker.mover.ring import Ring
+from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.wire import Frame, Kind, WireBroken
 from quire_worker.step import Int32
 from tests.fakes.engine_bench import ids
-from tests.fakes.mover_rig import BytesPool, digest
+from tests.fakes.mover_rig import NAMESPACE, BytesPool, digest
 
 
 class Reader(HostCopier):
@@ -30,14 +34,55 @@ class Reader(HostCopier):
         return self.ended
 
 
+class FailingReader(Reader):
+    """A GPU without memory, or whose compiler fails. `drained`: nothing is written any more."""
+
+    def __init__(self, ring: Ring, error: Exception) -> None:
+        super().__init__(ring)
+        self.error = error
+        self.fails_to = "fetch"
+        self.drained = 0
+
+    def prepare_fetch(self) -> None:
+        raise self.error
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        super().fetch(memory, source, target)
+        if self.fails_to == "fetch":
+            raise self.error
+
+    def mark(self) -> int:
+        if self.fails_to == "mark":
+            raise self.error
+        return super().mark()
+
+    def drain(self) -> None:
+        self.drained += 1
+
+
+class CompilationError(Exception):
+    """As Triton's, which has no base of its own."""
+
+
+ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    CompilationError("at line 1"),
+    OSError("ptxas"),
+    InvalidArgument("BAD_PAGE", "No such page.", "Ask for another."),
+]
+
+
 class Rig:
     def __init__(self) -> None:
         self.ring = Ring.create(4096, 1)
         self.reader = Reader(self.ring)
         self.answers: list[int] = []
-        self.fetches = Fetches(self.reader, lambda opened, pages: self.answers.append(pages))
+        self.fetches = self.with_reader(self.reader)
         hashes = tuple(digest(page) for page in range(4))
         self.opened = OpenMove(PageMove(1, MoveKind.PULL, 0, ids(31, 32, 33, 34), hashes), 1)
+
+    def with_reader(self, reader: Reader, *, able: bool = True) -> Fetches:
+        return Fetches(reader, lambda opened, pages: self.answers.append(pages), able=able)
 
     def ask(self, *wanted: int) -> None:
         self.fetches.begin(self.opened, Frame.of(Kind.FETCH, 0, 1, wanted).column())
@@ -95,3 +140,41 @@ def test_what_was_not_kept_is_fetched_again(rig: Rig) -> None:
     assert rig.reader.asked[-1] == ([6], [31])
     with pytest.raises(WireBroken):
         rig.fetches.keep(rig.opened, 3)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("fails_to", ["fetch", "mark"])
+def test_an_error_of_the_device_is_that_moves_miss(rig: Rig, error: Exception, fails_to: str) -> None:
+    reader = FailingReader(rig.ring, error)
+    reader.fails_to = fails_to
+    rig.fetches = rig.with_reader(reader)
+    rig.ask(0, 7, 5)
+    assert rig.answers == [-1] and not rig.opened.fetching and rig.fetches.settle() == []
+    assert reader.drained == (not isinstance(error, QuireError))
+    reader.fails_to = ""
+    reader.ended = True
+    rig.ask(0, 7, 5)
+    assert rig.fetches.settle() == [rig.opened] and rig.answers == [-1, 2]
+
+
+def test_a_device_that_could_not_get_ready_is_not_asked(rig: Rig) -> None:
+    rig.fetches = rig.with_reader(rig.reader, able=False)
+    rig.ask(0, 7, 5)
+    assert rig.answers == [-1] and rig.reader.asked == []
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_pages_come_another_way_where_the_device_cannot_get_ready(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    made: list[bool] = []
+
+    def noted(self: MoverProcess, setup: MoverSetup, ring: Ring, *_: object, can_fetch: bool, **__: object) -> None:
+        ring.close()
+        made.append(can_fetch)
+
+    monkeypatch.setattr(MoverProcess, "__init__", noted)
+    setup = MoverSetup("", NAMESPACE.hex(), "int32", 4096, 2, peers=True)
+    MoverProcess.start(setup, lambda ring: FailingReader(ring, error))
+    MoverProcess.start(setup, Reader)
+    assert made == [False, True]

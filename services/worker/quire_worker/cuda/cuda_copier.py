@@ -75,9 +75,14 @@ class CudaCopier:
 
     def mark(self) -> int:
         """See Copier."""
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
-        event.record(self._stream)
         self._marked += 1
+        try:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
+            event.record(self._stream)
+        except RuntimeError:  # the driver has none left: then it is waited for here; a GPU that is broken says so again
+            log.exception("the end of copies could not be marked")
+            self.drain()
+            return self._marked
         self._events.put((self._marked, event))
         return self._marked
 

@@ -17,6 +17,7 @@ from quire_worker.mover.wire import WireBroken
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_common.credit import PageMove
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.open_move import OpenMove
     from quire_worker.step import Int32
@@ -26,11 +27,13 @@ _CANNOT = -1
 
 
 class Fetches:
-    """Belongs to the model thread. `answer` sends FETCHED of a move: how many pages."""
+    """Belongs to the model thread. `answer` sends FETCHED of a move: how many pages. `able`: the copier could get ready
+    for it; else every pull goes another way."""
 
-    def __init__(self, copier: Copier, answer: Callable[[OpenMove, int], None]) -> None:
+    def __init__(self, copier: Copier, answer: Callable[[OpenMove, int], None], *, able: bool = True) -> None:
         self._copier = copier
         self._answer = answer
+        self._able = able
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
@@ -46,14 +49,25 @@ class Fetches:
             or end > len(move.device_page)
         ):
             raise WireBroken(f"{len(source)} pages from {wanted[:1]} on are not those that are to be fetched next")
-        try:
-            self._copier.fetch(memory_of(move), source, move.device_page[first:end])
-        except QuireError as error:
-            log.warning("the other worker's memory cannot be read", code=error.code, error=error.message)
+        ticket = self._fetch(move, source, move.device_page[first:end]) if self._able else None
+        if ticket is None:
             self._answer(opened, _CANNOT)
             return
         opened.fetching = len(source)
-        self._under_way.append((self._copier.mark(), opened, len(source)))
+        self._under_way.append((ticket, opened, len(source)))
+
+    def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
+        """The copier's ticket; None where it cannot, which is this move's affair alone."""
+        try:
+            self._copier.fetch(memory_of(move), source, target)
+            return self._copier.mark()
+        except QuireError as error:
+            log.warning("the other worker's memory cannot be read", code=error.code, error=error.message)
+        except Exception:  # out of memory, a kernel that cannot be compiled or launched
+            log.exception("pages could not be fetched from the other worker's memory")
+            # Some may be on their way: nothing may be written once the move is over. A GPU that is broken says so here.
+            self._copier.drain()
+        return None
 
     def keep(self, opened: OpenMove, pages: int) -> None:
         """All pages that were fetched count, or none. Raises WireBroken."""

@@ -71,8 +71,10 @@ class MoverProcess:
         copy_bytes: int = COPY_BYTES,
         patience: Patience = DEFAULT_PATIENCE,
         inherited: Mapping[str, int] | None = None,
+        can_fetch: bool = True,
     ) -> None:
-        """`inherited`: further descriptors that the process gets, by the flags that name them."""
+        """`inherited`: further descriptors that the process gets, by the flags that name them. `can_fetch`: see
+        Fetches."""
         self.wake: Callable[[], None] = lambda: None
         self._setup = setup
         self._ring = ring
@@ -96,7 +98,7 @@ class MoverProcess:
         using = metrics.gauge(*_USING[setup.peers], ("transport",))
         self._using = {name: using.labels(name) for name in (PEER_TRANSPORTS if setup.peers else TRANSPORTS)}
         fds = {"--ring": ring.fd, **(inherited or {})}
-        self._fetches = Fetches(copier, self._tell_fetched)
+        self._fetches = Fetches(copier, self._tell_fetched, able=can_fetch)
         self._link = ChildLink(command, Frame(Kind.SETUP, payload=setup.to_json()), fds, self._wake_once, patience)
 
     @classmethod
@@ -111,9 +113,8 @@ class MoverProcess:
         """With a ring of its own."""
         ring = Ring.create(setup.page_bytes, setup.slots)
         copier = make_copier(ring)
-        if setup.peers:
-            copier.prepare_fetch()
-        return cls(setup, ring, copier, copy_bytes=copy_bytes, inherited=inherited)
+        can_fetch = not setup.peers or _prepare_fetch(copier)
+        return cls(setup, ring, copier, copy_bytes=copy_bytes, inherited=inherited, can_fetch=can_fetch)
 
     @property
     def pid(self) -> int | None:
@@ -369,3 +370,13 @@ class MoverProcess:
         if not self._awake:
             self._awake = True
             self.wake()
+
+
+def _prepare_fetch(copier: Copier) -> bool:
+    """Whether pages can be fetched from other workers' memory. Where they cannot, pulls still have other ways."""
+    try:
+        copier.prepare_fetch()
+    except Exception:  # out of memory, a kernel that cannot be compiled
+        log.exception("pages cannot be fetched from other workers' memory here; they come by other ways")
+        return False
+    return True
