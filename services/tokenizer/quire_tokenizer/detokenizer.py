@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge, Unavailable
-from quire_tokenizer.stop_matcher import compile_stops
+from quire_tokenizer.stop_matcher import stop_strings
 from quire_tokenizer.text_stream import StopRules, TextStream
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class Detokenizer:
                 spaces_between_special_tokens=request.spaces_between_special_tokens,
             ),
             StopRules(
-                compile_stops(request.stop) if request.stop else None,
+                stop_strings(request.stop) if request.stop else None,
                 request.stop_token_ids | self._vocabulary.eos_ids,
                 request.include_stop,
                 request.min_tokens,

@@ -1,116 +1,109 @@
 """Stop strings over text that arrives in pieces: found as soon as their last character is there.
 
-An Aho-Corasick automaton: time is linear in the text whatever the number of stop strings, the result does not depend
-on how the text was cut into pieces, and the automaton's depth is exactly what must be held back. The match that ends
-first wins; of those that end together, the longest. Knows nothing of tokens.
+No automaton: the strings are sorted once, and what is held back is the one state. A suffix of the text that may become
+a stop string is found by bisection, and each character is tried as such a beginning twice at most on average, since a
+beginning that fails is never tried again. So time is linear in the text, nothing needs to be built, and a sequence
+keeps no more than the text that it holds back. The match that ends first wins; of those that end together, the longest.
+The result does not depend on how the text was cut into pieces. Knows nothing of tokens.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
 from functools import lru_cache
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_CACHED = 128
-# A state takes some 300 bytes, and there may be one per character.
-_CACHED_CHARS = 256
+# Lists that nobody uses at the moment: as many of the largest allowed take 4 MiB at most.
+_KEPT = 32
 
 
-class StopAutomaton:
-    """The stop strings, compiled; immutable, shared by all requests that have the same. State 0 is the root."""
+class StopStrings:
+    """The stop strings, sorted; immutable, shared by all requests that have the same."""
 
-    __slots__ = ("fail", "first", "goto", "hold", "length", "stop")
+    __slots__ = ("__weakref__", "_ending", "_index", "_reach", "_sorted", "firsts", "lasts")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self.goto: list[dict[str, int]] = [{}]
-        self.stop: list[int] = [-1]  # index of the longest stop string that ends here
-        self.length: list[int] = [0]  # its length
-        self.hold: list[int] = [0]  # characters that may yet become a stop string
-        self.fail: list[int] = [0]
-        for index, stop in enumerate(stops):
-            self._add(index, stop)
-        self.first = frozenset(self.goto[0])
-        self._link()
+        self._index: dict[str, int] = {}
+        for number, stop in enumerate(stops):
+            if stop:
+                self._index.setdefault(stop, number)
+        self._sorted = sorted(self._index)
+        # The longest beginning of a stop string that is not the whole.
+        self._reach = max(map(len, self._sorted), default=1) - 1
+        self.firsts = frozenset(stop[0] for stop in self._sorted)
+        ending: dict[str, list[str]] = {}
+        for stop in sorted(self._sorted, key=len, reverse=True):
+            ending.setdefault(stop[-1], []).append(stop)
+        # By their last character, the longest first.
+        self._ending = {char: tuple(group) for char, group in ending.items()}
+        self.lasts = frozenset(ending)
 
-    def _add(self, index: int, stop: str) -> None:
-        node = 0
-        for depth, char in enumerate(stop, 1):
-            following = self.goto[node].get(char)
-            if following is None:
-                following = len(self.goto)
-                self.goto[node][char] = following
-                self.goto.append({})
-                self.stop.append(-1)
-                self.length.append(0)
-                self.hold.append(depth)
-                self.fail.append(0)
-            node = following
-        if node and self.stop[node] < 0:
-            self.stop[node], self.length[node] = index, len(stop)
+    def ending_at(self, text: str, end: int) -> tuple[int, int]:
+        """(index, length) of the longest stop string that ends there, (-1, 0) where none does."""
+        group = self._ending.get(text[end - 1], ())
+        if text.endswith(group, 0, end):
+            for stop in group:
+                if text.endswith(stop, 0, end):
+                    return self._index[stop], len(stop)
+        return -1, 0
 
-    def _link(self) -> None:
-        """Breadth first, so that a node's shorter suffixes are done before it."""
-        queue = deque(self.goto[0].values())
-        while queue:
-            node = queue.popleft()
-            for char, following in self.goto[node].items():
-                state = self.fail[node]
-                while state and char not in self.goto[state]:
-                    state = self.fail[state]
-                self.fail[following] = self.goto[state].get(char, 0)
-                queue.append(following)
-            shorter = self.fail[node]
-            if self.stop[node] < 0:
-                self.stop[node], self.length[node] = self.stop[shorter], self.length[shorter]
-            if not self.goto[node]:
-                # A whole stop string that no other continues: if it did not count, only its end may still matter.
-                self.hold[node] = self.hold[shorter]
+    def beginning(self, text: str) -> str:
+        """The longest end of the text that is a beginning of a stop string, but not the whole of it."""
+        if len(text) > self._reach:
+            text = text[len(text) - self._reach :]
+        ordered, firsts = self._sorted, self.firsts
+        for start, char in enumerate(text):
+            if char in firsts:
+                part = text[start:]
+                # Strings that continue it come right behind it in the order.
+                following = bisect_right(ordered, part)
+                if following < len(ordered) and ordered[following].startswith(part):
+                    return part
+        return ""
 
 
-def compile_stops(stops: tuple[str, ...]) -> StopAutomaton:
-    """Clients send the same stop strings again and again: small ones, which are kept."""
-    return _kept(stops) if sum(map(len, stops)) <= _CACHED_CHARS else StopAutomaton(stops)
+_in_use: WeakValueDictionary[tuple[str, ...], StopStrings] = WeakValueDictionary()
 
 
-@lru_cache(maxsize=_CACHED)
-def _kept(stops: tuple[str, ...]) -> StopAutomaton:
-    return StopAutomaton(stops)
+def stop_strings(stops: tuple[str, ...]) -> StopStrings:
+    """One for all that have the same list at the same time; and clients send the same lists again and again."""
+    found = _in_use.get(stops)
+    return _sorted_once(stops) if found is None else found
+
+
+@lru_cache(maxsize=_KEPT)
+def _sorted_once(stops: tuple[str, ...]) -> StopStrings:
+    made = _in_use[stops] = StopStrings(stops)
+    return made
 
 
 class StopMatcher:
-    """Where one text stands in the automaton."""
+    """Where one text stands: `held` are the characters at its end that may become a stop string."""
 
-    __slots__ = ("_automaton", "_state", "stop_index", "stop_length")
+    __slots__ = ("_stops", "held", "stop_index", "stop_length")
 
-    def __init__(self, automaton: StopAutomaton) -> None:
-        self._automaton = automaton
-        self._state = 0
+    def __init__(self, stops: StopStrings) -> None:
+        self._stops = stops
+        self.held = ""
         self.stop_index = -1
         self.stop_length = 0
 
-    @property
-    def hold(self) -> int:
-        """Characters at the end of the text so far that may be the beginning of a stop string."""
-        return self._automaton.hold[self._state]
-
     def feed(self, text: str, armed: bool = True) -> int:
         """Characters of `text` up to the end of the first match, or -1. Unarmed, a match that ends here is no match."""
-        automaton, state = self._automaton, self._state
-        if not state and automaton.first.isdisjoint(text):
+        stops, held = self._stops, self.held
+        if not held and stops.firsts.isdisjoint(text):
             return -1
-        goto, fail, stop = automaton.goto, automaton.fail, automaton.stop
-        for position, char in enumerate(text, 1):
-            following = goto[state].get(char)
-            while following is None and state:
-                state = fail[state]
-                following = goto[state].get(char)
-            state = following or 0
-            if armed and stop[state] >= 0:
-                self._state = state
-                self.stop_index, self.stop_length = stop[state], automaton.length[state]
-                return position
-        self._state = state
+        whole, lasts = held + text, stops.lasts
+        if armed and not lasts.isdisjoint(text):
+            for position, char in enumerate(text, 1):
+                if char in lasts:
+                    index, length = stops.ending_at(whole, len(held) + position)
+                    if index >= 0:
+                        self.held, self.stop_index, self.stop_length = "", index, length
+                        return position
+        self.held = stops.beginning(whole)
         return -1

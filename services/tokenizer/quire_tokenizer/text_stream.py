@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_tokenizer.incremental_decoder import TextDecoder
-    from quire_tokenizer.stop_matcher import StopAutomaton
+    from quire_tokenizer.stop_matcher import StopStrings
 
 FINISH_NONE, FINISH_STOP = 0, 1
 
@@ -25,7 +25,7 @@ FINISH_NONE, FINISH_STOP = 0, 1
 class StopRules:
     """When and how a text is cut."""
 
-    automaton: StopAutomaton | None = None
+    stops: StopStrings | None = None
     # A last token of these, where the engine says that it stopped, is not shown.
     hidden_ids: frozenset[int] = frozenset()
     include_stop: bool = False
@@ -40,7 +40,6 @@ class TextStream:
         "_backlog",
         "_count",
         "_decoder",
-        "_held",
         "_matched",
         "_matcher",
         "_rules",
@@ -53,8 +52,7 @@ class TextStream:
     def __init__(self, decoder: TextDecoder, rules: StopRules, *, want_offsets: bool = False) -> None:
         self._decoder = decoder
         self._rules = rules
-        self._matcher = StopMatcher(rules.automaton) if rules.automaton is not None else None
-        self._held = ""
+        self._matcher = StopMatcher(rules.stops) if rules.stops is not None else None
         self._backlog = ""
         self._count = 0  # tokens fed
         self._seen = 0  # characters decoded
@@ -141,18 +139,14 @@ class TextStream:
         matcher = self._matcher
         if matcher is None:
             return text
+        held = matcher.held
         end = matcher.feed(text, self._count > self._rules.min_tokens)
-        whole = self._held + text
+        whole = held + text
         if end >= 0:
-            end += len(self._held)
-            self._matched, self._held = True, ""
+            end += len(held)
+            self._matched = True
             return whole[: end if self._rules.include_stop else end - matcher.stop_length]
-        hold = matcher.hold
-        if not hold:
-            self._held = ""
-            return whole
-        self._held = whole[-hold:]
-        return whole[:-hold]
+        return whole[: len(whole) - len(matcher.held)]
 
     def _finish(self) -> str:
         """Everything that was kept: an incomplete character, and what might have become a stop string."""
@@ -161,7 +155,7 @@ class TextStream:
         if self._matcher is None:
             return text
         text = self._release(text) if text else ""
-        held, self._held = self._held, ""
+        held, self._matcher.held = self._matcher.held, ""
         return text + held
 
     def _hides(self, token_id: int) -> bool:

@@ -23,7 +23,7 @@ from quire_router.http.completion_format import CompletionFormat
 from quire_router.http.messages_format import MessagesFormat
 from quire_router.http.parse import ParsedRequest
 from quire_tokenizer.model_folder import read_model_folder
-from quire_tokenizer.stop_matcher import compile_stops
+from quire_tokenizer.stop_matcher import stop_strings
 from quire_tokenizer.text_stream import StopRules, TextStream
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.unit.router.makers import make_generation, make_job
@@ -48,7 +48,7 @@ def told(make: Any, ids: list[int], stop: tuple[str, ...], cuts: list[int], take
     generation: Generation = make_generation(job)
     answer = make(generation, ParsedRequest(job, True, False, False, None, 0))
     (choice,) = generation.choices
-    rules = StopRules(compile_stops(stop) if stop else None, frozenset(), False, 0)
+    rules = StopRules(stop_strings(stop) if stop else None, frozenset(), False, 0)
     decoder = VOCABULARY.decoder(skip_special_tokens=True, spaces_between_special_tokens=True)
     stream, frames = TextStream(decoder, rules, want_offsets=True), [answer.opening()]
     for turn, (start, end) in enumerate(groups(len(ids), cuts)):

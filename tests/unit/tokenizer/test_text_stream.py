@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument
-from quire_tokenizer.stop_matcher import compile_stops
+from quire_tokenizer.stop_matcher import stop_strings
 from quire_tokenizer.text_stream import FINISH_NONE, FINISH_STOP, StopRules, TextStream
 from quire_tokenizer.vocabulary import Vocabulary
 from tests.unit.tokenizer import folders
@@ -35,8 +35,8 @@ class Options:
 
     def make(self, vocabulary: Vocabulary, hidden: frozenset[int] = frozenset()) -> TextStream:
         decoder = vocabulary.decoder(skip_special_tokens=self.skip_special, spaces_between_special_tokens=True)
-        automaton = compile_stops(self.stop) if self.stop else None
-        return TextStream(decoder, StopRules(automaton, hidden, self.include, self.min_tokens), want_offsets=True)
+        stops = stop_strings(self.stop) if self.stop else None
+        return TextStream(decoder, StopRules(stops, hidden, self.include, self.min_tokens), want_offsets=True)
 
 
 OPTIONS = st.builds(
