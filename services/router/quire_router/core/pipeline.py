@@ -21,6 +21,7 @@ from quire_router.core.delta import HopTiming
 from quire_router.core.generation import Generation
 from quire_router.core.lengths import answer_length, check_prompt, check_resume, truncated
 from quire_router.core.outbox import Outbox
+from quire_router.limits.products import check_encoded, check_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -83,6 +84,7 @@ class Pipeline:
         """
         parsed_ns = time.monotonic_ns()
         check_sampling(job.sampling)
+        check_request(job)
         served = self._catalog.resolve(job.model)
         if not admitted:
             self._enter(job.weight)
@@ -156,6 +158,7 @@ class Pipeline:
     async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
         """All that `generate` does before anything runs. Raises QuireError."""
         check_sampling(job.sampling)
+        check_request(job)
         served = self._catalog.resolve(job.model)
         job, prompts, _timing = await self._encoded(job, served, RequestContext(caller.request_id, 0, caller.tenant))
         limit = served.model.max_model_len
@@ -176,6 +179,8 @@ class Pipeline:
         prompts = [truncated(job, ids, limit) for ids in encoded.ids]
         for ids in prompts:
             check_prompt(ids, served.model.vocab_size, limit)
+        lengths = [len(ids) for ids in prompts]
+        check_encoded(job, lengths, [answer_length(job, length, limit) for length in lengths])
         return job, prompts, encoded.timing
 
     async def _texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:

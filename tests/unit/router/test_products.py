@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import LogitControls
+from quire_common.sequence import Sampling
+from quire_router.core.job import GenerateJob, TextOptions, TextPrompt, Wants
+from quire_router.limits.products import check_encoded, check_request
+
+LONG = tuple(f"{i:02d}" + "x" * 510 for i in range(64))
+FEW = ("\n\nUser:", "<|im_end|>", "###", "</answer>")
+
+
+def job_of(prompts: int = 1, **fields: object) -> GenerateJob:
+    return replace(GenerateJob("m", (TextPrompt("a"),) * prompts), **fields)  # type: ignore[arg-type]  # tests' shorthand
+
+
+def stops(*texts: str) -> TextOptions:
+    return TextOptions(stop=texts)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        job_of(text=stops(*LONG)),
+        job_of(n=128, text=stops(*FEW)),
+        job_of(2048, text=stops(*FEW)),
+        job_of(n=128, stop_token_ids=tuple(range(1024))),
+    ],
+)
+def test_what_clients_send_is_taken(job: GenerateJob) -> None:
+    check_request(job)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        job_of(n=128, text=stops(*LONG)),
+        job_of(best_of=128, text=stops(*LONG)),
+        job_of(128, text=stops(*LONG)),
+        job_of(16, n=16, text=stops(*("汉" * 512,) * 4)),
+        job_of(1024, stop_token_ids=tuple(range(1024))),
+    ],
+)
+def test_stops_that_too_many_sequences_repeat(job: GenerateJob) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_request(job)
+    assert (caught.value.code, caught.value.param) == ("PRODUCT_TOO_LARGE", "stop")
+    assert "at most 1048576" in caught.value.message and caught.value.fix
+
+
+BIASES = LogitControls(logit_bias=tuple((i, 1.0) for i in range(1024)), allowed_token_ids=tuple(range(16_384)))
+ALLOWED = LogitControls(allowed_token_ids=tuple(range(16_384)))
+
+
+@pytest.mark.parametrize(
+    ("job", "prompt", "answer"),
+    [
+        (job_of(n=128), 131_071, 1),
+        (job_of(n=128, sampling=Sampling(logprobs=5), max_tokens=4096), 100, 4096),
+        (job_of(sampling=Sampling(logprobs=20)), 100, 1 << 20),  # a chat without max_tokens
+        (job_of(sampling=Sampling(prompt_logprobs=20)), 131_071, 1),
+        (job_of(n=128, sampling=Sampling(controls=ALLOWED)), 100, 16),
+        (job_of(n=16, wants=Wants(echo=True)), 100_000, 16),
+    ],
+)
+def test_long_requests_are_taken(job: GenerateJob, prompt: int, answer: int) -> None:
+    check_encoded(job, [prompt], [answer])
+
+
+@pytest.mark.parametrize(
+    ("job", "prompt", "answer", "param"),
+    [
+        (job_of(n=128), 200_000, 1, "prompt"),
+        (job_of(n=128, sampling=Sampling(logprobs=20), max_tokens=4096), 100, 4096, "logprobs"),
+        (job_of(best_of=128, sampling=Sampling(logprobs=20), max_tokens=4096), 100, 4096, "logprobs"),
+        (job_of(n=8, sampling=Sampling(logprobs=20)), 100, 1 << 20, "logprobs"),
+        (job_of(n=2, sampling=Sampling(prompt_logprobs=20)), 131_071, 1, "prompt_logprobs"),
+        (job_of(n=128, sampling=Sampling(controls=BIASES)), 100, 16, "n"),
+        (job_of(n=128, wants=Wants(echo=True)), 100_000, 16, "n"),
+        (job_of(n=128, wants=Wants(token_ids=True)), 100_000, 16, "n"),
+    ],
+)
+def test_long_requests_many_times_over_are_not(job: GenerateJob, prompt: int, answer: int, param: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        check_encoded(job, [prompt], [answer])
+    assert (caught.value.code, caught.value.param) == ("PRODUCT_TOO_LARGE", param)
