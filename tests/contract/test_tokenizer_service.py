@@ -240,6 +240,23 @@ async def test_a_stream_of_many(stub: Stub) -> None:
     assert await stream.call.code() is grpc.StatusCode.OK
 
 
+async def test_long_texts_go_in_several_answers(stub: Stub) -> None:
+    """A client that resumes tells how much text it has: here none of much."""
+    hello = await ids_of(stub, "hello world")
+    stream = Stream(stub)
+    opened = pb.DetokenizeOpen(handle=1, prior_ids=pack_i32(hello * 50_000))
+    answer = await stream.rows((7, hello, 0), open=[opened])
+    assert not answer.handle and not answer.more
+    answer, text = await stream.rows((1, hello, 2)), ""
+    while answer.more:
+        assert answer.cut and answer.ByteSize() < 300_000 and not i32(answer.used).any()
+        text += answer.text[0]
+        answer = await stream.call.read()
+    assert text + answer.text[0] == "hello world" * 50_001
+    assert (i32(answer.used).tolist(), answer.cut) == ([len(hello)], False)
+    assert not (await stream.rows((1, hello, 0))).more
+
+
 async def test_columns_that_are_none_end_the_stream_with_a_typed_error(
     stub: Stub,
 ) -> None:

@@ -12,6 +12,7 @@ from quire_common.errors import to_message
 from quire_common.telemetry.tracing import extract
 from quire_tokenizer.chat_renderer import ChatRequest
 from quire_tokenizer.detokenizer import OpenRequest, StepRows
+from quire_tokenizer.long_answer import in_parts
 
 if TYPE_CHECKING:
     from quire_tokenizer.detokenizer import StepText
@@ -39,7 +40,9 @@ def decode_open(message: pb.DetokenizeOpen) -> OpenRequest:
         include_stop=message.include_stop_str_in_output,
         skip_special_tokens=message.skip_special_tokens,
         spaces_between_special_tokens=message.spaces_between_special_tokens,
-        prior_ids=tuple(i32(message.prior_ids, "prior_ids").tolist()),
+        prior_ids=i32(message.prior_ids, "prior_ids"),
+        more_prior=message.more_prior,
+        further=message.further,
         chars_sent=message.chars_sent,
         min_tokens=message.min_tokens,
         want_offsets=message.want_offsets,
@@ -69,6 +72,16 @@ def encode_step(answer: StepText, elapsed_us: int) -> pb.DetokenizeResponse:
     for handle, error in answer.errors:
         response.errors.add(handle=handle, error=to_message(error))
     return response
+
+
+def encode_long_step(answer: StepText, elapsed_us: int) -> list[pb.DetokenizeResponse]:
+    """The same in as many messages as its texts need."""
+    responses = []
+    for part, cut in in_parts(answer):
+        responses.append(encode_step(part, 0))
+        responses[-1].more, responses[-1].cut = True, cut
+    responses[-1].more, responses[-1].elapsed_us = False, elapsed_us
+    return responses
 
 
 def encode_info(vocabulary: Vocabulary) -> pb.GetTokenizerInfoResponse:

@@ -12,18 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from quire_common.columns import NO_I32
 from quire_common.errors import InvalidArgument, Overloaded, QuireError, TooLarge, Unavailable
 from quire_tokenizer.stop_matcher import stop_strings
 from quire_tokenizer.text_stream import StopRules, TextStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from quire_tokenizer.vocabulary import Vocabulary
 
     Ints = NDArray[np.int32]
+
+# Prior tokens that are decoded at a stretch: some 5 to 20 ms.
+_TURN_TOKENS = 8192
+_LONG_CHARS = 16_384
 
 
 @dataclass(frozen=True)
@@ -46,7 +51,9 @@ class OpenRequest:
     include_stop: bool = False
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
-    prior_ids: tuple[int, ...] = ()
+    prior_ids: Ints = field(default_factory=lambda: NO_I32)
+    more_prior: bool = False
+    further: bool = False
     chars_sent: int = 0
     min_tokens: int = 0
     want_offsets: bool = False
@@ -73,6 +80,8 @@ class StepText:
     stop_index: list[int] = field(default_factory=list)
     used: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
+    offset_handles: list[int] = field(default_factory=list)
+    """Those rows' handles."""
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
 
 
@@ -103,14 +112,43 @@ class Detokenizer:
         self._limits = limits
         self._on_end = on_end
         self._open: dict[int, _Open] = {}
+        # More prior tokens of these are to come before their rows.
+        self._replaying: dict[int, _Open] = {}
+        # Their next texts are long, though their rows are not.
+        self._owing: set[int] = set()
         # Set when the process is about to end: what is open may finish, nothing new may start.
         self.draining = False
 
     def __len__(self) -> int:
-        return len(self._open)
+        return len(self._open) + len(self._replaying)
 
-    def open(self, request: OpenRequest) -> None:
-        """Start a request, or take it up from its prior tokens. Raises typed errors of this request alone."""
+    def open(self, request: OpenRequest) -> Iterator[None]:
+        """Start a request, or take it up from its prior tokens, of which more may follow in further opens.
+
+        A pause is offered where so much was done that others should have their turn. Raises typed errors of this
+        request alone, which is then not open.
+        """
+        opening = self._replaying.pop(request.handle, None) if request.further else self._start(request)
+        if opening is None:
+            return
+        stream, column = opening.stream, request.prior_ids
+        if len(column) + stream.fed_tokens > self._limits.max_token_ids:
+            raise _too_many_ids(len(column) + stream.fed_tokens, self._limits.max_token_ids)
+        if len(column) and int(column.min()) < 0:
+            raise _bad_token(int(column.min()))
+        for start in range(0, len(column), _TURN_TOKENS):
+            if start:
+                yield
+            stream.replay(column[start : start + _TURN_TOKENS].tolist())
+        if request.more_prior:
+            self._replaying[request.handle] = opening
+            return
+        stream.end_replay()
+        if stream.backlog_chars > _LONG_CHARS:
+            self._owing.add(request.handle)
+        self._open[request.handle] = opening
+
+    def _start(self, request: OpenRequest) -> _Open:
         self._check(request)
         stream = TextStream(
             self._vocabulary.decoder(
@@ -125,10 +163,8 @@ class Detokenizer:
             ),
             want_offsets=request.want_offsets,
         )
-        start_ns = time.time_ns()
-        if request.prior_ids or request.chars_sent:
-            stream.resume(request.prior_ids, request.chars_sent)
-        self._open[request.handle] = _Open(stream, request.trace, start_ns)
+        stream.begin_replay(request.chars_sent)
+        return _Open(stream, request.trace, time.time_ns())
 
     def step(self, rows: StepRows, answer: StepText) -> None:
         """Advance the requests of these rows, adding to `answer`. Raises BAD_COLUMN for columns that do not fit."""
@@ -159,14 +195,26 @@ class Detokenizer:
             answer.used.append(used)
             if stream.offsets is not None:
                 answer.offsets += stream.offsets
+                answer.offset_handles.append(handle)
             if finish or stop_index >= 0:
                 del opened[handle]
                 self._ended(request, stopped_by_string=stop_index >= 0)
 
+    @property
+    def owes_long(self) -> bool:
+        """Whether the next answer's texts may be long though its rows are not; `told` of each while it is so."""
+        return bool(self._owing)
+
+    def told(self, answer: StepText) -> None:
+        """An answer is about to be sent."""
+        self._owing.difference_update(answer.handle)
+
     def close(self, handles: Sequence[int]) -> None:
         """Forget these, if they are open."""
+        self._owing.difference_update(handles)
         for handle in handles:
             self._open.pop(handle, None)
+            self._replaying.pop(handle, None)
 
     def _ended(self, request: _Open, *, stopped_by_string: bool) -> None:
         stream = request.stream
@@ -182,12 +230,12 @@ class Detokenizer:
             raise Unavailable(
                 "TOKENIZER_DRAINING", "This tokenizer is about to stop.", "Use another.", retry_after_s=1.0
             )
-        if request.handle in self._open:
+        if request.handle in self._open or request.handle in self._replaying:
             raise InvalidArgument("HANDLE_IN_USE", f"Handle {request.handle} is open.", "Use another, or close it.")
-        if len(self._open) >= limits.max_handles:
+        if len(self) >= limits.max_handles:
             raise Overloaded(
                 "TOO_MANY_HANDLES",
-                f"{len(self._open)} requests are open on this stream.",
+                f"{len(self)} requests are open on this stream.",
                 "Open another stream, or retry when some are done.",
                 retry_after_s=1.0,
             )
@@ -202,11 +250,11 @@ class Detokenizer:
         if len(request.stop_token_ids) > limits.max_stop_token_ids:
             message = f"{len(request.stop_token_ids)} stop token ids; at most {limits.max_stop_token_ids} are taken."
             raise TooLarge("TOO_MANY_STOP_TOKENS", message, "Send fewer.", param="stop_token_ids")
-        if len(request.prior_ids) > limits.max_token_ids:
-            message = f"{len(request.prior_ids)} prior ids; at most {limits.max_token_ids} are taken."
-            raise TooLarge("TOO_MANY_TOKEN_IDS", message, "Start the request anew.", param="prior_ids")
-        if request.prior_ids and min(request.prior_ids) < 0:
-            raise _bad_token(min(request.prior_ids))
+
+
+def _too_many_ids(count: int, most: int) -> TooLarge:
+    message = f"{count} prior ids; at most {most} are taken."
+    return TooLarge("TOO_MANY_TOKEN_IDS", message, "Start the request anew.", param="prior_ids")
 
 
 def _bad_token(token_id: int) -> InvalidArgument:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     import grpc
 
     from quire_tokenizer.text_service import TextService
+
+
+# Rows with more tokens than this may make a long answer.
+_LONG_TOKEN_BYTES = 4 * 2048
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
@@ -53,7 +58,16 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
     ) -> AsyncIterator[pb.DetokenizeResponse]:
         with self._texts.detokenizing() as detokenizer:
             async for request in request_iterator:
-                yield _step(detokenizer, request)
+                started, answer = time.perf_counter_ns(), StepText()
+                if request.open:
+                    await _open(detokenizer, request, answer)
+                _step(detokenizer, request, answer)
+                if len(request.token) <= _LONG_TOKEN_BYTES and not detokenizer.owes_long:
+                    yield codec.encode_step(answer, _since_us(started))
+                    continue
+                detokenizer.told(answer)
+                for response in codec.encode_long_step(answer, _since_us(started)):
+                    yield response
 
     async def Decode(
         self, request: pb.DecodeRequest, context: grpc.aio.ServicerContext[pb.DecodeRequest, pb.DecodeResponse]
@@ -105,21 +119,23 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
         return pb.RenderChatResponse(text=rendering.text, token_ids=pack_i32(ids), elapsed_us=_since_us(started))
 
 
-def _step(detokenizer: Detokenizer, request: pb.DetokenizeRequest) -> pb.DetokenizeResponse:
-    """One engine step: open, rows, close. There is one answer to every message."""
-    started = time.perf_counter_ns()
-    answer = StepText()
+async def _open(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer: StepText) -> None:
+    """The first part of an engine step. Long histories give way to other streams."""
     for message in request.open:
         try:
-            detokenizer.open(codec.decode_open(message))
+            for _ in detokenizer.open(codec.decode_open(message)):
+                await asyncio.sleep(0)
         except QuireError as error:
             answer.errors.append((message.handle, error))
+
+
+def _step(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer: StepText) -> None:
+    """The rest of it: rows, close."""
     if request.handle:
         detokenizer.step(codec.decode_rows(request), answer)
     if request.close:
         detokenizer.close(i32(request.close, "close").tolist())
     statistics.stepped(answer)
-    return codec.encode_step(answer, _since_us(started))
 
 
 def _since_us(started: int) -> int:

@@ -45,6 +45,7 @@ class TextStream:
         "_rules",
         "_seen",
         "_sent",
+        "_unseen",
         "offsets",
         "used_tokens",
     )
@@ -53,7 +54,8 @@ class TextStream:
         self._decoder = decoder
         self._rules = rules
         self._matcher = StopMatcher(rules.stops) if rules.stops is not None else None
-        self._backlog = ""
+        self._backlog: list[str] = []
+        self._unseen = 0  # characters that were sent elsewhere, and are yet to be passed over
         self._count = 0  # tokens fed
         self._seen = 0  # characters decoded
         self._sent = 0  # characters given out, but for the backlog
@@ -64,17 +66,43 @@ class TextStream:
 
     def resume(self, prior_ids: Sequence[int], chars_sent: int) -> None:
         """Take up a text whose tokens were seen elsewhere. What was not sent comes with the first row."""
+        self.begin_replay(chars_sent)
+        self.replay(prior_ids)
+        self.end_replay()
+
+    def begin_replay(self, chars_sent: int) -> None:
+        """The same in parts: this first, then `replay` for each part, then `end_replay`."""
+        self._unseen = chars_sent
+
+    def replay(self, prior_ids: Sequence[int]) -> None:
+        """Some of the tokens that were seen elsewhere."""
+        backlog, self._backlog = self._backlog, []
         text, _, _ = self.advance(prior_ids, FINISH_NONE)
-        if chars_sent > len(text):
+        seen = min(self._unseen, len(text))
+        self._unseen -= seen
+        self._backlog = [*backlog, text[seen:]] if seen < len(text) else backlog
+
+    def end_replay(self) -> None:
+        """All of them have come. Raises RESUME_MISMATCH where they do not make as much text as was sent."""
+        if self._unseen:
             raise InvalidArgument(
                 "RESUME_MISMATCH",
-                f"{chars_sent} characters were sent, but the prior tokens make only {len(text)}.",
+                f"The prior tokens make {self._unseen} characters less than were sent.",
                 "Send all prior ids, with the options that the request had from its start.",
                 param="chars_sent",
             )
-        self._backlog = text[chars_sent:]
         if self.offsets is not None:
             self.offsets = []
+
+    @property
+    def backlog_chars(self) -> int:
+        """Characters that come with the next row beside its own."""
+        return sum(map(len, self._backlog))
+
+    @property
+    def fed_tokens(self) -> int:
+        """Tokens so far, those before a resumption included."""
+        return self._count
 
     def advance(self, ids: Sequence[int], finish: int) -> tuple[str, int, int]:
         """(text to send, index of the stop string that matched or -1, tokens of `ids` that count)."""
@@ -162,5 +190,5 @@ class TextStream:
         return token_id in self._rules.hidden_ids and not self._rules.include_stop
 
     def _take_backlog(self, text: str) -> str:
-        backlog, self._backlog = self._backlog, ""
-        return backlog + text
+        backlog, self._backlog = self._backlog, []
+        return "".join((*backlog, text))

@@ -5,6 +5,7 @@ import pytest
 
 from quire_common.errors import InvalidArgument, QuireError
 from quire_tokenizer.detokenizer import Detokenizer, EndedRequest, OpenRequest, StepRows, StepText, StreamLimits
+from quire_tokenizer.long_answer import MOST_CHARS, in_parts
 from quire_tokenizer.vocabulary import Vocabulary
 
 Row = tuple[int, list[int], int]
@@ -20,7 +21,8 @@ class Stream:
         self.encode = vocabulary.tokenizer.encode
 
     def open(self, handle: int, stop: tuple[str, ...] = (), **options: object) -> None:
-        self.detokenizer.open(OpenRequest(handle, stop, **options))  # type: ignore[arg-type]  # tests' shorthand
+        prior = np.array(options.pop("prior_ids", ()), np.int32)
+        list(self.detokenizer.open(OpenRequest(handle, stop, prior_ids=prior, **options)))  # type: ignore[arg-type]  # tests' shorthand
 
     def ids(self, text: str) -> list[int]:
         ids: list[int] = self.encode(text, add_special_tokens=False).ids
@@ -152,3 +154,57 @@ def test_eos_is_not_shown_and_the_clients_stop_tokens_neither(stream: Stream) ->
         answer = stream.step((1, [*stream.ids("hello"), last], STOP))
         assert answer.text == ["hello"]
         assert answer.used == [len(stream.ids("hello")) + 1]
+
+
+def test_a_history_in_parts_is_the_history(vocabulary: Vocabulary) -> None:
+    """Each message of a stream stays small, however long what is taken up was."""
+    text = "hello the dog END"
+    whole, parted = Stream(vocabulary), Stream(vocabulary)
+    ids = whole.ids(text)
+    whole.detokenizer._limits = parted.detokenizer._limits = StreamLimits(4, 3, 8, 2, 100)
+    for first, *rest in ([ids[:7]], [ids[:3], ids[3:5], ids[5:7]], [[], ids[:7]]):
+        stream = whole if not rest else parted
+        stream.open(1, ("END",), chars_sent=3, prior_ids=first, more_prior=bool(rest))
+        while rest:
+            assert stream.step((1, ids[:1], 0)).handle == []  # its rows come after the last part
+            stream.open(1, prior_ids=rest.pop(0), more_prior=bool(rest), further=True)
+        assert stream.step((1, ids[7:], 0)).text == [text[3:-3]]
+
+
+def test_parts_of_what_was_refused_or_closed_are_passed_over(stream: Stream) -> None:
+    stream.open(1, prior_ids=[5], more_prior=True, further=True)
+    stream.open(2, prior_ids=[5], more_prior=True)
+    stream.detokenizer.close([2])
+    stream.open(2, prior_ids=[5], further=True)
+    assert len(stream.detokenizer) == 0
+    with pytest.raises(QuireError, match="TOO_MANY_TOKEN_IDS"):
+        stream.open(3, prior_ids=[5] * 4, more_prior=True)
+        stream.open(3, prior_ids=[5] * 2, further=True)
+    assert len(stream.detokenizer) == 0
+
+
+def test_a_long_history_gives_others_their_turn(vocabulary: Vocabulary) -> None:
+    detokenizer = Detokenizer(vocabulary, StreamLimits(4, 3, 8, 2, 1 << 20), lambda ended: None)
+    turns = detokenizer.open(OpenRequest(1, prior_ids=np.full(100_000, 5, np.int32)))
+    assert len(list(turns)) == 12
+
+
+def test_a_long_answer_goes_in_parts(stream: Stream) -> None:
+    answer = StepText()
+    rows = [(2, "a" * 10, -1, 3), (3, "b" * 200_000, 1, 4), (5, "", -1, 1), (4, "c" * 65_536, -1, 5)]
+    for handle, text, stop_index, used in rows:
+        answer.handle.append(handle)
+        answer.text.append(text)
+        answer.stop_index.append(stop_index)
+        answer.used.append(used)
+    answer.offsets, answer.offset_handles = [1, 2, 3, 4, 5], [3, 5]
+    told: list[tuple[int, str, int, int]] = []
+    offsets, begun = list[int](), ""
+    for part, cut in in_parts(answer):
+        assert sum(map(len, part.text)) <= MOST_CHARS
+        found = list(zip(part.handle, part.text, part.stop_index, part.used, strict=True))
+        found[0] = (found[0][0], begun + found[0][1], *found[0][2:])
+        begun = found.pop()[1] if cut else ""
+        told += found
+        offsets += part.offsets
+    assert (told, offsets, begun) == (rows, answer.offsets, "")
