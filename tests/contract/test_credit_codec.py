@@ -231,3 +231,29 @@ def test_each_logit_control_travels_alone(controls: LogitControls) -> None:
     sequence = Sequence(ids(1), Stop(1), Sampling(controls=controls))
     assert sequence_from_pb(sequence_to_pb(sequence)).sampling.controls == controls
     assert len(dataclasses.fields(controls)) == 6, "a new control belongs into this list"
+
+
+GROUPS = {
+    "Report.step": ("step_applied", "step_rows", "step_prefill_tokens"),
+    "Report.row": ("slot", "count", "finish"),
+    "Report.prefill": ("prefill_slot", "prefill_position"),
+    "Report.moved": ("moved_id", "moved_status", "moved_pages", "moved_us"),
+    "Grant.stop": ("stop_slot", "stop_keep_pages"),
+    "Grant.limit": ("limit_slot", "limit_position"),
+    "Grant.grow": ("grow_slot", "grow_group", "grow_page"),
+}
+
+
+@pytest.mark.parametrize(("group", "column"), [(group, name) for group, names in GROUPS.items() for name in names])
+def test_a_group_with_rows_in_one_column_alone_is_refused_not_dropped(group: str, column: str) -> None:
+    """Whichever column it is: a sender must not leave out what it was given."""
+    value = np.zeros(2, np.uint8 if column in ("finish", "moved_status") else np.int32)
+    with pytest.raises(InvalidArgument):
+        if group.startswith("Report"):
+            report = credit.Report(credit.Epoch(1, 1))
+            setattr(report, column, value)
+            credit.decode_report(credit.encode_report(report))
+        else:
+            grant = credit.Grant(credit.Epoch(1, 1), 1)
+            setattr(grant, column, value)
+            credit.decode_grant(credit.encode_grant(grant))

@@ -67,10 +67,8 @@ class Harvest:
             replica.rates.idle()
 
     def _moves(self, report: Report, now: float) -> None:
-        count = len(report.moved_id)
-        took = report.moved_us.tolist() if len(report.moved_us) == count else [0] * count
         failed = report.moved_status.astype(np.bool_).tolist()
-        columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), took)
+        columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), report.moved_us.tolist())
         for carried in self._replica.moves.ended(map(MoveEnd._make, zip(*columns, strict=True)), now):
             self._replica.kv.cost.moved(carried, now)
             self._replica.pulls.measured(carried, now)

@@ -135,13 +135,14 @@ def encode_grant(grant: Grant) -> worker_pb2.Grant:
     )
     for start in grant.start:
         _start_into_pb(start, message.start.add())
-    if len(grant.stop_slot):
+    # A group is written where any of its columns has rows: the receiver refuses columns that do not fit together.
+    if len(grant.stop_slot) or len(grant.stop_keep_pages):
         message.stop_slot = pack_i32(grant.stop_slot)
         message.stop_keep_pages = pack_i32(grant.stop_keep_pages)
-    if len(grant.limit_slot):
+    if len(grant.limit_slot) or len(grant.limit_position):
         message.limit_slot = pack_i32(grant.limit_slot)
         message.limit_position = pack_i32(grant.limit_position)
-    if len(grant.grow_slot):
+    if len(grant.grow_slot) or len(grant.grow_group) or len(grant.grow_page):
         message.grow_slot = pack_i32(grant.grow_slot)
         message.grow_group = pack_i32(grant.grow_group)
         message.grow_page = pack_i32(grant.grow_page)

@@ -103,21 +103,22 @@ def encode_report(report: Report) -> worker_pb2.Report:
     for timing in report.timing:
         wait, prepare, forward, sample, copy = map(saturated_u32, timing)
         message.timing.add(wait=wait, prepare=prepare, forward=forward, sample=sample, copy=copy)
-    if report.steps:
+    # A group is written where any of its columns has rows: the receiver refuses columns that do not fit together.
+    if len(report.step_applied) or len(report.step_rows) or len(report.step_prefill_tokens):
         message.step_applied = pack_i64(report.step_applied)
         message.step_rows = pack_i32(report.step_rows)
         message.step_prefill_tokens = pack_i32(report.step_prefill_tokens)
-    if len(report.slot):
+    if len(report.slot) or len(report.token) or len(report.count) or len(report.finish):
         message.slot = pack_i32(report.slot)
         message.count = pack_i32(report.count)
         message.token = pack_i32(report.token)
         message.finish = pack_u8(report.finish)
     if report.logprobs is not None:
         message.logprobs.CopyFrom(logprobs_to_pb(report.logprobs))
-    if len(report.prefill_slot):
+    if len(report.prefill_slot) or len(report.prefill_position):
         message.prefill_slot = pack_i32(report.prefill_slot)
         message.prefill_position = pack_i32(report.prefill_position)
-    if len(report.moved_id):
+    if len(report.moved_id) or len(report.moved_status) or len(report.moved_pages) or len(report.moved_us):
         message.moved_id = pack_i64(report.moved_id)
         message.moved_status = pack_u8(report.moved_status)
         message.moved_pages = pack_i32(report.moved_pages)
@@ -160,10 +161,12 @@ def decode_report(message: worker_pb2.Report) -> Report:
         heartbeat=message.heartbeat,
         prompt_logprobs=prompt_logprobs_from_pb(message.prompt_logprobs) if message.HasField("prompt_logprobs") else [],
     )
-    equal_lengths("step", applied=report.step_applied, rows=report.step_rows)
+    prefill_tokens = report.step_prefill_tokens
+    equal_lengths("step", applied=report.step_applied, rows=report.step_rows, prefill_tokens=prefill_tokens)
     rows = equal_lengths("row", slot=report.slot, count=report.count, finish=report.finish)
     equal_lengths("prefill", slot=report.prefill_slot, position=report.prefill_position)
-    equal_lengths("moved", id=report.moved_id, status=report.moved_status, pages=report.moved_pages)
+    status, pages = report.moved_status, report.moved_pages
+    equal_lengths("moved", id=report.moved_id, status=status, pages=pages, us=report.moved_us)
     check_sum("step_rows", report.step_rows, rows)
     check_sum("count", report.count, len(report.token))
     return report
