@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 _TICK_S = 0.1
+_LAST_SESSION = 2**31 - 1
 _READY, _DRAINING = "ready", "draining"
 
 
@@ -120,7 +121,10 @@ class Engine:
 
     def open_session(self, sink: Sink) -> int:
         """A session begins; its number names it in `submit` and `abort`."""
-        session, self._next_session = self._next_session, self._next_session + 1
+        session = self._next_session
+        while session in self._sinks:
+            session = _after(session)
+        self._next_session = _after(session)
         self._sinks[session] = sink
         return session
 
@@ -332,6 +336,11 @@ class Engine:
     def _ended(self, request: Request, reason: str, code: str) -> None:
         metrics.ended(request, reason)
         self._spans.end(request, reason, code)
+
+
+def _after(session: int) -> int:
+    """The next session number: columns of int32 carry them."""
+    return session + 1 if session < _LAST_SESSION else 1
 
 
 def _spawn(work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
