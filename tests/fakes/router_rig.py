@@ -15,10 +15,10 @@ from grpc_reflection.v1alpha import reflection
 
 from quire.v1 import inference_pb2_grpc
 from quire_common.aio_health import AioHealth
-from quire_common.server import BoundServer
-from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors
-from quire_common.transport import SERVER_OPTIONS
+from quire_common.server import BoundServer, public_server
+from quire_common.telemetry.interceptors import CallGate
 from quire_router.config import RouterConfig
+from quire_router.grpc_limits import grpc_limits
 from quire_router.server import RouterService
 from tests.fakes.api_document import check_answer
 from tests.fakes.fake_scheduler import FakeScheduler
@@ -77,7 +77,7 @@ async def router_rig(
             }
         )
         gate = CallGate()
-        server = grpc.aio.server(interceptors=[*aio_server_interceptors(), gate], options=SERVER_OPTIONS)
+        server = public_server(grpc_limits(options), gate)
         port = server.add_insecure_port("127.0.0.1:0")
         address = f"127.0.0.1:{port}"
         checker = AioHealth()

@@ -32,7 +32,7 @@ from quire_common.telemetry.interceptors import CallGate, aio_server_interceptor
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
 from quire_common.telemetry.metrics import serve_metrics
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
-from quire_common.transport import SERVER_OPTIONS, server_credentials
+from quire_common.transport import SERVER_OPTIONS, PortLimits, server_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -68,8 +68,8 @@ class BoundServer:
         self._set_serving(up)
 
     def guard_calls(self, check: Callable[[str, Mapping[str, str]], None]) -> None:
-        """Before any handler of an asyncio server runs, `check(path, metadata)` may refuse the call with a QuireError.
-        It sees every call, of health and reflection too."""
+        """Before an asyncio server reads a call's first message, `check(path, metadata)` may refuse the call with a
+        QuireError. It sees every call, of health and reflection too."""
         self._gate.check = check
 
 
@@ -127,14 +127,33 @@ def service_main(service: str, cls: type[C], run: Callable[[C], int], argv: Sequ
     return run(config)
 
 
-def run_aio(config: C, make_service: Callable[[BoundServer], AioService], *, metrics_port: bool = True) -> int:
+def run_aio(
+    config: C,
+    make_service: Callable[[BoundServer], AioService],
+    *,
+    metrics_port: bool = True,
+    limits: PortLimits | None = None,
+) -> int:
     """Run an asyncio service until a signal; returns the exit code. Without `metrics_port` the service itself serves
-    `--metrics-listen`."""
-    return uvloop.run(_serve_aio(config, make_service, metrics_port))
+    `--metrics-listen`. `limits` are those of a port that strangers reach."""
+    return uvloop.run(_serve_aio(config, make_service, metrics_port, limits))
+
+
+def public_server(limits: PortLimits | None, gate: CallGate) -> grpc.aio.Server:
+    """An asyncio server with the interceptors of all services; a None of `limits` is a port that only peers reach."""
+    receive_timeout_s = limits.receive_timeout_s if limits else 0.0
+    return grpc.aio.server(
+        interceptors=[*aio_server_interceptors(receive_timeout_s=receive_timeout_s), gate],
+        options=limits.options() if limits else SERVER_OPTIONS,
+        maximum_concurrent_rpcs=limits.calls if limits else None,
+    )
 
 
 async def _serve_aio(
-    config: ServiceConfig, make_service: Callable[[BoundServer], AioService], metrics_port: bool
+    config: ServiceConfig,
+    make_service: Callable[[BoundServer], AioService],
+    metrics_port: bool,
+    limits: PortLimits | None,
 ) -> int:
     name = _service_name(config)
     setup_logging(name, config.log_level, config.log_format)
@@ -149,7 +168,7 @@ async def _serve_aio(
     service: AioService | None = None
     discovery: Discovery | None = None
     gate = CallGate()
-    server = grpc.aio.server(interceptors=[*aio_server_interceptors(), gate], options=SERVER_OPTIONS)
+    server = public_server(limits, gate)
     try:
         bound = _bind(server, config, name, fail)
         set_identity(name, bound.instance)

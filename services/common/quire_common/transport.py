@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
@@ -30,6 +31,32 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 500),
     ("grpc.http2.max_ping_strikes", 0),
 ]
+
+# Of grpc_compression_algorithm: the bit of "identity" alone.
+_NO_COMPRESSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PortLimits:
+    """What a server takes from strangers. `calls` and `connections` are at the same time; more are refused.
+    `receive_timeout_s` bounds how long the one message of a call may take. Compressed messages are refused: 60 KB may
+    hold 64 MiB."""
+
+    message_bytes: int
+    calls: int
+    connections: int
+    receive_timeout_s: float
+
+    def options(self) -> list[tuple[str, int]]:
+        """All options of such a server. Of an option that is there twice, gRPC takes the first."""
+        own = {
+            "grpc.max_receive_message_length": self.message_bytes,
+            "grpc.max_concurrent_streams": self.calls,
+            "grpc.max_allowed_incoming_connections": self.connections,
+            "grpc.compression_enabled_algorithms_bitset": _NO_COMPRESSION,
+        }
+        return list((dict(SERVER_OPTIONS) | own).items())
+
 
 CHANNEL_OPTIONS: list[tuple[str, int]] = [
     *_COMMON,

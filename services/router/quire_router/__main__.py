@@ -6,6 +6,7 @@ import sys
 
 from quire_common.server import run_aio, service_main
 from quire_router.config import RouterConfig
+from quire_router.grpc_limits import grpc_limits
 from quire_router.server import RouterService
 
 
@@ -14,7 +15,9 @@ def main() -> int:
     return service_main(
         "router",
         RouterConfig,
-        lambda config: run_aio(config, lambda bound: RouterService(config, bound), metrics_port=False),
+        lambda config: run_aio(
+            config, lambda bound: RouterService(config, bound), metrics_port=False, limits=grpc_limits(config)
+        ),
     )
 
 

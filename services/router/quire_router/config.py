@@ -76,7 +76,10 @@ class RouterConfig(ServiceConfig):
         10.0, "how long, at least, pages of a request just placed are expected to appear", at_least=0.1
     )
     max_concurrent_requests: int = option(1024, "sequences in flight; more are refused with 429", at_least=1)
-    max_body_bytes: int = option(4 * 1024 * 1024, "longest HTTP body", at_least=1024)
+    max_body_bytes: int = option(
+        4 * 1024 * 1024, "longest HTTP body, and longest gRPC request", at_least=1024, at_most=64 * 1024 * 1024
+    )
+    max_connections: int = option(4096, "connections to each public port; more are closed at once", at_least=1)
     max_n: int = option(128, "greatest n", at_least=1)
     max_logprobs: int = option(20, "most alternatives per token that a request may ask for", at_least=0)
     request_timeout_s: float = option(

@@ -44,6 +44,9 @@ detection = metrics.histogram(
     "quire_router_loss_detection_seconds",
     "From a session's last word to the end of the session, where it had sequences.",
 )
+http_refused = metrics.counter(
+    "quire_router_http_refused_total", "HTTP requests that were answered by an error, by its code.", ("cause",)
+)
 rate_limited = metrics.counter("quire_router_rate_limited_total", "Requests refused by a key's limit.", ("kind",))
 limits_shared = metrics.gauge("quire_router_rate_limits_shared", "1: Redis has the rate limits; 0: they are local.")
 attempts = metrics.histogram(

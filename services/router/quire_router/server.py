@@ -130,6 +130,7 @@ class RouterService:
             config.ssl_keyfile,
             stall_s=config.client_stall_s,
             shared=config.http_workers > 1,
+            max_connections=config.max_connections,
         )
         self._workers = HttpWorkers(config, bound.instance, self.http.port, limited=self._keys.limited)
         self.admin = AdminPort(config, self._keys, self._rates, self.admission, self._status, self._on_change)

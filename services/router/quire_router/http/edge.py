@@ -148,6 +148,7 @@ class Edge:
         await send({"type": "http.response.body", "body": b""})
 
     async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
+        metrics.http_refused.labels(error.code).inc()
         status, shaped = shaped_error(path, error, request_id)
         body, headers = orjson.dumps(shaped), error_headers(error)
         if isinstance(error, MethodNotAllowed):

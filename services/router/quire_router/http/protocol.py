@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from quire_router import metrics
+
 if TYPE_CHECKING:
     from starlette.types import Scope
     from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
@@ -18,7 +20,11 @@ HEAD_TIMEOUT_S = 30.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """A connection that sends no complete head within time and size is answered 400 and closed."""
+    """A connection that sends no complete head within time and size is answered 400 and closed. One more than
+    `max_connections` is closed at once."""
+
+    max_connections = 0
+    """0 is without limit."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -29,6 +35,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # narrower, as in uvicorn
         """The first head is awaited from here on; before later ones, uvicorn's keep-alive timeout runs."""
         super().connection_made(transport)
+        if 0 < self.max_connections < len(self.connections):
+            metrics.http_refused.labels("TOO_MANY_CONNECTIONS").inc()
+            transport.abort()
+            return
         self._start_head()
 
     def data_received(self, data: bytes) -> None:
@@ -38,7 +48,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(data)
         if self._in_head and self._head_bytes > MAX_HEAD_BYTES:
             self._end_head()
-            self._refuse("Request head too large.")
+            self._refuse("HEAD_TOO_LARGE", "Request head too large.")
 
     def on_message_begin(self) -> None:
         """A head begins."""
@@ -60,7 +70,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_head(self) -> None:
         self._in_head, self._head_bytes = True, 0
-        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, "Request head too slow.")
+        too_slow = "HEAD_TOO_SLOW", "Request head too slow."
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._refuse, *too_slow)
 
     def _end_head(self) -> None:
         self._in_head = False
@@ -68,8 +79,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    def _refuse(self, reason: str) -> None:
+    def _refuse(self, cause: str, reason: str) -> None:
         if not self.transport.is_closing():
+            metrics.http_refused.labels(cause).inc()
             self.send_400_response(reason)
 
 

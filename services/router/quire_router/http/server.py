@@ -46,8 +46,10 @@ class HttpServer:
         stall_s: float = 0.0,
         flag: str = "port",
         shared: bool = False,
+        max_connections: int = 0,
     ) -> None:
-        """`shared`: other processes of this router bind the same port, each for its share of the connections."""
+        """`max_connections`: more are closed at once; 0 is without limit. `shared`: other processes of this router bind
+        the same port, each for its share of the connections."""
         self._socket = _bind(host, port, stall_s, flag, shared=shared)
         bound = self._socket.getsockname()[1]
         self.port: int = bound
@@ -56,7 +58,7 @@ class HttpServer:
         self._server = _Server(
             uvicorn.Config(
                 app,
-                http=BoundedProtocol,
+                http=type("Protocol", (BoundedProtocol,), {"max_connections": max_connections}),
                 ws="none",
                 lifespan="off",
                 interface="asgi3",

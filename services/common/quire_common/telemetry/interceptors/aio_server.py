@@ -18,7 +18,7 @@ from quire_common.cancellation import is_cancelled
 from quire_common.errors import to_status, trailing_metadata
 from quire_common.telemetry.interceptors.handlers import wrap_handler
 from quire_common.telemetry.interceptors.server_call import UNTRACED, ServerCall, ServerMethod, status_code
-from quire_common.telemetry.interceptors.unreadable import require_readable
+from quire_common.telemetry.interceptors.unreadable import Read, reading, require_readable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -26,55 +26,71 @@ if TYPE_CHECKING:
     Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
 
 
-def aio_server_interceptors(untraced: Collection[str] = UNTRACED) -> list[grpc.aio.ServerInterceptor]:
+def aio_server_interceptors(
+    untraced: Collection[str] = UNTRACED, *, receive_timeout_s: float = 0.0
+) -> list[grpc.aio.ServerInterceptor]:
     """For `grpc.aio.server(interceptors=...)`."""
-    return [AioServerInterceptor(untraced)]
+    return [AioServerInterceptor(untraced, receive_timeout_s)]
 
 
 class AioServerInterceptor(grpc.aio.ServerInterceptor):
-    """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s."""
+    """Typed errors, request ids, spans and metrics for every call. `untraced` names `package.Service/Method`s.
+    `receive_timeout_s`: how long the message of a call with one request may take; 0 is for ever."""
 
-    def __init__(self, untraced: Collection[str] = UNTRACED) -> None:
+    def __init__(self, untraced: Collection[str] = UNTRACED, receive_timeout_s: float = 0.0) -> None:
         self._untraced = frozenset(name.lstrip("/") for name in untraced)
-        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+        self._receive_timeout_s = receive_timeout_s
+        self._wrapped: dict[tuple[str, bool], tuple[Handler, Handler]] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Wrap the handler, once per method: only registered methods have one, so the table is bounded."""
+        """Wrap the handler, once per method and kind: only registered methods have one, so the table is bounded."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None
         path = handler_call_details.method
-        cached = self._wrapped.get(path)
+        key = path, handler.request_streaming
+        cached = self._wrapped.get(key)
         if cached is None or cached[0] is not handler:
-            cached = self._wrapped[path] = (handler, _wrap(handler, ServerMethod(path, self._untraced)))
+            wrapped = _wrap(handler, ServerMethod(path, self._untraced), self._receive_timeout_s)
+            cached = self._wrapped[key] = (handler, wrapped)
         return cached[1]
 
 
-def _wrap(handler: Handler, method: ServerMethod) -> Handler:
-    wrapped: Handler = wrap_handler(handler, lambda b: _unary(b, method), lambda b: _streaming(b, method))
+def _wrap(handler: Handler, method: ServerMethod, receive_timeout_s: float) -> Handler:
+    read = reading(receive_timeout_s) if receive_timeout_s and not handler.request_streaming else None
+    wrapped: Handler = wrap_handler(
+        handler,
+        lambda behaviour: _unary(behaviour, method, read),
+        lambda behaviour: _streaming(behaviour, method, read),
+        streamed=read is not None,
+    )
     return wrapped
 
 
-def _unary(behaviour: Any, method: ServerMethod) -> Any:
+def _unary(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
     async def unary(request: Any, context: Any) -> Any:
         return await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> Any:
+        if read is not None:
+            request = await read(request)
         require_readable(request)
         return await behaviour(request, context)
 
     return unary
 
 
-def _streaming(behaviour: Any, method: ServerMethod) -> Any:
+def _streaming(behaviour: Any, method: ServerMethod, read: Read | None) -> Any:
     async def stream(request: Any, context: Any) -> None:
         await _guarded(ServerCall(method, context.invocation_metadata()), answer(request, context), context)
 
     async def answer(request: Any, context: Any) -> None:
+        if read is not None:
+            request = await read(request)
         require_readable(request)
         result = behaviour(request, context)
         await (_write_all(result, context) if inspect.isasyncgen(result) else result)

@@ -1,7 +1,8 @@
 """Lets no call through that its service would not: the door in front of every method there is, reflection included.
 
-Stands inside the interceptor that types errors, so that a refusal is an answer like any other. Knows no credentials:
-the check is the service's.
+The check sees a call's metadata before any message of the call is read, so that a stranger's message costs nothing.
+The gate stands inside the interceptor that types errors, so that a refusal is an answer like any other. It knows no
+credentials: the check is the service's.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from quire_common.telemetry.interceptors.handlers import wrap_handler
+from quire_common.errors import QuireError
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     Handler = grpc.RpcMethodHandler[Any, Any]  # generic in the type stubs alone
     Check = Callable[[str, Mapping[str, str]], None]
@@ -24,46 +25,37 @@ class CallGate(grpc.aio.ServerInterceptor):
 
     def __init__(self) -> None:
         self.check: Check | None = None
-        self._wrapped: dict[str, tuple[Handler, Handler]] = {}
+        self._refusing: dict[str, Handler] = {}
 
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Handler | None:
-        """Wrap the handler, once per method: only registered methods have one, so the table is bounded."""
+        """The method's own handler, or one that refuses the call and reads nothing."""
         handler = await continuation(handler_call_details)
         if handler is None or self.check is None:
             return handler
         path = handler_call_details.method
-        cached = self._wrapped.get(path)
-        if cached is None or cached[0] is not handler:
-            guard = self._guard(path)
-            wrapped: Handler = wrap_handler(handler, lambda b: _unary(b, guard), lambda b: _streaming(b, guard))
-            cached = self._wrapped[path] = (handler, wrapped)
-        return cached[1]
+        try:
+            self.check(path, _texts(handler_call_details.invocation_metadata))
+        except QuireError:
+            return self._refuse(path)
+        return handler
 
-    def _guard(self, path: str) -> Callable[[Any], None]:
-        def guard(context: Any) -> None:
-            if self.check is not None:
-                metadata = context.invocation_metadata() or ()
-                self.check(path, {key: value for key, value in metadata if isinstance(value, str)})
+    def _refuse(self, path: str) -> Handler:
+        """Once per method: only registered methods have one, so the table is bounded. gRPC reads the message of a
+        call with one request by itself; of a call with a stream of them the handler reads, and this one does not."""
+        refusing = self._refusing.get(path)
+        if refusing is None:
 
-        return guard
+            async def refuse(_requests: object, context: Any) -> None:
+                if self.check is not None:
+                    self.check(path, _texts(context.invocation_metadata()))
 
-
-def _unary(behaviour: Any, guard: Callable[[Any], None]) -> Any:
-    async def unary(request: Any, context: Any) -> Any:
-        guard(context)
-        return await behaviour(request, context)
-
-    return unary
+            refusing = self._refusing[path] = grpc.stream_stream_rpc_method_handler(refuse)
+        return refusing
 
 
-def _streaming(behaviour: Any, guard: Callable[[Any], None]) -> Any:
-    def stream(request: Any, context: Any) -> Any:
-        """What the behaviour returns is passed on: who drives it sees the handler's own generator."""
-        guard(context)
-        return behaviour(request, context)
-
-    return stream
+def _texts(metadata: Iterable[tuple[str, str | bytes]] | None) -> dict[str, str]:
+    return {key: value for key, value in metadata or () if isinstance(value, str)}

@@ -12,10 +12,15 @@ from quire_common.telemetry.interceptors.unreadable import tolerant
 Wrap = Callable[[Any], Any]
 
 
-def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap) -> Any:
-    """`unary` and `streaming` wrap behaviours by the kind of their response; unreadable unary requests reach them."""
+def wrap_handler(handler: Any, unary: Wrap, streaming: Wrap, *, streamed: bool = False) -> Any:
+    """`unary` and `streaming` wrap behaviours by the kind of their response; unreadable unary requests reach them.
+    `streamed`: of a handler of one request, they get the stream that it comes by instead."""
     read = handler.request_deserializer if handler.request_streaming else tolerant(handler.request_deserializer)
     codecs = {"request_deserializer": read, "response_serializer": handler.response_serializer}
+    if streamed and handler.response_streaming:
+        return grpc.stream_stream_rpc_method_handler(streaming(handler.unary_stream), **codecs)
+    if streamed:
+        return grpc.stream_unary_rpc_method_handler(unary(handler.unary_unary), **codecs)
     if handler.request_streaming and handler.response_streaming:
         return grpc.stream_stream_rpc_method_handler(streaming(handler.stream_stream), **codecs)
     if handler.request_streaming:

@@ -44,6 +44,9 @@ _SERVER_FAULTS = frozenset({"UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "IN
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 _handled = metrics.counter("quire_grpc_server_handled_total", "Calls that ended.", ("service", "method", "code"))
+_refused = metrics.counter(
+    "quire_grpc_server_refused_total", "Calls that ended by a typed error.", ("service", "method", "cause")
+)
 _latency = metrics.histogram("quire_grpc_server_latency_seconds", "Duration of calls.", ("service", "method"))
 
 
@@ -95,6 +98,8 @@ class ServerCall:
             return
         self.ended = True
         _handled.labels(self._method.service, self._method.method, code.name).inc()
+        if error_code:
+            _refused.labels(self._method.service, self._method.method, error_code).inc()
         if self._method.traced:
             _latency.labels(self._method.service, self._method.method).observe(time.perf_counter() - self._started)
         if self._span is not None:

@@ -1,17 +1,19 @@
 """Requests whose bytes are no message of their type (broken UTF-8, cut fields): a typed error, not gRPC's UNKNOWN.
 
 A deserialiser fails before any handler runs, out of the interceptors' sight. So it is made to return a mark instead,
-and the wrapped handler raises what the mark says. Unary requests only: streams are opened by our own services.
+and the wrapped handler raises what the mark says. Unary requests only: streams are opened by our own services. A
+request that does not come, or comes too slowly, is a typed error too, where a server bounds the time (`reading`).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
-from quire_common.errors import InvalidArgument
+from quire_common.errors import DeadlineExceeded, InvalidArgument
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+Read = Callable[[AsyncIterator[Any]], Awaitable[Any]]
 
 
 class Unreadable:
@@ -40,3 +42,21 @@ def require_readable(request: Any) -> None:
             "The request's bytes are no message of this method: a string is not UTF-8, or a field is cut short.",
             "Encode text as UTF-8, and build the message from the published contract.",
         )
+
+
+def reading(timeout_s: float) -> Read:
+    """Takes the one request of a call from the stream that it comes by. Raises DeadlineExceeded, and InvalidArgument
+    where the client sends none."""
+
+    async def read(requests: AsyncIterator[Any]) -> Any:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await anext(requests)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "MESSAGE_TIMEOUT", f"The request did not arrive within {timeout_s:g} s.", "Send it faster."
+            ) from None
+        except StopAsyncIteration:
+            raise InvalidArgument("NO_MESSAGE", "The call has no message.", "Send one request.") from None
+
+    return read
