@@ -6,7 +6,6 @@ The order in which they are applied is the worker's: see quire_worker.sampling.r
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,6 +22,9 @@ MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 16_384
 MAX_BIAS = 100.0
 MAX_PENALTY = 2.0
+# The least float32 that is held in full: below it a GPU computes with 0.
+MIN_REPETITION_PENALTY = 2.0**-126
+MAX_REPETITION_PENALTY = 3.4028234663852886e38
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,11 @@ def check_controls(controls: LogitControls) -> None:
     penalties = (
         ("presence_penalty", abs(controls.presence_penalty) <= MAX_PENALTY, "from -2 to 2"),
         ("frequency_penalty", abs(controls.frequency_penalty) <= MAX_PENALTY, "from -2 to 2"),
-        ("repetition_penalty", 0.0 < controls.repetition_penalty < math.inf, "above 0"),
+        (
+            "repetition_penalty",
+            MIN_REPETITION_PENALTY <= controls.repetition_penalty <= MAX_REPETITION_PENALTY,
+            f"above 0, from {MIN_REPETITION_PENALTY:.2g} to {MAX_REPETITION_PENALTY:.2g}",
+        ),
     )
     for name, good, range_text in penalties:
         if not good:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -297,3 +299,51 @@ def test_prompt_logprobs_are_those_of_the_reference() -> None:
         np.testing.assert_allclose(columns.logprob, wanted.logprob, atol=1e-4)
         for name in ("token_index", "rank", "top_count", "top_id"):
             assert getattr(columns, name).tolist() == getattr(wanted, name).tolist(), name
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_logit_that_a_penalty_makes_infinite_is_its_requests_error(filtered: bool) -> None:
+    """The second row's infinite tokens are all forbidden, the third is damaged, the fourth thinks no more."""
+    tiny = LogitControls(repetition_penalty=1e-37)
+    forbidden = LogitControls(repetition_penalty=1e-37, bad_words=tuple((token,) for token in range(ALPHABET)))
+    rows = Rows([tiny, forbidden, tiny, tiny, None], 1)
+    for row in range(4):
+        ids = np.arange(ALPHABET, dtype=np.int32)
+        thinking = ThinkingBudget((1, 2), (3, 4), 0) if row == 3 else None
+        sequence = Sequence(np.append(ids, [1, 2]).astype(np.int32), Stop(9), Sampling(controls=rows_of(rows, row)))
+        rows.rows[row] = RowControls(dataclasses.replace(sequence, thinking=thinking))
+    logits, columns = make(5, 3)
+    logits[:, :ALPHABET] = 100.0
+    logits[2, 1400] = float("nan")
+    columns.controls = rows.rows
+    if not filtered:
+        columns.top_k[:], columns.top_p[:], columns.min_p[:] = 0, 1.0, 0.0
+    token, finish = (torch.full((5,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
+    changed = rows.changed(logits, False)
+    draw(logits.to(DEVICE), on_device(columns), last, token, finish, filtered=filtered, pdl=False, changed=changed)
+    wanted = sample(logits, columns).tolist()
+    assert token.tolist() == wanted and wanted[0] == NOTHING_LEFT and wanted[2:4] == [-1, 3]
+    assert wanted[1] >= ALPHABET and wanted[4] >= 0
+    failed = failed_draws(rows.batch(fed=False), token.cpu().numpy())
+    assert [(row, each.code) for row, each in failed.items()] == [(0, "NO_TOKEN_LEFT"), (2, "NAN_LOGITS")]
+
+
+def rows_of(rows: Rows, row: int) -> LogitControls | None:
+    return rows.rows[row].sequence.sampling.controls
+
+
+def test_a_row_that_python_changes_is_its_requests_error_too_where_a_penalty_makes_it_infinite() -> None:
+    rows = Rows([None, None], 1)
+    controls = LogitControls(repetition_penalty=1e-37)
+    sequence = Sequence(np.array([1, 2], np.int32), Stop(9), Sampling(controls=controls, processors=("contrary",)))
+    rows.rows = {1: RowControls(sequence, PROCESSORS)}
+    logits, columns = make(2, 5)
+    logits[:, 1:3] = 100.0
+    columns.controls = rows.rows
+    places, raw = np.arange(2, dtype=np.int32), logits.to(DEVICE)
+    changed = HostRows(PROCESSORS).edit(rows.batch(fed=False), places, raw, rows.last, None)
+    token, finish = (torch.full((2,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
+    draw(raw, on_device(columns), last, token, finish, filtered=True, pdl=False, changed=changed)
+    assert token.tolist()[1] == NOTHING_LEFT == sample(logits, columns)[1]

@@ -177,11 +177,11 @@ def nan_logits() -> QuireError:
 
 
 def nothing_left() -> QuireError:
-    """The error of a sequence that forbids itself every token."""
+    """The error of a sequence that forbids itself every token, or makes a token infinitely likely."""
     return InvalidArgument(
         "NO_TOKEN_LEFT",
         "allowed_token_ids, bad_words, logit_bias, penalties, logits_processors and min_tokens of this request leave "
-        "no token to draw.",
-        "Allow more tokens, or forbid fewer.",
+        "no token to draw, or make a logit infinite.",
+        "Allow more tokens, or forbid fewer; choose a repetition_penalty nearer to 1.",
         param="allowed_token_ids",
     )

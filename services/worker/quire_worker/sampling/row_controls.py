@@ -13,6 +13,8 @@ Exact definition, in vLLM's order, for a row of raw logits x in float32:
     thinking budget     used up: all but the end mark's next token become -inf, and that one's logit is the raw one
                         again, whatever the rest made of it (see thinking_track)
 
+Where a penalty near 0 makes a logit infinite, the row has nothing left to draw: that is the request's error.
+
 All is a function of prompt ids, output ids and parameters, so an answer survives preemption and migration. Made when a
 sequence starts, then the device's: it alone knows what was drawn, and tells by `fed` before it draws again.
 """
@@ -114,8 +116,10 @@ class RowControls:
             if self.failure is not None:
                 logits.fill(_NEVER)
                 return
-        if self._counting:
-            self._known_counts().penalise(logits, self._repetition, self._frequency, self._presence)
+        if self._counting and not self._known_counts().penalise(
+            logits, self._repetition, self._frequency, self._presence
+        ):
+            logits.fill(_NEVER)
 
     @property
     def changes_logits(self) -> bool:

@@ -29,14 +29,17 @@ class TokenCounts:
             self._size += 1
         self._count[place] += 1
 
-    def penalise(self, logits: Float32, repetition: np.float32, frequency: np.float32, presence: np.float32) -> None:
-        """vLLM's penalties on a row of logits [V], in place, in float32 and in vLLM's order."""
+    def penalise(self, logits: Float32, repetition: np.float32, frequency: np.float32, presence: np.float32) -> bool:
+        """vLLM's penalties on a row of logits [V], in place, in float32 and in vLLM's order. False where they make a
+        logit infinite."""
         ids, count = self._ids[: self._size], self._count[: self._size]
         values = logits[ids]
         if repetition != 1:
-            values = np.where(values > 0, values / repetition, values * repetition)
+            with np.errstate(over="ignore"):
+                values = np.where(values > 0, values / repetition, values * repetition)
         if frequency:
             values -= frequency * count
         if presence:
             values -= presence * (count > 0)
         logits[ids] = values
+        return not (values == np.inf).any()

@@ -75,7 +75,7 @@ def control_kernel(
     tl.debug_barrier()
     _add_biases(sheet, target)
     tl.debug_barrier()
-    _penalise(sheet, target)
+    infinite = _penalise(sheet, target)
     tl.debug_barrier()
     _forbid_words(sheet, target)
     if tl.load(blocked + row) != 0:
@@ -83,6 +83,9 @@ def control_kernel(
             banned = tl.load(stop_id + row * stops + index)
             tl.store(target + banned, float("-inf"), mask=banned >= 0)
     tl.debug_barrier()
+    if infinite > 0:
+        _leave_nothing(sheet, target, vocab, BLOCK)
+        tl.debug_barrier()
     _force(logits + row * vocab, sheet, target, vocab, BLOCK)
     tl.debug_barrier()
     tl.store(target, float("nan"), mask=good == 0)
@@ -186,12 +189,14 @@ def _add_biases(sheet, target):
 
 @triton.jit
 def _penalise(sheet, target):
+    """Not 0 where a penalty has made a logit infinite."""
     lane = tl.arange(0, LISTED)
     known, capacity = tl.load(sheet + KNOWN), tl.load(sheet + CAPACITY)
     repetition = tl.load(sheet + REPETITION).to(tl.float32, bitcast=True)
     frequency = tl.load(sheet + FREQUENCY).to(tl.float32, bitcast=True)
     presence = tl.load(sheet + PRESENCE).to(tl.float32, bitcast=True)
     ids = sheet + tl.load(sheet + IDS_AT)
+    infinite = tl.zeros([LISTED], tl.int32)
     for start in range(0, known, LISTED):
         at = start + lane
         real = at < known
@@ -202,6 +207,28 @@ def _penalise(sheet, target):
         x = x - frequency * count
         x = x - tl.where(count > 0.0, presence, 0.0)
         tl.store(target + token, x, mask=real)
+        infinite = infinite | (real & (x == float("inf"))).to(tl.int32)
+    return tl.max(infinite, axis=0)
+
+
+@triton.jit
+def _leave_nothing(sheet, target, vocab, BLOCK: tl.constexpr):
+    """Where a known token's logit is infinite that may be drawn, the request leaves nothing to draw."""
+    lane = tl.arange(0, LISTED)
+    known = tl.load(sheet + KNOWN)
+    ids = sheet + tl.load(sheet + IDS_AT)
+    infinite = tl.zeros([LISTED], tl.int32)
+    for start in range(0, known, LISTED):
+        at = start + lane
+        token = tl.load(ids + at, mask=at < known, other=0)
+        x = tl.load(target + token, mask=at < known, other=0.0)
+        infinite = infinite | (x == float("inf")).to(tl.int32)
+    # Every thread has read before one of them writes.
+    tl.debug_barrier()
+    if tl.max(infinite, axis=0) > 0:
+        token = tl.arange(0, BLOCK)
+        for start in range(0, vocab, BLOCK):
+            tl.store(target + start + token, float("-inf"), mask=start + token < vocab)
 
 
 @triton.jit
