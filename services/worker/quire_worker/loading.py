@@ -20,6 +20,7 @@ from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.architectures import find_family
+from quire_worker.model.architectures.config_check import check_config
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.config_file import ConfigFile, read_json
 from quire_worker.model.decoder import Decoder
@@ -171,6 +172,7 @@ def read_source(folder: str | Path, options: LoadOptions, progress: Progress) ->
     progress("config", 0, 0)
     config = _read_config(path)
     architecture, family = find_family(config)
+    check_config(config, family)
     spec = family.build_spec(architecture, config)
     return ModelSource(path, config, architecture, family, spec, parameter_specs(spec), _max_model_len(spec, options))
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.config_file import ConfigFile
@@ -19,3 +20,7 @@ class Family:
     """(architecture, config) -> spec; raises ConfigError or Unsupported."""
     names: Mapping[str, str]
     """Role of a parameter -> its name in the checkpoint, {layer} being the layer's index."""
+    model_type: str
+    """What config.json calls it, where it says so."""
+    says: Mapping[str, Any] = field(default_factory=dict)
+    """Values of keys of config.json that say what the family does anyway."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from quire_worker.model.arch_spec import ArchSpec
-from quire_worker.model.architectures.common import USUAL_NAMES, read_activation, read_rope, read_sizes
+from quire_worker.model.architectures.common import USUAL_NAMES, read_activation, read_rope, read_sizes, refuse_windows
 from quire_worker.model.architectures.family import Family
 from quire_worker.model.config_file import ConfigFile
 
 
 def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     """Biases are flags of the config."""
+    refuse_windows(config)
     attention_bias = config.flag("attention_bias", False)
     return ArchSpec(
         architecture=architecture,
@@ -25,4 +26,4 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     )
 
 
-LLAMA = Family(("LlamaForCausalLM",), build_spec, USUAL_NAMES)
+LLAMA = Family(("LlamaForCausalLM",), build_spec, USUAL_NAMES, "llama")

@@ -24,4 +24,4 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     )
 
 
-QWEN2 = Family(("Qwen2ForCausalLM",), build_spec, USUAL_NAMES)
+QWEN2 = Family(("Qwen2ForCausalLM",), build_spec, USUAL_NAMES, "qwen2", {"qkv_bias": True})

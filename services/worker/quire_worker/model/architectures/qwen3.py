@@ -27,4 +27,4 @@ def build_spec(architecture: str, config: ConfigFile) -> ArchSpec:
     )
 
 
-QWEN3 = Family(("Qwen3ForCausalLM",), build_spec, USUAL_NAMES)
+QWEN3 = Family(("Qwen3ForCausalLM",), build_spec, USUAL_NAMES, "qwen3", {"use_qk_norm": True})

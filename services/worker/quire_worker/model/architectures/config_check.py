@@ -1,0 +1,84 @@
+"""Keys of config.json that change what a model computes in ways that no supported family has.
+
+A spec builder reads the keys that it knows. A key of this table that asks for something is refused by name: the model
+would load, and answer wrongly. Knows nothing of the keys that builders read.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final
+
+from quire_common.errors import Unsupported
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from quire_worker.model.architectures.family import Family
+    from quire_worker.model.config_file import ConfigFile
+
+_FIX = "Serve another model; or, where the key changes nothing for this one, remove it from config.json."
+
+
+def _table(*rows: tuple[str, str, Iterable[Any]]) -> Mapping[str, tuple[str, tuple[Any, ...]]]:
+    return MappingProxyType({key: (meaning, tuple(neutral)) for keys, meaning, neutral in rows for key in keys.split()})
+
+
+# Keys, what they ask for, and the values that ask for nothing; null always does.
+_UNREAD: Final = _table(
+    ("attn_logit_softcapping attention_softcap attn_softcap", "capped attention scores", (0, 0.0)),
+    ("final_logit_softcapping logit_softcap logits_soft_cap logits_softcap", "capped logits", (0, 0.0)),
+    ("logit_scale logits_scaling logits_scale lm_head_multiplier output_multiplier_scale", "scaled logits", (1,)),
+    ("mup_width_multiplier dim_model_base mup_use_scaling", "scaled logits", (0, 1)),
+    ("embedding_multiplier scale_emb embed_scale emb_scale embedding_scale", "scaled embeddings", (1,)),
+    ("scale_embedding scale_embeddings normalize_embedding normalize_embeddings", "scaled embeddings", (False,)),
+    ("residual_multiplier scale_depth residual_scale", "scaled residuals", (1,)),
+    ("attention_multiplier attn_scale attention_scale softmax_scale query_pre_attn_scalar", "scaled scores", ()),
+    ("key_multiplier attention_in_multiplier attention_out_multiplier ssm_multipliers", "scaled attention", (1,)),
+    ("mlp_multipliers", "a scaled MLP", ()),
+    ("attn_temperature_tuning scale_attn_by_inverse_layer_idx", "scores scaled by position or layer", (False, 0)),
+    ("rotary_pct rotary_percent rope_percentage", "a partial rotary embedding", (1,)),
+    ("rope_interleave rope_interleaved", "a rotary embedding of neighbours", (False,)),
+    ("no_rope_layers no_rope_layer_interval nope_layer_interval", "layers without positions", ([], 0)),
+    ("rope_local_base_freq global_rope_theta local_rope_theta swa_rope_theta", "two rotary embeddings", ()),
+    ("mrope_section use_mrope", "a rotary embedding of several axes", (False,)),
+    ("alibi use_alibi", "ALiBi", (False,)),
+    ("position_embedding_type", "other positions", ("rope", "rotary")),
+    ("attention_chunk_size dual_chunk_attention_config sparse_attention_config", "attention in chunks", (0,)),
+    ("attention_sink attention_sinks use_attention_sink attention_sink_size", "attention sinks", (False, 0)),
+    ("attn_output_gate attention_gate use_gated_attention", "gated attention", (False,)),
+    ("use_bidirectional_attention bidirectional", "attention to later positions", (False,)),
+    ("is_causal", "attention to later positions", (True,)),
+    ("clip_qkv", "clipped queries, keys and values", ()),
+    ("kv_lora_rank q_lora_rank v_head_dim", "latent attention", (0,)),
+    ("num_kv_shared_layers kv_sharing", "layers that share keys and values", (0, False)),
+    ("use_qk_norm qk_norm qk_layernorm", "normed queries and keys", (False,)),
+    ("bias qkv_bias attention_out_bias", "biases", (False,)),
+    ("post_norm use_post_norm sandwich_norm use_sandwich_norm", "other norms", (False,)),
+    ("parallel_attn use_parallel_residual parallel_residual", "attention beside the MLP", (False,)),
+    ("hidden_activation", "another activation", ()),
+    ("num_experts num_local_experts n_routed_experts moe_num_experts", "experts", (0, 1)),
+    ("block_configs", "layers of several sizes", ()),
+    ("compression_config quantization", "quantised weights", ()),
+)
+
+
+def check_config(config: ConfigFile, family: Family) -> None:
+    """Raise Unsupported, naming the key, where config.json asks for what this family does not compute."""
+    if config.text("model_type", family.model_type) != family.model_type:
+        raise refused(config, "model_type", f"layers that are not {family.model_type}'s")
+    for key, (meaning, neutral) in _UNREAD.items():
+        value = config.fields.get(key)
+        if value is not None and value not in neutral and value != family.says.get(key):
+            raise refused(config, key, meaning)
+
+
+def refused(config: ConfigFile, key: str, meaning: str) -> Unsupported:
+    """The error for a key that asks for what is not computed."""
+    shown = repr(config.fields.get(key))[:80]
+    return Unsupported(
+        "UNSUPPORTED_CONFIG",
+        f"{config.source}: `{key}` is {shown}, which asks for {meaning}; that is not supported.",
+        _FIX,
+        param=key,
+    )
