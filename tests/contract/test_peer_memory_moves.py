@@ -108,6 +108,29 @@ def test_a_mover_answers_for_no_lease_whose_end_it_has_yet_to_hear_of(end: str) 
         rig.assert_nothing_left()  # the next one has heard of all that concerns it
 
 
+@pytest.mark.parametrize("offered", [2, 6])
+def test_a_lease_that_is_exported_anew_answers_for_nothing_that_was_read_before(offered: int) -> None:
+    """A request that lost its slot is prefilled again, into other pages, under the lease that it had."""
+    shared = SharedPools()
+    with peer_rig() as rig:
+        here, there = both(rig, shared)
+        shared.held = True
+        here.export(1, *PAGES, offered=offered)
+        there.pull(1, here.sources, PAGES, TARGETS)
+        rig.until(lambda: len(shared.fetched) == 1)
+        here.mover.end_early(1)
+        rig.until(lambda: 1 in here.told)
+        for page in PAGES:
+            here.pool.write_page(page, content(page + 40))
+        here.export(2, *[page + 10 for page in PAGES])
+        shared.held = False
+        rig.until(lambda: 1 in there.told)
+        assert not there.told[1].ok and there.came(1) == 0
+        there.pull(2, here.sources, PAGES, TARGETS)
+        rig.until(lambda: 2 in there.told and 2 in here.told)
+        assert there.told[2].ok
+
+
 def test_a_move_that_is_ended_early_is_told_of_when_nothing_is_written_any_more() -> None:
     shared = SharedPools()
     with peer_rig() as rig:

@@ -66,6 +66,8 @@ class PeerSession:
         self._came_by = self._carried_by = transport
         self._agents = given.nixl
         self._held = contextlib.ExitStack()
+        # Whose places the peer was told last: it may have read there, and waits to hear that the lease stood meanwhile.
+        self._placed: Export | None = None
         if given.nixl is not None:
             self._handlers |= {Kind.AGENT: self._tell_agent, Kind.SHOW: self._show}
 
@@ -110,7 +112,7 @@ class PeerSession:
         self._connection.admit(arrived, seals)
         self.proven = True
         try:
-            if export is None:
+            if export is None or self._is_another(export):
                 raise export_ended()
             handler = self._handlers.get(head.kind)
             if handler is None:
@@ -120,6 +122,12 @@ class PeerSession:
             self._refuse(head, seals, error)
             return False
         return True
+
+    def _is_another(self, export: Export) -> bool:
+        """Whether the peer was told places of an export of this lease that has ended since, before it was exported
+        anew: what it read there may be anything."""
+        before = self._placed
+        return before is not None and before is not export and before.handle == export.handle
 
     def _get(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """Each page as soon as it is there."""
@@ -240,6 +248,7 @@ class PeerSession:
         finally:
             self._desk.leave(export, self)
         places = pack_i32(export.job.move.device_page[first : min(filled, first + _MOST_PLACES)])
+        self._placed = export
         self._connection.send(Head(Kind.PLACED, handle, first, length=len(places)), seals, places)
 
     def _indices(self, arrived: Arrived, seals: Seals, export: Export) -> list[int]:
@@ -282,6 +291,7 @@ class PeerSession:
 
     def _done(self, arrived: Arrived, seals: Seals, export: Export) -> None:
         """The peer waits for this answer, the engine for nothing: it hears afterwards."""
+        self._placed = None
         self._desk.finish(export)
         try:
             self._connection.send(Head(Kind.END, arrived.head.handle), seals)
