@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -26,12 +26,15 @@ from bench.gpu_shapes import SHAPES, TINY
 from bench.processes import Service
 from quire.v1 import worker_pb2_grpc
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress, Start
+from quire_common.errors import DeadlineExceeded
 from tests.fakes.engine_bench import Told, a_start, ids
 from tests.fakes.worker_server import FakeScheduler
 
 _SHAPE, _TOKENS, _ANSWER = "8B", 4096, 8
 _WARM, _REPEATS = 2, 5
 _LIMIT_S = 120
+# For what a worker is to report next; less than FakeScheduler gives its whole stream.
+_HEAR_S = 20.0
 # How much faster than through main memory.
 _DIRECT = 3
 _WAYS = {"cuda_ipc": ("cuda_ipc", "shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
@@ -107,20 +110,26 @@ class _Side:
         self.hello = self.scheduler.attach()
 
     def tokens(self, slot: int, count: int) -> list[int]:
-        """Once there are so many, as long as nothing fails."""
-        while len(self.told.tokens.get(slot, [])) < count:
-            self._hear()
+        """Once there are so many, as long as nothing fails. Raises DeadlineExceeded."""
+        self._hear_until(lambda: len(self.told.tokens.get(slot, [])) >= count, f"{count} tokens of slot {slot}")
         return self.told.tokens[slot]
 
     def moved(self, move_id: int) -> tuple[int, int]:
-        while move_id not in self.told.moved:
-            self._hear()
+        """Once it has ended. Raises DeadlineExceeded."""
+        self._hear_until(lambda: move_id in self.told.moved, f"the end of move {move_id}")
         return self.told.moved[move_id]
 
-    def _hear(self) -> None:
-        self.told.add(self.scheduler.next_report())
-        if self.told.errors:
-            raise RuntimeError(f"a worker refuses: {self.told.errors}")
+    def _hear_until(self, there: Callable[[], bool], what: str) -> None:
+        """A worker that lives gives heartbeats, so the stream alone would never tell that nothing comes."""
+        until_s = time.monotonic() + _HEAR_S
+        while not there():
+            self.told.add(self.scheduler.next_frame())
+            if self.told.errors:
+                raise RuntimeError(f"a worker refuses: {self.told.errors}")
+            if time.monotonic() > until_s and not there():
+                raise DeadlineExceeded(
+                    "WORKER_TOO_SLOW", f"{what} did not come within {_HEAR_S:g} s.", "See the workers' logs."
+                )
 
 
 def _pair(
