@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from quire_worker.cuda.cuda_model import CudaModel
+from quire_worker.cuda.load import page_kind
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.backends import backend_on
@@ -119,3 +120,12 @@ def test_long_prompts_are_left_to_cudnn_where_nothing_speaks_against_it() -> Non
     assert not leaves("triton")
     assert not leaves("cudnn", window=8) and not leaves("cudnn", even=True) and not leaves("cudnn", softcap=5.0)
     assert not leaves("cudnn", pages=ROWS.to(torch.float8_e4m3fn))
+
+
+def test_backends_share_pages_where_no_bits_are_promised_and_kernels_where_they_are() -> None:
+    """See page_kind: the namespace parts what promises bits, and there cuDNN is never asked."""
+    assert page_kind(batch_invariant=True) != page_kind(batch_invariant=False)
+    decoder: Any = SimpleNamespace(
+        head_shape=HeadShape(4, 2, 64, 1.0), spec=SimpleNamespace(windows=()), ops=SimpleNamespace(batch_invariant=True)
+    )
+    assert not any(CudaModel(decoder, ROWS, backend).leaves_prompts for backend in ("cudnn", "triton"))

@@ -89,14 +89,24 @@ def load_cuda_model(
         rows = cuda.max_num_seqs + MOST_CHUNKS
         ops.kept_logits = torch.empty((rows, spec.vocab_size), dtype=torch.bfloat16, device=device)
         decoder = Decoder(spec, store, ops, source.max_model_len)
-    # Other devices compute other last bits: none may read another's pages, lest answers depend on who stored them.
     return LoadedCudaModel(
         CudaModel(decoder, pages.tensor, attention),
         pages,
         source.facts(digest, batch_invariant=cuda.batch_invariant),
-        page_geometry(spec, options.page_size, kv_dtype, digest + (b"cuda even" if cuda.batch_invariant else b"cuda")),
+        page_geometry(spec, options.page_size, kv_dtype, digest + page_kind(batch_invariant=cuda.batch_invariant)),
         max_tokens,
     )
+
+
+def page_kind(*, batch_invariant: bool) -> bytes:
+    """What pages' namespace says of how they were computed, beside model and type.
+
+    Those of a CPU differ in their last bits, and those of `--batch-invariant` promise bits: neither may read others',
+    lest an answer depends on who stored its pages. The attention backend is no part of it. With `--batch-invariant`
+    both backends run the same kernels, since cuDNN is never asked then. Without it, cudnn and triton differ as two
+    steps of one worker do: the way of a prompt's attention and products depends on the size of its step, so its pages
+    have no bits of their own that a namespace could keep apart."""
+    return b"cuda even" if batch_invariant else b"cuda"
 
 
 def step_tokens(weight_bytes: int) -> int:
