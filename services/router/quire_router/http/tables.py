@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES
+from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_REPETITION_PENALTY
 from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
 from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
 from quire_router.http.fields import MAX_INT32, Field
@@ -49,7 +49,7 @@ SAMPLING: Mapping[str, Field] = {
     "seed": Field("int", low=-(2**63), high=2**64 - 1),
     "presence_penalty": Field("number", 0.0, low=-2, high=2),
     "frequency_penalty": Field("number", 0.0, low=-2, high=2),
-    "repetition_penalty": Field("number", 1.0, low=0),
+    "repetition_penalty": Field("number", 1.0, low=0, high=MAX_REPETITION_PENALTY),
     "logit_bias": Field("biases", low=0, high=MAX_INT32, max_items=MAX_BIASES),
     "allowed_token_ids": Field("ints", low=0, high=MAX_INT32, max_items=MAX_ALLOWED_TOKENS),
     "bad_words": Field("strings", (), high=MAX_BAD_WORD_CHARS, max_items=MAX_BAD_WORDS),
