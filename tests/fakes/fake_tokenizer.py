@@ -6,7 +6,7 @@ import asyncio
 import codecs
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any
 
 import grpc
@@ -29,6 +29,8 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
     waits. `draining`: nothing new is opened. After `break_after` steps a Detokenize stream breaks, once. Its `health`
     says SERVING until it is told otherwise. Without `streams` it knows no Tokenize, by which
     `streamed` requests came, on one of `opened`; it answers none while it is `mute`, and says nothing while `blank`.
+    It hangs of a text to encode that is the `poison`, and of rows of a sequence that has it as a stop string; with
+    `dies` it is that instead.
     """
 
     def __init__(self, *, streams: bool = True) -> None:
@@ -50,6 +52,9 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         self.break_after: int | None = None
         self.thinking_marks: tuple[list[int], list[int]] = ([THINK], [THOUGHT])
         self.health = health.aio.HealthServicer()
+        self.poison: str | None = None
+        self.poisoned = False
+        self.dies: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     def add(self, server: grpc.aio.Server) -> None:
         tokenizer_pb2_grpc.add_TokenizerServicer_to_server(self, server)
@@ -62,6 +67,8 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
 
     async def Encode(self, request: pb.EncodeRequest, context: Any) -> pb.EncodeResponse:
         self.encode_contexts.append(request.context)
+        if self.poison in request.texts:
+            await self._take_poison()
         await self.awake.wait()
         if self.hold_encode is not None:
             await self.hold_encode.wait()
@@ -144,6 +151,9 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
                 self.steps += 1
                 await self.awake.wait()
                 await self.stepping.wait()
+                if self.poison is not None and self._has_poison(request, open_here):
+                    await self._take_poison()
+                    await self.awake.wait()
                 yield self._step(request, open_here)
                 if self.break_after is not None:
                     self.break_after -= 1
@@ -153,6 +163,17 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
         finally:
             self.open_handles -= open_here.keys()
 
+    def _has_poison(self, request: pb.DetokenizeRequest, texts: dict[int, _Text]) -> bool:
+        stops = {opened.handle: opened.stop for opened in request.open}
+        stops |= {handle: text.options.stop for handle, text in texts.items()}
+        return any(self.poison in stops.get(handle, ()) for handle in i32(request.handle).tolist())
+
+    async def _take_poison(self) -> None:
+        self.poisoned = True
+        if self.dies is not None:
+            self.death = asyncio.create_task(self.dies())  # which cancels the call that it is called in
+        self.awake.clear()
+
     def _step(self, request: pb.DetokenizeRequest, texts: dict[int, _Text]) -> pb.DetokenizeResponse:
         refused = []
         for opened in request.open:
@@ -161,6 +182,10 @@ class FakeTokenizer(tokenizer_pb2_grpc.TokenizerServicer):
                     code="TOKENIZER_DRAINING", grpc_code=grpc.StatusCode.UNAVAILABLE.value[0], message="m", fix="f"
                 )
                 refused.append(pb.DetokenizeError(handle=opened.handle, error=error))
+                continue
+            if opened.further:
+                if opened.handle in texts:
+                    texts[opened.handle].replay(opened.prior_ids)
                 continue
             self.opens.append(opened)
             self.open_handles.add(opened.handle)
@@ -205,7 +230,10 @@ class _Text:
         self._text = ""
         self._sent = options.chars_sent
         self._hidden = set(i32(options.stop_token_ids).tolist())
-        for token in i32(options.prior_ids).tolist():
+        self.replay(options.prior_ids)
+
+    def replay(self, prior_ids: bytes) -> None:
+        for token in i32(prior_ids).tolist():
             self._append(token)
 
     def feed(self, ids: list[int], finish: int) -> tuple[str, int, int, list[int]]:

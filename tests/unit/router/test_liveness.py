@@ -21,7 +21,8 @@ from quire_router.core.delta import LENGTH, LogprobEntry
 from quire_router.core.outbox import Outbox
 from quire_router.engine.loss import failure_loss
 from quire_router.engine.session_outgoing import SessionOutgoing
-from quire_router.text.detokenize_stream import MAX_STEPS, DetokenizeStream
+from quire_router.text.detokenize_stream import DetokenizeStream
+from quire_router.text.stream_outgoing import MAX_STEPS
 from quire_router.watchdog import Watchdog
 from tests.fakes.fake_tokenizer import FakeTokenizer
 from tests.unit.router.makers import make_choice, make_job
@@ -135,7 +136,7 @@ async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
 
 
 class _Stub:
-    """A tokenizer in this process, that takes nothing before `take` is set."""
+    """A tokenizer in this process, that takes no rows before `take` is set."""
 
     def __init__(self) -> None:
         self.instance = "t"
@@ -145,10 +146,11 @@ class _Stub:
 
     def Detokenize(self, requests: AsyncIterator[tb.DetokenizeRequest]) -> Any:
         async def taken() -> AsyncIterator[tb.DetokenizeRequest]:
-            await self.take.wait()
             async for request in requests:
                 self.messages.append(request)
                 yield request
+                if len(self.messages) == 2:  # it is there, and has opened what there was
+                    await self.take.wait()
 
         return _Call(FakeTokenizer().Detokenize(taken(), None))
 
@@ -176,10 +178,11 @@ async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
     stream = DetokenizeStream(tokenizer, Watchdog(60.0), RouterConfig(), choices, lambda choice: None)
     running = asyncio.ensure_future(stream.run())
     made = [make_choice(make_job(), Outbox(), index) for index in range(3)]
-    await asyncio.sleep(0)
     for choice in made:
         choices[choice.handle] = choice
-        stream.open(choice)
+    async with asyncio.timeout(WAIT_S):
+        while len(tokenizer.messages) < 2:
+            await asyncio.sleep(0)
     steps = 5 * MAX_STEPS
     handles = pack_i32([choice.handle for choice in made])
     for step in range(steps):
@@ -196,7 +199,7 @@ async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
     async with asyncio.timeout(WAIT_S):
         while choices:
             await asyncio.sleep(0.001)
-    assert len(tokenizer.messages) <= MAX_STEPS + 1
+    assert len(tokenizer.messages) <= MAX_STEPS + 2
     letters = "abcdefghijklmnopqrstuvwxyz"
     assert made[0].take().text == (letters * steps)[:steps] and made[1].take().text == "b" * steps
     assert made[0].ended and made[1].ended and not made[2].ended

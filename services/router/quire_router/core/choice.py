@@ -78,6 +78,7 @@ class Choice:
         "sequence",
         "stop_reason",
         "stop_token_ids",
+        "text_strikes",
         "timings",
         "token_news",
     )
@@ -134,6 +135,8 @@ class Choice:
         self.confirmed = 0
         self.chars_sent = 0
         self.offsets: list[int] = []
+        # Tokenizers in a row that were lost while they worked on it.
+        self.text_strikes = 0
         self.detokenize_us = 0.0
         self.detokenize_rows = 0
         # What the client has not seen.

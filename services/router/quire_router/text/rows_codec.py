@@ -1,4 +1,7 @@
-"""Steps that wait for a tokenizer, joined: one row per sequence with all of its tokens. Knows nothing of streams."""
+"""Rows of engine steps as messages to a tokenizer: joined where they wait, cut where they are long. Knows no streams.
+
+Choices are told how many rows of theirs are out, since each is answered.
+"""
 
 from __future__ import annotations
 
@@ -8,30 +11,72 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Container, Iterable, Iterator, Mapping
 
     from quire_router.core.choice import Choice
 
+# Of a message's tokens: a tokenizer decodes so many within some 20 ms.
+MESSAGE_BYTES = 32 * 1024
 
-def join_rows(steps: Iterable[tb.DetokenizeRequest], choices: Mapping[int, Choice]) -> tb.DetokenizeRequest:
-    """One message for many; the choices learn that fewer rows are out. Rows of those that have gone are left out."""
+_Row = tuple[int, bytes, int]
+
+
+def join_rows(steps: Iterable[tb.DetokenizeRequest], choices: Mapping[int, Choice]) -> list[tb.DetokenizeRequest]:
+    """One row per sequence with all of its tokens, in as few messages as may be. Rows of those that have gone are left
+    out."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:
-        handles, counts = i32(step.handle, "handle").tolist(), i32(step.count, "count").tolist()
-        at = 0
-        for handle, count, finish in zip(handles, counts, step.finish or bytes(len(handles)), strict=True):
-            end = at + 4 * count
+        for handle, ids, finish in rows_of(step):
             if handle in choices:
-                tokens.setdefault(handle, []).append(step.token[at:end])
+                tokens.setdefault(handle, []).append(ids)
                 finishes[handle] = finish
-            at = end
-    joined = [b"".join(parts) for parts in tokens.values()]
     for handle, parts in tokens.items():
         choices[handle].rows_out -= len(parts) - 1
+    return cut_rows(((handle, b"".join(parts), finishes[handle]) for handle, parts in tokens.items()), choices)
+
+
+def cut_rows(rows: Iterable[_Row], choices: Mapping[int, Choice]) -> list[tb.DetokenizeRequest]:
+    """Messages with at most MESSAGE_BYTES of tokens each; a row that is longer becomes several."""
+    messages: list[tb.DetokenizeRequest] = []
+    taken: list[_Row] = []
+    size = 0
+    for handle, ids, finish in rows:
+        start = 0
+        while size + len(ids) - start > MESSAGE_BYTES:
+            room = MESSAGE_BYTES - size
+            if room:
+                taken.append((handle, ids[start : start + room], 0))
+                start += room
+                if handle in choices:
+                    choices[handle].rows_out += 1
+            messages.append(_message(taken))
+            taken, size = [], 0
+        taken.append((handle, ids[start:], finish))
+        size += len(ids) - start
+    return [*messages, _message(taken)] if taken else messages
+
+
+def rows_of(step: tb.DetokenizeRequest) -> Iterator[_Row]:
+    """(handle, int32 tokens, finish) of each."""
+    handles, counts = i32(step.handle, "handle").tolist(), i32(step.count, "count").tolist()
+    at = 0
+    for handle, count, finish in zip(handles, counts, step.finish or bytes(len(handles)), strict=True):
+        yield handle, step.token[at : at + 4 * count], finish
+        at += 4 * count
+
+
+def without(step: tb.DetokenizeRequest, handles: Container[int]) -> tb.DetokenizeRequest:
+    """The step but for these rows."""
+    if not any(handle in handles for handle in i32(step.handle, "handle").tolist()):
+        return step
+    return _message([row for row in rows_of(step) if row[0] not in handles])
+
+
+def _message(rows: list[_Row]) -> tb.DetokenizeRequest:
     return tb.DetokenizeRequest(
-        handle=pack_i32(list(tokens)),
-        count=pack_i32([len(ids) // 4 for ids in joined]),
-        token=b"".join(joined),
-        finish=bytes(finishes.values()),
+        handle=pack_i32([handle for handle, _, _ in rows]),
+        count=pack_i32([len(ids) // 4 for _, ids, _ in rows]),
+        token=b"".join(ids for _, ids, _ in rows),
+        finish=bytes(finish for _, _, finish in rows),
     )

@@ -1,0 +1,264 @@
+"""What one life of a Detokenize stream has to tell its tokenizer, built only when the stream takes it.
+
+Messages are small, so that none holds others up: opens of sequences with long histories go in parts, between which
+rows of others go on, and long rows are cut. A sequence under suspicion (see poison.py) is opened in messages of its
+own, one such sequence at a time. Rows of a sequence that is not open yet need no queue: its tokens are in the choice,
+and all that are there when it is opened go with the open. Rows that a slow tokenizer does not take are joined, so that
+what waits is bounded by the answers themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire.v1 import tokenizer_pb2 as tb
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import internal_error
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry.logs import get_logger
+from quire_router.text.rows_codec import MESSAGE_BYTES, cut_rows, join_rows, rows_of, without
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from quire_common.errors import QuireError
+    from quire_router.core.choice import Choice
+
+# More steps than this are joined.
+MAX_STEPS = 256
+# A history of more bytes is a long one.
+_SHORT_BYTES = MESSAGE_BYTES // 8
+# Of a message's room, what a long history gets at least.
+_LONG_BYTES = MESSAGE_BYTES // 2
+_LEAST_BYTES = 4096
+log = get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Opening:
+    """How far the tokenizer knows a choice: `at` bytes of its tokens have gone, those before `prior` with the open."""
+
+    handle: int
+    choice: Choice
+    prior: int = -1
+    at: int = 0
+    rows: int = 0
+    done: bool = False
+
+
+class DetokenizeOutgoing:
+    """`choices` is the session's table; `fail` is told of a choice of which no message can be made."""
+
+    def __init__(self, choices: dict[int, Choice], fail: Callable[[Choice, QuireError], None]) -> None:
+        self._choices = choices
+        self._fail = fail
+        self._wake = asyncio.Event()
+        self._over = False
+        # What the tokenizer does not know yet, or not all of: by handle, and in the order in which it is told.
+        self._opening: dict[int, _Opening] = {}
+        self._short: deque[_Opening] = deque()
+        self._long: deque[_Opening] = deque()
+        self._suspects: deque[_Opening] = deque()
+        # The suspect that is being opened, and the message with the last of it.
+        self._trying: _Opening | None = None
+        self._last_of_it: tb.DetokenizeRequest | None = None
+        self._others_turn = False
+        self._rows: deque[tb.DetokenizeRequest] = deque()
+        self._join_at = MAX_STEPS
+        self._closes: list[int] = []
+        # Each is answered, in their order.
+        self._unanswered: deque[tb.DetokenizeRequest] = deque()
+
+    @property
+    def backlog(self) -> int:
+        """Steps that the tokenizer has not taken yet."""
+        return len(self._rows)
+
+    @property
+    def owed(self) -> bool:
+        """Whether the tokenizer has something to do."""
+        return bool(self._unanswered or self._rows or self._opening)
+
+    def open(self, choice: Choice) -> None:
+        """Its rows may come from now on. One that was elsewhere is taken up: opened with the tokens that were
+        confirmed and the characters that were sent, and its unconfirmed tokens are repeated."""
+        opening = self._opening[choice.handle] = _Opening(choice.handle, choice)
+        if choice.text_strikes:
+            self._suspects.append(opening)
+        else:
+            (self._long if len(choice.output_ids) > _SHORT_BYTES else self._short).append(opening)
+        self._wake.set()
+
+    def rows(self, step: tb.DetokenizeRequest) -> None:
+        """One step of the engine."""
+        if self._opening:
+            step = without(step, self._opening)
+            if not step.handle:
+                return
+        if len(step.token) > MESSAGE_BYTES:
+            self._rows.extend(cut_rows(rows_of(step), self._choices))
+        else:
+            self._rows.append(step)
+        if len(self._rows) > self._join_at:
+            self._rows = deque(join_rows(self._rows, self._choices))
+            self._join_at = max(MAX_STEPS, 2 * len(self._rows))
+        self._wake.set()
+
+    def close(self, handle: int) -> None:
+        """Nobody wants the handle's text any more."""
+        self._opening.pop(handle, None)
+        self._closes.append(handle)
+        self._wake.set()
+
+    def end(self) -> None:
+        """The stream is over."""
+        self._over = True
+        self._wake.set()
+
+    def answered(self) -> Choice | None:
+        """The oldest message was. Tells the suspect that has come through by it, if one has."""
+        message, opening = self._unanswered.popleft(), self._trying
+        if opening is None or message is not self._last_of_it:
+            return None
+        self._trying = self._last_of_it = None
+        self._wake.set()
+        return opening.choice if self._choices.get(opening.handle) is opening.choice else None
+
+    def unanswered(self, *, oldest: bool) -> set[int]:
+        """Handles of the messages that were sent and not answered, or of the first of them."""
+        found: set[int] = set()
+        for message in list(self._unanswered)[: 1 if oldest else None]:
+            found.update(i32(message.handle, "handle").tolist())
+            found.update(opened.handle for opened in message.open)
+        return found
+
+    async def messages(self) -> AsyncIterator[tb.DetokenizeRequest]:
+        """The stream's requests. The first is empty: its answer says that the tokenizer is there."""
+        self._unanswered.append(tb.DetokenizeRequest())
+        yield self._unanswered[0]
+        while True:
+            await self._wake.wait()
+            if self._over:
+                return
+            self._wake.clear()
+            while self._rows or self._short or self._long or self._closes or self._may_try():
+                message = self._next()
+                self._unanswered.append(message)
+                yield message
+                if self._over:
+                    return
+
+    def _may_try(self) -> bool:
+        """Whether a suspect waits that may be opened, or the rest of one."""
+        return self._last_of_it is None and (self._trying is not None or bool(self._suspects))
+
+    def _next(self) -> tb.DetokenizeRequest:
+        others = bool(self._rows or self._short or self._long or self._closes)
+        if self._may_try() and not (self._others_turn and others):
+            self._others_turn = True
+            return self._try_suspect()
+        self._others_turn = False
+        message = self._rows.popleft() if self._rows else tb.DetokenizeRequest()
+        size, most = len(message.token), MESSAGE_BYTES - (_LONG_BYTES if self._long else 0)
+        while self._short and size < most:
+            size += self._open(self._short[0], message, MESSAGE_BYTES - size)
+            if self._short[0].done:
+                self._short.popleft()
+        if self._long:
+            self._open(self._long[0], message, max(MESSAGE_BYTES - size, _LONG_BYTES))
+            if self._long[0].done:
+                self._long.popleft()
+        if self._closes and not self._rows:  # a close must not overtake its handle's rows
+            message.close = pack_i32(self._closes)
+            self._closes = []
+        return message
+
+    def _try_suspect(self) -> tb.DetokenizeRequest:
+        opening = self._trying = self._trying or self._suspects.popleft()
+        message = tb.DetokenizeRequest()
+        self._open(opening, message, MESSAGE_BYTES)
+        if opening.done:
+            if message.open or message.handle:
+                self._last_of_it = message
+            else:
+                self._trying = None  # it has gone
+        return message
+
+    def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
+        """Tell as much of it as there is room for; returns the bytes that were taken."""
+        handle, choice = opening.handle, opening.choice
+        # One that has left may have another handle by now.
+        if self._opening.get(handle) is not opening or self._choices.get(handle) is not choice:
+            opening.done = True
+            return 0
+        try:
+            size = 0
+            if opening.at < opening.prior or opening.prior < 0:
+                size = _add_open(opening, message, max(room, _LEAST_BYTES))
+            if opening.at == opening.prior or opening.rows:
+                size += _add_rows(opening, message, max(room - size, _LEAST_BYTES))
+        except Exception:
+            # One bad request must not end the stream of all.
+            log.exception("a sequence could not be opened", request_id=choice.context.request_id)
+            opening.done, size = True, 0
+            del self._choices[handle]
+            self._fail(choice, internal_error())
+        if opening.done:
+            del self._opening[handle]
+        return size
+
+
+def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
+    """The open, or a further part of it, with as many prior tokens as there is room for."""
+    choice = opening.choice
+    if opening.prior < 0:
+        opening.prior = 4 * choice.confirmed
+        part = _open_to_pb(choice)
+    else:
+        part = tb.DetokenizeOpen(handle=opening.handle, further=True)
+    end = min(opening.at + room // 4 * 4, opening.prior)
+    part.prior_ids = bytes(choice.output_ids[opening.at : end])
+    part.more_prior = end < opening.prior
+    opening.at = end
+    message.open.append(part)
+    return int(part.ByteSize())
+
+
+def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
+    """A row of tokens that were not confirmed, as many as there is room for. With the last of them it is open."""
+    choice = opening.choice
+    ids = bytes(choice.output_ids[opening.at : opening.at + room // 4 * 4])
+    opening.at += len(ids)
+    opening.done = opening.at >= len(choice.output_ids)
+    finish = choice.finish if opening.done else 0
+    if ids or finish:
+        rows = len(message.handle) // 4
+        message.finish = (message.finish or bytes(rows)) + bytes([finish])
+        message.handle += pack_i32([opening.handle])
+        message.count += pack_i32([len(ids) // 4])
+        message.token += ids
+        opening.rows += 1
+    if opening.rows <= 1:
+        choice.rows_back = 0
+    # While more are to follow, the answers to those that have gone are not the last.
+    choice.rows_out = opening.rows + (not opening.done)
+    return len(ids)
+
+
+def _open_to_pb(choice: Choice) -> tb.DetokenizeOpen:
+    text, stop = choice.job.text, choice.sequence.stop
+    return tb.DetokenizeOpen(
+        handle=choice.handle,
+        stop=text.stop,
+        include_stop_str_in_output=text.include_stop_str_in_output,
+        skip_special_tokens=text.skip_special_tokens,
+        spaces_between_special_tokens=text.spaces_between_special_tokens,
+        chars_sent=choice.chars_sent,
+        min_tokens=stop.min_tokens,
+        want_offsets=bool(choice.handle & 1),
+        stop_token_ids=pack_i32(choice.stop_token_ids),
+        context=context_to_pb(choice.context),
+    )
