@@ -15,8 +15,8 @@ from tests.fakes.router_rig import RouterRig, router_rig
 POISON = "poison"
 
 
-def poisoned_rig(mode: str, tokenizers: int) -> Any:
-    fakes = [FakeTokenizer() for _ in range(tokenizers)]
+def poisoned_rig(tokenizers: int, *, streams: bool = True) -> Any:
+    fakes = [FakeTokenizer(streams=streams) for _ in range(tokenizers)]
     for fake in fakes:
         fake.poison = POISON
     return router_rig([FakeScheduler(step_s=0.005)], fakes, tokenizer_timeout_s=0.4, connect_timeout_s=2.0)
@@ -31,7 +31,7 @@ def arm(rig: RouterRig, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", ["hang", "die"])
 async def test_rows_that_break_two_tokenizers_are_not_sent_to_a_third(mode: str) -> None:
-    async with poisoned_rig(mode, 3) as rig:
+    async with poisoned_rig(3) as rig:
         arm(rig, mode)
         beside = [asyncio.create_task(rig.complete("one two three", max_tokens=80, stop=["zzz"])) for _ in range(6)]
         await until(lambda: sum(map(len, (fake.open_handles for fake in rig.tokenizers))) == 6)
@@ -46,7 +46,7 @@ async def test_rows_that_break_two_tokenizers_are_not_sent_to_a_third(mode: str)
 
 @pytest.mark.parametrize("mode", ["hang", "die"])
 async def test_two_such_requests_at_once(mode: str) -> None:
-    async with poisoned_rig(mode, 5) as rig:
+    async with poisoned_rig(5) as rig:
         arm(rig, mode)
         beside = [asyncio.create_task(rig.complete("one two three", max_tokens=80)) for _ in range(6)]
         bad = await asyncio.gather(*(rig.complete("one two three", max_tokens=80, stop=[POISON]) for _ in range(2)))
@@ -67,3 +67,27 @@ async def test_tokenizers_that_are_lost_one_after_the_other_end_nobody_who_gets_
             await rig.tokenizer_hosts[rig.tokenizers.index(busy)].stop()
         assert (await asked).json()["choices"][0]["text"] == text(90, "one two three")
         await until(lambda: nothing_left(rig))
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("mode", ["hang", "die"])
+async def test_a_prompt_that_breaks_two_tokenizers_is_not_sent_to_a_third(mode: str, streams: bool) -> None:
+    async with poisoned_rig(3, streams=streams) as rig:
+        arm(rig, mode)
+        asked = [
+            asyncio.create_task(rig.complete(prompt, max_tokens=3)) for prompt in ["abc"] * 5 + [POISON] + ["abc"] * 5
+        ]
+        answers = await asyncio.gather(*asked)
+        bad = answers.pop(5)
+        assert (bad.status_code, bad.json()["error"]["code"]) == (500, "TOKENIZER_LIMIT")
+        for answer in answers:
+            assert answer.status_code == 200, answer.text
+        assert sum(fake.poisoned for fake in rig.tokenizers) == 2
+
+
+async def test_tokenizers_that_are_not_there_are_held_against_nobody() -> None:
+    async with router_rig([FakeScheduler()], [FakeTokenizer(), FakeTokenizer()], connect_timeout_s=0.5) as rig:
+        for host in rig.tokenizer_hosts:
+            await host.stop()
+        answer = await rig.complete("abc")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "NO_TOKENIZER")

@@ -61,6 +61,11 @@ class TokenizerLink:
         self._changed = changed
         self._suspected = asyncio.Event()
 
+    @property
+    def connected(self) -> bool:
+        """Whether a call would get to it now, as far as is known."""
+        return self._channel.get_state() is grpc.ChannelConnectivity.READY
+
     def suspect(self) -> None:
         """A call found it gone: nobody uses it until it answers a probe."""
         if self.healthy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import TYPE_CHECKING, TypeVar, cast
 
 import grpc
@@ -10,6 +11,7 @@ import grpc
 from quire_common.errors import QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
 from quire_router.core.public_error import as_public
+from quire_router.text.poison import MOST_LOST, loses_tokenizers
 from quire_router.text.tokenizer_link import TokenizerLink
 
 if TYPE_CHECKING:
@@ -21,7 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _ATTEMPTS = 3
 _GONE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+# What no tokenizer has said itself: see from_rpc_error and TokenizeStream.
+_NOT_SAID = ("PEER_UNAVAILABLE", "TOKENIZER_LOST")
 log = get_logger(__name__)
+
+
+class _Lost(Exception):
+    """A tokenizer went away or hangs. `worked`: it may have, of the call that it worked on."""
+
+    def __init__(self, reason: str, *, worked: bool) -> None:
+        super().__init__(reason)
+        self.worked = worked
 
 
 class TokenizerPool:
@@ -34,6 +46,8 @@ class TokenizerPool:
         self._changed = changed
         self._news = asyncio.Event()
         self._turn = 0
+        # Held by the one call that is tried again.
+        self._alone = asyncio.Lock()
 
     @property
     def ready(self) -> bool:
@@ -66,22 +80,41 @@ class TokenizerPool:
         return healthy[self._turn % len(healthy)]
 
     async def call(self, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
-        """Run a unary call on a healthy tokenizer, on another if that one goes away or hangs. Raises QuireError."""
-        for attempt in range(1, _ATTEMPTS + 1):
+        """Run a unary call on a healthy tokenizer, on another if that one goes away or hangs. Raises QuireError.
+
+        A call that was lost with its tokenizer is tried again while no other such call is, so that of those that were
+        lost together only the one that is to blame loses a second one.
+        """
+        attempts = lost = 0
+        while attempts < _ATTEMPTS:
             peer = await self.pick(self._config.connect_timeout_s)
-            try:
-                answered, answer = await self._ask(peer, make)
-                if answered:
-                    return cast(T, answer)
-                log.debug("tokenizer hangs", instance=peer.instance, attempt=attempt)
-                peer.suspect()
-            except (grpc.aio.AioRpcError, QuireError) as error:
-                typed = as_quire_error(error)
-                if (typed.grpc_code if isinstance(error, QuireError) else error.code()) not in _GONE:
-                    raise as_public(typed) from error
-                log.debug("tokenizer call failed", instance=peer.instance, attempt=attempt, reason=typed.message)
-                peer.suspect()
+            async with self._alone if lost else contextlib.nullcontext():
+                if lost and not peer.healthy:
+                    continue
+                attempts += 1
+                try:
+                    return await self._attempt(peer, make)
+                except _Lost as error:
+                    log.debug("tokenizer call failed", instance=peer.instance, attempt=attempts, reason=str(error))
+                    peer.suspect()
+                    lost += error.worked
+            if lost >= MOST_LOST:
+                raise loses_tokenizers()
         raise no_tokenizer()
+
+    async def _attempt(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> T:
+        """The answer; raises _Lost, or what the tokenizer says is wrong."""
+        connected = peer.connected
+        try:
+            answered, answer = await self._ask(peer, make)
+        except (grpc.aio.AioRpcError, QuireError) as error:
+            typed = as_quire_error(error)
+            if (typed.grpc_code if isinstance(error, QuireError) else error.code()) not in _GONE:
+                raise as_public(typed) from error
+            raise _Lost(typed.message, worked=connected and typed.code in _NOT_SAID) from error
+        if not answered:
+            raise _Lost("it hangs", worked=True)
+        return cast(T, answer)
 
     async def _ask(self, peer: TokenizerLink, make: Callable[[TokenizerLink], Awaitable[T]]) -> tuple[bool, T | None]:
         """Whether it answered, and what. Long work is no reason to leave, as long as the peer itself is alive.
