@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire_common.errors import InvalidArgument, Unsupported
+from quire_common.json_bounds import MAX_STRUCTURE, check_structure
 from quire_tokenizer.encoder import invalid_unicode
 from quire_tokenizer.model_folder import TOKEN_VARIABLES
 from quire_tokenizer.provenance import strings_of
@@ -83,6 +84,8 @@ def parse_conversation(messages_json: str, tools_json: str, kwargs_json: str) ->
 
 
 def _load(text: str, param: str, kind: type) -> Any:
+    if len(text) > MAX_STRUCTURE:
+        check_structure(text.encode(errors="surrogatepass"), param)
     try:
         value = json.loads(text)
     except RecursionError as error:

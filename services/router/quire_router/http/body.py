@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from quire_common.errors import Aborted, InvalidArgument, TooLarge
+from quire_common.json_bounds import check_structure
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope
@@ -74,6 +75,7 @@ async def discard_body(receive: Receive, limit: int) -> None:
 
 def parse_object(body: bytes) -> dict[str, Any]:
     """The body as a JSON object; raises InvalidArgument. NaN and Infinity pass, so that their field can be named."""
+    check_structure(body)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
