@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jinja2 import TemplateSyntaxError
 
@@ -20,11 +20,17 @@ from quire_tokenizer.provenance import Provenance, Rendering
 from quire_tokenizer.stand_ins import CONTINUATION_MARK
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_tokenizer.provenance import Disguise
     from quire_tokenizer.render_pool import RenderPool
     from quire_tokenizer.vocabulary import Vocabulary
+    from quire_tokenizer.work_pool import WorkPool
 
 _MAX_TEMPLATE_CHARS = 1 << 20
 _CACHED_PROVENANCES = 16
+_INLINE_CHARS = 32_768
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -43,10 +49,17 @@ class ChatRenderer:
     """Used from one event loop. Compiles the model's templates on construction, to fail early."""
 
     def __init__(
-        self, vocabulary: Vocabulary, pool: RenderPool, *, max_bytes: int, allow_request_template: bool
+        self,
+        vocabulary: Vocabulary,
+        pool: RenderPool,
+        work: WorkPool,
+        *,
+        max_bytes: int,
+        allow_request_template: bool,
     ) -> None:
         self._vocabulary = vocabulary
         self._pool = pool
+        self._work = work
         self._max_bytes = max_bytes
         self._allow_request_template = allow_request_template
         self._provenance = lru_cache(maxsize=_CACHED_PROVENANCES)(self._make_provenance)
@@ -57,19 +70,27 @@ class ChatRenderer:
     async def render(self, request: ChatRequest) -> Rendering:
         """The prompt's text and its special tokens. Raises typed errors of this request alone."""
         self._check(request)
+        # Work on a long conversation would hold up the event loop.
+        chars = len(request.messages_json) + len(request.tools_json) + len(request.kwargs_json)
+        run = self._work.run if chars > _INLINE_CHARS else _run_here
+        conversation, source = await run(lambda: self._read(request))
+        provenance, values = self._provenance(source), conversation.values
+        plain = await self._pool.render(source, self._variables(request, values))
+        disguise, disguised_values = await run(lambda: _disguised(provenance, values))
+        if disguise is None:
+            rendering = await run(lambda: provenance.undisguised(plain))
+        else:
+            disguised = await self._pool.render(source, self._variables(request, disguised_values))
+            rendering = await run(lambda: provenance.reconcile(plain, disguised, disguise, values))
+        return _cut(rendering) if conversation.continued else rendering
+
+    def _read(self, request: ChatRequest) -> tuple[Conversation, str]:
+        """What is to be rendered, by which template."""
         conversation = parse_conversation(request.messages_json, request.tools_json, request.kwargs_json)
         source = self._source(request, conversation)
         if request.continue_final_message:
             conversation = conversation.marked_for_continuation()
-        provenance, values = self._provenance(source), conversation.values
-        plain = await self._pool.render(source, self._variables(request, values))
-        disguise = provenance.disguise_for(values)
-        if disguise is None:
-            rendering = provenance.undisguised(plain)
-        else:
-            disguised = await self._pool.render(source, self._variables(request, disguise.put_on(values)))
-            rendering = provenance.reconcile(plain, disguised, disguise, values)
-        return _cut(rendering) if conversation.continued else rendering
+        return conversation, source
 
     def _check(self, request: ChatRequest) -> None:
         if request.add_generation_prompt and request.continue_final_message:
@@ -120,6 +141,15 @@ class ChatRenderer:
     def _make_provenance(self, source: str) -> Provenance:
         variables = "\n".join(self._vocabulary.token_variables.values())
         return Provenance(self._vocabulary.specials.values(), f"{source}\n{variables}")
+
+
+async def _run_here(function: Callable[[], T]) -> T:
+    return function()
+
+
+def _disguised(provenance: Provenance, values: dict[str, Any]) -> tuple[Disguise | None, dict[str, Any]]:
+    disguise = provenance.disguise_for(values)
+    return disguise, values if disguise is None else disguise.put_on(values)
 
 
 def _compile(name: str, source: str) -> None:

@@ -29,6 +29,9 @@ _PREFERRED = "|｜▁[]<>"
 _AVOIDED = frozenset("_-.:,;\"'{}")
 
 
+_PIECE_CHARS = 65_536
+
+
 @dataclass(frozen=True)
 class Rendering:
     """A conversation as text, and where the template's special tokens are in it, in order."""
@@ -47,7 +50,9 @@ class Disguise:
     def put_on(self, value: Any) -> Any:
         """JSON-like data with all its strings disguised."""
         if isinstance(value, str):
-            return value.translate(self.to_symbol)
+            # In pieces, between which other threads have their turn.
+            pieces = (value[at : at + _PIECE_CHARS] for at in range(0, len(value), _PIECE_CHARS))
+            return "".join(piece.translate(self.to_symbol) for piece in pieces)
         if isinstance(value, list):
             return [self.put_on(item) for item in value]
         if isinstance(value, dict):

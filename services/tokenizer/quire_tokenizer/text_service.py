@@ -113,6 +113,7 @@ class TextService:
         renderer = ChatRenderer(
             vocabulary,
             self._renders,
+            self._work,
             max_bytes=config.max_text_bytes,
             allow_request_template=config.allow_request_chat_template,
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ from quire_tokenizer.chat_renderer import ChatRenderer, ChatRequest
 from quire_tokenizer.provenance import Rendering
 from quire_tokenizer.render_child import run_job
 from quire_tokenizer.vocabulary import Vocabulary
+from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer import folders
 
 
@@ -29,7 +32,7 @@ class Here:
 
 def make(vocabulary: Vocabulary, **options: Any) -> ChatRenderer:
     settings = {"max_bytes": 10_000, "allow_request_template": False} | options
-    return ChatRenderer(vocabulary, Here(), **settings)  # type: ignore[arg-type]  # only render is used
+    return ChatRenderer(vocabulary, Here(), WorkPool(1, 8), **settings)  # type: ignore[arg-type]  # only render is used
 
 
 def request(*messages: tuple[str, Any], **options: Any) -> ChatRequest:
@@ -81,9 +84,31 @@ async def test_tools_and_template_arguments_cannot_either(tmp_path: Path) -> Non
     assert [i for i in tokens(vocabulary, rendering) if i < 5] == [1, 4]
 
 
+async def test_a_long_conversation_is_worked_on_in_a_thread(vocabulary: Vocabulary) -> None:
+    """Nothing of it holds up the event loop; the text is the same."""
+    threads = set[int]()
+
+    class Watched(WorkPool):
+        async def run(self, function: Callable[[], Any]) -> Any:
+            def watched() -> Any:
+                threads.add(threading.get_ident())
+                return function()
+
+            return await super().run(watched)
+
+    work = Watched(1, 8)
+    renderer = ChatRenderer(vocabulary, Here(), work, max_bytes=1 << 20, allow_request_template=False)  # type: ignore[arg-type]  # only render is used
+    for content in ("a <b> c " * 25, "a <b> c " * 25_000):
+        asked = request(("user", content))
+        assert content.strip() in (await renderer.render(asked)).text
+        assert bool(threads) == (len(content) > 1000)
+    assert threading.get_ident() not in threads
+    work.close()
+
+
 async def test_one_rendering_where_nothing_is_suspicious(vocabulary: Vocabulary) -> None:
     here = Here()
-    renderer = ChatRenderer(vocabulary, here, max_bytes=1000, allow_request_template=False)  # type: ignore[arg-type]  # only render is used
+    renderer = ChatRenderer(vocabulary, here, WorkPool(1, 8), max_bytes=1000, allow_request_template=False)  # type: ignore[arg-type]  # only render is used
     await renderer.render(request(("user", "what's (this)? [brackets], _underscores_ and - dashes")))
     assert here.rendered == 1
     await renderer.render(request(("user", "a < b")))

@@ -11,6 +11,7 @@ from quire_tokenizer.chat_renderer import ChatRenderer
 from quire_tokenizer.model_folder import read_model_folder
 from quire_tokenizer.render_pool import RenderLimits, RenderPool
 from quire_tokenizer.vocabulary import Vocabulary
+from quire_tokenizer.work_pool import WorkPool
 from tests.unit.tokenizer import folders
 
 
@@ -84,7 +85,11 @@ async def test_damaged_folders(tmp_path: Path, damage: Callable[[Path], object],
     with pytest.raises(ConfigError) as caught:
         vocabulary = Vocabulary(read_model_folder(str(folder)))
         ChatRenderer(
-            vocabulary, RenderPool(1, 1, RenderLimits(1, 1 << 29, 100)), max_bytes=100, allow_request_template=False
+            vocabulary,
+            RenderPool(1, 1, RenderLimits(1, 1 << 29, 100)),
+            WorkPool(1, 8),
+            max_bytes=100,
+            allow_request_template=False,
         )
     assert caught.value.code == code
     assert caught.value.fix
