@@ -62,7 +62,7 @@ ALLOWED = LogitControls(allowed_token_ids=tuple(range(16_384)))
         (job_of(n=128), 131_071, 1),
         (job_of(n=128, sampling=Sampling(logprobs=5), max_tokens=4096), 100, 4096),
         (job_of(sampling=Sampling(logprobs=20)), 100, 1 << 20),  # a chat without max_tokens
-        (job_of(sampling=Sampling(prompt_logprobs=20)), 131_071, 1),
+        (job_of(sampling=Sampling(prompt_logprobs=7)), 131_071, 1),
         (job_of(n=128, sampling=Sampling(controls=ALLOWED)), 100, 16),
         (job_of(n=16, wants=Wants(echo=True)), 100_000, 16),
     ],
@@ -78,7 +78,7 @@ def test_long_requests_are_taken(job: GenerateJob, prompt: int, answer: int) -> 
         (job_of(n=128, sampling=Sampling(logprobs=20), max_tokens=4096), 100, 4096, "logprobs"),
         (job_of(best_of=128, sampling=Sampling(logprobs=20), max_tokens=4096), 100, 4096, "logprobs"),
         (job_of(n=8, sampling=Sampling(logprobs=20)), 100, 1 << 20, "logprobs"),
-        (job_of(n=2, sampling=Sampling(prompt_logprobs=20)), 131_071, 1, "prompt_logprobs"),
+        (job_of(n=2, sampling=Sampling(prompt_logprobs=7)), 131_071, 1, "prompt_logprobs"),
         (job_of(n=128, sampling=Sampling(controls=BIASES)), 100, 16, "n"),
         (job_of(n=128, wants=Wants(echo=True)), 100_000, 16, "n"),
         (job_of(n=128, wants=Wants(token_ids=True)), 100_000, 16, "n"),

@@ -24,7 +24,9 @@ MAX_CONTROL_VALUES = 2 << 20
 MAX_PROMPT_TOKENS = 16 << 20
 # An answer repeats the prompt for each of its choices, where the client wants it back.
 MAX_TOLD_PROMPT_TOKENS = 2 << 20
-# A token's own logprob is one alternative. Kept until the answer has ended.
+# A token's own logprob is one alternative. Those of a prompt come at once: 131,072 tokens with 7 others each.
+MAX_PROMPT_ALTERNATIVES = 1 << 20
+# Those of an answer come with its tokens, and are kept until it has ended.
 MAX_ALTERNATIVES = 4 << 20
 # What an answer without a max_tokens counts: few come to the end of a long context.
 UNSAID_ANSWER_TOKENS = 32_768
@@ -49,7 +51,7 @@ def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[in
         _check("Tokens of the prompts, which the answer repeats,", prompt_tokens, job.n, MAX_TOLD_PROMPT_TOKENS, "n")
     if sampling.prompt_logprobs >= 0:
         alternatives = (1 + sampling.prompt_logprobs) * prompt_tokens
-        _check("Alternatives of all prompt tokens", alternatives, job.n, MAX_ALTERNATIVES, "prompt_logprobs")
+        _check("Alternatives of all prompt tokens", alternatives, job.n, MAX_PROMPT_ALTERNATIVES, "prompt_logprobs")
     if sampling.logprobs >= 0:
         said = job.max_tokens is not None or job.default_max_tokens is not None
         tokens = sum(answers) if said else sum(min(answer, UNSAID_ANSWER_TOKENS) for answer in answers)
