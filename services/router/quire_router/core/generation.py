@@ -10,6 +10,7 @@ from quire_common.errors import DeadlineExceeded, QuireError
 from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.core.delta import FINISH_NAMES, LENGTH, Delta, HopTiming, Usage
+from quire_router.off_loop import MOST_VALUES, off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,8 +78,11 @@ class Generation:
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
             )
         if self.job.sampling.prompt_logprobs >= 0 and any(delta.finish for delta in deltas):
-            scored = (entry for choice in self.choices for entry in choice.prompt_entries.values())
-            ids = {token_id for e in scored for token_id in (e.token_id, *e.top_ids)}
+            entries = [entry for choice in self.choices for entry in choice.prompt_entries.values()]
+            ids = await off_loop(
+                lambda: {token_id for e in entries for token_id in (e.token_id, *e.top_ids)},
+                heavy=len(entries) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
+            )
             ids |= {token_id for choice in self.choices for token_id in choice.sequence.prompt_ids[:1].tolist()}
             # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
@@ -107,6 +111,16 @@ class Generation:
             if delta.finish:
                 self.running -= 1
         return [_emptied(delta) for delta in deltas] if self.job.prompt_only else deltas
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the whole answer has so many values that it is better written in a thread. Call when all ended."""
+        sampling, wants = self.job.sampling, self.job.wants
+        answers = sum(choice.confirmed for choice in self.choices) if sampling.logprobs >= 0 or wants.token_ids else 0
+        prompts = 0
+        if wants.echo or wants.token_ids or sampling.prompt_logprobs >= 0:
+            prompts = self.told * max((len(choice.sequence.prompt_ids) for choice in self.choices), default=0)
+        return answers * (2 + sampling.logprobs) + prompts * (2 + sampling.prompt_logprobs) > MOST_VALUES
 
     @property
     def told(self) -> int:

@@ -9,6 +9,7 @@ import orjson
 from quire_common.columns import i32
 from quire_router.core.delta import FINISH_NAMES
 from quire_router.http.error_shape import error_object
+from quire_router.http.large_json import dumps_in_pieces
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -113,6 +114,10 @@ class FrameParts:
                 for t in self.generation.timings()
             ]
         return answer
+
+    def written(self, answer: dict[str, Any]) -> bytes:
+        """A whole answer as JSON."""
+        return dumps_in_pieces(answer) if self.generation.is_large else orjson.dumps(answer)
 
     def prompt_ids(self, index: int) -> list[int]:
         """The prompt of a choice, for return_token_ids."""

@@ -10,12 +10,14 @@ import orjson
 
 from quire_common.errors import Aborted, InvalidArgument, TooLarge
 from quire_common.json_bounds import check_structure
+from quire_router.off_loop import off_loop
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope
 
 BODY_TOO_LARGE = "BODY_TOO_LARGE"
 _READ_TIMEOUT_S = 60.0
+_LONG_BYTES = 512 * 1024
 # After a 413, so much more is read and thrown away, that a client which is still sending gets to see the answer.
 _DISCARD_FACTOR = 4
 _DISCARD_TIMEOUT_S = 5.0
@@ -31,7 +33,8 @@ async def read_object(scope: Scope, receive: Receive, limit: int) -> dict[str, A
             "The body's Content-Type is not application/json.",
             "Send the header Content-Type: application/json.",
         )
-    return parse_object(await read_body(scope, receive, limit))
+    body = await read_body(scope, receive, limit)
+    return await off_loop(lambda: parse_object(body), heavy=len(body) > _LONG_BYTES)
 
 
 async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:

@@ -93,7 +93,7 @@ class ChatFormat:
             )
         if self._wants.token_ids:
             answer["prompt_token_ids"] = self._parts.prompt_ids(0)
-        return orjson.dumps(self._parts.with_timings(answer))
+        return self._parts.written(self._parts.with_timings(answer))
 
     def _rest(self, delta: Delta) -> dict[str, Any]:
         rest: dict[str, Any] = {

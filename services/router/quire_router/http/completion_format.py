@@ -67,7 +67,7 @@ class CompletionFormat:
         answer["usage"] = usage_object(self._generation.usage())
         if self._generation.job.kv_export:
             answer["kv_transfer_params"] = kv_transfer_object(self._generation.kv_offer)
-        return orjson.dumps(self._parts.with_timings(answer))
+        return self._parts.written(self._parts.with_timings(answer))
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         index, text, logprobs = delta.index, delta.text, None

@@ -14,7 +14,9 @@ from quire_router.core.job import Caller
 from quire_router.http.body import client_gone, read_object
 from quire_router.http.exchange import exchange_of, request_id_from, send_json
 from quire_router.http.parse import Limits
+from quire_router.http.prompts import many_ids
 from quire_router.http.stream_writer import write_stream
+from quire_router.off_loop import off_loop
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -86,7 +88,8 @@ class Serving:
                 if parsed.stream:
                     await write_stream(scope, send, generation, answer, self._ping_s)
                 else:
-                    document = answer.document(await whole_answers(generation))
+                    deltas = await whole_answers(generation)
+                    document = await off_loop(lambda: answer.document(deltas), heavy=generation.is_large)
                     await answer.settle()
                     await send_json(send, document)
             finally:
@@ -107,7 +110,9 @@ class GenerateEndpoint:
 
     async def answer(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
         """One request, whose body has been read."""
-        parsed = self._parse(body, self._serving.limits, timings=exchange_of(scope).wants_timings)
+        heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
+        timings = exchange_of(scope).wants_timings
+        parsed = await off_loop(lambda: self._parse(body, self._serving.limits, timings=timings), heavy=heavy)
         await self._serving.run(scope, receive, send, parsed, self._make_format)
 
 

@@ -10,11 +10,13 @@ import orjson
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_router.core.job import Prompt, TextPrompt, TokenPrompt
 from quire_router.http.fields import MAX_INT32, bad_type
+from quire_router.off_loop import MOST_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 MAX_PROMPTS = 1024
+_PIECE_IDS = 65_536
 
 
 def required(values: Mapping[str, Any], name: str) -> Any:
@@ -52,20 +54,31 @@ def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
 
 
 def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
-    """By whole-list operations: a body of the longest size has a million ids, and others are waiting."""
+    """By operations on whole pieces of the list: a body of the longest size has two million ids."""
     if not isinstance(ids, list):
         raise bad_type(name, ids, "a list of token ids")
-    if not set(map(type, ids)) <= {int}:
-        raise bad_type(name, next(item for item in ids if not _is_int(item)), "an integer")
-    if ids and not (min(ids) >= 0 and max(ids) <= MAX_INT32):
-        wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
-        raise InvalidArgument(
-            "TOKEN_OUT_OF_RANGE",
-            f"Token id {wrong} is no int32.",
-            "Send ids of the vocabulary.",
-            param=name.removesuffix("[]"),
-        )
-    return TokenPrompt(np.array(ids, np.int32))
+    column = np.empty(len(ids), np.int32)
+    for at in range(0, len(ids), _PIECE_IDS):
+        piece = ids[at : at + _PIECE_IDS]
+        if not set(map(type, piece)) <= {int}:
+            raise bad_type(name, next(item for item in piece if not _is_int(item)), "an integer")
+        if not (min(piece) >= 0 and max(piece) <= MAX_INT32):
+            wrong = next(item for item in piece if not 0 <= item <= MAX_INT32)
+            raise InvalidArgument(
+                "TOKEN_OUT_OF_RANGE",
+                f"Token id {wrong} is no int32.",
+                "Send ids of the vocabulary.",
+                param=name.removesuffix("[]"),
+            )
+        column[at : at + _PIECE_IDS] = piece
+    return TokenPrompt(column)
+
+
+def many_ids(prompt: Any) -> bool:
+    """Whether token ids, alone or in lists, are so many that they are better read in a thread."""
+    if not isinstance(prompt, list):
+        return False
+    return len(prompt) + sum(len(item) for item in prompt[:MAX_PROMPTS] if isinstance(item, list)) > MOST_VALUES
 
 
 def _is_int(value: Any) -> bool:

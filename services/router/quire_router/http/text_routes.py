@@ -12,12 +12,14 @@ from quire_common.sequence import RequestContext
 from quire_router.core.job import ChatPrompt
 from quire_router.http.exchange import exchange_of
 from quire_router.http.fields import check_fields
+from quire_router.http.large_json import dumps_in_pieces
 from quire_router.http.logprob_format import token_text
 from quire_router.http.messages_parse import parse_count
 from quire_router.http.parse import chat_prompt, parse_chat, parse_completion
-from quire_router.http.prompts import required, token_prompt
+from quire_router.http.prompts import many_ids, required, token_prompt
 from quire_router.http.sampling_params import sampling_params_of
 from quire_router.http.tables import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
+from quire_router.off_loop import MOST_VALUES, off_loop
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -53,22 +55,29 @@ class TextRoutes:
             (ids,), _us = await self._tokenizer.encode(
                 [text], context, add_special_tokens=values["add_special_tokens"], max_tokens=0
             )
-        answer: dict[str, Any] = {
-            "count": len(ids),
-            "max_model_len": served.model.max_model_len,
-            "tokens": ids.tolist(),
-            "token_strs": None,
-        }
+        tokens: list[int] = ids.tolist()
         if values["return_token_strs"]:
-            await self._token_bytes.ensure(answer["tokens"])
-            answer["token_strs"] = [token_text(self._token_bytes.get(token_id)) for token_id in answer["tokens"]]
-        return _json(answer)
+            await self._token_bytes.ensure(tokens)
+
+        def written() -> bytes:
+            answer: dict[str, Any] = {
+                "count": len(tokens),
+                "max_model_len": served.model.max_model_len,
+                "tokens": tokens,
+                "token_strs": None,
+            }
+            if values["return_token_strs"]:
+                answer["token_strs"] = [token_text(self._token_bytes.get(token_id)) for token_id in tokens]
+            return dumps_in_pieces(answer)
+
+        return Response(await off_loop(written, heavy=len(tokens) > MOST_VALUES), media_type="application/json")
 
     async def detokenize(self, request: Request) -> Response:
         """Token ids as a text; special tokens are shown."""
         values = check_fields(await self._serving.read(request.scope, request.receive), DETOKENIZE)
         self._catalog.resolve(values["model"])
-        ids = token_prompt(required(values, "tokens"), "tokens").ids
+        tokens = required(values, "tokens")
+        ids = (await off_loop(lambda: token_prompt(tokens, "tokens"), heavy=many_ids(tokens))).ids
         text = await self._tokenizer.decode(ids, skip_special_tokens=False) if len(ids) else ""
         return _json({"prompt": text})
 

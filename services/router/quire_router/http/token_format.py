@@ -8,6 +8,7 @@ import orjson
 
 from quire_router.http.answer_format import DONE, FrameParts, finish_name, id_list, usage_object
 from quire_router.http.kv_transfer_fields import kv_transfer_object
+from quire_router.http.large_json import dumps_in_pieces
 from quire_router.http.logprob_format import TokenNames, chat_logprobs, prompt_logprobs
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class TokenFormat:
             "kv_transfer_params": kv_transfer_object(self._generation.kv_offer),
             "usage": usage_object(self._generation.usage()),
         }
-        return orjson.dumps(answer)
+        return dumps_in_pieces(answer) if self._generation.is_large else orjson.dumps(answer)
 
     def _choice(self, delta: Delta) -> dict[str, Any]:
         return {

@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import random
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire_common.errors import InvalidArgument
+from quire_router.http import large_json
+from quire_router.http.large_json import dumps_in_pieces
+from quire_router.http.prompts import many_ids, token_prompt
+from quire_router.off_loop import off_loop
+
+LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5)
+VALUES = st.recursive(LEAVES, lambda v: st.lists(v, max_size=4) | st.dictionaries(st.text(max_size=3), v, max_size=4))
+
+
+@given(value=VALUES)
+@settings(max_examples=300, deadline=None)
+def test_pieces_make_what_the_writer_makes(value: Any) -> None:
+    assert dumps_in_pieces(value) == orjson.dumps(value)
+
+
+def test_long_lists_are_written_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = {"logprob": -1.5, "rank": 3, "decoded_token": "x"}
+    answer = {"choices": [{"index": 0, "prompt_logprobs": [None, *[{"7": entry, "9": entry}] * 20_000]}], "usage": {}}
+    flat = {"tokens": list(range(100_000)), "strs": ["a"] * 5000}
+    pieces: list[bytes] = []
+
+    def dumps(value: Any) -> bytes:
+        pieces.append(orjson.dumps(value))
+        return pieces[-1]
+
+    monkeypatch.setattr(large_json, "orjson", SimpleNamespace(dumps=dumps))
+    for value in (answer, flat):
+        assert dumps_in_pieces(value) == orjson.dumps(value)
+    assert max(map(len, pieces)) < 200_000
+
+
+async def test_what_is_heavy_runs_in_a_thread() -> None:
+    here = threading.get_ident()
+    assert await off_loop(threading.get_ident, heavy=False) == here
+    assert await off_loop(threading.get_ident, heavy=True) != here
+
+
+def test_ids_of_a_long_prompt_are_read_in_pieces() -> None:
+    drawn = random.Random(3)
+    ids: list[Any] = [drawn.randrange(2**31) for _ in range(300_000)]
+    started = time.thread_time()
+    assert token_prompt(ids).ids.tolist() == ids
+    assert time.thread_time() - started < 1.0
+    assert many_ids(ids) and many_ids([[1] * 5000, [2] * 5000])
+    assert not many_ids([1] * 100) and not many_ids("a" * 100_000) and not many_ids(["a"] * 1000)
+    for wrong, code in (
+        (True, "BAD_TYPE"),
+        ("1", "BAD_TYPE"),
+        (-1, "TOKEN_OUT_OF_RANGE"),
+        (2**31, "TOKEN_OUT_OF_RANGE"),
+    ):
+        with pytest.raises(InvalidArgument, match=code):
+            token_prompt([*ids, wrong])
