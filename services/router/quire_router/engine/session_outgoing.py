@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_SUBMITS = 256
+# What an entry of a map or a list costs beside its bytes: it is put in one by one.
+_ENTRY_BYTES = 64
 log = get_logger(__name__)
 
 
@@ -118,7 +120,7 @@ class SessionOutgoing:
                 log.exception("a submit could not be made", request_id=submission.context.request_id)
                 submission.fail(internal_error())
                 continue
-            size += message.submit[-1].ByteSize()
+            size += _cost(message.submit[-1])
         if not self._submits and self._handovers:  # a handover must not overtake its handle's submit
             message.handover.extend([_handover_to_pb(*one) for one in self._handovers if self._wanted(one[0])])
             self._handovers = []
@@ -129,6 +131,12 @@ class SessionOutgoing:
         message.release_transfer.extend(self._released)
         self._renewed, self._released = [], []
         return message
+
+
+def _cost(submit: sb.Submit) -> int:
+    """Bytes, or as many as are made in the same time."""
+    sampling = submit.sequence.sampling
+    return int(submit.ByteSize()) + _ENTRY_BYTES * (len(sampling.logit_bias) + len(sampling.bad_words_ids))
 
 
 def _submit_to_pb(handle: int, submission: Submission) -> sb.Submit:
