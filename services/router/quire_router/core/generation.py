@@ -188,6 +188,13 @@ class Generation:
         release()
         self._count()
 
+    def discard(self) -> None:
+        """It could not be started: end what runs. Its places are given back by the caller."""
+        self._release = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._abort()
+
     def _abort(self) -> None:
         for choice in self.choices:
             choice.abort()

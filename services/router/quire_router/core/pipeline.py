@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 import time
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
     from quire_router.engine.migration import Migration
     from quire_router.engine.ticket_desk import TicketDesk
     from quire_router.text.token_bytes import TokenBytes
+
+
+# Of prompts that are placed at a stretch: some 10 ms.
+_TURN_TOKENS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +149,7 @@ class Pipeline:
         )
         generation.prompt_texts = texts
         with tracing.span("router.place", parent=tracing.context_of(span)):
-            for first in range(0, len(choices), job.siblings):
-                self._migration.start(choices[first : first + job.siblings])
+            await self._place(generation, prompts)
         generation.router_timings += [
             HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
             HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
@@ -154,6 +158,20 @@ class Pipeline:
         if not admitted:
             metrics.prompt_tokens.inc(sum(map(len, prompts)))
         return generation
+
+    async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
+        """Ask engines for all. Each prompt's pages are named and looked up: of many, others have their turn between."""
+        siblings, tokens = generation.job.siblings, 0
+        try:
+            for number, ids in enumerate(prompts):
+                tokens += len(ids)
+                if number and tokens > _TURN_TOKENS:
+                    tokens = len(ids)
+                    await asyncio.sleep(0)
+                self._migration.start(generation.choices[number * siblings : (number + 1) * siblings])
+        except BaseException:
+            generation.discard()
+            raise
 
     async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
         """All that `generate` does before anything runs. Raises QuireError."""

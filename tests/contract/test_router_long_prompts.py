@@ -1,0 +1,51 @@
+"""Requests of many long prompts: the loop has its turns between them, and one that is given up leaves nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire_router.core.job import Caller, GenerateJob, TokenPrompt
+from tests.fakes.fake_scheduler import FakeScheduler
+from tests.fakes.router_faults import nothing_left, until
+from tests.fakes.router_rig import router_rig
+
+
+async def test_many_long_prompts_give_others_their_turn_and_a_client_that_goes_meanwhile_leaves_nothing() -> None:
+    """Placing a prompt names its pages: of 2 million tokens that took the loop 0.2 s at a stretch."""
+    async with router_rig([FakeScheduler(max_model_len=70_000, max_num_seqs=8)]) as rig:
+        prompts = [[1 + i % 250] * 60_000 for i in range(10)]
+        pipeline: Any = rig.router._pipeline
+        start, started, turns = pipeline._migration.start, list[float](), 0
+
+        def counted(choices: Any) -> None:
+            started.append(turns)
+            start(choices)
+
+        async def turning() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        pipeline._migration.start = counted
+        turner = asyncio.create_task(turning())
+        try:
+            assert (await rig.complete(prompts, max_tokens=2)).status_code == 200
+            assert len(set(started)) == len(started) == 10
+            started.clear()
+            job = GenerateJob("", tuple(TokenPrompt(np.array(ids, np.int32)) for ids in prompts), max_tokens=500)
+            asked = asyncio.create_task(pipeline.generate(job, Caller("r"), time.monotonic_ns()))
+            while len(started) < 4:
+                await asyncio.sleep(0)
+            asked.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asked
+            await until(lambda: nothing_left(rig))
+            assert len(started) < 10 and pipeline._admission.inside == 0
+        finally:
+            turner.cancel()
