@@ -7,7 +7,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from quire_common.credit import Finish
 from quire_common.logit_controls import LogitControls
@@ -19,101 +18,17 @@ from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.engine.step_runner import failed_draws
-from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.sampling import draw
-from quire_worker.sampling import control_sheet as sheets
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
-from quire_worker.step import PromptScores, StepBatch
+from quire_worker.step import PromptScores
 from tests.fakes.some_processors import PROCESSORS
+from tests.unit.worker_triton.control_rows import ALPHABET, DEVICE, ON_GPU, SLOTS, VOCAB, Rows, some_controls
 from tests.unit.worker_triton.drawing import make, on_device
 
-ON_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if ON_GPU else "cpu")
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
-VOCAB, SLOTS = 1500, 8
-ALPHABET = 12
-"""Sequences are of few tokens, so that words and counts meet."""
-
-
-def some_controls(rng: np.random.Generator) -> LogitControls:
-    """Each part is asked in about half of the cases."""
-
-    def words(count: int) -> tuple[tuple[int, ...], ...]:
-        return tuple(tuple(rng.integers(0, ALPHABET, rng.integers(1, 4)).tolist()) for _ in range(count))
-
-    half = (rng.random(6) < 0.5).tolist()
-    biased = np.unique(rng.integers(0, 300, 5)).tolist()
-    found = LogitControls(
-        presence_penalty=0.75 if half[0] else 0.0,
-        frequency_penalty=-0.3 if half[1] else 0.0,
-        repetition_penalty=1.7 if half[2] else 1.0,
-        logit_bias=tuple((token, float(rng.normal(0, 5))) for token in biased) if half[3] else (),
-        allowed_token_ids=tuple(range(0, VOCAB, 3)) if half[4] else (),
-        bad_words=words(300 if rng.random() < 0.2 else 6) if half[5] else (),
-    )
-    return found if found != LogitControls() else LogitControls(presence_penalty=1.0)
-
-
-def some_thinking(rng: np.random.Generator) -> ThinkingBudget | None:
-    """Of so few tokens that sequences begin and end to think all the time."""
-    start, end = (tuple(rng.integers(0, 3, rng.integers(1, 4)).tolist()) for _ in range(2))
-    return ThinkingBudget(start, end, int(rng.integers(0, 5))) if rng.random() < 0.5 else None
-
-
-class Rows:
-    """Sequences in slots, on both sides: `logits` of the CPU's rows are changed by RowControls, the device's by us."""
-
-    def __init__(self, controls: list[LogitControls | None], seed: int, max_tokens: int = 40) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.slot = self.rng.permutation(SLOTS)[: len(controls)].astype(np.int32)
-        self.rows: dict[int, RowControls] = {}
-        for row, each in enumerate(controls):
-            ids = [self.rng.integers(0, ALPHABET, n).astype(np.int32) for n in (9, int(self.rng.integers(0, 7)))]
-            if each is not None:
-                thinking = some_thinking(self.rng)
-                sequence = Sequence(ids[0], Stop(max_tokens), Sampling(controls=each), ids[1], thinking=thinking)
-                self.rows[row] = RowControls(sequence)
-        self.sheets = ControlSheets(DEVICE, VOCAB)
-        self.last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
-        self.blocked = np.zeros(len(controls), np.int32)
-        self.stop_id = np.full((len(controls), 2), -1, np.int32)
-
-    def batch(self, fed: bool) -> StepBatch:
-        n = len(self.slot)
-        zeros, floats = np.zeros(n, np.int32), np.zeros(n, np.float32)
-        return StepBatch(
-            np.zeros(n, np.int64), zeros + 1, zeros, zeros[:, None], np.ones(n, np.bool_), floats, zeros, floats + 1,
-            floats, np.zeros(n, np.uint64), zeros.astype(np.uint32), zeros - 1, controls=self.rows, slot=self.slot,
-            fed=np.full(n, fed), last=np.zeros(n, np.bool_),
-        )  # fmt: skip  # mostly neutral columns
-
-    def feed(self, token: np.ndarray) -> None:
-        """Tokens that were drawn, by row."""
-        for row, controls in self.rows.items():
-            controls.fed(int(token[row]))
-            self.last[int(self.slot[row])] = int(token[row])
-
-    def addresses(self, fed: bool) -> Tensor:
-        found = np.zeros(len(self.slot), np.int64)
-        for row, address in self.sheets.addresses(self.batch(fed)).items():
-            found[row] = address
-        return torch.from_numpy(found).to(DEVICE)
-
-    def changed(self, logits: Tensor, fed: bool) -> tuple[Tensor, Tensor]:
-        n = len(self.slot)
-        address = self.addresses(fed)
-        columns = ControlColumns(
-            address=address,
-            first_row=torch.arange(n, dtype=torch.int32, device=DEVICE),
-            fed=torch.full((n,), int(fed), dtype=torch.int32, device=DEVICE),
-            slot=torch.from_numpy(self.slot).to(DEVICE),
-            blocked=torch.from_numpy(self.blocked).to(DEVICE),
-            stop_id=torch.from_numpy(self.stop_id).to(DEVICE),
-        )
-        return address, change_logits(logits.to(DEVICE), columns, self.last)
 
 
 @pytest.mark.parametrize("seed", range(20 if ON_GPU else 6))
@@ -156,32 +71,6 @@ def test_a_thinking_budget_is_kept_as_on_the_cpu() -> None:
                 forced, drawn[row] = forced + 1, wanted.argmax()
         rows.feed(drawn)
     assert forced > 20
-
-
-def test_a_sheet_counts_no_further_than_it_has_room() -> None:
-    """A sequence that was given too few output tokens harms nobody's memory."""
-    rows = Rows([LogitControls(presence_penalty=1.0)], 3, max_tokens=1)
-    (held,) = rows.rows.values()
-    room = int(sheets.control_sheet(held.sequence, VOCAB)[sheets.CAPACITY])
-    logits = torch.zeros(1, VOCAB)
-    rows.changed(logits, fed=False)
-    for token in range(100, 110):
-        rows.last[int(rows.slot[0])] = token
-        _, changed = rows.changed(logits, fed=True)
-    assert int((changed[0] < 0).sum()) <= room
-    ((_, sheet),) = rows.sheets._held.values()
-    assert int(sheet[sheets.KNOWN]) == room and int(sheet[sheets.WRITTEN]) == len(held.sequence.output_ids) + 10
-
-
-def test_a_slot_that_is_anothers_has_another_sheet() -> None:
-    rows = Rows([LogitControls(presence_penalty=2.0)], 3)
-    address = int(rows.addresses(False)[0])
-    assert int(rows.addresses(True)[0]) == address, "the same sequence keeps its sheet"
-    rows.rows = {0: RowControls(Sequence(np.array([1], np.int32), Stop(5), Sampling(controls=LogitControls(1.0))))}
-    assert int(rows.addresses(False)[0]) != address
-    assert rows.sheets.num_bytes == 4 * len(sheets.control_sheet(rows.rows[0].sequence, VOCAB))
-    rows.sheets.clear()
-    assert rows.sheets.num_bytes == 0
 
 
 @pytest.mark.parametrize("seed", range(8 if ON_GPU else 2))

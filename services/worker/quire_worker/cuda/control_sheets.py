@@ -1,55 +1,156 @@
 """ControlSheets: the control sheets of sequences, on the device, by slot.
 
-A sheet is made when its sequence first draws, and is the device's from then on: the host never reads it back. It stays
-until the slot is another's, so a step that was launched before an end was known still finds it.
+A sheet is made when its sequence first draws, and is the device's from then on: the host never reads it back. One whose
+sequence has ended stays until its room is wanted, so a step that was launched before an end was known still finds it;
+its memory is then taken by what is uploaded later on the same stream, behind that step. All of them together take no
+more than what is kept for them beside the KV pages; a request for which no room is left fails alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
-from quire_worker.sampling.control_sheet import control_sheet
+from quire_common.errors import Overloaded
+from quire_worker.cuda.memory import CONTROL_SHEET_BYTES
+from quire_worker.sampling.control_sheet import (
+    CAPACITY,
+    COUNTING,
+    IDS_AT,
+    KNOWN,
+    control_sheet,
+    forbidding_sheet,
+    most_ids,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire_common.errors import QuireError
     from quire_worker.sampling.row_controls import RowControls
-    from quire_worker.step import StepBatch
+    from quire_worker.step import Int32, StepBatch
+
+# New tokens that a sheet has room for at first. Many answers end before, and a sheet grows when they do not.
+ROOM = 4096
+_WORD = 4
+
+
+@dataclass(slots=True)
+class _Sheet:
+    """`capacity`: ids that it has room for, `most` that it may need. `left`: tokens that there is room for, should each
+    be new to the sequence; None: it never needs more."""
+
+    controls: RowControls
+    words: Tensor
+    ids_at: int
+    capacity: int
+    most: int
+    left: int | None
 
 
 class ControlSheets:
-    """Belongs to the model thread. Uploads go to the current stream."""
+    """Belongs to the model thread. Uploads go to the current stream. `room`: see ROOM."""
 
-    def __init__(self, device: torch.device, vocab_size: int) -> None:
+    def __init__(
+        self, device: torch.device, vocab_size: int, *, most_bytes: int = CONTROL_SHEET_BYTES, room: int = ROOM
+    ) -> None:
         self._device = device
         self._vocab_size = vocab_size
-        self._held: dict[int, tuple[RowControls, Tensor]] = {}
+        self._most_bytes = most_bytes
+        self._room = room
+        self._held: dict[int, _Sheet] = {}
+        self._num_bytes = 0
+        self._forbidding: Tensor | None = None
 
     @property
     def num_bytes(self) -> int:
         """Memory of the device that sheets take."""
-        return sum(sheet.nbytes for _, sheet in self._held.values())
+        return self._num_bytes
 
     def addresses(self, batch: StepBatch) -> dict[int, int]:
-        """Sequence -> address of its sheet, of those whose logits the device is to change."""
+        """Sequence -> address of its sheet, of those whose logits the device is to change. One that gets no room has
+        nothing left to draw, and its controls say why (`failure`)."""
         found = {}
         for sequence, controls in batch.controls.items():
             if controls.changes_logits and not controls.runs_python:
-                found[sequence] = self._sheet(int(batch.slot[sequence]), controls).data_ptr()
+                fed = bool(batch.fed[sequence])
+                sheet = self._sheet(int(batch.slot[sequence]), controls, fed=fed)
+                if sheet is None:
+                    controls.failure = controls.failure or _no_room()
+                    sheet = self._forbid()
+                found[sequence] = sheet.data_ptr()
         return found
 
     def clear(self) -> None:
         """All sequences are gone, and no step is in flight."""
         self._held.clear()
+        self._num_bytes = 0
 
-    def _sheet(self, slot: int, controls: RowControls) -> Tensor:
+    def _sheet(self, slot: int, controls: RowControls, *, fed: bool) -> Tensor | None:
         held = self._held.get(slot)
-        if held is not None and held[0] is controls:
-            return held[1]
-        sheet = torch.from_numpy(control_sheet(controls.sequence, self._vocab_size))
-        if self._device.type == "cuda":
-            sheet = sheet.pin_memory().to(self._device, non_blocking=True)
-        self._held[slot] = controls, sheet
-        return sheet
+        if held is None or held.controls is not controls:
+            if held is not None:
+                self._drop(slot)
+            held = self._make(slot, controls)
+        if held is not None and fed and held.left is not None:
+            held.left -= 1
+            if held.left < 0:
+                held = self._grow(held)
+        return None if held is None else held.words
+
+    def _make(self, slot: int, controls: RowControls) -> _Sheet | None:
+        words = control_sheet(controls.sequence, self._vocab_size, self._room)
+        if not self._has_room(words.nbytes):
+            return None
+        known, capacity = int(words[KNOWN]), int(words[CAPACITY])
+        most = most_ids(controls.sequence, known, self._vocab_size)
+        left = capacity - known if words[COUNTING] and capacity < most else None
+        held = self._held[slot] = _Sheet(controls, self._upload(words), int(words[IDS_AT]), capacity, most, left)
+        self._num_bytes += words.nbytes
+        return held
+
+    def _grow(self, held: _Sheet) -> _Sheet | None:
+        """Twice as many ids, as the device has them by now: a sheet ends with its ids and their counts."""
+        begin, before = held.ids_at, held.capacity
+        after = min(held.most, 2 * before + self._room)
+        added = 2 * (after - before)
+        if not self._has_room(added * _WORD):
+            return None
+        words = torch.zeros(len(held.words) + added, dtype=torch.int32, device=self._device)
+        words[: begin + before] = held.words[: begin + before]
+        words[begin + after : begin + after + before] = held.words[begin + before :]
+        words[CAPACITY : CAPACITY + 1].fill_(after)
+        held.words, held.capacity = words, after
+        held.left = after - before - 1 if after < held.most else None
+        self._num_bytes += added * _WORD
+        return held
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether there is, or is made by those that have ended."""
+        if self._num_bytes + num_bytes > self._most_bytes:
+            for slot in [slot for slot, held in self._held.items() if held.controls.ended]:
+                self._drop(slot)
+        return self._num_bytes + num_bytes <= self._most_bytes
+
+    def _drop(self, slot: int) -> None:
+        self._num_bytes -= self._held.pop(slot).words.nbytes
+
+    def _forbid(self) -> Tensor:
+        if self._forbidding is None:
+            self._forbidding = self._upload(forbidding_sheet(self._vocab_size))
+        return self._forbidding
+
+    def _upload(self, words: Int32) -> Tensor:
+        sheet = torch.from_numpy(np.ascontiguousarray(words))
+        return sheet.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else sheet
+
+
+def _no_room() -> QuireError:
+    return Overloaded(
+        "TOO_MANY_CONTROLS",
+        "The GPU has no room left for what the running requests ask of their logits.",
+        "Try again later, or ask for fewer biases, allowed tokens and bad words.",
+    )

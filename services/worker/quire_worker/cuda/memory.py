@@ -14,6 +14,8 @@ from quire_worker.model.arch_spec import ArchSpec
 # CUDA's own context, graphs' nodes, cuBLAS workspaces, fragments.
 _SLACK_BYTES = 1 << 30
 _ELEMENT_BYTES = 2
+# Of what requests ask of their logits; a thousand sequences with penalties and answers of average length take a tenth.
+CONTROL_SHEET_BYTES = 256 << 20
 STEP_FIX = "Lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
 
 
@@ -29,12 +31,12 @@ def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]
 
 
 def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
-    """What the largest step takes beside weights and pages: activations of a layer, logits, sampling. Graphs have
-    memory of their own, which steps that run kernel by kernel cannot take."""
+    """What the largest step takes beside weights and pages: activations of a layer, logits, sampling, control sheets.
+    Graphs have memory of their own, which steps that run kernel by kernel cannot take."""
     widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
     # Those of all graphs lie in one place; twice in float32 where controls change them.
     logits = 5 * sequences * vocab_size
-    return (2 * rows * widest + logits) * _ELEMENT_BYTES
+    return (2 * rows * widest + logits) * _ELEMENT_BYTES + CONTROL_SHEET_BYTES
 
 
 def kv_cache_bytes(free: int, total: int, utilization: float, reserve: int) -> int:

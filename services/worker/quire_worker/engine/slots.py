@@ -175,7 +175,9 @@ class SlotTable:
         for column in self._scalars:
             column[slot] = 0
         self.prefill_rank[slot] = NOT_ORDERED
-        self.controls[slot] = None
+        controls, self.controls[slot] = self.controls[slot], None
+        if controls is not None:
+            controls.ended = True
         self.context[slot] = NO_CONTEXT
         self._changed()
 

@@ -63,12 +63,13 @@ HEADER: Final = 24
 _SPARE = 4
 
 
-def control_sheet(sequence: Sequence, vocab_size: int) -> Int32:
-    """The sheet of a sequence that starts, its output ids being those that it had before."""
+def control_sheet(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
+    """The sheet of a sequence that starts, its output ids being those that it had before. `room`: new tokens that it
+    can count; None: all that may come. The ids and their counts are its last section."""
     controls = sequence.sampling.controls or NEUTRAL
     penalties = (controls.repetition_penalty, controls.frequency_penalty, controls.presence_penalty)
     counting = penalties != (1.0, 0.0, 0.0)
-    ids, counts, capacity = _known_tokens(sequence, vocab_size) if counting else (_NONE, _NONE, 0)
+    ids, counts, capacity = _known_tokens(sequence, vocab_size, room) if counting else (_NONE, _NONE, 0)
     ring = max((len(word) for word in controls.bad_words), default=1) - 1
     written = len(sequence.output_ids)
     mask = _mask(controls.allowed_token_ids, vocab_size)
@@ -106,21 +107,35 @@ def control_sheet(sequence: Sequence, vocab_size: int) -> Int32:
         for count, begin, mark in ((STARTS, STARTS_AT, budget.start_ids), (ENDS, ENDS_AT, budget.end_ids)):
             header[count] = len(mark)
             header[begin] = place(np.array((*mark, *fallbacks(mark)), np.int32))
-    room = np.zeros(capacity - len(ids), np.int32)
-    header[CAPACITY], header[IDS_AT] = capacity, place(ids, room, counts, room)
+    unused = np.zeros(capacity - len(ids), np.int32)
+    header[CAPACITY], header[IDS_AT] = capacity, place(ids, unused, counts, unused)
     return np.concatenate(sections)
 
 
 _NONE: Int32 = np.empty(0, np.int32)
 
 
-def _known_tokens(sequence: Sequence, vocab_size: int) -> tuple[Int32, Int32, int]:
-    """Distinct ids, how often each is in the output, and how many there may come to be."""
+def forbidding_sheet(vocab_size: int) -> Int32:
+    """One that leaves nothing to draw, whatever it is fed, and that any number of sequences may share."""
+    header = np.zeros(HEADER, np.int32)
+    header[REPETITION : PRESENCE + 1] = np.array([1.0, 0.0, 0.0], np.float32).view(np.int32)
+    header[[BIAS_AT, MASK_AT, WORDS_AT, RING_AT, IDS_AT, STARTS_AT, ENDS_AT]] = HEADER
+    header[MASKED], header[BUDGET] = 1, -1
+    return np.concatenate([header, np.zeros(-(-vocab_size // 32), np.int32)])
+
+
+def _known_tokens(sequence: Sequence, vocab_size: int, room: int | None) -> tuple[Int32, Int32, int]:
+    """Distinct ids, how often each is in the output, and how many there is room for."""
     ids = np.unique(np.concatenate([sequence.prompt_ids, sequence.output_ids]).astype(np.int32))
     counts = np.zeros(len(ids), np.int32)
     np.add.at(counts, np.searchsorted(ids, sequence.output_ids), 1)
-    most = min(vocab_size, len(ids) + sequence.stop.max_tokens + _SPARE)
-    return ids, counts, max(most, len(ids))
+    most = most_ids(sequence, len(ids), vocab_size)
+    return ids, counts, most if room is None else min(most, len(ids) + room)
+
+
+def most_ids(sequence: Sequence, known: int, vocab_size: int) -> int:
+    """Distinct ids that a sequence may come to have, which starts with so many."""
+    return max(known, min(vocab_size, known + sequence.stop.max_tokens + _SPARE))
 
 
 def _mask(allowed: tuple[int, ...], vocab_size: int) -> Int32:

@@ -50,7 +50,9 @@ class RowControls:
         self.sequence = sequence
         """As it started: a device that keeps the tokens itself begins with this."""
         self.failure: QuireError | None = None
-        """Of a logits processor: the sequence cannot go on."""
+        """Of a logits processor, or of a device without room: the sequence cannot go on."""
+        self.ended = False
+        """The sequence has left its slot: steps in flight may still name it, no later ones will."""
         self._prompt_ids = sequence.prompt_ids
         self._output: list[int] = sequence.output_ids.tolist()
         self._allowed = np.array(controls.allowed_token_ids, np.int64)
