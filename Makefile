@@ -158,6 +158,10 @@ clients: install-dev .venv-clients-1 .venv-clients-2 ## openai, anthropic, litel
 bench: install-dev ## The pipeline against the worker in-process and against transformers
 	$(BIN)/python -m bench.pipeline $(ARGS)
 
+.PHONY: neighbours
+neighbours: install-dev ## What a second worker on this host costs, and a busy neighbour, without any flag
+	$(BIN)/python -m bench.neighbours $(ARGS)
+
 STAGE ?= 1
 
 .PHONY: gpu-check

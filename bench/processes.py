@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 from urllib.error import URLError
@@ -25,10 +25,11 @@ STOP_LIMIT_S = 40.0
 
 
 class Service:
-    """`python -m quire_<name>` on a free port. A context manager: at its end the process is gone."""
+    """`python -m quire_<name>` on a free port. A context manager: at its end the process is gone. `prefix` is a command
+    that runs another one in its place, as `env` does."""
 
-    def __init__(self, name: str, *flags: str, listen: str = "127.0.0.1:0") -> None:
-        command = [sys.executable, "-m", f"quire_{name}", "--listen", listen, "--log-format=json", *flags]
+    def __init__(self, name: str, *flags: str, listen: str = "127.0.0.1:0", prefix: Sequence[str] = ()) -> None:
+        command = [*prefix, sys.executable, "-m", f"quire_{name}", "--listen", listen, "--log-format=json", *flags]
         self.name = name
         self.lines: deque[dict[str, Any]] = deque(maxlen=_KEPT_LINES)
         self._changed = threading.Condition()

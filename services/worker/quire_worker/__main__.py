@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from quire_common.server import run_sync, service_main
 from quire_worker.config import WorkerConfig
 from quire_worker.paced.service import PacedService
 from quire_worker.server import WorkerService
+from quire_worker.threads.waiting import limit_spinning
 
 
 def main() -> int:
@@ -16,6 +18,7 @@ def main() -> int:
 
 
 def _run(config: WorkerConfig) -> int:
+    limit_spinning(os.environ)
     service = WorkerService if config.paced is None else PacedService
     return run_sync(config, lambda bound: service(config, bound))
 

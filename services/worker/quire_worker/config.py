@@ -67,7 +67,12 @@ class WorkerConfig(ServiceConfig):
         "the scheduler's",
         at_least=1,
     )
-    torch_threads: int = option(0, "threads of one matrix product; 0: torch's choice", at_least=0)
+    torch_threads: int = option(
+        0,
+        "threads that compute a step on the CPU; 0: one for each core that affinity and quota leave, fewer while "
+        "neighbours need the cores",
+        at_least=0,
+    )
     lockstep: bool = option(False, "form a step only when the one before has ended: the plain twin of free running")
     kvstore: str = option("", "host:port of a kvstore for page moves; empty: every move fails at once")
     kv_transport: str = option(

@@ -11,6 +11,7 @@ from quire_common.errors import ConfigError
 from quire_common.logits_processors import capabilities_of
 from quire_worker.replica import ServedModel, from_host, on_host
 from quire_worker.sampling.logits_processor import load_processors
+from quire_worker.threads.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
     from quire_worker import loading
     from quire_worker.config import WorkerConfig
     from quire_worker.cuda.load import LoadedCudaModel
-    from quire_worker.engine.ports import Device
+    from quire_worker.engine.ports import Device, Runner
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.loading import LoadOptions
     from quire_worker.model.decoder import Decoder
     from quire_worker.mover.copier import Copier
     from quire_worker.mover.ring import Ring
+    from quire_worker.runner import ModelRunner
     from quire_worker.sampling.logits_processor import LogitsProcessors
 
 
@@ -47,8 +49,8 @@ def load_configured(
 
     from quire_worker.loading import LoadFormat, LoadOptions, load_model
 
-    if config.torch_threads:
-        torch.set_num_threads(config.torch_threads)
+    # torch's own choice follows affinity, and knows no quota.
+    torch.set_num_threads(config.torch_threads or min(torch.get_num_threads(), usable_cores()))
     on_gpu = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
     options = LoadOptions(
         load_format=cast("LoadFormat", config.load_format),
@@ -66,12 +68,25 @@ def load_configured(
     loaded = load_model(config.model, options, progress)
     show(loaded.runner.decoder, loaded.runner.pool.tensor)
     return ServedModel(
-        on_host(loaded.runner),
+        on_host(_sharing(loaded.runner, config)),
         from_host(loaded.runner.pool),
         model_info(config.name, loaded, processors),
         loaded.num_pages,
         logits_processors=processors,
     )
+
+
+def _sharing(runner: ModelRunner, config: WorkerConfig) -> Runner:
+    """The runner with as many threads as neighbours leave it, where nobody said how many and where that changes no
+    bit of its results."""
+    import torch
+
+    from quire_worker.ops.cpu_ops import CpuOps
+    from quire_worker.threads.sharing_runner import SharingRunner
+
+    ops = runner.decoder.ops
+    fixed = config.torch_threads or torch.get_num_threads() == 1
+    return runner if fixed or not isinstance(ops, CpuOps) or ops.depends_on_threads else SharingRunner(runner)
 
 
 def _load_on_gpu(

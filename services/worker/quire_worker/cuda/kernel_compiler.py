@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import threading
 import time
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -29,6 +28,7 @@ from quire_worker.cuda.step_layout import StepLayout
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.logprobs import packed_logprobs
+from quire_worker.threads.cores import usable_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +50,7 @@ _KEPT_ROWS = 1024
 def compile_steps(body: StepBody, tiling: Tiling, sizes: Iterable[StepSize], *, fresh: bool) -> None:
     """Compile the kernels of steps of these sizes and of their logprobs, and of prompts that are left to others where
     `fresh`. Torch's own part of such steps is launched, on the current stream. Never raises: it is only haste."""
-    begin, threads = time.perf_counter(), min(_MOST_THREADS, len(os.sched_getaffinity(0)))
+    begin, threads = time.perf_counter(), min(_MOST_THREADS, usable_cores())
     try:
         tasks = compile_together(lambda: go_through(body, tiling, sizes, fresh=fresh), threads)
     except Exception:

@@ -51,6 +51,12 @@ class CpuOps:
         """Whether the kernels can compute heads of this size."""
         return shape.head_dim % LANES == 0
 
+    @property
+    def depends_on_threads(self) -> bool:
+        """Whether fewer torch threads than there were when this was made give other bits, with the weights that were
+        prepared. Kernels never do (see CpuThreads)."""
+        return self._torch.products_depend_on_threads
+
     def prepare(self, weight: Weight) -> None:
         """See `TorchOps.prepare`."""
         self._torch.prepare(weight)

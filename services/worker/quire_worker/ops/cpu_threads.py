@@ -1,4 +1,5 @@
-"""Splits a kernel's work over as many threads as torch has. Knows nothing of what a kernel computes."""
+"""Splits a kernel's work over as many threads as torch has right now, and never more than when this was made. Knows
+nothing of what a kernel computes."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class CpuThreads:
         self._run(kernel, [0, *cuts, cost.size], [arguments(part) for part in range(parts)])
 
     def _parts(self, cost: int) -> int:
-        return max(1, min(self.count, cost // _LEAST_COST))
+        return max(1, min(self.count, torch.get_num_threads(), cost // _LEAST_COST))
 
     def _run(self, kernel: Callable[..., None], cuts: list[int], arguments: list[tuple[Any, ...]]) -> None:
         if self._pool is None or len(arguments) == 1:

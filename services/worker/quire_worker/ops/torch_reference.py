@@ -15,7 +15,12 @@ from torch import Tensor
 
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
-from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, product_depends_on_rows
+from quire_worker.ops.invariance import (
+    ROW_TILES,
+    attention_row_tile,
+    product_depends_on_rows,
+    product_depends_on_threads,
+)
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
 from quire_worker.ops.torch_plan import TorchPlan, plan_step
@@ -36,7 +41,8 @@ class TorchOps:
     """See `Ops`. One object per model; its scratch memory makes it a single thread's.
 
     What keeps a row's bits apart from its company is measured when the object is made, at the number of torch threads
-    that is set then; it must not change after.
+    that is set then; it must not change after. CpuOps takes products from here alone, of which `prepare` measures what
+    fewer threads would change.
     """
 
     row_multiple = ROW_MULTIPLE
@@ -49,6 +55,8 @@ class TorchOps:
         """False on a machine whose batched products depend on their rows in every way tried."""
         self._row_tile = max(row_tile or ROW_TILES[-1], _SPLIT_ROWS if torch.get_num_threads() > 1 else 0)
         self._in_blocks: dict[tuple[int, int], bool] = {}
+        self.products_depend_on_threads = False
+        """Whether a product that was prepared has other bits with fewer threads."""
         self._scratch = Scratch()
 
     def prepare(self, weight: Weight) -> None:
@@ -56,6 +64,7 @@ class TorchOps:
         outputs, inputs = weight.data.shape
         if (outputs, inputs) not in self._in_blocks:
             self._in_blocks[outputs, inputs] = product_depends_on_rows(outputs, inputs)
+            self.products_depend_on_threads |= product_depends_on_threads(outputs, inputs)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
         """See `Ops.plan`."""

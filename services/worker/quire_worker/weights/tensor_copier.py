@@ -19,6 +19,7 @@ import torch
 import xxhash
 
 from quire_common.errors import ConfigError
+from quire_worker.threads.cores import usable_cores
 from quire_worker.weights.safetensors_file import DTYPES
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def copy_tensors(
         work.put(each)
     moved: queue.SimpleQueue[int | None] = queue.SimpleQueue()
     digests: dict[str, bytes] = {}
-    threads = min(threads or min(MOST_THREADS, os.cpu_count() or 1), max(1, len(copies)))
+    threads = min(threads or min(MOST_THREADS, usable_cores()), max(1, len(copies)))
 
     def run() -> None:
         try:

@@ -1,0 +1,1 @@
+"""How many processor cores this worker may use, and how its threads share them with neighbours."""

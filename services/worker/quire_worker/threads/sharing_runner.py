@@ -1,0 +1,39 @@
+"""A Runner whose steps are computed by as many threads as a ThreadShare says."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from quire_worker.threads.core_meter import CoreMeter
+from quire_worker.threads.share import ThreadShare
+
+if TYPE_CHECKING:
+    from quire_worker.engine.ports import Runner
+    from quire_worker.step import StepBatch, StepOutput
+
+INTERVAL_S = 0.2
+"""To read the counters takes some 0.1 ms."""
+
+
+class SharingRunner:
+    """Only for models whose results are the same bits with any number of threads. It begins with all."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._runner = runner
+        self._threads = torch.get_num_threads()
+        self._meter = CoreMeter()
+        self._share = ThreadShare(self._threads) if self._meter.works else None
+        self._due = time.monotonic() + INTERVAL_S
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        """See Runner."""
+        if self._share is not None and (now := time.monotonic()) >= self._due:
+            self._due = now + INTERVAL_S
+            self._share.observe(self._meter.read())
+            if self._share.threads != self._threads:
+                self._threads = self._share.threads
+                torch.set_num_threads(self._threads)
+        return self._runner.run(batch)

@@ -1,0 +1,96 @@
+"""Fewer threads while neighbours need the cores, all of them when nobody does."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from quire_worker.threads.core_meter import CoreMeter
+from quire_worker.threads.share import Interval, ThreadShare
+
+ALONE = Interval(used_cores=1.8, delayed=0.05, idle_cores=0.2)
+CROWDED = Interval(used_cores=1.0, delayed=0.5, idle_cores=0.0)
+FULL = Interval(used_cores=1.0, delayed=0.1, idle_cores=0.0)
+ROOMY = Interval(used_cores=1.0, delayed=0.0, idle_cores=6.0)
+WITHOUT_WORK = Interval(used_cores=0.1, delayed=0.9, idle_cores=6.0)
+
+
+def _observe(share: ThreadShare, interval: Interval, times: int) -> int:
+    for _ in range(times):
+        share.observe(interval)
+    return share.threads
+
+
+def test_alone_it_keeps_all_threads() -> None:
+    assert _observe(ThreadShare(2), ALONE, 100) == 2
+
+
+def test_a_neighbour_halves_them_down_to_one() -> None:
+    share = ThreadShare(8)
+    assert [_observe(share, CROWDED, 2) for _ in range(4)] == [4, 2, 1, 1]
+
+
+def test_a_short_disturbance_changes_nothing() -> None:
+    share = ThreadShare(2)
+    for _ in range(20):
+        assert _observe(share, CROWDED, 1) == 2
+        assert _observe(share, ALONE, 1) == 2
+
+
+def test_they_come_back_when_cores_are_idle() -> None:
+    share = ThreadShare(6)
+    _observe(share, CROWDED, 6)
+    assert share.threads == 1
+    assert _observe(share, FULL, 100) == 1
+    assert _observe(share, ROOMY, 9) == 6
+
+
+def test_attempts_that_fail_become_rare() -> None:
+    """A neighbour that leaves cores idle only while this worker has one thread."""
+    share, steps, crowded = ThreadShare(2), 10_000, 0
+    for _ in range(steps):
+        crowded += share.threads == 2
+        share.observe(CROWDED if share.threads == 2 else ROOMY)
+    assert crowded < steps * 0.02
+
+
+def test_intervals_without_work_say_nothing() -> None:
+    share = ThreadShare(2)
+    assert _observe(share, WITHOUT_WORK, 50) == 2
+    _observe(share, CROWDED, 2)
+    assert _observe(share, WITHOUT_WORK, 50) == 1
+
+
+def _proc(root: Path, idle_ticks: int, threads: dict[str, str]) -> Path:
+    (root / "stat").write_text(
+        "cpu  1 2 3 4\n" + "".join(f"cpu{n} 1 0 0 {idle_ticks} 0 0 0\n" for n in sorted(os.sched_getaffinity(0)))
+    )
+    for thread, text in threads.items():
+        (root / "self" / "task" / thread).mkdir(parents=True, exist_ok=True)
+        (root / "self" / "task" / thread / "schedstat").write_text(text)
+    return root
+
+
+def test_the_meter_counts_delay_of_threads_and_idle_time_of_cores(tmp_path: Path) -> None:
+    meter = CoreMeter(_proc(tmp_path, 0, {"1": "1000 0 1", "2": "5000 500 1"}))
+    assert meter.works
+    _proc(tmp_path, 10, {"1": "301000 100000 2", "2": "305000 300500 2", "3": "900000 900000 1"})
+    found = meter.read()
+    assert found.delayed == pytest.approx(0.4)
+    assert found.idle_cores > 0
+    assert found.used_cores > 0
+    assert meter.read() == Interval(0.0, 0.0, 0.0)
+
+
+def test_a_kernel_without_these_counters(tmp_path: Path) -> None:
+    assert not CoreMeter(tmp_path).works
+
+
+def test_the_meter_of_this_process() -> None:
+    meter = CoreMeter()
+    if not meter.works:
+        pytest.skip("this kernel does not count what threads wait for a core")
+    found = meter.read()
+    assert 0.0 <= found.delayed <= 1.0

@@ -1,0 +1,46 @@
+"""Steps are computed by as many threads as neighbours leave, and give the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from quire_worker.step import StepBatch, StepOutput, StepTiming
+from quire_worker.threads import sharing_runner
+from quire_worker.threads.core_meter import CoreMeter
+from quire_worker.threads.share import Interval
+
+
+class _Runner:
+    def __init__(self) -> None:
+        self.threads: list[int] = []
+
+    def run(self, batch: StepBatch) -> StepOutput:
+        self.threads.append(torch.get_num_threads())
+        return StepOutput(np.zeros(0, np.int32), None, StepTiming(0, 0, 0), {})
+
+
+@pytest.fixture(autouse=True)
+def four_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_crowded_host_gets_fewer_threads_and_an_idle_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    crowded, idle = Interval(2.0, 0.5, 0.0), Interval(2.0, 0.0, 8.0)
+    intervals = iter([crowded] * 4 + [idle] * 6)
+    monkeypatch.setattr(CoreMeter, "works", True)
+    monkeypatch.setattr(CoreMeter, "read", lambda meter: next(intervals))
+    monkeypatch.setattr(sharing_runner, "INTERVAL_S", 0.0)
+    inner = _Runner()
+    monkeypatch.setattr(CoreMeter, "__init__", lambda meter: None)
+    runner = sharing_runner.SharingRunner(inner)
+    batch: StepBatch = None  # type: ignore[assignment]  # nobody looks at it
+    for _ in range(10):
+        runner.run(batch)
+    assert inner.threads == [4, 2, 2, 1, 1, 1, 2, 2, 2, 4]
