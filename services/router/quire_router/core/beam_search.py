@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass, field, fields, replace
+from heapq import nlargest
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -50,6 +52,10 @@ class Beam:
         """vLLM's: the sum of logprobs by the length, prompt included, end of sequence not, to the penalty's power."""
         length = prompt_tokens + len(self.ids) - self.stopped
         return float(self.logprob / max(length, 1) ** length_penalty)
+
+
+# Its logprob with the token, the live beam's number, and the token with its own logprob and rank.
+_Candidate = tuple[float, int, int, float, int]
 
 
 @dataclass(slots=True)
@@ -189,28 +195,10 @@ class BeamSearch:
                 costs.cached_tokens = generation.usage().cached_tokens
         finally:
             generation.close()
+        following = iter(entries[i] for i in range(len(beams)))
         for search in searches:
-            search.left -= 1
-        grown: dict[int, list[Beam]] = {}
-        for i, (search, beam) in enumerate(beams):
-            for token_id, logprob, rank in _alternatives(entries[i]):
-                entry = replace(entries[i], token_id=token_id, logprob=logprob, rank=rank)
-                new = Beam((*beam.ids, token_id), beam.logprob + logprob, (*beam.entries, entry), token_id in ends)
-                if new.stopped:
-                    search.ended.append(new)
-                else:
-                    grown.setdefault(id(search), []).append(new)
-        for search in searches:
-            prompt_tokens = len(search.prompt_ids)
-            found = sorted(
-                grown.get(id(search), ()), key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True
-            )
-            search.live = found[: job.n]
-            if not search.left:
-                search.ended += search.live
-                search.live = []
-            elif _settled(search, job):
-                search.live = []
+            await asyncio.sleep(0)  # with many prompts, others have their turn between
+            _grow(search, [next(following) for _ in search.live], job, ends)
 
     @staticmethod
     def _best(job: GenerateJob, search: _Search) -> list[Beam]:
@@ -283,6 +271,39 @@ def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:
 
 def _cut(entry: LogprobEntry, most: int) -> LogprobEntry:
     return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
+
+
+def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, ends: frozenset[int]) -> None:
+    """The likeliest `n` of all that could follow the live beams live on. Of n x 2n possible ones, and of those that
+    have ended, none is made that can never be told."""
+    search.left -= 1
+    grown: list[_Candidate] = []
+    stopped: list[_Candidate] = []
+    for number, entry in enumerate(entries):
+        so_far = search.live[number].logprob
+        for token_id, logprob, rank in _alternatives(entry):
+            candidates = stopped if token_id in ends else grown
+            candidates.append((so_far + logprob, number, token_id, logprob, rank))
+
+    def best(candidates: list[_Candidate], *, stop: bool) -> list[Beam]:
+        # All are as long as each other, so that the likeliest score best.
+        return [made(candidate, stop=stop) for candidate in nlargest(job.n, candidates, key=itemgetter(0))]
+
+    def made(candidate: _Candidate, *, stop: bool) -> Beam:
+        total, number, token_id, logprob, rank = candidate
+        beam, entry = search.live[number], replace(entries[number], token_id=token_id, logprob=logprob, rank=rank)
+        return Beam((*beam.ids, token_id), total, (*beam.entries, entry), stop)
+
+    def score(beam: Beam) -> float:
+        return beam.score(len(search.prompt_ids), job.length_penalty)
+
+    ended = [*search.ended, *best(stopped, stop=True)]
+    live = best(grown, stop=False)
+    if not search.left:
+        ended, live = [*ended, *live], []
+    search.ended, search.live = nlargest(job.n, ended, key=score), live
+    if live and _settled(search, job):
+        search.live = []
 
 
 def _settled(search: _Search, job: GenerateJob) -> bool:
