@@ -12,6 +12,7 @@ from quire_common.columns import i32, pack_i32
 from quire_common.errors import QuireError
 from quire_tokenizer import codec, statistics
 from quire_tokenizer.detokenizer import Detokenizer, StepText
+from quire_tokenizer.long_rows import TURN_TOKENS, step_in_turns
 from quire_tokenizer.tokenize_stream import TokenizeStream
 
 if TYPE_CHECKING:
@@ -20,10 +21,6 @@ if TYPE_CHECKING:
     import grpc
 
     from quire_tokenizer.text_service import TextService
-
-
-# Rows with more tokens than this may make a long answer.
-_LONG_TOKEN_BYTES = 4 * 2048
 
 
 class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
@@ -61,8 +58,16 @@ class TokenizerServicer(tokenizer_pb2_grpc.TokenizerServicer):
                 started, answer = time.perf_counter_ns(), StepText()
                 if request.open:
                     await _open(detokenizer, request, answer)
-                _step(detokenizer, request, answer)
-                if len(request.token) <= _LONG_TOKEN_BYTES and not detokenizer.owes_long:
+                long = len(request.token) > 4 * TURN_TOKENS
+                if long:
+                    for _ in step_in_turns(detokenizer.step, codec.decode_rows(request), answer):
+                        await asyncio.sleep(0)
+                elif request.handle:
+                    detokenizer.step(codec.decode_rows(request), answer)
+                if request.close:
+                    detokenizer.close(i32(request.close, "close").tolist())
+                statistics.stepped(answer)
+                if not long and not detokenizer.owes_long:
                     yield codec.encode_step(answer, _since_us(started))
                     continue
                 detokenizer.told(answer)
@@ -127,15 +132,6 @@ async def _open(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer:
                 await asyncio.sleep(0)
         except QuireError as error:
             answer.errors.append((message.handle, error))
-
-
-def _step(detokenizer: Detokenizer, request: pb.DetokenizeRequest, answer: StepText) -> None:
-    """The rest of it: rows, close."""
-    if request.handle:
-        detokenizer.step(codec.decode_rows(request), answer)
-    if request.close:
-        detokenizer.close(i32(request.close, "close").tolist())
-    statistics.stepped(answer)
 
 
 def _since_us(started: int) -> int:

@@ -1,15 +1,29 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument, QuireError
+from quire_tokenizer import long_rows
 from quire_tokenizer.detokenizer import Detokenizer, EndedRequest, OpenRequest, StepRows, StepText, StreamLimits
 from quire_tokenizer.long_answer import MOST_CHARS, in_parts
 from quire_tokenizer.vocabulary import Vocabulary
 
 Row = tuple[int, list[int], int]
 STOP, LENGTH = 1, 2
+
+
+def columns_of(rows: Sequence[Row]) -> StepRows:
+    return StepRows(
+        np.array([handle for handle, _, _ in rows], np.int32),
+        np.array([len(ids) for _, ids, _ in rows], np.int32),
+        np.array([i for _, ids, _ in rows for i in ids], np.int32),
+        np.array([finish for _, _, finish in rows], np.uint8),
+    )
 
 
 class Stream:
@@ -30,13 +44,7 @@ class Stream:
 
     def step(self, *rows: Row) -> StepText:
         answer = StepText()
-        columns = StepRows(
-            np.array([handle for handle, _, _ in rows], np.int32),
-            np.array([len(ids) for _, ids, _ in rows], np.int32),
-            np.array([i for _, ids, _ in rows for i in ids], np.int32),
-            np.array([finish for _, _, finish in rows], np.uint8),
-        )
-        self.detokenizer.step(columns, answer)
+        self.detokenizer.step(columns_of(rows), answer)
         return answer
 
 
@@ -186,7 +194,7 @@ def test_parts_of_what_was_refused_or_closed_are_passed_over(stream: Stream) -> 
 def test_a_long_history_gives_others_their_turn(vocabulary: Vocabulary) -> None:
     detokenizer = Detokenizer(vocabulary, StreamLimits(4, 3, 8, 2, 1 << 20), lambda ended: None)
     turns = detokenizer.open(OpenRequest(1, prior_ids=np.full(100_000, 5, np.int32)))
-    assert len(list(turns)) == 12
+    assert len(list(turns)) == 48
 
 
 def test_a_long_answer_goes_in_parts(stream: Stream) -> None:
@@ -208,3 +216,39 @@ def test_a_long_answer_goes_in_parts(stream: Stream) -> None:
         told += found
         offsets += part.offsets
     assert (told, offsets, begun) == (rows, answer.offsets, "")
+
+
+ROWS = st.tuples(
+    st.sampled_from([1, 2, 3, 9]), st.lists(st.integers(0, 700), max_size=9), st.sampled_from([0, 0, 0, 1])
+)
+
+
+@given(rows=st.lists(ROWS, min_size=1, max_size=5), turn=st.integers(1, 6))
+@settings(max_examples=400, deadline=None)
+def test_a_long_step_in_turns_is_the_step(vocabulary: Vocabulary, rows: list[Row], turn: int) -> None:
+    answers = []
+    for in_turns in (False, True):
+        stream = Stream(vocabulary)
+        stream.open(1, ("e", "th"))
+        stream.open(2, want_offsets=True)
+        stream.open(3, ("a",), want_offsets=True, min_tokens=3)
+        answers.append(answer := StepText())
+        if not in_turns:
+            stream.detokenizer.step(columns_of(rows), answer)
+            continue
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(long_rows, "TURN_TOKENS", turn)
+            pauses = list(long_rows.step_in_turns(stream.detokenizer.step, columns_of(rows), answer))
+        assert len(pauses) >= sum(len(ids) for _, ids, _ in rows) // turn
+    for answer in answers:
+        answer.offset_handles = sorted(set(answer.offset_handles))
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize(("count", "tokens"), [([2], [1]), ([-1, 2], [1]), ([0], [1])])
+def test_long_steps_that_do_not_add_up(count: list[int], tokens: list[int]) -> None:
+    zeros = [0] * len(count)
+    columns = (np.array(column, np.int32) for column in (zeros, count, tokens))
+    rows = StepRows(next(columns), next(columns), next(columns), np.array(zeros, np.uint8))
+    with pytest.raises(InvalidArgument, match="BAD_COLUMN"):
+        list(long_rows.step_in_turns(lambda rows, answer: None, rows, StepText()))

@@ -1,0 +1,59 @@
+"""A step with many tokens, in turns between which other streams go on. The answer is that of the whole step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_tokenizer.detokenizer import StepRows, bad_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from quire_tokenizer.detokenizer import StepText
+
+# Of one turn: 2 ms, or some 50 where the tokenizer's own decoder must be asked.
+TURN_TOKENS = 2048
+
+
+def step_in_turns(step: Callable[[StepRows, StepText], None], rows: StepRows, answer: StepText) -> Iterator[None]:
+    """Calls `step` for one turn after the other, with a pause offered after each. Raises BAD_COLUMN."""
+    counted = int(rows.count.sum(dtype=np.int64))
+    if counted != len(rows.token) or int(rows.count.min(initial=0)) < 0:
+        raise bad_rows(counted, len(rows.token))
+    for turn, goes_on in _turns(rows):
+        told = len(answer.handle)
+        step(turn, answer)
+        # The rest of a row that the last turn began; of one that has ended nothing is told.
+        if goes_on and told and len(answer.handle) > told and answer.handle[told] == int(turn.handle[0]):
+            answer.text[told - 1] += answer.text.pop(told)
+            answer.used[told - 1] += answer.used.pop(told)
+            answer.stop_index[told - 1] = answer.stop_index.pop(told)
+            del answer.handle[told]
+        yield
+
+
+def _turns(rows: StepRows) -> Iterator[tuple[StepRows, bool]]:
+    """Rows with TURN_TOKENS tokens at most, each with whether the first goes on from the turn before."""
+    handles, counts, finishes = list[int](), list[int](), list[int]()
+    start = at = 0
+    goes_on = False
+    for handle, count, finish in zip(rows.handle.tolist(), rows.count.tolist(), rows.finish.tolist(), strict=True):
+        left = count
+        while at - start + left > TURN_TOKENS:
+            part = TURN_TOKENS - (at - start)
+            at, left = at + part, left - part
+            yield _rows([*handles, handle], [*counts, part], [*finishes, 0], rows, start, at), goes_on
+            handles, counts, finishes, start, goes_on = [], [], [], at, True
+        handles.append(handle)
+        counts.append(left)
+        finishes.append(finish)
+        at += left
+    yield _rows(handles, counts, finishes, rows, start, at), goes_on
+
+
+def _rows(handles: list[int], counts: list[int], finishes: list[int], rows: StepRows, start: int, end: int) -> StepRows:
+    return StepRows(
+        np.array(handles, np.int32), np.array(counts, np.int32), rows.token[start:end], np.array(finishes, np.uint8)
+    )
