@@ -4,21 +4,26 @@ comes to, and costs the model thread no more with many slots than with few."""
 from __future__ import annotations
 
 import copy
+import dataclasses
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from quire_common.credit import Finish
+from quire_common.credit import Finish, MoveKind, PageMove
 from quire_common.errors import QuireError
-from quire_worker.engine.page_states import NOBODY
+from quire_worker.engine.lending import Lending
+from quire_worker.engine.page_states import NOBODY, PageStates
 from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.residents import Residents
 from quire_worker.engine.slots import SlotState
 from quire_worker.step import Int32
 from tests.fakes.engine_bench import a_start, ids, small_spec
+from tests.fakes.fake_mover import FakeMover
+from tests.fakes.mover_rig import QUICK, MoverRig
 
 # Mean thread CPU time of a call, of the best of several rounds.
 LIMIT_S = 100e-6
@@ -235,6 +240,34 @@ def test_slots_that_wait_cost_a_step_little(slots: int) -> None:
     residents.computed_to(ids(0), ids(4 * 30), ids(4 * 31), 1)
     assert residents.admit_ready() == [] and (table.state == SlotState.RUNNING).all()
     assert states.running[1] == slots
+
+
+def test_exports_that_are_not_filled_yet_cost_a_step_little() -> None:
+    states, mover = PageStates(4 * 1000 + 1, PAGE), FakeMover()
+    lending = Lending(states, mover)
+    for number in range(1000):
+        lending.begin(
+            PageMove(number, MoveKind.EXPORT, 0, np.arange(4 * number + 1, 4 * number + 5, dtype=np.int32), ())
+        )
+    assert cpu_s(lending.offer_ready) < LIMIT_S and not mover.offered
+    states.ready[4 * 700 + 1 : 4 * 700 + 4] = PAGE
+    lending.offer_ready()
+    assert mover.offered == {700: 3} and cpu_s(lending.offer_ready) < LIMIT_S
+    lending.check_integrity()
+
+
+def costs_of(opened: int, folder: Path) -> tuple[float, float]:
+    """Of `finished` and of one move more, with so many open. Their process says nothing, so that none ends."""
+    moves = iter(PageMove(number, MoveKind.STORE, 0, ids(1), (bytes(32),)) for number in range(2000))
+    command, patience = ("sh", "-c", "exec sleep 60"), dataclasses.replace(QUICK, stop_s=0.01)
+    with MoverRig(folder, max_open=5000, command=command, patience=patience) as rig:
+        assert all(rig.mover.submit(next(moves)) for _ in range(opened))
+        return cpu_s(rig.mover.finished), cpu_s(lambda: rig.mover.submit(next(moves)))
+
+
+def test_moves_that_wait_cost_the_movers_part_of_a_step_nothing(tmp_path: Path) -> None:
+    few, many = costs_of(10, tmp_path), costs_of(1000, tmp_path)
+    assert many[0] < few[0] + 20e-6 and many[1] < few[1] + 20e-6
 
 
 def test_slots_that_wait_cost_little_while_moves_of_others_fail() -> None:

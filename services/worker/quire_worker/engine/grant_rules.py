@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quire_common.credit import Finish
 from quire_common.errors import FailedPrecondition, InvalidArgument, QuireError
 from quire_worker.engine.slots import NOT_ORDERED, SlotState
@@ -96,9 +98,10 @@ class GrantRules:
             return
         rank = self._residents.table.prefill_rank
         rank.fill(NOT_ORDERED)
-        for place, slot in enumerate(slots.tolist()):
-            if self._residents.holds(slot):
-                rank[slot] = place
+        real = (slots >= 0) & (slots < self._residents.spec.num_slots)
+        slots, place = slots[real], np.flatnonzero(real)
+        held = self._residents.table.state[slots] != SlotState.IDLE
+        rank[slots[held]] = place[held]
 
 
 def check_follows(grant: Grant, epoch: Epoch, applied: int) -> None:

@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from quire_common.credit import PageMove
     from quire_worker.engine.moves import Mover
     from quire_worker.engine.page_states import PageStates
+    from quire_worker.step import Int32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Loan:
     """An export whose first `offered` pages are filled. These are `lent`: nobody fills them anew before it ends."""
 
@@ -31,35 +32,50 @@ class Lending:
         self._states = states
         self._mover = mover
         self._loans: dict[int, _Loan] = {}
-        self._filling: dict[int, _Loan] = {}
+        # Those that are not wholly offered, and of each its next page and the positions of it that are needed.
+        self._filling: list[_Loan] = []
+        self._next: Int32 = np.zeros(0, np.int32)
+        self._needed: Int32 = np.zeros(0, np.int32)
 
     def begin(self, move: PageMove) -> None:
         """The mover has taken an export on."""
-        self._loans[move.id] = self._filling[move.id] = _Loan(move)
+        loan = self._loans[move.id] = _Loan(move)
+        self._filling.append(loan)
+        self._next = np.append(self._next, move.device_page[0])
+        self._needed = np.append(self._needed, self._positions(loan))
 
     def end(self, move_id: int) -> None:
         """An export is over."""
         loan = self._loans.pop(move_id)
-        self._filling.pop(move_id, None)
+        if loan.offered < len(loan.move.device_page):
+            self._drop([self._filling.index(loan)])
         self._states.lent[loan.move.device_page[: loan.offered]] -= 1
 
     def offer_ready(self) -> None:
-        """Tell the mover of pages that have been filled since the last call. Until its last one is, an export costs one
-        look at its next page."""
-        for move_id, loan in list(self._filling.items()):
+        """Tell the mover of pages that have been filled since the last call. The next pages of all exports are looked
+        at together."""
+        ready = self._states.ready[self._next] >= self._needed
+        if not ready.any():
+            return
+        whole = []
+        for place in np.flatnonzero(ready).tolist():
+            loan = self._filling[place]
             pages, before = loan.move.device_page, loan.offered
-            while loan.offered < len(pages) and self._is_ready(loan):
+            while loan.offered < len(pages) and self._states.ready[pages[loan.offered]] >= self._positions(loan):
                 loan.offered += 1
-            if loan.offered > before:
-                self._states.lent[pages[before : loan.offered]] += 1
-                self._mover.offer(move_id, loan.offered)
+            self._states.lent[pages[before : loan.offered]] += 1
+            self._mover.offer(loan.move.id, loan.offered)
             if loan.offered == len(pages):
-                del self._filling[move_id]
+                whole.append(place)
+            else:
+                self._next[place], self._needed[place] = pages[loan.offered], self._positions(loan)
+        if whole:
+            self._drop(whole)
 
     def clear(self) -> None:
         """All exports are over; the pages' own columns are cleared with the pages."""
         self._loans.clear()
-        self._filling.clear()
+        self._drop(list(range(len(self._filling))))
 
     def check_integrity(self) -> None:
         """Raise Internal where lent pages and loans differ."""
@@ -69,7 +85,13 @@ class Lending:
         if not (lent == self._states.lent).all():
             raise Internal("INTEGRITY", "Lent pages and open exports differ.", "Report it with the worker's log.")
 
-    def _is_ready(self, loan: _Loan) -> bool:
-        pages, place, tail = loan.move.device_page, loan.offered, loan.move.tail_tokens
-        needed = tail if tail and place == len(pages) - 1 else self._states.page_size
-        return bool(self._states.ready[pages[place]] >= needed)
+    def _positions(self, loan: _Loan) -> int:
+        """Of the loan's next page, how many must be filled."""
+        tail = loan.move.tail_tokens
+        return tail if tail and loan.offered == len(loan.move.device_page) - 1 else self._states.page_size
+
+    def _drop(self, places: list[int]) -> None:
+        """These fill no more."""
+        gone = set(places)
+        self._filling = [loan for place, loan in enumerate(self._filling) if place not in gone]
+        self._next, self._needed = np.delete(self._next, places), np.delete(self._needed, places)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,9 @@ class MoverProcess:
         self._incarnation = 1
         self._numbered = 0
         self._open: dict[int, OpenMove] = {}
+        self._open_of: Counter[MoveKind] = Counter()
+        # Those of which pages are to be put into the ring: a thousand exports may be open that nobody pulls.
+        self._wanting: dict[int, OpenMove] = {}
         self._number_of: dict[int, int] = {}
         self._ended: list[MoveResult] = []
         self._landed: deque[_Copy] = deque()
@@ -126,13 +129,14 @@ class MoverProcess:
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
-        if sum(other.move.kind == move.kind for other in self._open.values()) >= most:
+        if self._open_of[move.kind] >= most:
             return False
         number = self._numbered + 1
         if not self._send(pack_move(move, self._generation, number, time.time_ns())):
             return False
         self._numbered = self._number_of[move.id] = number
         self._open[number] = OpenMove(move, number)
+        self._open_of[move.kind] += 1
         return True
 
     def offer(self, move_id: int, pages: int) -> None:
@@ -179,6 +183,8 @@ class MoverProcess:
         self._generation += 1
         self._awake = False
         self._open.clear()
+        self._open_of.clear()
+        self._wanting.clear()
         self._number_of.clear()
         self._ended = []
         self._copier.drain()
@@ -230,6 +236,7 @@ class MoverProcess:
                 if opened.brings or not all(0 <= index < len(opened.move.device_page) for index in indices):
                     raise WireBroken("it wants pages that the move has not")
                 opened.want(indices)
+                self._wanting[opened.number] = opened
         elif frame.kind == Kind.FETCH:
             if opened is not None:
                 self._fetches.begin(opened, frame.column())
@@ -283,7 +290,12 @@ class MoverProcess:
         """A move with pages to copy into the ring, if there is a slot for one."""
         if not self._free:
             return None
-        return next((opened for opened in self._open.values() if opened.can_copy()), None)
+        for number, opened in list(self._wanting.items()):
+            if opened.can_copy():
+                return opened
+            if not opened.wanted:
+                del self._wanting[number]
+        return None
 
     def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
         """Nothing that goes wrong with a cache may reach a user: with a pool that refuses, all moves are misses."""
@@ -318,6 +330,8 @@ class MoverProcess:
 
     def _end_if_over(self, opened: OpenMove) -> None:
         if opened.is_over() and self._open.pop(opened.number, None) is not None:
+            self._open_of[opened.move.kind] -= 1
+            self._wanting.pop(opened.number, None)
             del self._number_of[opened.move.id]
             self._ended.append(opened.result())
 
@@ -329,6 +343,7 @@ class MoverProcess:
         for opened in list(self._open.values()):
             opened.ended, opened.landed = opened.arrived, opened.arrived
             self._end_if_over(opened)
+        self._wanting.clear()
         self._landed.clear()
         self._emptied.clear()
         self._free = deque(self._setup.store_slots)
