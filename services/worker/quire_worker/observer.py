@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 from quire_common.credit import Finish, MoveKind
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry import metrics, tracing
+from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
     from quire_common.credit import StepTiming
     from quire_worker.engine.ports import SlotTrace
 
+log = get_logger(__name__)
 STEP_BUCKETS_S = (0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.125, 0.25, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -44,21 +46,10 @@ class WorkerObserver:
         """Two spans under the request's own: prefill, from its start to its first token, and decode."""
         if not tracing.enabled():
             return
-        parent = tracing.extract(context_to_pb(trace.context))
-        error = "STEP_FAILED" if trace.finish == Finish.ERROR else ""
-        prefill_end = trace.first_token_ns or trace.ended_ns
-        prefilled = {"quire.prompt_tokens": trace.prompt_tokens, "quire.cached_tokens": trace.cached_tokens}
-        tracing.record_span(
-            "prefill",
-            parent,
-            trace.started_ns,
-            prefill_end,
-            prefilled,
-            error_type="" if trace.first_token_ns else error,
-        )
-        if trace.first_token_ns:
-            decoded = {"quire.output_tokens": trace.output_tokens}
-            tracing.record_span("decode", parent, prefill_end, trace.ended_ns, decoded, error_type=error)
+        try:
+            _record(trace)
+        except Exception:  # what is seen of a sequence must not end the run of all
+            log.exception("a sequence was not traced")
 
     def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
         """See Observer."""
@@ -66,3 +57,21 @@ class WorkerObserver:
         self._moved.labels(name).inc(pages)
         if not ok:
             self._failed.labels(name).inc()
+
+
+def _record(trace: SlotTrace) -> None:
+    parent = tracing.extract(context_to_pb(trace.context))
+    error = "STEP_FAILED" if trace.finish == Finish.ERROR else ""
+    prefill_end = trace.first_token_ns or trace.ended_ns
+    prefilled = {"quire.prompt_tokens": trace.prompt_tokens, "quire.cached_tokens": trace.cached_tokens}
+    tracing.record_span(
+        "prefill",
+        parent,
+        trace.started_ns,
+        prefill_end,
+        prefilled,
+        error_type="" if trace.first_token_ns else error,
+    )
+    if trace.first_token_ns:
+        decoded = {"quire.output_tokens": trace.output_tokens}
+        tracing.record_span("decode", parent, prefill_end, trace.ended_ns, decoded, error_type=error)

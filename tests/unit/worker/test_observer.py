@@ -53,6 +53,19 @@ def value(name: str, **labels: str) -> float:
     return metrics.registry.get_sample_value(name, labels) or 0.0
 
 
+def test_a_sequence_that_cannot_be_traced_ends_like_any_other(
+    spans: InMemorySpanExporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("no such context")
+
+    monkeypatch.setattr(tracing, "extract", fail)
+    bench = EngineBench(observer=WorkerObserver())
+    bench.grant(a_start(0, [5, 6], [1, 2], max_tokens=2, context=CONTEXT))
+    assert len(bench.run().tokens[0]) == 2 and not spans.get_finished_spans()
+    bench.engine.check_integrity()
+
+
 def test_steps_tokens_slots_and_moves_are_counted() -> None:
     names = ("quire_worker_steps_total", "quire_worker_step_seconds_count")
     before = [value(name) for name in names]
