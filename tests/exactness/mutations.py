@@ -22,6 +22,7 @@ from quire_worker.engine.slots import SlotState
 from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
+from quire_worker.engine.waiting import WaitingSlots
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.thinking_track import ThinkingTrack
 from tests.exactness import virtual_kvstore
@@ -143,11 +144,12 @@ def retired_when_applied(patch: MonkeyPatch) -> None:
 def watermarks_ignored(patch: MonkeyPatch) -> None:
     """A slot runs before its cached range is there."""
 
-    def admitted(self: Residents, slot: int) -> None:
-        self.table.state[slot] = SlotState.RUNNING
-        self._waiting.discard(slot)
+    def judged(self: WaitingSlots, slot: int) -> None:
+        self._table.state[slot] = SlotState.RUNNING
+        self._states.running[self._table.pages(slot)] += 1
+        self.discard(slot)
 
-    patch.setattr(Residents, "_admit", admitted)
+    patch.setattr(WaitingSlots, "judge", judged)
 
 
 def fed_from_another_slot(patch: MonkeyPatch) -> None:

@@ -39,7 +39,7 @@ def rot_goes_unnoticed(patch: MonkeyPatch) -> None:
 
 def offered_before_they_are_filled(patch: MonkeyPatch) -> None:
     """An export offers all of its pages at once."""
-    patch.setattr(Lending, "_is_ready", lambda self, loan: True)
+    patch.setattr(Lending, "_positions", lambda self, loan: 0)
 
 
 def what_failed_counts_as_come(patch: MonkeyPatch) -> None:
