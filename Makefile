@@ -109,6 +109,10 @@ chaos: install-dev redis ## Kill, freeze and restart parts under load; QUIRE_CHA
 chaos-pd: install-dev ## The same of prefill and decode replicas; CHAOS_FAULTS, CHAOS_SECONDS, CHAOS_SEED, CHAOS_NO_NAMESPACES choose
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_pd_*.py $(ARGS)
 
+.PHONY: abuse
+abuse: install-dev ## All a client may send, at its bounds, beside 16 streams; QUIRE_ABUSE_SECONDS (8) is the time of a case
+	$(BIN)/python -m pytest -s -m slow tests/abuse $(ARGS)
+
 .PHONY: soak
 soak: install-dev redis ## Conversations and faults for SOAK_SECONDS (600), with an eye on tokens, pages, leases and memory
 	$(BIN)/python -m pytest -s -m slow tests/chaos/test_soak.py $(ARGS)

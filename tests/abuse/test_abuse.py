@@ -1,0 +1,54 @@
+"""Clients that send as much as every bound allows do not harm the streams beside them: `make abuse`.
+
+QUIRE_ABUSE_SECONDS is the time of a case. The harness itself is tested with services that are broken on purpose.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.abuse import bounds
+from tests.abuse.arena import Arena, show
+from tests.abuse.attacks import CASES
+
+pytestmark = pytest.mark.slow
+SECONDS = float(os.environ.get("QUIRE_ABUSE_SECONDS", "8"))
+
+
+@pytest.fixture(autouse=True)
+def state_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("QUIRE_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("QUIRE_ABUSE_LOG", "")
+    monkeypatch.setenv("QUIRE_ABUSE_MUTATION", "")
+
+
+async def test_abuse_harms_nobody_else(tmp_path: Path) -> None:
+    async with Arena(tmp_path / "spent") as arena:
+        assert await arena.posts() == {*bounds.ROUTES, *bounds.PLAIN}, "a route without a row in tests/abuse/bounds.py"
+        calm = await arena.under_load(SECONDS)
+        for name in CASES:
+            await arena.case(name, SECONDS)
+        kept = arena.kept()
+    print("\n" + show(arena.results))
+    found = kept + [each for result in arena.results[1:] for each in result.findings(calm.heard.longest_s)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("mutation", "case", "wanted"),
+    [
+        ("slow-callback", "HTTP: each field", "of CPU in tokenizer"),
+        ("hoarding", "HTTP: each field", "router grew"),
+        ("stalling", "HTTP: each field", "a gap of"),
+    ],
+)
+async def test_a_broken_service_is_noticed(mutation: str, case: str, wanted: str, tmp_path: Path) -> None:
+    async with Arena(tmp_path / "spent", mutation) as arena:
+        calm = await arena.under_load(SECONDS)
+        result = await arena.case(case, SECONDS)
+    print("\n" + show(arena.results))
+    found = result.findings(calm.heard.longest_s)
+    assert any(wanted in each for each in found), found
