@@ -45,15 +45,6 @@ def stalling(service: str) -> None:
         _before(GenerateEndpoint, "__call__", stall)
 
 
-def without_product_bounds(service: str) -> None:
-    """Each field of a request is bounded, and their products are not."""
-    if service == "router":
-        from quire_router.limits import products
-
-        for name in [name for name in vars(products) if name.startswith("MAX_")]:
-            setattr(products, name, 1 << 60)
-
-
 def _before(cls: type, name: str, act: Callable[[], object]) -> None:
     method = getattr(cls, name)
     if asyncio.iscoroutinefunction(method):
@@ -84,5 +75,4 @@ MUTATIONS: dict[str, Callable[[str], None]] = {
     "slow-callback": slow_callback,
     "hoarding": hoarding,
     "stalling": stalling,
-    "without-product-bounds": without_product_bounds,
 }
