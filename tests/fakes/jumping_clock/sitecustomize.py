@@ -11,6 +11,7 @@ import os
 import struct
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 _FORMAT = struct.Struct("<q")
@@ -26,7 +27,7 @@ def _ahead(clock: Callable[[], Any], shared: mmap.mmap, per_ns: float | int) -> 
 
 def install(path: str) -> None:
     """From here on."""
-    with open(path, "r+b") as file:
+    with Path(path).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), _FORMAT.size)
     for name in ("time", "monotonic", "perf_counter"):
         setattr(time, name, _ahead(getattr(time, name), shared, 1e-9))
