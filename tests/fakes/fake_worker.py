@@ -34,6 +34,7 @@ from quire_common.credit import (
 from quire_common.errors import Internal, QuireError
 from tests.fakes.counted_answer import EOS, sample
 from tests.fakes.counted_answer import undisturbed as undisturbed
+from tests.fakes.fake_damage import FakeDamage
 from tests.fakes.fake_moves import FakeMoves
 from tests.fakes.fake_slots import Launched, Slot
 from tests.fakes.page_watermarks import Watermarks
@@ -91,6 +92,7 @@ class FakeWorker:
         self.crowded_store = False
         # Sequences end by this error where they would draw a token.
         self.draw_error: QuireError | None = None
+        self.damage = FakeDamage(self)
         self.max_decoders = 0
         self.max_partial = 0
         self.steps_launched = 0
@@ -289,6 +291,8 @@ class FakeWorker:
         for position in range(slot.computed, slot.computed + count):
             page, offset = divmod(position, self.page_size)
             for group, table in enumerate(slot.tables):
+                if not offset:
+                    self.damage.pages.discard((group, table[page]))
                 self.marks[group].check_writer(table[page], slot)
                 self.kv[group][table[page], offset] = slot.prefixes[position]
                 step.filled.append((slot, group, table[page], offset + 1))
@@ -298,10 +302,11 @@ class FakeWorker:
             step.prefill.append((index, slot.computed))
         if slot.computed < len(slot.tokens):
             return
-        if self.draw_error is not None:
+        error = self.damage.draw_error(slot, count)
+        if error is not None:
             step.prefill = [(filled, computed) for filled, computed in step.prefill if filled != index]
             step.rows.append((index, [], int(Finish.ERROR)))
-            step.errors.append((index, self.draw_error))
+            step.errors.append((index, error))
             self._end(index)
             return
         self._read_back(slot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,8 @@ from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 
 TENANTS = ("a", "b", "c")
+# `QUIRE_SCENARIOS=20000` for a long search.
+SCENARIOS = int(os.environ.get("QUIRE_SCENARIOS", "150"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def check_named(rig: Rig) -> None:
             assert marks.is_ready(page), f"page {page} has a name and is not whole"
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=SCENARIOS, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     requests=st.lists(arrivals, min_size=1, max_size=16),
     num_pages=st.integers(18, 60),
