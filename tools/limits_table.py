@@ -165,7 +165,11 @@ _PRODUCTS = (
     ("values of logit_bias, allowed_token_ids and bad_words x sequences", products.MAX_CONTROL_VALUES),
     ("tokens of all prompts x n", products.MAX_PROMPT_TOKENS),
     ("tokens of all prompts x n, where the answer repeats them", products.MAX_TOLD_PROMPT_TOKENS),
-    ("alternatives of all prompt tokens x n, and of all answer tokens x n", products.MAX_ALTERNATIVES),
+    ("alternatives of all prompt tokens x n", products.MAX_PROMPT_ALTERNATIVES),
+    (
+        f"alternatives of all answer tokens x n, an answer without max_tokens counting {products.UNSAID_ANSWER_TOKENS:,}",
+        products.MAX_ALTERNATIVES,
+    ),
 )
 
 
