@@ -10,11 +10,11 @@ import pytest
 from quire_worker.threads.core_meter import CoreMeter
 from quire_worker.threads.share import Interval, ThreadShare
 
-ALONE = Interval(used_cores=1.8, delayed=0.05, idle_cores=0.2)
-CROWDED = Interval(used_cores=1.0, delayed=0.5, idle_cores=0.0)
-FULL = Interval(used_cores=1.0, delayed=0.1, idle_cores=0.0)
-ROOMY = Interval(used_cores=1.0, delayed=0.0, idle_cores=6.0)
-WITHOUT_WORK = Interval(used_cores=0.1, delayed=0.9, idle_cores=6.0)
+ALONE = Interval(wanted_cores=1.8, delayed=0.05, idle_cores=0.2)
+CROWDED = Interval(wanted_cores=1.0, delayed=0.5, idle_cores=0.0)
+FULL = Interval(wanted_cores=1.0, delayed=0.1, idle_cores=0.0)
+ROOMY = Interval(wanted_cores=1.0, delayed=0.0, idle_cores=6.0)
+WITHOUT_WORK = Interval(wanted_cores=0.1, delayed=0.9, idle_cores=6.0)
 
 
 def _observe(share: ThreadShare, interval: Interval, times: int) -> int:
@@ -63,6 +63,9 @@ def test_intervals_without_work_say_nothing() -> None:
     assert _observe(share, WITHOUT_WORK, 50) == 1
 
 
+_IDLE_S = len(os.sched_getaffinity(0)) * 10 / os.sysconf("SC_CLK_TCK")
+
+
 def _proc(root: Path, idle_ticks: int, threads: dict[str, str]) -> Path:
     (root / "stat").write_text(
         "cpu  1 2 3 4\n" + "".join(f"cpu{n} 1 0 0 {idle_ticks} 0 0 0\n" for n in sorted(os.sched_getaffinity(0)))
@@ -74,13 +77,14 @@ def _proc(root: Path, idle_ticks: int, threads: dict[str, str]) -> Path:
 
 
 def test_the_meter_counts_delay_of_threads_and_idle_time_of_cores(tmp_path: Path) -> None:
+    """A thread that hardly gets a core wants one all the same."""
     meter = CoreMeter(_proc(tmp_path, 0, {"1": "1000 0 1", "2": "5000 500 1"}))
     assert meter.works
     _proc(tmp_path, 10, {"1": "301000 100000 2", "2": "305000 300500 2", "3": "900000 900000 1"})
     found = meter.read()
     assert found.delayed == pytest.approx(0.4)
     assert found.idle_cores > 0
-    assert found.used_cores > 0
+    assert found.wanted_cores == pytest.approx(found.idle_cores / _IDLE_S * 1e-3)
     assert meter.read() == Interval(0.0, 0.0, 0.0)
 
 

@@ -45,7 +45,7 @@ class CoreMeter:
         idle_s, at = self._idle(), time.monotonic()
         elapsed_s = max(at - self._at, 1e-6)
         found = Interval(
-            used_cores=ran_ns / 1e9 / elapsed_s,
+            wanted_cores=(ran_ns + delayed_ns) / 1e9 / elapsed_s,
             delayed=delayed_ns / max(1, ran_ns + delayed_ns),
             idle_cores=(idle_s - self._idle_s) / elapsed_s,
         )

@@ -16,7 +16,7 @@ _CROWDED_INTERVALS = 2
 _LEAST_IDLE = 0.5
 """Of each core that another thread would take."""
 _LEAST_BUSY = 0.5
-"""Cores that this process uses, for an interval to say anything."""
+"""Cores that this process wants, for an interval to say anything."""
 _FIRST_PATIENCE, _MOST_PATIENCE = 3, 300
 """Intervals in a row that must have room before there are more threads."""
 _PROVEN = 20
@@ -27,8 +27,8 @@ _PROVEN = 20
 class Interval:
     """What was measured in one."""
 
-    used_cores: float
-    """By this process."""
+    wanted_cores: float
+    """Time in which this process's threads were able to run, whether they had a core or not."""
     delayed: float
     """Share of the time in which its threads were able to run that they waited for a core."""
     idle_cores: float
@@ -47,7 +47,7 @@ class ThreadShare:
 
     def observe(self, interval: Interval) -> None:
         """The interval that has just ended."""
-        if interval.used_cores < _LEAST_BUSY:
+        if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1
         more = min(2 * self.threads, self._most) - self.threads
