@@ -167,7 +167,7 @@ _PRODUCTS = (
     ("tokens of all prompts x n, where the answer repeats them", products.MAX_TOLD_PROMPT_TOKENS),
     ("alternatives of all prompt tokens x n", products.MAX_PROMPT_ALTERNATIVES),
     (
-        f"alternatives of all answer tokens x n, an answer without max_tokens counting {products.UNSAID_ANSWER_TOKENS:,}",
+        f"alternatives of all answer tokens x n; {products.UNSAID_ANSWER_TOKENS:,} tokens without max_tokens",
         products.MAX_ALTERNATIVES,
     ),
 )

@@ -129,8 +129,11 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     assert bytes(first.output_ids) == pack_i32([10, 11]) and bytes(second.output_ids) == pack_i32([13])
     assert (first.finish, second.finish) == (0, 2)
     assert (first.cached_tokens, second.cached_tokens) == (7, 0)
-    assert [(e.token_id, e.logprob, e.rank, e.top_ids) for e in first.entries] == [(10, -1, 1, [50]), (11, -2, 2, [51])]
-    assert [(e.token_id, e.top_ids, e.top_logprobs) for e in second.entries] == [(13, [53, 54], [-8, -9])]
+    assert [(e.token_id, e.logprob, e.rank, list(e.top_ids)) for e in first.entries] == [
+        (10, -1, 1, [50]),
+        (11, -2, 2, [51]),
+    ]
+    assert [(e.token_id, list(e.top_ids), list(e.top_logprobs)) for e in second.entries] == [(13, [53, 54], [-8, -9])]
 
 
 def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_the_admission() -> None:

@@ -60,7 +60,7 @@ ALLOWED = LogitControls(allowed_token_ids=tuple(range(16_384)))
     ("job", "prompt", "answer"),
     [
         (job_of(n=128), 131_071, 1),
-        (job_of(n=128, sampling=Sampling(logprobs=5), max_tokens=4096), 100, 4096),
+        (job_of(n=128, sampling=Sampling(logprobs=1), max_tokens=4096), 100, 4096),
         (job_of(sampling=Sampling(logprobs=20)), 100, 1 << 20),  # a chat without max_tokens
         (job_of(sampling=Sampling(prompt_logprobs=7)), 131_071, 1),
         (job_of(n=128, sampling=Sampling(controls=ALLOWED)), 100, 16),

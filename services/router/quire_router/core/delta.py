@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 # Numbers of the contract's FinishReason; a test compares them.
 FINISH_NAMES = {1: "stop", 2: "length", 3: "abort", 4: "error", 5: "repetition"}
@@ -11,13 +15,14 @@ STOP, LENGTH, ERROR, REPETITION = 1, 2, 4, 5
 
 @dataclass(slots=True)
 class LogprobEntry:
-    """One token's logprob and its alternatives, by id. Not frozen: made once per token on the hot path."""
+    """One token's logprob and its alternatives, by id: arrays, since an answer may keep many. Not frozen: made once per
+    token on the hot path."""
 
     token_id: int
     logprob: float
     rank: int
-    top_ids: list[int]
-    top_logprobs: list[float]
+    top_ids: Sequence[int]
+    top_logprobs: Sequence[float]
 
 
 @dataclass(slots=True)

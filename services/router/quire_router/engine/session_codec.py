@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -98,7 +99,7 @@ def _apply_prompt_logprobs(columns: pb.PromptLogprobColumns, choices: Mapping[in
         if choice is None:
             continue
         logprobs, at = chunk.logprobs, 0
-        tops, top_logprobs = logprobs.top_id.tolist(), logprobs.top_logprob.tolist()
+        tops, top_logprobs = array("i", logprobs.top_id.tobytes()), array("f", logprobs.top_logprob.tobytes())
         ids = choice.sequence.prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
         each = zip(ids, logprobs.logprob.tolist(), logprobs.rank.tolist(), logprobs.top_count.tolist(), strict=True)
         for position, (token_id, logprob, rank, count) in enumerate(each, start=chunk.first):
@@ -133,7 +134,8 @@ def _apply_logprobs(
 ) -> None:
     """Entries come in the order of the message's tokens, so one pass over the rows finds each its own."""
     ids, ends = i32(token, "token"), list(accumulate(counts))
-    tops, top_logprobs = i32(columns.top_id, "top_id").tolist(), f32(columns.top_logprob, "top_logprob").tolist()
+    tops = array("i", i32(columns.top_id, "top_id").tobytes())
+    top_logprobs = array("f", f32(columns.top_logprob, "top_logprob").tobytes())
     row, at = 0, 0
     entries = zip(
         i32(columns.token_index, "token_index").tolist(),

@@ -1,4 +1,5 @@
-"""JSON of large answers, written in pieces: a writer runs in one piece, and no other thread meanwhile."""
+"""JSON of large answers, written in pieces: a writer runs in one piece, and no other thread meanwhile. What is made for
+each token (a dict for each of its alternatives) becomes text at once."""
 
 from __future__ import annotations
 
@@ -14,18 +15,25 @@ def dumps_in_pieces(value: Any) -> bytes:
     return b"".join(_pieces(value))
 
 
-def _pieces(value: Any) -> list[bytes]:
+def _pieces(value: Any) -> list[bytes | memoryview]:
     if isinstance(value, dict):
-        found = [b"{"]
+        found: list[bytes | memoryview] = [b"{"]
         for name, member in value.items():
             found += [b"" if len(found) == 1 else b",", orjson.dumps(name), b":", *_pieces(member)]
         return [*found, b"}"]
     if not isinstance(value, list) or not value:
         return [orjson.dumps(value)]
+    found = [b"["]
     if isinstance(value[0], dict) and len(value) < _PIECE_ITEMS:  # choices, which hold the long lists
-        found = [b"["]
         for item in value:
             found += [b"" if len(found) == 1 else b",", *_pieces(item)]
         return [*found, b"]"]
-    parts = (orjson.dumps(value[at : at + _PIECE_ITEMS])[1:-1] for at in range(0, len(value), _PIECE_ITEMS))
-    return [b"[", b",".join(parts), b"]"]
+    for at in range(0, len(value), _PIECE_ITEMS):
+        piece = orjson.dumps(value[at : at + _PIECE_ITEMS])
+        found += [b"" if at == 0 else b",", memoryview(piece)[1:-1]]  # not copied once more
+    return [*found, b"]"]
+
+
+def written(value: Any) -> orjson.Fragment:
+    """What orjson.dumps takes for the value: its text, which takes a tenth of the memory of what it is made of."""
+    return orjson.Fragment(orjson.dumps(value))

@@ -6,8 +6,12 @@ from codecs import getincrementaldecoder
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from quire_router.http.large_json import written
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    import orjson
 
     from quire_router.core.delta import Delta, LogprobEntry
     from quire_router.text.token_bytes import TokenBytes
@@ -66,7 +70,7 @@ def echoed_logprobs(
 
 def prompt_logprobs(
     entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
-) -> list[dict[str, dict[str, Any]] | None]:
+) -> list[orjson.Fragment | None]:
     """vLLM's shape: for each prompt token but the first, itself and its `most` likeliest alternatives by id."""
     return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
 
@@ -87,39 +91,38 @@ def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:
     return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
 
 
-def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> dict[str, dict[str, Any]]:
+def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> orjson.Fragment:
     ranked = [(entry.token_id, entry.logprob, entry.rank)]
     ranked += zip(entry.top_ids, entry.top_logprobs, range(1, len(entry.top_ids) + 1), strict=True)
     found: dict[str, dict[str, Any]] = {}
     for token_id, logprob, rank in ranked:
         told = {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(token_bytes.get(token_id))}
         found.setdefault(str(token_id), told)
-    return found
+    return written(found)
 
 
 def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[str, Any]:
     """`content` has one object per token."""
-    return {
-        "content": [
-            {
-                **_chat_token(entry.token_id, entry.logprob, names),
-                "top_logprobs": [
-                    _chat_token(token_id, logprob, names)
-                    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
-                ],
-            }
-            for entry in entries
-        ]
-    }
+    return {"content": chat_tokens(entries, names)}
 
 
-def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> dict[str, float]:
+def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjson.Fragment]:
+    """The objects of chat's logprobs, as text."""
+    found = []
+    for entry in entries:
+        tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        told = _chat_token(entry.token_id, entry.logprob, names)
+        found.append(written({**told, "top_logprobs": [_chat_token(top, logprob, names) for top, logprob in tops]}))
+    return found
+
+
+def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> orjson.Fragment:
     """Alternatives by name, the chosen token always among them."""
     top: dict[str, float] = {}
     for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
         top.setdefault(names.of(token_id), _finite(logprob))
     top.setdefault(token, _finite(entry.logprob))
-    return top
+    return written(top)
 
 
 def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:

@@ -26,8 +26,8 @@ MAX_PROMPT_TOKENS = 16 << 20
 MAX_TOLD_PROMPT_TOKENS = 2 << 20
 # A token's own logprob is one alternative. Those of a prompt come at once: 131,072 tokens with 7 others each.
 MAX_PROMPT_ALTERNATIVES = 1 << 20
-# Those of an answer come with its tokens, and are kept until it has ended.
-MAX_ALTERNATIVES = 4 << 20
+# Those of an answer come with its tokens, and are kept until it has ended: n = 128, 4,096 tokens, one other each.
+MAX_ALTERNATIVES = 1 << 20
 # What an answer without a max_tokens counts: few come to the end of a long context.
 UNSAID_ANSWER_TOKENS = 32_768
 _ID_BYTES = 4

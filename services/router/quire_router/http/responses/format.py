@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from quire_router.http.logprob_format import TokenNames, chat_logprobs
+from quire_router.http.logprob_format import TokenNames, chat_tokens
 from quire_router.http.messages_format import event
 
 if TYPE_CHECKING:
@@ -98,9 +98,7 @@ class ResponsesFormat:
         self._finish = delta.finish
         if not self._wants_logprobs:
             return []
-        found: list[Any] = chat_logprobs(delta.entries, TokenNames(self._generation.token_bytes, by_id=False))[
-            "content"
-        ]
+        found: list[Any] = chat_tokens(delta.entries, TokenNames(self._generation.token_bytes, by_id=False))
         self._logprobs += found
         return found
 
