@@ -1,0 +1,114 @@
+"""A map of renames, read from TOML.
+
+[[module]]                      # a module or a package moves; imports and strings that name it follow
+old = "quire_scheduler.bell"
+new = "quire_scheduler.service.event"
+
+[[name]]                        # classes, functions, constants, variables and parameters
+old = "Bell"
+new = "Event"
+scope = ["services/scheduler/**", "tests/**"]   # files; all of them unless said
+
+[[attribute]]                   # methods, fields, and arguments that are given by keyword
+old = "ring"
+new = "set"
+within = "Engine.flush"         # only inside that definition; anywhere unless said
+
+[[string]]                      # whole string literals
+old = "services.bell"
+new = "services.event"
+"""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+from pathlib import Path
+
+KINDS = ("name", "attribute", "string")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One identifier, or string literal, that gets another name."""
+
+    kind: str
+    old: str
+    new: str
+    scope: tuple[str, ...] = ()
+    within: str = ""
+
+    def applies(self, path: str, definition: str) -> bool:
+        """In a file, inside a definition by its qualified name."""
+        if self.scope and not any(fnmatch(path, pattern) for pattern in self.scope):
+            return False
+        return not self.within or f"{definition}.".startswith(f"{self.within}.")
+
+
+@dataclass(frozen=True)
+class RenameMap:
+    """All of one commit. Names of modules are dotted."""
+
+    modules: dict[str, str] = field(default_factory=dict)
+    rules: tuple[Rule, ...] = ()
+
+    def renamed(self, kind: str, old: str, path: str, definition: str) -> str:
+        """The name that an identifier has afterwards; the same where no rule applies."""
+        for rule in self._by_old.get((kind, old), ()):
+            if rule.applies(path, definition):
+                return rule.new
+        return old
+
+    def module(self, dotted: str) -> str:
+        """Where a module is afterwards, or what of it is named: longer names win."""
+        name, rest = dotted, ""
+        while name:
+            if name in self.modules:
+                return self.modules[name] + rest
+            name, _, last = name.rpartition(".")
+            rest = f".{last}{rest}"
+        return dotted
+
+    @property
+    def _by_old(self) -> dict[tuple[str, str], list[Rule]]:
+        found: dict[tuple[str, str], list[Rule]] = self.__dict__.get("_index", {})
+        if not found and self.rules:
+            for rule in self.rules:
+                found.setdefault((rule.kind, rule.old), []).append(rule)
+            self.__dict__["_index"] = found
+        return found
+
+
+def load_map(path: Path) -> RenameMap:
+    """Raises ValueError for a table that is none of the kinds, and for one without an old or a new name."""
+    tables = tomllib.loads(path.read_text())
+    if unknown := set(tables) - {*KINDS, "module"}:
+        raise ValueError(f"{path} has tables that are no kind of rename: {sorted(unknown)}")
+    modules = {str(each["old"]): str(each["new"]) for each in tables.get("module", [])}
+    rules = []
+    for kind in KINDS:
+        for each in tables.get(kind, []):
+            if set(each) - {"old", "new", "scope", "within"} or not (each.get("old") and each.get("new")):
+                raise ValueError(f"{path}: [[{kind}]] {each} needs old and new, and knows scope and within")
+            rules.append(Rule(kind, each["old"], each["new"], tuple(each.get("scope", ())), each.get("within", "")))
+    return RenameMap(modules, tuple(rules))
+
+
+def module_of(path: str) -> str:
+    """The dotted name of a file's module."""
+    parts = path.removesuffix(".py").split("/")
+    if parts[0] == "services":
+        parts = parts[2:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def path_of(path: str, renames: RenameMap) -> str:
+    """Where a file is afterwards."""
+    old = module_of(path)
+    new = renames.module(old)
+    if new == old or not path.endswith(".py"):
+        return path
+    end = "/__init__.py" if path.endswith("/__init__.py") else ".py"
+    root = path[: -len(old.replace(".", "/") + end)]
+    return root + new.replace(".", "/") + end
