@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Literal
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
-from quire_common.logit_controls import MAX_BAD_WORDS
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
 from quire_router.core.beam_search import check_beams
@@ -17,6 +16,7 @@ from quire_router.core.pipeline import check_logprobs
 from quire_router.http.parse import DEFAULT_COMPLETION_TOKENS, of_many
 from quire_router.http.tables import (
     MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_ID_CHARS,
     MAX_LENGTH_PENALTY,
     MAX_STOP_CHARS,

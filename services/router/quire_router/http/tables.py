@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BAD_WORDS, MAX_BIASES, MAX_REPETITION_PENALTY
+from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BIASES, MAX_REPETITION_PENALTY
 from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
 from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
 from quire_router.http.fields import MAX_INT32, Field
@@ -20,6 +20,8 @@ MAX_STOP_STRINGS = 64
 # The tokenizer's own bounds: a request that it would refuse is refused here, where the status can still be told.
 MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 1024
+# Each is encoded twice (see core/encoder.py), and a tokenizer takes 1,024 texts at once.
+MAX_BAD_WORDS = 512
 MAX_BAD_WORD_CHARS = 256
 MAX_LENGTH_PENALTY = 10
 # Thirty days: whatever a client sends, a deadline is a number that messages between services can carry.
