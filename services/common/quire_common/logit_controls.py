@@ -68,6 +68,11 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
     return None if found == NEUTRAL else found
 
 
+def control_values(controls: LogitControls) -> int:
+    """Numbers in its lists: what the time grows with that it takes to check and to prepare them."""
+    return 2 * len(controls.logit_bias) + len(controls.allowed_token_ids) + sum(map(len, controls.bad_words))
+
+
 def controls_bytes(controls: LogitControls) -> int:
     """The most bytes that these take on the wire."""
     biases, words = len(controls.logit_bias), controls.bad_words

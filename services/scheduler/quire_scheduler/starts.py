@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.credit import Start, start_bytes
+from quire_common.logit_controls import control_values
 from quire_scheduler.outputs import AdmittedNote
 from quire_scheduler.prefix_cache import Hit
 from quire_scheduler.request import State
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _LOOK_AHEAD = 4
 # Bytes of one Grant's starts, unless a single one is larger. gRPC carries 64 MiB, and megabytes delay steps.
 MAX_START_BYTES = 8 * 1024 * 1024
+# Values of logit controls in one Grant, unless a single start has more: the model thread prepares them in some 10 ms.
+MAX_START_VALUES = 128 * 1024
 
 
 class Starts:
@@ -68,7 +71,7 @@ class Starts:
                 waiting.seat(request)
 
     def _start(self, most: int, now: float) -> list[Start]:
-        replica, starts, left_bytes = self._replica, list[Start](), MAX_START_BYTES
+        replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():
             if request.state is State.READY and request.pull is not None:
@@ -86,7 +89,9 @@ class Starts:
                 replica.kv.ask(request, hit.pages)
                 continue
             left_bytes -= start_bytes(request.resumed_sequence(), request.context, count * replica.pools.groups)
-            if starts and left_bytes < 0:
+            controls = request.sequence.sampling.controls
+            left_values -= 0 if controls is None else control_values(controls)
+            if starts and min(left_bytes, left_values) < 0:
                 # The head starts with the next Grant.
                 break
             begin = self._take_over if request.state is State.PULLED else self._take

@@ -15,7 +15,7 @@ from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.scheduler import Scheduler
-from quire_scheduler.starts import MAX_START_BYTES
+from quire_scheduler.starts import MAX_START_BYTES, MAX_START_VALUES
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.scheduler_rig import a_sequence
 
@@ -51,6 +51,21 @@ def test_one_request_larger_than_the_bound_starts_alone() -> None:
         counts.append(len(grant.start))
     assert counts == [1] * len(counts)
     assert len(counts) >= 1
+
+
+def test_requests_with_many_control_values_start_over_several_grants() -> None:
+    """Their checks and rows cost the model thread more than a millisecond each, in one piece."""
+    core, counts = a_core(0, tokens=100), list[int]()
+    controls = LogitControls(allowed_token_ids=tuple(range(16_384)))
+    sequence = replace(a_sequence(np.arange(20) + 2), sampling=Sampling(controls=controls))
+    for handle in range(64):
+        core.submit(0, handle, RequestContext(f"r{handle}"), sequence, 1.0)
+    while grant := core.next_grant(1.0):
+        counts.append(len(grant.start))
+        assert len(counts) <= 64
+    assert sum(counts) == 64
+    assert max(counts) == MAX_START_VALUES // 16_384
+    core.check_integrity()
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument
-from quire_common.logit_controls import NEUTRAL
+from quire_common.logit_controls import NEUTRAL, control_values
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,8 +44,7 @@ def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[in
     known. `job.sampling.controls` has the bad words as tokens."""
     prompt_tokens, sampling = sum(prompts), job.sampling
     _check("Tokens of the prompts", prompt_tokens, job.siblings, MAX_PROMPT_TOKENS, "prompt")
-    controls = sampling.controls or NEUTRAL
-    values = 2 * len(controls.logit_bias) + len(controls.allowed_token_ids) + sum(map(len, controls.bad_words))
+    values = control_values(sampling.controls or NEUTRAL)
     _check("Values of logit_bias, allowed_token_ids and bad_words", values, job.weight, MAX_CONTROL_VALUES, "n")
     if job.wants.echo or job.wants.token_ids:
         _check("Tokens of the prompts, which the answer repeats,", prompt_tokens, job.n, MAX_TOLD_PROMPT_TOKENS, "n")
