@@ -132,12 +132,12 @@ async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
         sent.append(await anext(messages))
     handles = [submit.handle for message in sent for submit in message.submit]
     assert handles == [choice.handle for choice in made if choice is not made[3]]
-    assert max(message.ByteSize() for message in sent) < 8 * 1024 * 1024
+    assert max(len(message.submit) for message in sent) == 1  # 2.8 MB each
     assert b"".join(message.abort for message in sent) == pack_i32([made[3].handle])
 
 
 async def test_messages_of_submits_with_many_biases_are_short() -> None:
-    """Each bias is put in alone: 256 submits of 1,024 took the loop 0.1 s."""
+    """Each bias is put in alone: messages of 64 submits with 1,024 took the router's loop 63 ms, the scheduler's 75."""
     choices: dict[int, Choice] = {}
     out = SessionOutgoing("router", choices.__contains__)
     controls = LogitControls(logit_bias=tuple((i, 1.0) for i in range(1024)))
@@ -151,7 +151,7 @@ async def test_messages_of_submits_with_many_biases_are_short() -> None:
     sent = 0
     while sent < 256:
         message = await anext(messages)
-        assert 0 < sum(len(submit.sequence.sampling.logit_bias) for submit in message.submit) < 64 * 1024
+        assert 0 < sum(len(submit.sequence.sampling.logit_bias) for submit in message.submit) <= 5 * 1024
         sent += len(message.submit)
 
 

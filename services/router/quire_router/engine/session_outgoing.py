@@ -2,7 +2,8 @@
 handovers, and transfers to renew or release.
 
 Bounded by what it refers to: choices that are admitted and wait here once each. One that is aborted before the stream
-took it is never sent. A message stays far below what gRPC carries, however long the prompts are.
+took it is never sent. A message is small, so that neither event loop makes, writes, reads or checks submits for long
+without a turn for the streams.
 """
 
 from __future__ import annotations
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     from quire_common.ticket import Ticket
     from quire_router.core.kv_route import KvTransfer
 
-_MAX_BYTES = 4 * 1024 * 1024
-_MAX_SUBMITS = 256
+# About 2 ms of the router's event loop and 5 ms of the scheduler's, which also checks the values. A larger submit has a
+# message of its own.
+_MAX_BYTES = 256 * 1024
+_MAX_SUBMITS = 64
 # What an entry of a map or a list costs beside its bytes: it is put in one by one.
 _ENTRY_BYTES = 64
 log = get_logger(__name__)
