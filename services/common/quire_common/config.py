@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import os
 import re
 import types
@@ -26,6 +27,11 @@ C = TypeVar("C")
 ENV_PREFIX = "QUIRE_"
 # In a URL, what precedes a password, and the password: user:password@host, or ?password=.
 _URL_PASSWORD = re.compile(r"(://[^/@:\s]*:)[^/\s]*(?=@)|([?&]password=)[^&\s]*")
+
+# The greatest value where an option names none, by the unit that its name ends with: what timers, polls, Redis and the
+# columns of messages hold. Counts are int32.
+_MOST_BY_UNIT = {"_bytes": 2**50, "_ms": 2**31 - 1, "_s": 30 * 86_400}
+_MOST_COUNT = 2**31 - 1
 
 
 def option(
@@ -185,7 +191,7 @@ def _unknown(kind: str, name: str, where: str, fields: Mapping[str, Any]) -> Con
 def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) -> Any:
     try:
         value = _parse(raw, hint)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}: {error}.", f"{field.metadata.get('help')}.") from error
     if field.metadata.get("secret") and not value:
         # An empty variable is a mistake of deployment; taken as "no key" it would open the door to everybody.
@@ -193,12 +199,22 @@ def _convert(raw: Any, hint: Any, field: dataclasses.Field[Any], source: str) ->
     choices = field.metadata.get("choices")
     if choices and value not in choices:
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"Choose one of {', '.join(choices)}.")
-    low, high = field.metadata.get("min"), field.metadata.get("max")
+    low, high = bounds_of(field, hint)
     if value is not None and low is not None and not value >= low:  # not >=: NaN is refused too
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The least value is {low}.")
     if value is not None and high is not None and not value <= high:
         raise ConfigError("BAD_VALUE", f"{source} is {raw!r}.", f"The greatest value is {high}.")
     return value
+
+
+def bounds_of(field: dataclasses.Field[Any], hint: Any) -> tuple[float | None, float | None]:
+    """The least and the greatest value of an option of that type; None where it is no number."""
+    low, high = field.metadata.get("min"), field.metadata.get("max")
+    kinds = {hint, *typing.get_args(hint)}
+    if high is None and kinds & {int, float}:
+        most = math.nextafter(math.inf, 0) if float in kinds else _MOST_COUNT
+        high = next((bound for unit, bound in _MOST_BY_UNIT.items() if field.name.endswith(unit)), most)
+    return low, high
 
 
 def _parse(raw: Any, hint: Any) -> Any:

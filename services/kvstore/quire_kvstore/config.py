@@ -37,7 +37,9 @@ class KvstoreConfig(ServiceConfig):
     max_lent_bytes: int = option(1 << 30, "memory that one of them may lend; more is not taken", at_least=1)
     max_data_connections: int = option(256, "connections for pages beside gRPC; more are refused", at_least=1)
     data_timeout_s: float = option(10.0, "longest that one frame of such a connection may take", at_least=0.01)
-    data_idle_s: float = option(300.0, "how long such a connection is kept for its next request", at_least=0.01)
+    data_idle_s: float = option(
+        300.0, "how long such a connection is kept for its next request", at_least=0.01, at_most=86_400
+    )
     max_watchers: int = option(32, "Watch streams at once; more are refused", at_least=1)
     watch_queue: int = option(1024, "changes kept for watchers that are slow or resume", at_least=1)
     sweep_s: float = option(0.5, "how often expired leases are looked for when nobody calls", at_least=0.01)
@@ -52,7 +54,9 @@ class KvstoreConfig(ServiceConfig):
     disk_retry_s: float = option(2.0, "how long a disk that refused a write is left alone", at_least=0.01)
 
     redis_url: str = option("", "redis://host:port/db of the Redis tier; empty: none", secret=True)
-    redis_ttl_s: int = option(86_400, "life of a page in Redis since it was last put or read", at_least=1)
+    redis_ttl_s: int = option(
+        86_400, "life of a page in Redis since it was last put or read", at_least=1, at_most=10 * 365 * 86_400
+    )
     redis_write: str = option("write-through", f"Redis: {_WRITE_HELP}", choices=_WRITE_NAMES)
     redis_read_threads: int = option(2, "pipelines of reads at once", at_least=1, at_most=64)
     redis_write_threads: int = option(2, "pipelines of writes at once", at_least=1, at_most=64)

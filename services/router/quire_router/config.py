@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
 from quire_router.placement.registry import PLACEMENTS
+from quire_router.principal import MOST_PER_MINUTE
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class RouterConfig(ServiceConfig):
     api_key: tuple[str, ...] = option((), "API keys, comma separated; none: no authentication", secret=True)
     api_key_file: str = option("", "YAML file of keys with digests, scopes and limits, or one API key per line")
     requests_per_minute: int = option(0, "limit of a key that has none of its own; 0: none", at_least=0)
-    tokens_per_minute: int = option(0, "the same of prompt and generated tokens together", at_least=0)
+    tokens_per_minute: int = option(
+        0, "the same of prompt and generated tokens together", at_least=0, at_most=MOST_PER_MINUTE
+    )
     redis: str = option(
         "",
         "redis://host:port/db in which routers share rate limits and responses; empty: each has its own",
@@ -107,7 +110,7 @@ class RouterConfig(ServiceConfig):
     responses_max_mib: int = option(
         64, "memory for kept responses (/v1/responses), in Redis for one of them; 0: none are kept", at_least=0
     )
-    responses_ttl_s: float = option(86_400.0, "how long a response is kept", at_least=1)
+    responses_ttl_s: float = option(86_400.0, "how long a response is kept", at_least=1, at_most=10 * 365 * 86_400)
     allowed_origins: tuple[str, ...] = option((), "origins whose web pages may read answers; '*': any (CORS)")
     allowed_methods: tuple[str, ...] = option(("GET", "POST", "DELETE"), "methods that such pages may use")
     allowed_headers: tuple[str, ...] = option(("*",), "headers that such pages may send; '*': any")

@@ -21,7 +21,7 @@ from typing import Any
 import yaml
 
 from quire_common.errors import ConfigError
-from quire_router.principal import DEFAULT_SCOPES, SCOPES, KeyLimits, Principal
+from quire_router.principal import DEFAULT_SCOPES, MOST_PER_MINUTE, SCOPES, KeyLimits, Principal
 
 _FIELDS = ("name", "sha256", "scopes", "requests_per_minute", "tokens_per_minute")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
@@ -107,6 +107,8 @@ def _entry(path: str, index: int, entry: Any, default_limits: KeyLimits) -> tupl
     for field, value in limits.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
             raise bad(f"{field} is no whole number", "Give a number per minute; 0: no limit.")
+        if value > MOST_PER_MINUTE:
+            raise bad(f"{field} is above {MOST_PER_MINUTE}", "Leave it out where there is to be no limit.")
     tenant = hashlib.sha256(b"tenant-name:" + name.encode()).hexdigest()[:16]
     return bytes.fromhex(digest), Principal(tenant, name, frozenset(scopes), KeyLimits(**limits))
 

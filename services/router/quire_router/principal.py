@@ -8,6 +8,8 @@ INFERENCE, METRICS, ADMIN = "inference", "metrics", "admin"
 SCOPES = (INFERENCE, METRICS, ADMIN)
 # What a key has that says nothing of scopes: everything that the public port serves.
 DEFAULT_SCOPES = frozenset({INFERENCE, METRICS})
+# Of a limit: what float64, of which buckets are made, counts one by one with room to spare.
+MOST_PER_MINUTE = 10**12
 
 
 @dataclass(frozen=True, slots=True)

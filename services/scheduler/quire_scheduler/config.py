@@ -60,7 +60,8 @@ class SchedulerConfig(ServiceConfig):
     max_page_watchers: int = option(64, "WatchPages streams at once; more are refused", at_least=1)
     kv_events_config: str = option("", "vLLM's JSON: publish page events by ZeroMQ; empty: do not")
     load_interval_ms: int = option(500, "default time between two load messages", at_least=10)
-    worker_heartbeat_s: float = option(2.0, "longest silence of a worker before it is lost", at_least=0.1)
+    # A worker gives a sign of life each 0.25 s, and may be late with it.
+    worker_heartbeat_s: float = option(2.0, "longest silence of a worker before it is lost", at_least=0.5)
     worker_timeout_s: float = option(
         120.0, "longest time without progress, though steps were granted, before the worker is hung", at_least=1
     )

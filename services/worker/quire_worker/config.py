@@ -30,7 +30,10 @@ class WorkerConfig(ServiceConfig):
     block_size: int = option(0, "tokens per KV page; 0: 16, on a GPU 64", at_least=0, at_most=1024)
     device: str = option("auto", "where the model runs; auto: a GPU if there is one", choices=("auto", "cpu", "cuda"))
     gpu_memory_utilization: float = option(
-        0.9, "share of the GPU's memory that this process takes; what weights and steps leave holds KV pages", at_most=1
+        0.9,
+        "share of the GPU's memory that this process takes; what weights and steps leave holds KV pages",
+        at_least=0.01,
+        at_most=1,
     )
     max_num_batched_tokens: int = option(
         0,
@@ -46,7 +49,7 @@ class WorkerConfig(ServiceConfig):
     load_format: str = option(
         "auto", "where weights come from; dummy: random ones", choices=("auto", "safetensors", "dummy")
     )
-    seed: int = option(0, "seed of dummy weights", at_least=0)
+    seed: int = option(0, "seed of dummy weights", at_least=0, at_most=2**64 - 1)
     attention_backend: str = option(
         "auto",
         "what computes attention; on the CPU cpu (compiled kernels) or torch (the reference); on a GPU cudnn (Triton "
@@ -99,9 +102,14 @@ class WorkerConfig(ServiceConfig):
         choices=("auto", "cuda_ipc", "shm", "tcp", "grpc", "nixl"),
     )
     paced: float | None = option(
-        None, "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes", at_least=0
+        None,
+        "milliseconds: no model, but steps of this time and made-up tokens; --model gives sizes",
+        at_least=0,
+        at_most=3_600_000,
     )
-    paced_prefill_us_per_token: float = option(0.0, "how much longer a paced step takes per prompt token", at_least=0)
+    paced_prefill_us_per_token: float = option(
+        0.0, "how much longer a paced step takes per prompt token", at_least=0, at_most=1_000_000
+    )
     paced_pages: int = option(0, "KV pages of a paced worker; 0: as --kv-cache-memory-bytes says", at_least=0)
     paced_fault: tuple[str, ...] = option(
         (), "what goes wrong in a paced worker: die@N, hang@N, nan@N, silent@N, slow@N:MS, wrong-epoch@N; N is a step"

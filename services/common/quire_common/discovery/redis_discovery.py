@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 LIFE_KEY = "quire:life"
 _TIMEOUT_S = 2.0
+_MOST_S = 86_400.0
 _FIRST_RETRY_S = 0.1
 # Atomic, so that a watcher cannot forget an instance that has just come back.
 _FORGET = "if redis.call('EXISTS', KEYS[1]) == 0 then return redis.call('SREM', KEYS[2], ARGV[1]) end return 0"
@@ -57,7 +58,8 @@ class RedisSettings:
         options = dict(parse_qsl(parts.query))
         try:
             ttl_s, poll_s = float(options.pop("ttl_s", 10.0)), float(options.pop("poll_s", 1.0))
-            valid = bool(parts.hostname) and (parts.port or 6379) > 0 and ttl_s >= 0.1 and poll_s >= 0.01
+            valid = bool(parts.hostname) and (parts.port or 6379) > 0
+            valid = valid and 0.1 <= ttl_s <= _MOST_S and 0.01 <= poll_s <= _MOST_S
         except ValueError:
             valid = False
         if not valid:

@@ -12,6 +12,8 @@ from quire_common.errors import ConfigError
 
 _OPTION = "kv_events_config"
 _PUBLISHERS = ("null", "zmq")
+# ZeroMQ counts in int32, and a queue for replays is four times as long as what is kept.
+MOST_QUEUED = 2**28
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,8 @@ def _check(name: str, value: Any) -> None:
         raise _bad(f"publisher {value!r} is unknown; supported: {', '.join(_PUBLISHERS)}")
     if isinstance(value, int) and not isinstance(value, bool) and value < 1:
         raise _bad(f"{name} is {value}, not at least 1")
+    if isinstance(value, int) and value > MOST_QUEUED:
+        raise _bad(f"{name} is {value}, more than {MOST_QUEUED}")
     if name.endswith("endpoint") and value is not None and "://" not in value:
         raise _bad(f"{name} {value!r} has no transport, such as tcp://")
 
