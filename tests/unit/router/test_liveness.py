@@ -13,9 +13,11 @@ import pytest
 from quire.v1 import scheduler_pb2 as sb
 from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
+from quire_common.credit.hello import Epoch, PageGeometry
 from quire_common.errors import FailedPrecondition, Internal, InvalidArgument, Overloaded, QuireError, Unavailable
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_common.ticket import Ticket
 from quire_router.config import RouterConfig
 from quire_router.core.choice import Choice
 from quire_router.core.delta import LENGTH, LogprobEntry
@@ -153,6 +155,26 @@ async def test_messages_of_submits_with_many_biases_are_short() -> None:
         message = await anext(messages)
         assert 0 < sum(len(submit.sequence.sampling.logit_bias) for submit in message.submit) <= 5 * 1024
         sent += len(message.submit)
+
+
+async def test_tickets_of_long_prompts_travel_in_bounded_messages() -> None:
+    """40 of a million tokens each made one message of 84 MiB, with which gRPC ends the session of all."""
+    handles = set(range(40))
+    out = SessionOutgoing("router", handles.__contains__)
+    geometry = PageGeometry(16, (), b"n" * 32)
+    hashes = tuple(bytes([n]) * 32 for n in range(256)) * 256
+    ticket = Ticket(b"t" * 16, "prefill", Epoch(1, 1), hashes, b"", 0, b"k" * 32, (), geometry)
+    for handle in sorted(handles):
+        out.hand_over(handle, ticket, b"", give_up=False)
+    handles.discard(7)
+    messages = aiter(out.messages())
+    assert (await anext(messages)).HasField("hello")
+    told: list[int] = []
+    while len(told) < 39:
+        message = await anext(messages)
+        assert message.ByteSize() < 8 * 1024 * 1024
+        told += [handover.handle for handover in message.handover]
+    assert told == sorted(handles)
 
 
 class _Stub:

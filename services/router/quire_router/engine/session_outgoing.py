@@ -62,7 +62,7 @@ class SessionOutgoing:
         self._router_id = router_id
         self._wanted = wanted
         self._submits: deque[tuple[int, Submission]] = deque()
-        self._handovers: list[tuple[int, Ticket | None, bytes, bool]] = []
+        self._handovers: deque[tuple[int, Ticket | None, bytes, bool]] = deque()
         self._aborts: list[int] = []
         self._renewed: list[bytes] = []
         self._released: list[bytes] = []
@@ -124,9 +124,12 @@ class SessionOutgoing:
                 submission.fail(internal_error())
                 continue
             size += _cost(message.submit[-1])
-        if not self._submits and self._handovers:  # a handover must not overtake its handle's submit
-            message.handover.extend([_handover_to_pb(*one) for one in self._handovers if self._wanted(one[0])])
-            self._handovers = []
+        # A handover must not overtake its handle's submit. Its ticket names every page of a prompt.
+        while not self._submits and self._handovers and size < _MAX_BYTES:
+            one = self._handovers.popleft()
+            if self._wanted(one[0]):
+                message.handover.append(_handover_to_pb(*one))
+                size += message.handover[-1].ByteSize()
         if self._aborts:
             message.abort = pack_i32(self._aborts)
             self._aborts = []
