@@ -7,12 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.credit import Budget
-from quire_worker.engine.batch_rule import Choice, SlotView, choose_batch, stalled_slots
+from quire_worker.engine.batch_rule import MAX_SCORE_BYTES, Choice, SlotView, choose_batch, stalled_slots
 
 UNORDERED = 2**31 - 1
 
 
-def view(*slots: tuple[int, int, int], keys: list[int] | None = None, ranks: list[int] | None = None) -> SlotView:
+def view(
+    *slots: tuple[int, int, int],
+    keys: list[int] | None = None,
+    ranks: list[int] | None = None,
+    scored: list[int] | None = None,
+) -> SlotView:
     """Slots as (computed, prefill_len, ceiling), all runnable, none near its end."""
     computed, prefill, ceiling = (np.array(column, np.int32) for column in zip(*slots, strict=True))
     n = len(slots)
@@ -26,6 +31,7 @@ def view(*slots: tuple[int, int, int], keys: list[int] | None = None, ranks: lis
         by_key=np.argsort(order_key, kind="stable"),
         order_key=order_key,
         prefill_rank=np.array(ranks if ranks is not None else [UNORDERED] * n, np.int32),
+        scored=np.array(scored if scored is not None else [0] * n, np.int32),
     )
 
 
@@ -94,6 +100,22 @@ def test_nobody_able_is_an_empty_step() -> None:
     assert pairs(choice) == [] and choice.decodes == 0
 
 
+def test_prompt_logprobs_of_a_step_fit_a_report() -> None:
+    """40,000 tokens with 256 alternatives each are 79 MiB, of which gRPC carries 64: the run of all would end."""
+    slots = view((0, 30_000, 60_000), (0, 10_000, 60_000), (0, 20_000, 60_000), scored=[257, 257, 0])
+    slots.bound[:] = 60_000
+    choice = choose_batch(slots, Budget(60_000, 0, 60_000, 9), max_num_seqs=8)
+    counts = dict(pairs(choice))
+    assert counts.pop(2) == 20_000, "a prompt that asks for none has its tokens all the same"
+    assert counts == {0: MAX_SCORE_BYTES // (16 + 8 * 257)}
+
+
+def test_a_step_takes_as_many_prompt_logprobs_as_come_with_few_alternatives() -> None:
+    slots = view((0, 16_384, 60_000), scored=[21])
+    slots.bound[:] = 60_000
+    assert pairs(choose_batch(slots, Budget(16_384, 0, 16_384, 1), max_num_seqs=8)) == [(0, 16_384)]
+
+
 @st.composite
 def views(draw: st.DrawFn) -> SlotView:
     n = draw(st.integers(1, 12))
@@ -109,6 +131,7 @@ def views(draw: st.DrawFn) -> SlotView:
         by_key=np.argsort(order_key, kind="stable"),
         order_key=order_key,
         prefill_rank=np.array(draw(st.permutations([*range(n // 2), *[UNORDERED] * (n - n // 2)])), np.int32),
+        scored=np.array(draw(st.lists(st.integers(0, 257), min_size=n, max_size=n)), np.int32),
     )
 
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from quire_worker.step import Bool, Int32, Int64
 
 _NOBODY = np.empty(0, np.int32)
+# Bytes of the prompt logprobs that a step brings: they travel in one Report, of which gRPC carries 64 MiB.
+MAX_SCORE_BYTES = 16 * 1024 * 1024
+# Of one token's, and of each of its alternatives.
+_SCORE_BYTES, _ALTERNATIVE_BYTES = 16, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,8 @@ class SlotView:
     order_key: Int64
     prefill_rank: Int32
     """Place in the scheduler's prefill order; ties go to the lowest order key."""
+    scored: Int32
+    """1 + the number of alternatives to report for each prompt token; 0: no prompt logprobs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +91,18 @@ def _prefill_chunks(
     view: SlotView, candidates: np.ndarray[tuple[int], np.dtype[np.intp]], budget: Budget, left: int
 ) -> tuple[Int32, Int32]:
     order = np.lexsort((view.order_key[candidates], view.prefill_rank[candidates]))
-    slots, counts, partial = [], [], 0
+    slots, counts, partial, score_bytes = [], [], 0, MAX_SCORE_BYTES
     for slot in candidates[order].tolist():
         if left <= 0:
             break
         computed, whole = int(view.computed[slot]), int(view.prefill_len[slot])
         chunk = min(whole - computed, int(view.ceiling[slot]) - computed, budget.chunk_cap, left)
+        scored = int(view.scored[slot])
+        token_bytes = _SCORE_BYTES + _ALTERNATIVE_BYTES * scored if scored else 0
+        if scored:
+            chunk = min(chunk, score_bytes // token_bytes)
+            if not chunk:
+                continue
         if computed + chunk < whole:
             if partial == budget.partial_prefills:
                 continue  # a prompt that fits whole may still go
@@ -98,4 +110,5 @@ def _prefill_chunks(
         slots.append(slot)
         counts.append(chunk)
         left -= chunk
+        score_bytes -= chunk * token_bytes
     return np.array(slots, np.int32), np.array(counts, np.int32)

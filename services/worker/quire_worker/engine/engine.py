@@ -225,6 +225,7 @@ class Engine:
             by_key=table.by_key(),
             order_key=table.order_key,
             prefill_rank=table.prefill_rank,
+            scored=table.scored,
         )
 
 
