@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from quire.v1 import scheduler_pb2
+from quire_common.columns import saturated_u32
 from quire_common.credit.hello import epoch_to_pb
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ _LEAST_INTERVAL_MS = 10
 _MOST_INTERVAL_MS = 60_000
 # A watcher hears something at least so often, so that it can tell silence from death.
 _HEARTBEAT_S = 2.0
+# Fields that hold 32 bits. 5,000 prompts of a million tokens wait with more tokens than that.
+_COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field.type == field.TYPE_UINT32}
 
 
 async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
@@ -46,5 +49,5 @@ def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
         figures = engine.core.load()
         load.epoch.CopyFrom(epoch_to_pb(engine.core.hello.epoch))
         for name, value in figures._asdict().items():
-            setattr(load, name, value)
+            setattr(load, name, saturated_u32(value) if name in _COUNTS else value)
     return load

@@ -1,0 +1,21 @@
+"""A Load can be written whatever there is to tell."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from quire_common.credit.hello import Epoch
+from quire_scheduler.load_watch import load_to_pb
+from quire_scheduler.scheduler import LoadFigures
+
+
+def test_more_waits_than_a_field_holds() -> None:
+    """5,000 prompts of a million tokens: the stream of each router that watches would break, at every attempt."""
+    figures = LoadFigures(5000, 2**40, 64, 9, 1, 8, 5_000_000_000, 1e39, 0.0, 0.0, 0, 1.0, 0.0, b"host", 2**63)
+    core = SimpleNamespace(load=lambda: figures, hello=SimpleNamespace(epoch=Epoch(1, 1)))
+    roles = SimpleNamespace(role="both")
+    engine: Any = SimpleNamespace(phase="ready", progress=1.0, detail="", roles=roles, core=core)
+    load = load_to_pb(engine, "scheduler-1")
+    assert (load.running, load.waiting, load.waiting_prefill_tokens) == (5000, 2**32 - 1, 2**32 - 1)
+    assert (load.kvstore_boot_id, load.host) == (2**63, b"host")
