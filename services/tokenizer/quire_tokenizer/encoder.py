@@ -5,14 +5,17 @@ A prompt that cannot fit is refused without encoding all of it. Knows nothing of
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quire_common.errors import InvalidArgument, TooLarge
+from quire_tokenizer.text_cutter import PIECE_CHARS, pieces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -27,6 +30,8 @@ _INLINE_CHARS = 4096
 _PROBE_CHARS_PER_TOKEN = 8
 # Where the beginning was cut, its last tokens may differ from those of the whole.
 _PROBE_SLACK = 64
+# No special token has its tokens.
+_WORD = "a"
 
 
 class Encoder:
@@ -44,42 +49,86 @@ class Encoder:
         """The ids of each text. Raises PROMPT_TOO_LONG where one has more than `max_tokens` (0: no limit)."""
         self._check(texts)
 
-        def plain(some: Sequence[str]) -> list[Ids]:
+        def plain(some: Sequence[str], *, special: bool = add_special_tokens) -> list[Ids]:
             if allow_special_tokens:
-                encodings = self._vocabulary.tokenizer.encode_batch_fast(some, add_special_tokens=add_special_tokens)
+                encodings = self._vocabulary.tokenizer.encode_batch_fast(some, add_special_tokens=special)
                 return [np.asarray(encoding.ids, np.int32) for encoding in encodings]
-            return self._vocabulary.guarded.encode_batch(some, add_special_tokens=add_special_tokens)
+            return self._vocabulary.guarded.encode_batch(some, add_special_tokens=special)
 
-        return await self._run(texts, plain, max_tokens)
+        def piece(text: str, start: int, end: int) -> Ids:
+            return plain([text[start:end]], special=False)[0]
+
+        def framed(ids: Ids) -> Ids:
+            """With what the tokenizer puts around a text."""
+            if not add_special_tokens:
+                return ids
+            around, inner = plain([_WORD])[0].tolist(), plain([_WORD], special=False)[0].tolist()
+            before = next(i for i in range(len(around)) if around[i : i + len(inner)] == inner)
+            after = around[before + len(inner) :]
+            return np.concatenate([np.array(around[:before], np.int32), ids, np.array(after, np.int32)])
+
+        return await self._run(texts, plain, piece, framed, max_tokens)
 
     async def encode_marked(self, text: str, specials: Sequence[tuple[int, int]], *, max_tokens: int) -> Ids:
         """The ids of a text whose special tokens are at the given spans and nowhere else."""
         self._check([text])
+        starts = [start for start, _end in specials]
+
+        def piece(text: str, start: int, end: int) -> Ids:
+            # Of a beginning, the spans that lie within.
+            first, last = bisect_left(starts, start), bisect_left(starts, end)
+            within = [(s - start, e - start) for s, e in specials[first:last] if e <= end]
+            return self._vocabulary.guarded.encode_marked(text[start:end], within)
 
         def marked(some: Sequence[str]) -> list[Ids]:
-            # Of a beginning, the spans that lie within.
-            spans = [(start, end) for start, end in specials if end <= len(some[0])]
-            return [self._vocabulary.guarded.encode_marked(some[0], spans)]
+            return [piece(some[0], 0, len(some[0]))]
 
-        return (await self._run([text], marked, max_tokens))[0]
+        return (await self._run([text], marked, piece, lambda ids: ids, max_tokens))[0]
 
     async def _run(
-        self, texts: Sequence[str], encode: Callable[[Sequence[str]], list[Ids]], max_tokens: int
+        self,
+        texts: Sequence[str],
+        encode: Callable[[Sequence[str]], list[Ids]],
+        piece: Callable[[str, int, int], Ids],
+        framed: Callable[[Ids], Ids],
+        max_tokens: int,
     ) -> list[Ids]:
-        def work() -> list[Ids]:
+        def work(some: Sequence[str]) -> list[Ids]:
             if max_tokens:
-                for text in texts:
+                for text in some:
                     self._check_bytes(text, max_tokens)
                     self._probe(text, encode, max_tokens)
-            ids = encode(texts)
+            ids = encode(some)
             longest = max(map(len, ids), default=0)
             if max_tokens and longest > max_tokens:
                 raise prompt_too_long(longest, max_tokens, exact=True)
             return ids
 
         if sum(map(len, texts)) <= _INLINE_CHARS:
-            return work()
-        return await self._pool.run(work)
+            return work(texts)
+        found: list[Ids] = []
+        # The library takes some 150 bytes for each token that it works on, and threads are for others too.
+        for group in _groups(texts):
+            if self._vocabulary.may_cut and len(group[0]) > 2 * PIECE_CHARS:
+                found.append(framed(await self._in_pieces(group[0], piece, max_tokens)))
+                if max_tokens and len(found[-1]) > max_tokens:
+                    raise prompt_too_long(len(found[-1]), max_tokens, exact=True)
+            else:
+                found += await self._pool.run(partial(work, group))
+        return found
+
+    async def _in_pieces(self, text: str, piece: Callable[[str, int, int], Ids], max_tokens: int) -> Ids:
+        """The ids of a long text, with nothing around them."""
+        if max_tokens:
+            self._check_bytes(text, max_tokens)
+        parts: list[Ids] = []
+        count = 0
+        for start, end in pieces(text):
+            parts.append(await self._pool.run(partial(piece, text, start, end)))
+            count += len(parts[-1])
+            if max_tokens and count > max_tokens:
+                raise prompt_too_long(count, max_tokens, exact=end == len(text))
+        return np.concatenate(parts)
 
     def _check_bytes(self, text: str, max_tokens: int) -> None:
         """Where a token stands for so many bytes at most, counting them is enough."""
@@ -114,6 +163,18 @@ class Encoder:
                 f"The text has {total} bytes; at most {self._max_text_bytes} are taken.",
                 "Send less text.",
             )
+
+
+def _groups(texts: Sequence[str]) -> Iterator[list[str]]:
+    """In order; a long text is alone in its group."""
+    group, chars = list[str](), 0
+    for text in texts:
+        if group and chars + len(text) > PIECE_CHARS:
+            yield group
+            group, chars = [], 0
+        group.append(text)
+        chars += len(text)
+    yield group
 
 
 def prompt_too_long(tokens: int, max_tokens: int, *, exact: bool) -> InvalidArgument:

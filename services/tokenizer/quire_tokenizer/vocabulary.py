@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from quire_common.errors import ConfigError
 from quire_tokenizer.guarded_tokenizer import GuardedTokenizer
 from quire_tokenizer.incremental_decoder import TableDecoder, TextDecoder, WindowDecoder
+from quire_tokenizer.text_cutter import may_cut
 from quire_tokenizer.thinking_marks import find_marks
 from quire_tokenizer.token_pieces import BYTE_ALPHABET, build_pieces, byte_level_bytes
 
@@ -54,6 +55,8 @@ class Vocabulary:
         self.thinking = find_marks(self.tokenizer, reasoning_config)
         self._table = build_pieces(self.tokenizer, self._tokens)
         self.max_bytes_per_token = _max_bytes_per_token(self.tokenizer, self._tokens, added.values())
+        self.may_cut = may_cut(_flat(self.tokenizer.pre_tokenizer), _flat(self.tokenizer.normalizer), added.values())
+        """Whether the pieces of text_cutter have the tokens of the whole text."""
         self.digest = _digest(folder)
 
     def decoder(self, *, skip_special_tokens: bool, spaces_between_special_tokens: bool) -> TextDecoder:
