@@ -44,6 +44,10 @@ class Target:
     until: float = 0.0
 
     def __post_init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """The time runs from now on: what is sent has been made."""
         self.until = time.monotonic() + self.seconds
 
     @property
@@ -116,6 +120,7 @@ def _has_error(message: Any) -> bool:
 async def _together(works: Iterable[Callable[[], Awaitable[None]]], at_once: int, target: Target) -> None:
     """So many at a time, until all were done or the time is over."""
     waiting = iter(works)
+    target.begin()
 
     async def one() -> None:
         for work in waiting:
