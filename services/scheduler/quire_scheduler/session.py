@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 HEARTBEAT_MS = 500
+# Bytes of one message of steps that wait, whatever the queue may hold. gRPC carries 64 MiB.
+MOST_JOINED_BYTES = 8 * 1024 * 1024
 # Said to be due a little earlier: the clock that asks ticks by itself.
 _QUIET_S = 0.35
 
@@ -166,8 +168,11 @@ class Session:
         """Add it, which `message` says, to the last that waits. False: nothing was changed."""
         if not self._waiting or self._last is None or self._bytes + message.ByteSize() > self._bound_bytes:
             return False
-        joined, into = join(self._last, outputs), self._waiting[-1]
-        if joined is None or into is None:
+        into = self._waiting[-1]
+        if into is None or into.ByteSize() + message.ByteSize() > MOST_JOINED_BYTES:
+            return False
+        joined = join(self._last, outputs)
+        if joined is None:
             return False
         self._bytes -= into.ByteSize()
         into.MergeFrom(message)  # notes go behind notes; columns are put anew

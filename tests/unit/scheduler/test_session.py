@@ -11,12 +11,13 @@ import pytest
 
 from quire.v1 import scheduler_pb2
 from quire_common.columns import i32
-from quire_common.credit.hello import PROTOCOL_VERSION
+from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, PageGeometry
 from quire_common.errors import Overloaded, QuireError
+from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.output_split import PIECE_BYTES
 from quire_scheduler.outputs import AdmittedNote, FinishedNote, SessionOutputs
-from quire_scheduler.session import Session
+from quire_scheduler.session import MOST_JOINED_BYTES, Session
 from tests.unit.scheduler.test_output_split import scored
 from tests.unit.scheduler.test_row_join import FINISHED, outputs
 
@@ -81,6 +82,25 @@ async def test_notes_join_too() -> None:
     message = await reader.read()
     assert columns(message) == [[3, 4], [4, 4], [0, 1, 2, 3, 100, 101, 102, 103]]
     assert [note.handle for note in message.finished] == [3] and reader.session._bytes == 0
+    await reader.stream.aclose()
+
+
+async def test_joined_tickets_stay_below_what_grpc_carries() -> None:
+    """A long queue of admissions with tickets of 262,144 tokens each became one message of 107 MiB."""
+    reader = Reader(session_queue_bytes=256 << 20)
+    await reader.read()
+    hashes = tuple(bytes([n]) * 32 for n in range(256)) * 64
+    ticket = Ticket(b"t" * 16, "prefill", Epoch(1, 1), hashes, b"", 0, b"k" * 32, (), PageGeometry(16, (), b"n" * 32))
+    for handle in range(5, 205):
+        out = step(handle)
+        out.admitted.append(AdmittedNote(handle, 0, 0, ticket))
+        assert reader.session.deliver(out)
+    admitted = list[int]()
+    while len(admitted) < 200:
+        message = await reader.read()
+        assert message.ByteSize() <= MOST_JOINED_BYTES
+        admitted += [note.handle for note in message.admitted]
+    assert admitted == list(range(5, 205))
     await reader.stream.aclose()
 
 
