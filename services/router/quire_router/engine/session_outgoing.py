@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 # About 2 ms of the router's event loop and 5 ms of the scheduler's, which also checks the values. A larger submit has a
 # message of its own.
-_MAX_BYTES = 256 * 1024
+MAX_BYTES = 256 * 1024
 _MAX_SUBMITS = 64
 # What an entry of a map or a list costs beside its bytes: it is put in one by one.
 _ENTRY_BYTES = 64
@@ -112,7 +112,7 @@ class SessionOutgoing:
 
     def _next(self) -> sb.SessionRequest:
         message, size = sb.SessionRequest(), 0
-        while self._submits and size < _MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
+        while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
             handle, submission = self._submits.popleft()
             if not self._wanted(handle):
                 continue
@@ -125,7 +125,7 @@ class SessionOutgoing:
                 continue
             size += _cost(message.submit[-1])
         # A handover must not overtake its handle's submit. Its ticket names every page of a prompt.
-        while not self._submits and self._handovers and size < _MAX_BYTES:
+        while not self._submits and self._handovers and size < MAX_BYTES:
             one = self._handovers.popleft()
             if self._wanted(one[0]):
                 message.handover.append(_handover_to_pb(*one))
