@@ -9,7 +9,6 @@ exactly what the plain tokenizer would do. Tokens that are added but not special
 
 from __future__ import annotations
 
-import re
 import secrets
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import Unigram
 
 from quire_common.errors import InvalidArgument
+from quire_tokenizer.text_matcher import TextMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class GuardedTokenizer:
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[NDArray[np.int32]]:
         """Token ids of texts in which nothing is special; `add_special_tokens` puts bos and the like around them."""
         if self._leaks is not None:
-            texts = [self._leaks.sub(lambda m: m[0][0] + self._split + m[0][1:], text) for text in texts]
+            texts = [self._without_leaks(text, self._leaks) for text in texts]
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         if self._leaks is not None and any(not self._leaking.isdisjoint(encoding.ids) for encoding in encodings):
             raise InvalidArgument(
@@ -100,7 +100,16 @@ class GuardedTokenizer:
                 ids[own - self._base] = i
         return ids
 
-    def _find_leaks(self, specials: Mapping[int, str]) -> tuple[re.Pattern[str] | None, frozenset[int]]:
+    def _without_leaks(self, text: str, leaks: TextMatcher) -> str:
+        """Special tokens of the text are split behind their first character, but for those that the template wrote."""
+        parts, at = list[str](), 0
+        for start, _end in leaks.spans(text):
+            if not text.startswith(self._mark, max(0, start - len(self._mark)), start):
+                parts += [text[at : start + 1], self._split]
+                at = start + 1
+        return "".join([*parts, text[at:]])
+
+    def _find_leaks(self, specials: Mapping[int, str]) -> tuple[TextMatcher | None, frozenset[int]]:
         """Special tokens that the model itself makes of their text (Unigram does): these are split before encoding."""
         unigram = isinstance(self._tokenizer.model, Unigram)
         # Of these the model makes what it does not know; that is no leak.
@@ -114,10 +123,7 @@ class GuardedTokenizer:
         }
         if not leaking:
             return None, frozenset()
-        ordered = sorted(leaking.values(), key=len, reverse=True)
-        # Where the mark precedes it, it is the template's.
-        pattern = rf"(?<!{re.escape(self._mark)})(?:{'|'.join(map(re.escape, ordered))})"
-        return re.compile(pattern), frozenset(leaking)
+        return TextMatcher(leaking.values()), frozenset(leaking)
 
     def _resolve(self, ids: list[int]) -> NDArray[np.int32]:
         resolved = np.asarray(ids, np.int32)

@@ -11,18 +11,19 @@ renderings are compared. Knows nothing of processes, tokenizers or messages.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
 from quire_tokenizer.stand_ins import BLOCK, FIRST, LAST
+from quire_tokenizer.text_matcher import TextMatcher
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-Span = tuple[int, int]
+    from quire_tokenizer.text_matcher import Span
+
 # Where special tokens leave a choice, take what chat templates are least likely to look for in a message.
 _PREFERRED = "|｜▁[]<>"
 # Part of names in templates' data, such as tool_calls, or of JSON.
@@ -50,9 +51,7 @@ class Disguise:
     def put_on(self, value: Any) -> Any:
         """JSON-like data with all its strings disguised."""
         if isinstance(value, str):
-            # In pieces, between which other threads have their turn.
-            pieces = (value[at : at + _PIECE_CHARS] for at in range(0, len(value), _PIECE_CHARS))
-            return "".join(piece.translate(self.to_symbol) for piece in pieces)
+            return _translated(value, self.to_symbol)
         if isinstance(value, list):
             return [self.put_on(item) for item in value]
         if isinstance(value, dict):
@@ -67,7 +66,7 @@ class Provenance:
         guarded = frozenset(s for s in specials if _punctuation(s))
         # Without punctuation there is nothing to disguise; such a token is special only where the template names it.
         named = frozenset(s for s in specials if s and s not in guarded and s in template)
-        self._special = _any_of(guarded | named)
+        self._special = _matcher_of(guarded | named)
         self._characters = _choose_characters(guarded)
 
     def disguise_for(self, values: Any) -> Disguise | None:
@@ -96,19 +95,19 @@ class Provenance:
     def reconcile(self, plain: str, disguised: str, disguise: Disguise, values: Any) -> Rendering:
         """The rendering, given the texts that the template made of the user's data as it is and in disguise."""
         spans = self._spans(disguised)
-        revealed = disguised.translate(disguise.to_plain)
+        revealed = _translated(disguised, disguise.to_plain)
         if revealed == plain:
             return Rendering(plain, spans)
         # The template looked at disguised characters. Its true text is right if it holds the same special tokens and
         # the user wrote none; otherwise who wrote what is unsure there, and the disguised rendering is the safe one.
-        user_wrote_one = any(self._special.search(s) for s in strings_of(values))
+        user_wrote_one = any(self._special.is_in(s) for s in strings_of(values))
         plain_spans = self._spans(plain)
         if not user_wrote_one and _texts(plain, plain_spans) == _texts(disguised, spans):
             return Rendering(plain, plain_spans)
         return Rendering(revealed, spans)
 
     def _spans(self, text: str) -> tuple[Span, ...]:
-        return tuple(match.span() for match in self._special.finditer(text))
+        return tuple(self._special.spans(text))
 
 
 def strings_of(value: Any) -> Iterator[str]:
@@ -142,10 +141,14 @@ def _punctuation(special: str) -> set[str]:
 
 
 @lru_cache(maxsize=8)
-def _any_of(texts: frozenset[str]) -> re.Pattern[str]:
-    """Leftmost, then longest, as the tokenizers library matches."""
-    ordered = sorted(texts, key=lambda t: (-len(t), t))
-    return re.compile("|".join(map(re.escape, ordered)) if ordered else r"(?!)")
+def _matcher_of(texts: frozenset[str]) -> TextMatcher:
+    return TextMatcher(texts)
+
+
+def _translated(text: str, symbols: dict[int, int]) -> str:
+    """In pieces, between which other threads have their turn."""
+    pieces = (text[at : at + _PIECE_CHARS] for at in range(0, len(text), _PIECE_CHARS))
+    return "".join(piece.translate(symbols) for piece in pieces)
 
 
 def _texts(text: str, spans: tuple[Span, ...]) -> list[str]:
