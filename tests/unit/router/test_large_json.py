@@ -3,9 +3,11 @@ from __future__ import annotations
 import random
 import threading
 import time
+import tracemalloc
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given, settings
@@ -65,3 +67,21 @@ def test_ids_of_a_long_prompt_are_read_in_pieces() -> None:
     ):
         with pytest.raises(InvalidArgument, match=code):
             token_prompt([*ids, wrong])
+
+
+@pytest.mark.parametrize("items", [0, 1, 1023, 1024, 1025, 5000])
+def test_an_array_is_written_like_its_list(items: int) -> None:
+    ids = np.arange(items, dtype=np.int32) * 7
+    assert dumps_in_pieces({"tokens": ids}) == orjson.dumps({"tokens": ids.tolist()})
+
+
+def test_millions_of_ids_take_few_bytes_each() -> None:
+    """A list of them takes 36 bytes each before a byte of JSON is written."""
+    ids = np.full(500_000, 123_456, np.int32)
+    tracemalloc.start()
+    try:
+        written = dumps_in_pieces({"tokens": ids})
+        _now, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 3.5 * len(written)
