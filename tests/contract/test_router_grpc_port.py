@@ -82,6 +82,35 @@ async def test_messages_of_strangers_take_no_memory(rig: RouterRig) -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
 
+async def test_messages_of_strangers_are_not_taken_from_the_network(rig: RouterRig) -> None:
+    """gRPC takes what its window allows before anybody reads, and by default lets the window grow with the traffic."""
+    message, passed = a_request("a" * 3 * MIB), 0
+    host, port = rig.grpc_address.split(":")
+
+    async def between(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(host, int(port))
+
+        async def copy(source: asyncio.StreamReader, sink: asyncio.StreamWriter, counts: bool) -> None:
+            nonlocal passed
+            while data := await source.read(64 * 1024):
+                passed += len(data) * counts
+                sink.write(data)
+                await sink.drain()
+            sink.close()
+
+        await asyncio.gather(copy(reader, far_writer, True), copy(far_reader, writer, False), return_exceptions=True)
+
+    async with await asyncio.start_server(between, "127.0.0.1", 0) as proxy:
+        address = "{}:{}".format(*proxy.sockets[0].getsockname())
+        async with raw_channel(address) as channel:
+            for _ in range(8):
+                await asyncio.gather(*(refused(channel.unary_stream(GENERATE)(message)) for _ in range(4)))
+            stranger = passed
+            answers = [answer async for answer in channel.unary_stream(GENERATE)(a_request(), metadata=KEY)]
+    assert answers
+    assert stranger < 32 * 0.5 * MIB
+
+
 async def test_compressed_and_long_messages_are_refused_by_name(rig: RouterRig) -> None:
     async with raw_channel(rig.grpc_address, compression=grpc.Compression.Gzip) as channel:
         packed = await refused(channel.unary_stream(GENERATE)(a_request("a" * MIB), metadata=KEY))

@@ -32,6 +32,10 @@ SERVER_OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.max_ping_strikes", 0),
 ]
 
+# Otherwise gRPC grows the window of all streams to what the network carries, megabytes, and so takes the whole message
+# of a call that is refused unread: 1.9 ms of CPU time and 3 MB each, instead of 0.55 ms and 0.26 MB. The window of a
+# call whose message is read still grows to that message.
+_UNREAD_BYTES = 256 * 1024
 # Of grpc_compression_algorithm: the bit of "identity" alone.
 _NO_COMPRESSION = 1
 
@@ -54,6 +58,8 @@ class PortLimits:
             "grpc.max_concurrent_streams": self.calls,
             "grpc.max_allowed_incoming_connections": self.connections,
             "grpc.compression_enabled_algorithms_bitset": _NO_COMPRESSION,
+            "grpc.http2.bdp_probe": 0,
+            "grpc.http2.lookahead_bytes": _UNREAD_BYTES,
         }
         return list((dict(SERVER_OPTIONS) | own).items())
 
