@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,15 @@ async def test_facts_and_loads() -> None:
         assert not (await stub.FlushCache(cb.FlushCacheRequest())).success
         rig.router.admission.pause()
         assert not (await stub.HealthCheck(vb.HealthCheckRequest())).healthy
+
+
+async def test_loads_that_the_contract_has_no_room_for() -> None:
+    async with facade() as (rig, stub):
+        (replica,) = rig.router.fleet.replicas.values()
+        replica.load = replace(replica.load, pages=10**9, free_pages=1, waiting_prefill_tokens=2**32 - 1)
+        (load,) = (await stub.GetLoads(vb.GetLoadsRequest())).loads
+        most = 2**31 - 1
+        assert (load.num_used_tokens, load.max_total_num_tokens, load.num_waiting_uncached_tokens) == (most, most, most)
 
 
 def stored(parent: bytes, *hashes: bytes, tokens: int = 1) -> pb.StoredPages:

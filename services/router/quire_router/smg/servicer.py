@@ -140,13 +140,13 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
             num_running_reqs=load.running,
             num_waiting_reqs=load.waiting,
             num_total_reqs=load.running + load.waiting,
-            num_used_tokens=used * page_size,
-            max_total_num_tokens=load.pages * page_size,
+            num_used_tokens=_int32(used * page_size),
+            max_total_num_tokens=_int32(load.pages * page_size),
             token_usage=used / load.pages if load.pages else 0.0,
             gen_throughput=load.decode_tokens_per_s,
             utilization=min(1.0, load.running / load.max_num_seqs),
             max_running_requests=load.max_num_seqs,
-            num_waiting_uncached_tokens=load.waiting_prefill_tokens,
+            num_waiting_uncached_tokens=_int32(load.waiting_prefill_tokens),
         )
         asked = not request.HasField("dp_rank") or request.dp_rank == 0
         return vb.GetLoadsResponse(
@@ -227,6 +227,11 @@ class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: igno
         for replica in self._parts.fleet.replicas.values():
             return replica
         raise no_replica()
+
+
+def _int32(count: int) -> int:
+    """The nearest that the contract's fields hold."""
+    return min(count, 2**31 - 1)
 
 
 async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[vb.GenerateResponse]:
