@@ -1,0 +1,1 @@
+"""The service around the core: sessions, the worker's link, watchers and events."""
