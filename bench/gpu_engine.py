@@ -30,7 +30,7 @@ from bench.gpu_shapes import MODELS, SHAPES
 from quire_common.credit import WorkerHello
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.config import WorkerConfig
 from quire_worker.engine.engine import Engine
 from quire_worker.model_source import load_configured

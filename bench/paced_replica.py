@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry, WorkerHello
 from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.spec import EngineSpec

@@ -28,16 +28,7 @@ from demo_corpus import ChatMaker, PlainRows, Speech, Stream, make_stream, split
 from demo_export import read_weights, write_card, write_folder
 from demo_net import Llama, NetShape, generate
 from demo_tokenizer import BOS, EOS, PAD, TURN_END, TURN_START, VOCAB_SIZE, Segmenter, token_id, train_tokenizer
-from demo_training import (
-    BatchSource,
-    Plan,
-    agreement,
-    fit,
-    generate_rows,
-    position_loss,
-    rows_loss,
-    stream_loss,
-)
+from demo_training import BatchSource, Plan, agreement, fit, generate_rows, position_loss, rows_loss, stream_loss
 from tokenizers import Tokenizer
 
 COMPLETION_PROMPTS = ("ROMEO:\n", "KING HENRY VI:\n", "First Citizen:\n")

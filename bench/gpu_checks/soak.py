@@ -15,7 +15,7 @@ from bench.gpu_checks.soak_traffic import SoakTraffic
 from bench.gpu_checks.step_check import TOLERANCE
 from bench.local_engine import LocalEngine
 from quire_common.errors import QuireError
-from quire_scheduler.outputs import FinishReason
+from quire_scheduler.core.outputs import FinishReason
 from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 

@@ -14,8 +14,8 @@ import numpy as np
 
 from bench.local_engine import SESSION, LocalEngine
 from quire_common.sequence import Sequence
-from quire_scheduler.outputs import FinishReason
-from quire_scheduler.request import Request, State
+from quire_scheduler.core.outputs import FinishReason
+from quire_scheduler.core.request import Request, State
 from quire_worker.engine.slots import SlotState
 
 QUEUED, PREFILLING, DECODING = "queued", "prefilling", "decoding"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from quire_router.server import RouterService
-from quire_scheduler import kv_traffic
+from quire_scheduler.kv import kv_traffic
 from tests.fakes.router_rig import RouterRig, router_rig
 from tests.fakes.scheduler_stack import FakeKvStore, Stack, kvstore, stack
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from quire_common.sequence import RequestContext
-from quire_scheduler.kv_traffic import Lookup
-from quire_scheduler.kvstore_client import KvstoreClient
+from quire_scheduler.kv.kv_traffic import Lookup
+from quire_scheduler.service.kvstore_client import KvstoreClient
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, kvstore, stack

@@ -10,7 +10,7 @@ import pytest
 from quire.v1 import scheduler_pb2
 from quire_common.credit import Epoch, Report
 from quire_common.errors import Internal
-from quire_scheduler.pulse import Pulse
+from quire_scheduler.service.pulse import Pulse
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, scheduler_of, stack

@@ -10,7 +10,7 @@ import pytest
 from quire.v1 import scheduler_pb2
 from quire_common.credit import encode_grant
 from quire_common.errors import QuireError
-from quire_scheduler import worker_link
+from quire_scheduler.service import worker_link
 from tests.fakes.call_writers import call_writers
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence

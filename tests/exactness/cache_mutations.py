@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.pages import HEADER_BYTES, PageExtras, PageKey, PageRun, chain_hashes
 from quire_kvstore import page_store, put_desk
-from quire_scheduler import kv_traffic, page_identity, prefix_cache
-from quire_scheduler.offload import Offload
-from quire_scheduler.page_allocator import PageAllocator
-from quire_scheduler.prefix_cache import PrefixCache
-from quire_scheduler.replica import Replica
+from quire_scheduler.core.replica import Replica
+from quire_scheduler.kv import kv_traffic, page_identity, prefix_cache
+from quire_scheduler.kv.offload import Offload
+from quire_scheduler.kv.page_allocator import PageAllocator
+from quire_scheduler.kv.prefix_cache import PrefixCache
 from quire_worker.engine.residents import Residents
 from quire_worker.mover.transports import grpc_transport
 from tests.exactness.hit_rights import HitRights
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from pytest import MonkeyPatch
 
-    from quire_scheduler.prefix_cache import Hit
-    from quire_scheduler.request import Request
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.kv.prefix_cache import Hit
 
 ON_DEVICE = {"prefix_cache": True}
 # Prefixes are looked for in the kvstore alone.

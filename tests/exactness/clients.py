@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_scheduler.outputs import FinishReason
+from quire_scheduler.core.outputs import FinishReason
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
-    from quire_scheduler.outputs import SessionOutputs
+    from quire_scheduler.core.outputs import SessionOutputs
     from tests.exactness.scenario import Scenario
 
 LOST = "WORKER_LOST"

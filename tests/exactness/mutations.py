@@ -11,11 +11,12 @@ import numpy as np
 
 from quire_common.credit import Finish
 from quire_common.pages import chain_hashes
-from quire_scheduler import harvest, lifecycle, page_identity, prefix_cache
-from quire_scheduler.lifecycle import Lifecycle
-from quire_scheduler.outputs import OutputBuffer
-from quire_scheduler.page_allocator import NO_FENCE, Fence, PageAllocator
-from quire_scheduler.slot_table import SlotTable
+from quire_scheduler.batching.slot_table import SlotTable
+from quire_scheduler.core import harvest, lifecycle
+from quire_scheduler.core.lifecycle import Lifecycle
+from quire_scheduler.core.outputs import OutputBuffer
+from quire_scheduler.kv import page_identity, prefix_cache
+from quire_scheduler.kv.page_allocator import NO_FENCE, Fence, PageAllocator
 from quire_worker.engine.engine import Engine
 from quire_worker.engine.residents import Residents
 from quire_worker.engine.slots import SlotState
@@ -35,8 +36,8 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
     from quire_common.credit import Start
-    from quire_scheduler.outputs import Rows
-    from quire_scheduler.request import Request
+    from quire_scheduler.core.outputs import Rows
+    from quire_scheduler.core.request import Request
     from quire_worker.step import StepBatch
 
 # Steps that write until they end, and a scheduler so near that its Grants come before that.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_scheduler.handovers import Handovers
-from quire_scheduler.page_allocator import PageAllocator
-from quire_scheduler.pulls import Pulls
+from quire_scheduler.disaggregation.handovers import Handovers
+from quire_scheduler.disaggregation.pulls import Pulls
+from quire_scheduler.kv.page_allocator import PageAllocator
 from quire_worker.engine.lending import Lending
 from quire_worker.engine.page_states import PageStates
 from quire_worker.engine.residents import Residents
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from pytest import MonkeyPatch
 
     from quire_common.credit import PageMove
-    from quire_scheduler.handover import Handover
-    from quire_scheduler.page_moves import Move, MoveEnd
-    from quire_scheduler.request import Request
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.disaggregation.handover import Handover
+    from quire_scheduler.kv.page_moves import Move, MoveEnd
     from tests.exactness.virtual_peers import Peers
 
 ROTTEN = {"peers": PeerWeather(corrupt=0.2)}

@@ -11,8 +11,8 @@ import numpy as np
 
 from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext
-from quire_scheduler.handover import Handover, KvTransfer
-from quire_scheduler.outputs import FinishReason
+from quire_scheduler.core.outputs import FinishReason
+from quire_scheduler.disaggregation.handover import Handover, KvTransfer
 from tests.exactness.clients import LOST, Heard
 from tests.exactness.virtual_time import DelayLine
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from quire_common.sequence import Sequence
     from quire_common.ticket import Ticket
-    from quire_scheduler.outputs import SessionOutputs
+    from quire_scheduler.core.outputs import SessionOutputs
     from tests.exactness.pd_scenario import PdScenario
     from tests.exactness.pd_side import Side
     from tests.exactness.virtual_time import VirtualTime

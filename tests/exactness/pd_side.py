@@ -9,7 +9,7 @@ from quire.v1 import worker_pb2
 from quire_common.credit import RankAddress, StepTiming, WorkerHello, decode_report, encode_grant
 from quire_common.errors import Unavailable
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.engine import Engine
 from tests.exactness.clients import LOST
 from tests.exactness.subject import engine_spec
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from quire_scheduler.outputs import SessionOutputs
+    from quire_scheduler.core.outputs import SessionOutputs
     from tests.exactness.pd_scenario import PdScenario, SideWeather
     from tests.exactness.subject import Subject
     from tests.exactness.virtual_peers import Peers

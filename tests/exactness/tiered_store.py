@@ -17,7 +17,7 @@ from quire_common.kv_client import BegunPut, DataAccess, PutOutcome
 from quire_common.pages import HEADER_BYTES, PageKey, PageRun, frame_page
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.page_store import PageStore
-from quire_scheduler.kv_traffic import LookupResult
+from quire_scheduler.kv.kv_traffic import LookupResult
 from tests.exactness.virtual_kvstore import VirtualStore
 from tests.exactness.virtual_time import VirtualTime
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from quire_common.credit import ModelInfo
-    from quire_scheduler.kv_traffic import Lookup
-    from quire_scheduler.scheduler import Scheduler
+    from quire_scheduler.core.scheduler import Scheduler
+    from quire_scheduler.kv.kv_traffic import Lookup
     from tests.exactness.scenario import Tiers
     from tests.exactness.virtual_kvstore import StoreWeather
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 from zlib import crc32
 
-from quire_scheduler.kv_traffic import LookupResult
+from quire_scheduler.kv.kv_traffic import LookupResult
 from tests.exactness.events import Events
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from quire_scheduler.kv_traffic import Lookup
-    from quire_scheduler.scheduler import Scheduler
+    from quire_scheduler.core.scheduler import Scheduler
+    from quire_scheduler.kv.kv_traffic import Lookup
     from tests.exactness.virtual_time import VirtualTime
 
 _LEASE_US = 30_000_000

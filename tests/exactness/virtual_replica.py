@@ -11,9 +11,9 @@ from quire.v1 import worker_pb2
 from quire_common.credit import StepTiming, WorkerHello, decode_report, encode_grant
 from quire_common.errors import QuireError, Unavailable
 from quire_common.sequence import RequestContext, Sequence, Stop
+from quire_scheduler.batching.token_matrix import TokenMatrix
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.scheduler import Scheduler
-from quire_scheduler.token_matrix import TokenMatrix
+from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.engine import Engine
 from tests.exactness.carrier_mover import CarrierMover
 from tests.exactness.clients import LOST, Clients

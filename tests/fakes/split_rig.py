@@ -11,9 +11,9 @@ from quire_common.credit import MoveKind, PageMove, Start
 from quire_common.sequence import Sequence
 from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.handover import KvTransfer
-from quire_scheduler.outputs import FinishReason
-from quire_scheduler.request import State
+from quire_scheduler.core.outputs import FinishReason
+from quire_scheduler.core.request import State
+from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import FakeWorker, make_hello, with_address
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

@@ -14,7 +14,7 @@ from quire_common.errors import ConfigError
 from quire_kvstore.config import KvstoreConfig
 from quire_router.config import RouterConfig
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.kv_events.events_config import parse_kv_events_config
+from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
 from quire_tokenizer.config import TokenizerConfig
 from quire_worker.config import WorkerConfig
 from quire_worker.engine.session import HEARTBEAT_S

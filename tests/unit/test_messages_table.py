@@ -9,9 +9,9 @@ import quire.v1
 from quire_common.kv_data.frame import Kind as DataKind
 from quire_common.transport import MAX_MESSAGE_BYTES
 from quire_router.engine.session_outgoing import MAX_BYTES as SESSION_BYTES
-from quire_scheduler.output_split import PIECE_BYTES
-from quire_scheduler.session import MOST_JOINED_BYTES
-from quire_scheduler.starts import MAX_START_BYTES
+from quire_scheduler.batching.starts import MAX_START_BYTES
+from quire_scheduler.service.output_split import PIECE_BYTES
+from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_worker.engine.batch_rule import MAX_SCORE_BYTES
 from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.mover.wire import Kind as MoverKind

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire_common.config import ServiceConfig, option
-from quire_scheduler import offload, roles
-from quire_scheduler.queue_policy import POLICIES
+from quire_scheduler.core import roles
+from quire_scheduler.core.queue_policy import POLICIES
+from quire_scheduler.kv import offload
 
 
 @dataclass(frozen=True)

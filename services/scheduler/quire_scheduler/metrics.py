@@ -8,9 +8,9 @@ from quire_common.telemetry.metrics import counter, gauge, histogram
 
 if TYPE_CHECKING:
     from quire_common.credit import Report
-    from quire_scheduler.request import Request
-    from quire_scheduler.scheduler import LoadFigures
-    from quire_scheduler.stats import Stats
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.core.scheduler import LoadFigures
+    from quire_scheduler.core.stats import Stats
 
 _P = "quire_scheduler_"
 _STEP_BUCKETS_S = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1.0)

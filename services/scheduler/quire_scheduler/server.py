@@ -10,11 +10,11 @@ from quire.v1 import scheduler_pb2, scheduler_pb2_grpc
 from quire_common.config import split_address
 from quire_common.errors import ConfigError, as_quire_error
 from quire_common.telemetry.logs import get_logger
-from quire_scheduler.engine import Engine
-from quire_scheduler.kv_events.event_pump import make_event_pump
-from quire_scheduler.kvstore_client import KvstoreClient
+from quire_scheduler.service.engine import Engine
+from quire_scheduler.service.kv_events.event_pump import make_event_pump
+from quire_scheduler.service.kvstore_client import KvstoreClient
+from quire_scheduler.service.worker_link import WorkerLink
 from quire_scheduler.servicer import SchedulerServicer
-from quire_scheduler.worker_link import WorkerLink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

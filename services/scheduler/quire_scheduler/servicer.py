@@ -8,15 +8,15 @@ from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.credit.hello import epoch_to_pb, model_to_pb
 from quire_common.sequence import context_from_pb, sequence_from_pb
 from quire_common.ticket import ticket_to_pb
-from quire_scheduler.load_watch import watch_load
-from quire_scheduler.page_watch import PageWatches
-from quire_scheduler.session import Session
-from quire_scheduler.single_stream import SingleStream
+from quire_scheduler.service.load_watch import watch_load
+from quire_scheduler.service.page_watch import PageWatches
+from quire_scheduler.service.session import Session
+from quire_scheduler.service.single_stream import SingleStream
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from quire_scheduler.engine import Engine
+    from quire_scheduler.service.engine import Engine
 
 
 class SchedulerServicer(scheduler_pb2_grpc.SchedulerServicer):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from quire.local.spec import StackSpec, replica_of, role_of, service_of
-from quire_scheduler.kv_events.events_config import parse_kv_events_config
+from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
 
 
 def options(spec: StackSpec, member: str) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quire_scheduler.breaker import Breaker
+from quire_scheduler.kv.breaker import Breaker
 
 
 def test_some_failures_are_forgiven() -> None:

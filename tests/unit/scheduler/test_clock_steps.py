@@ -10,9 +10,9 @@ import pytest
 
 from quire_common.errors import DeadlineExceeded
 from quire_common.sequence import RequestContext
-from quire_scheduler.clock import now_s
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.engine import Engine
+from quire_scheduler.service.clock import now_s
+from quire_scheduler.service.engine import Engine
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.scheduler_rig import a_sequence
 

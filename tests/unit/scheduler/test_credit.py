@@ -6,9 +6,9 @@ import pytest
 
 from quire_common.credit import Grant, Report
 from quire_common.sequence import RequestContext
+from quire_scheduler.batching.credit import Credit
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.credit import Credit
-from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.core.scheduler import Scheduler
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from quire_common.credit import Grant, Report
 from quire_common.errors import Internal, InvalidArgument
-from quire_scheduler import starts
+from quire_scheduler.batching import starts
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.outputs import FinishReason
-from quire_scheduler.prefix_cache import PrefixCache
+from quire_scheduler.core.outputs import FinishReason
+from quire_scheduler.kv.prefix_cache import PrefixCache
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig
 from tests.unit.scheduler.test_scheduler_property import SCENARIOS, Arrival, arrivals, find_all_hits

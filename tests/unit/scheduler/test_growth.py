@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire_common.credit import MoveKind
 from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.page_moves import Move
+from quire_scheduler.kv.page_moves import Move
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.unit.scheduler.test_offload import moves, other

@@ -14,13 +14,13 @@ import zmq
 from quire_common.columns import pack_i32
 from quire_common.credit import WorkerHello
 from quire_common.errors import ConfigError
-from quire_scheduler.bell import Bell
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.kv_events.event_pump import EventPump, make_event_pump
-from quire_scheduler.kv_events.event_wire import EventWire
-from quire_scheduler.kv_events.events_config import KvEventsConfig, parse_kv_events_config
-from quire_scheduler.kv_events.zmq_publisher import ZmqPublisher
-from quire_scheduler.page_names import PageEvent, PageNames, Removed, Stored
+from quire_scheduler.kv.page_names import PageEvent, PageNames, Removed, Stored
+from quire_scheduler.service.bell import Bell
+from quire_scheduler.service.kv_events.event_pump import EventPump, make_event_pump
+from quire_scheduler.service.kv_events.event_wire import EventWire
+from quire_scheduler.service.kv_events.events_config import KvEventsConfig, parse_kv_events_config
+from quire_scheduler.service.kv_events.zmq_publisher import ZmqPublisher
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber, decode
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from quire_common.credit import MoveKind
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.kv_traffic import LookupResult
+from quire_scheduler.kv.kv_traffic import LookupResult
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

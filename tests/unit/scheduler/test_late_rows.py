@@ -8,7 +8,7 @@ from quire_common.credit import Finish, Report
 from quire_common.errors import Internal
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.scheduler import Scheduler
+from quire_scheduler.core.scheduler import Scheduler
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.scheduler_rig import a_sequence
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire_common.credit import Epoch, Report
-from quire_scheduler.lead import MARGIN, MOST_STEPS, Lead
+from quire_scheduler.batching.lead import MARGIN, MOST_STEPS, Lead
 
 
 def steps(first: int, *applied: int, stalled: bool = False) -> Report:

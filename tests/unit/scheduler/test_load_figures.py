@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from quire_common.credit.hello import Epoch
-from quire_scheduler.load_watch import load_to_pb
-from quire_scheduler.scheduler import LoadFigures
+from quire_scheduler.core.scheduler import LoadFigures
+from quire_scheduler.service.load_watch import load_to_pb
 
 
 def test_more_waits_than_a_field_holds() -> None:

@@ -11,7 +11,7 @@ from quire_common.credit import MoveKind
 from quire_common.errors import Internal
 from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.offload import BATCH_PAGES
+from quire_scheduler.kv.offload import BATCH_PAGES
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

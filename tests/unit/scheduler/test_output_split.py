@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from quire_common.credit import Logprobs, PromptLogprobs
 from quire_common.errors import Internal
-from quire_scheduler.output_split import split_outputs
-from quire_scheduler.outputs import (
+from quire_scheduler.core.outputs import (
     AdmittedNote,
     FailedNote,
     FinishedNote,
@@ -21,7 +20,8 @@ from quire_scheduler.outputs import (
     SessionOutputs,
     without_handles,
 )
-from quire_scheduler.session_wire import outputs_to_pb
+from quire_scheduler.service.output_split import split_outputs
+from quire_scheduler.service.session_wire import outputs_to_pb
 from tests.unit.scheduler.test_row_join import ROWS, Row, by_handle, outputs
 
 KIB = 1024

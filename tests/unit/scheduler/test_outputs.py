@@ -6,7 +6,7 @@ import numpy as np
 
 from quire_common.credit import Logprobs
 from quire_common.errors import Internal
-from quire_scheduler.outputs import AdmittedNote, FailedNote, FinishedNote, FinishReason, OutputBuffer, Rows
+from quire_scheduler.core.outputs import AdmittedNote, FailedNote, FinishedNote, FinishReason, OutputBuffer, Rows
 
 
 def ids(*values: int) -> np.ndarray:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_scheduler.page_allocator import Fence, PageAllocator
+from quire_scheduler.kv.page_allocator import Fence, PageAllocator
 
 
 def test_page_0_is_never_granted() -> None:

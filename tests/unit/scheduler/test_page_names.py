@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from quire_common.errors import FailedPrecondition
-from quire_scheduler.page_names import PageNames
+from quire_scheduler.kv.page_names import PageNames
 
 
 def test_stored_and_removed_follow_the_names() -> None:

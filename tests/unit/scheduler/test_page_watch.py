@@ -14,10 +14,10 @@ from quire.v1 import common_pb2 as pb
 from quire_common.credit import WorkerHello
 from quire_common.credit.hello import Epoch
 from quire_common.errors import Overloaded
-from quire_scheduler.bell import Bell
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.page_names import PageNames
-from quire_scheduler.page_watch import PageWatches
+from quire_scheduler.kv.page_names import PageNames
+from quire_scheduler.service.bell import Bell
+from quire_scheduler.service.page_watch import PageWatches
 from tests.fakes.fake_worker import make_hello
 
 LIMIT_S = 60.0

@@ -10,7 +10,7 @@ import pytest
 from quire_common.credit import Logprobs, PromptLogprobs, Report
 from quire_common.errors import Internal
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.outputs import SessionOutputs
+from quire_scheduler.core.outputs import SessionOutputs
 from tests.fakes.scheduler_rig import Rig, a_sequence
 
 

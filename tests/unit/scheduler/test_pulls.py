@@ -13,9 +13,9 @@ from quire_common.errors import Unavailable
 from quire_common.pages import chain_hashes
 from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.handover import KvTransfer
-from quire_scheduler.outputs import FinishReason
-from quire_scheduler.request import State
+from quire_scheduler.core.outputs import FinishReason
+from quire_scheduler.core.request import State
+from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.fakes.split_rig import DECODE, PREFILL, Split, other_ids, prefilled, pulls, split_sides, starts, state_of

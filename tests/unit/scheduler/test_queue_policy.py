@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quire_common.sequence import RequestContext, Sequence, Stop
-from quire_scheduler.queue_policy import POLICIES, OrderedQueue, QueuePolicy
-from quire_scheduler.request import Request, State
+from quire_scheduler.core.queue_policy import POLICIES, OrderedQueue, QueuePolicy
+from quire_scheduler.core.request import Request, State
 
 
 def request(uid: int, *, tenant: str = "", priority: int = 0, prompt: int = 10) -> Request:

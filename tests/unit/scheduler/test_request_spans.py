@@ -12,7 +12,7 @@ from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext
 from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.engine import Engine
+from quire_scheduler.service.engine import Engine
 from tests.fakes.fake_worker import FakeWorker, make_hello
 from tests.fakes.scheduler_rig import a_sequence
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quire_common.credit import Epoch, MoveKind, Report, StepTiming
-from quire_scheduler.page_moves import Carried
-from quire_scheduler.resume_cost import ResumeCost
+from quire_scheduler.kv.page_moves import Carried
+from quire_scheduler.kv.resume_cost import ResumeCost
 
 PAGE = 16
 PAGE_BYTES = 1_000_000

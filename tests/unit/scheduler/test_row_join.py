@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from quire_common.credit import Logprobs, PromptLogprobs
 from quire_common.errors import Internal
-from quire_scheduler.outputs import (
+from quire_scheduler.core.outputs import (
     AdmittedNote,
     FailedNote,
     FinishedNote,
@@ -19,7 +19,7 @@ from quire_scheduler.outputs import (
     PulledNote,
     SessionOutputs,
 )
-from quire_scheduler.row_join import MOST_JOINED_TOKENS, join
+from quire_scheduler.service.row_join import MOST_JOINED_TOKENS, join
 from tests.unit.scheduler.test_outputs import ids
 
 Row = tuple[int, list[int], int]

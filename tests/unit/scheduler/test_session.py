@@ -15,9 +15,9 @@ from quire_common.credit.hello import PROTOCOL_VERSION, Epoch, PageGeometry
 from quire_common.errors import Overloaded, QuireError
 from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.output_split import PIECE_BYTES
-from quire_scheduler.outputs import AdmittedNote, FinishedNote, SessionOutputs
-from quire_scheduler.session import MOST_JOINED_BYTES, Session
+from quire_scheduler.core.outputs import AdmittedNote, FinishedNote, SessionOutputs
+from quire_scheduler.service.output_split import PIECE_BYTES
+from quire_scheduler.service.session import MOST_JOINED_BYTES, Session
 from tests.unit.scheduler.test_output_split import scored
 from tests.unit.scheduler.test_row_join import FINISHED, outputs
 

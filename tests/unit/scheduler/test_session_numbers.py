@@ -6,7 +6,7 @@ from typing import Any
 
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.engine import Engine
+from quire_scheduler.service.engine import Engine
 from tests.fakes.fake_worker import FakeWorker, make_hello
 from tests.fakes.scheduler_rig import a_sequence
 

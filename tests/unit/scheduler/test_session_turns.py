@@ -12,7 +12,7 @@ from quire_common.columns import pack_i32
 from quire_common.credit.hello import PROTOCOL_VERSION
 from quire_common.sequence import sequence_to_pb
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.session import Session
+from quire_scheduler.service.session import Session
 from tests.fakes.scheduler_rig import a_sequence
 
 SUBMITS, SUBMIT_S = 64, 0.003

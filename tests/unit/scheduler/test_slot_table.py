@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from quire_common.sequence import RequestContext, Sequence, Stop
-from quire_scheduler.request import Request
-from quire_scheduler.slot_table import SlotTable
+from quire_scheduler.batching.slot_table import SlotTable
+from quire_scheduler.core.request import Request
 
 
 def request(uid: int) -> Request:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.handover import KvTransfer
+from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.fakes.split_rig import DECODE, prefilled, split_sides

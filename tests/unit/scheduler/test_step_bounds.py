@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from quire_common.credit.hello import worker_hello_from_pb, worker_hello_to_pb
+from quire_scheduler.batching.grant_policy import make_budget
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.grant_policy import make_budget
 from tests.fakes.fake_worker import make_hello
 
 GPU = replace(make_hello(page_size=64), capabilities=("cuda",))

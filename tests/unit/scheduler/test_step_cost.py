@@ -15,8 +15,8 @@ from quire.v1 import worker_pb2
 from quire_common.credit import PageMove, Report, decode_report, encode_grant, encode_report
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.scheduler import Scheduler
-from quire_scheduler.session_wire import outputs_to_pb
+from quire_scheduler.core.scheduler import Scheduler
+from quire_scheduler.service.session_wire import outputs_to_pb
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.scheduler_rig import a_sequence
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire_scheduler.token_matrix import TokenMatrix
+from quire_scheduler.batching.token_matrix import TokenMatrix
 
 
 def ids(*values: int) -> np.ndarray:

@@ -17,14 +17,7 @@ from quire_common.sequence import Sampling
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import DenseWeight, Int8Weight
-from quire_worker.profile.cost import (
-    Attended,
-    Cost,
-    attention_cost,
-    controls_cost,
-    gated_product_cost,
-    product_cost,
-)
+from quire_worker.profile.cost import Attended, Cost, attention_cost, controls_cost, gated_product_cost, product_cost
 from quire_worker.profile.floor import Peak, floor_us
 from quire_worker.profile.kernel_parts import by_part, costs_behind
 from quire_worker.profile.kernel_table import as_text, make_rows

@@ -14,7 +14,7 @@ from bench.gpu_checks.record import Recorder
 from bench.gpu_checks.soak_run import STATES, SoakPlan, SoakRun
 from bench.gpu_checks.soak_traffic import SoakTraffic
 from bench.local_engine import LocalEngine
-from quire_scheduler.page_allocator import Fence, PageAllocator
+from quire_scheduler.kv.page_allocator import Fence, PageAllocator
 from quire_worker.config import CUDA_PAGE_SIZE
 from quire_worker.engine.step_builder import StepBuilder
 from tests.unit.worker_model.folders import load_dummy_model

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import worker_pb2
 from quire_common.columns import NO_I32, NO_I64, equal_lengths, i32, i64, pack_i32, pack_i64
-from quire_common.credit.hello import (
-    Epoch,
-    RankAddress,
-    addresses_from_pb,
-    addresses_to_pb,
-    epoch_from_pb,
-    epoch_to_pb,
-)
+from quire_common.credit.hello import Epoch, RankAddress, addresses_from_pb, addresses_to_pb, epoch_from_pb, epoch_to_pb
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import controls_bytes
 from quire_common.sequence import (

@@ -1,0 +1,93 @@
+"""Credit: the free-running policy. The worker runs by itself on credit that is topped up ahead of need, and admits by
+itself the sequences that were started ahead in spare slots.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_scheduler.batching.grant_policy import make_budget, most_rows
+from quire_scheduler.batching.lead import Lead
+
+if TYPE_CHECKING:
+    from quire_common.credit import Budget, Report, WorkerHello
+    from quire_scheduler.config import SchedulerConfig
+
+_AHEAD = 1.5
+# Spares as a share of the rows, before any sequence has finished.
+_LEAST_AHEAD = 1 / 16
+_SPARE_STEPS = 4
+_LEAST_IN_FLIGHT = 8
+# Steps over which the rate of finishes is a mean.
+_RATE_STEPS = 256
+
+
+class Credit:
+    """See GrantPolicy. All its measures are in steps; it reads no clock."""
+
+    def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
+        self.rows = most_rows(config, hello)
+        self._least_ahead = math.ceil(self.rows * _LEAST_AHEAD)
+        # Where fewer may decode than the worker can, a spare would not wait but run.
+        self._most_started = hello.num_slots if self.rows == hello.max_num_seqs else self.rows
+        self._page_size = hello.model.pages.page_size
+        self._budget = make_budget(config, hello, step_limit=0)
+        self._budget_sent = False
+        self._lead = Lead(at_first=self._page_size)
+        self._sent = 0
+        self._retired = 0
+        self._finishes = 0.0
+        self._steps = 0.0
+
+    def may_grant(self) -> bool:
+        """While fewer Grants are in flight than one per step of the lead: a worker that hangs is not flooded."""
+        return self._sent - self._retired < max(self._lead.steps, _LEAST_IN_FLIGHT)
+
+    def lead(self) -> int:
+        """As measured, and at least a page."""
+        return max(self._lead.steps, self._page_size)
+
+    def slack(self) -> int:
+        """A page: all slots together then need about one Grant per page of steps."""
+        return self._page_size
+
+    def most_started(self, ending: int) -> int:
+        """The rows, and as many more as may end before their successors, granted then, could arrive."""
+        expected = _AHEAD * self.finish_rate * self._lead.steps
+        ahead = max(math.ceil(expected), ending, self._least_ahead)
+        return min(self.rows + ahead, self._most_started)
+
+    def most_spare_tokens(self) -> int:
+        """A few steps' worth."""
+        return _SPARE_STEPS * self._budget.tokens_per_step
+
+    def worth_a_step(self) -> bool:
+        """No: steps need no Grant."""
+        return False
+
+    def budget(self) -> Budget | None:
+        """With the first Grant."""
+        return None if self._budget_sent else self._budget
+
+    def granted(self, seq: int) -> None:
+        """See GrantPolicy."""
+        self._sent = seq
+        self._budget_sent = True
+        self._lead.sent(seq)
+
+    def reported(self, report: Report) -> None:
+        """See GrantPolicy."""
+        self._retired = max(self._retired, report.retired)
+        self._lead.reported(report)
+        if steps := report.steps:
+            keep = max(0.0, 1.0 - steps / _RATE_STEPS)
+            self._finishes = self._finishes * keep + np.count_nonzero(report.finish)
+            self._steps = self._steps * keep + steps
+
+    @property
+    def finish_rate(self) -> float:
+        """Sequences that end per step."""
+        return self._finishes / self._steps if self._steps else 0.0

@@ -1,0 +1,145 @@
+"""Pages for sequences that run: topped up ahead of need while pages last, oldest first where they do not.
+
+Under pressure, what waits in spare slots gives way first, then what is held without a slot, then the latest of those
+that run; the oldest always goes on.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_common.credit import Grant
+    from quire_scheduler.batching.grant_policy import GrantPolicy
+    from quire_scheduler.core.lifecycle import Lifecycle
+    from quire_scheduler.core.replica import Replica
+
+_NOBODY = np.empty(0, np.intp)
+
+
+class Growth:
+    """One Grant's growth at a time: `plan`, then `put_into`."""
+
+    def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
+        self._replica = replica
+        self._lifecycle = lifecycle
+        self._policy = policy
+        self._slot: NDArray[np.intp] = _NOBODY
+        self._count: NDArray[np.int32] = np.empty(0, np.int32)
+        self._pages: list[list[int]] = [[] for _ in range(replica.pools.groups)]
+
+    def __bool__(self) -> bool:
+        return bool(len(self._slot))
+
+    def plan(self, now: float) -> bool:
+        """Give pages to the slots that are near the end of theirs; False where there are too few for the lead: then
+        nothing may be started in this Grant."""
+        slots, pools = self._replica.slots, self._replica.pools
+        if not slots.num_active:
+            return True
+        lead = self._policy.lead()
+        active = slots.active_slots()
+        if not self._is_due(active, lead):
+            return True
+        missing = self._missing(active, lead + self._policy.slack())
+        if int(missing.sum()) <= pools.free:
+            self._give(active, missing)
+            return True
+        missing = self._missing(active, lead)
+        lacking = int(missing.sum())
+        enough = lacking <= pools.free
+        if not enough and self._reclaim(active, lacking, now):
+            active = slots.active_slots()
+            missing = self._missing(active, lead)
+        # All with the same reach: credit that some do not need yet would be missing where others stand still.
+        while lead and int(missing.sum()) > pools.free:
+            lead //= 2
+            missing = self._missing(active, lead)
+        starving = self._give(active, missing)
+        if len(starving):
+            self._preempt(starving, now)
+        return enough
+
+    def put_into(self, grant: Grant) -> None:
+        """The planned columns."""
+        slot, count = self._slot.astype(np.int32), self._count
+        groups = len(self._pages)
+        grant.limit_slot = slot
+        grant.limit_position = self._replica.slots.capacity[slot]
+        grant.grow_slot = np.tile(np.repeat(slot, count), groups)
+        grant.grow_group = np.repeat(np.arange(groups, dtype=np.int32), int(count.sum()))
+        grant.grow_page = np.array([page for pages in self._pages for page in pages], np.int32)
+        self._slot, self._count, self._pages = _NOBODY, self._count[:0], [[] for _ in self._pages]
+
+    def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:
+        slots = self._replica.slots
+        wanted = np.minimum(slots.known_len[active] + lead, slots.ceiling[active])
+        return bool(np.count_nonzero(wanted > slots.capacity[active]))
+
+    def _missing(self, active: NDArray[np.intp], reach: int) -> NDArray[np.int32]:
+        return self._replica.slots.missing_pages(active, reach, self._replica.page_size)
+
+    def _give(self, active: NDArray[np.intp], missing: NDArray[np.int32]) -> NDArray[np.intp]:
+        """Hand pages out, lowest order key first; returns the slots for which none were left."""
+        replica, slots = self._replica, self._replica.slots
+        short = np.flatnonzero(missing)
+        short = short[np.argsort(slots.order_key[active[short]])]
+        fits = np.cumsum(missing[short]) <= replica.pools.free
+        slot, count = active[short[fits]], missing[short[fits]]
+        if len(slot):
+            counts = count.tolist()
+            requests = [slots.held(s) for s in slot.tolist()]
+            given = replica.pools.give_each(requests, counts)
+            self._pages = [[*before, *pages] for before, pages in zip(self._pages, given, strict=True)]
+            self._slot, self._count = np.concatenate([self._slot, slot]), np.concatenate([self._count, count])
+            slots.capacity[slot] += count * replica.page_size
+            for request, pages in zip(requests, counts, strict=True):
+                replica.waiting.policy.charge(request.context.tenant, pages * replica.page_size)
+        return active[short[~fits]]
+
+    def _reclaim(self, active: NDArray[np.intp], lacking: int, now: float) -> bool:
+        """Take back the latest spares that have hardly begun, as far as pages are lacking; whether there were any."""
+        slots, pools = self._replica.slots, self._replica.pools
+        excess = len(active) - self._policy.rows
+        if excess <= 0:
+            return False
+        latest = active[np.argsort(slots.order_key[active])][: -excess - 1 : -1]
+        # A spare samples its first token with its prompt and then waits: no more than that is lost.
+        idle = latest[slots.known_len[latest] - slots.start_len[latest] <= 1]
+        coming, taken = self._replica.holdings.coming(late=False), 0
+        for slot in idle.tolist():
+            if coming >= lacking:
+                break
+            request = slots.held(slot)
+            coming += pools.freed_by(request)
+            self._lifecycle.preempt(request, now, spare=True)
+            taken += 1
+        return taken > 0
+
+    def _preempt(self, starving: NDArray[np.intp], now: float) -> None:
+        """Stop the latest until enough pages will come back for the rest, but first those that hold pages without a
+        slot; never the oldest.
+
+        Growth that this Grant gives to a victim does no harm: the worker ignores it for a slot that it stops.
+        """
+        slots, pools = self._replica.slots, self._replica.pools
+        active = slots.active_slots()
+        by_age = active[np.argsort(slots.order_key[active])].tolist()
+        # One page each: a slot starves when the next position is past its pages.
+        # Stores that take long are not waited for, and no more pages are lent to them.
+        late, holdings = self._replica.moves.are_late(now), self._replica.holdings
+        coming = holdings.coming(late=late)
+        coming += holdings.give_back(len(starving) - coming)
+        # Some of that is free at once, and nobody may come who would ask for another Grant.
+        hungry = self._give(starving, self._missing(starving, 0))
+        needy, coming = set(hungry.tolist()), coming - (len(starving) - len(hungry))
+        while len(needy) > coming and len(by_age) > 1:
+            victim = by_age.pop()
+            request = slots.held(victim)
+            coming += pools.freed_by(request, lent=not late)
+            needy.discard(victim)
+            self._lifecycle.preempt(request, now, swaps=not late, stores=not late)

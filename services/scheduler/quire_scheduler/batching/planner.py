@@ -1,0 +1,52 @@
+"""Makes the next Grant: growth first (taking slots back where pages run out), then starts, then moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import Grant
+from quire_scheduler.batching.growth import Growth
+from quire_scheduler.batching.starts import Starts
+
+if TYPE_CHECKING:
+    from quire_scheduler.batching.grant_policy import GrantPolicy
+    from quire_scheduler.core.lifecycle import Lifecycle
+    from quire_scheduler.core.replica import Replica
+
+
+class Planner:
+    """One Grant at a time, and none that says nothing."""
+
+    def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
+        self._replica = replica
+        self._policy = policy
+        self._growth = Growth(replica, lifecycle, policy)
+        self._starts = Starts(replica, policy)
+
+    def plan(self, now: float) -> Grant | None:
+        """The next Grant; None where none may be sent, or none would change anything."""
+        replica, policy, growth = self._replica, self._policy, self._growth
+        if not policy.may_grant():
+            return None
+        replica.kv.tick(now)
+        plenty = growth.plan(now)
+        starts = self._starts.plan(now, may_start=plenty)
+        changes = bool(starts or growth or replica.stops or replica.moves.outgoing)
+        if not changes and not (replica.slots.num_active and policy.worth_a_step()):
+            return None
+        grant = Grant(replica.hello.epoch, replica.next_seq, start=starts, budget=policy.budget())
+        if replica.stops:
+            grant.stop_slot = np.array(replica.stops, np.int32)
+            grant.stop_keep_pages = np.zeros(len(replica.stops), np.int32)
+            replica.stops = []
+        if growth:
+            growth.put_into(grant)
+        if replica.moves.outgoing:
+            grant.move = replica.moves.take()
+            grant.cancel_move = np.array(replica.moves.take_cancelled(), np.int64)
+        policy.granted(grant.seq)
+        replica.next_seq += 1
+        replica.stats.grants += 1
+        return grant

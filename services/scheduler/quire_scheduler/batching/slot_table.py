@@ -1,0 +1,198 @@
+"""Who held which slot in which Grant, and the per-slot columns that every step reads.
+
+A token belongs to the sequence whose start was applied at its step, never to whoever holds the slot when the Report
+arrives. Tenures that a stop ended are kept until the stop has retired: only then can no late token come. Knows nothing
+of pages' whereabouts or of sessions beyond their numbers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_scheduler.batching.token_matrix import TokenMatrix
+from quire_scheduler.core.invariant import require
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_scheduler.core.request import Request
+
+
+FREE = np.iinfo(np.int64).max
+
+
+class Tenure(NamedTuple):
+    """A request held a slot for the steps that applied Grants start_seq <= seq < stop_seq."""
+
+    request: Request
+    start_seq: int
+    stop_seq: int
+
+
+class SlotTable:
+    """Columns by slot; rows of free slots hold rubbish, but `active` is False."""
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.holder: list[Request | None] = [None] * num_slots
+        self.active: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        # The Grant that started the sequence; of no step's concern where the slot is free.
+        self.start_seq: NDArray[np.int64] = np.full(num_slots, FREE, np.int64)
+        self.order_key: NDArray[np.int64] = np.zeros(num_slots, np.int64)
+        # Tokens known when the sequence was started.
+        self.start_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Prompt and output tokens that the scheduler has seen.
+        self.known_len: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions that the sequence may ever compute.
+        self.ceiling: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions that its pages cover.
+        self.capacity: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions whose KV is computed or loaded, as far as prefill progress was reported.
+        self.computed: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # Positions whose pages have been named, as far as they are full.
+        self.named: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        self.session: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        self.handle: NDArray[np.int32] = np.zeros(num_slots, np.int32)
+        # No token has come since the start.
+        self.prefilling: NDArray[np.bool_] = np.zeros(num_slots, np.bool_)
+        # Tokens that are known and not yet in their request's output.
+        self.tokens = TokenMatrix(num_slots)
+        self.num_active = 0
+        self._free = list(range(num_slots - 1, -1, -1))
+        self._former: dict[int, list[Tenure]] = {}
+
+    @property
+    def num_free(self) -> int:
+        """Slots that a Grant may start a sequence in."""
+        return len(self._free)
+
+    def take(self, request: Request, seq: int, ceiling: int, capacity: int) -> int:
+        """Give the request a slot from Grant `seq` on. The caller has checked `num_free`."""
+        slot = self._free.pop()
+        self.holder[slot] = request
+        self.active[slot] = True
+        self.start_seq[slot] = seq
+        self.order_key[slot] = request.order_key
+        self.start_len[slot] = self.known_len[slot] = request.known_len
+        self.ceiling[slot] = ceiling
+        self.capacity[slot] = capacity
+        self.computed[slot] = request.cached_tokens
+        self.named[slot] = request.known_len
+        self.session[slot] = request.session
+        self.handle[slot] = request.handle
+        self.prefilling[slot] = True
+        self.num_active += 1
+        request.slot = slot
+        return slot
+
+    def finish(self, slot: int) -> None:
+        """The worker ended the slot's sequence by itself: no row of it follows."""
+        self._vacate(slot)
+
+    def stop(self, slot: int, seq: int) -> None:
+        """Grant `seq` stops the slot's sequence; rows of steps that applied earlier Grants still belong to it."""
+        request = self.held(slot)
+        self._former.setdefault(slot, []).append(Tenure(request, int(self.start_seq[slot]), seq))
+        self._vacate(slot)
+
+    def held(self, slot: int) -> Request:
+        """Who holds an active slot."""
+        request = self.holder[slot]
+        assert request is not None
+        return request
+
+    def ready_len(self, slot: int) -> int:
+        """Positions of the slot's sequence that are computed for sure; 0 where no token has come since its start."""
+        return 0 if self.prefilling[slot] else int(self.known_len[slot]) - 1
+
+    def longest_unnamed(self, least: int) -> int | None:
+        """Of the slots with so many tokens since their pages were named last, the one with most."""
+        tokens = np.where(self.active & ~self.prefilling, self.known_len - 1 - self.named, 0)
+        slot = int(tokens.argmax())
+        return slot if tokens[slot] >= least else None
+
+    def waiting_tokens(self) -> int:
+        """Tokens of started sequences whose KV is not computed yet, of those without a token since their start."""
+        active = np.flatnonzero(self.active & self.prefilling)
+        # A late report of a former holder's progress may lie past the present one's tokens.
+        return int(np.maximum(self.known_len[active] - self.computed[active], 0).sum())
+
+    def missing_pages(self, slots: NDArray[np.intp], reach: int, page_size: int) -> NDArray[np.int32]:
+        """Pages that each slot lacks to compute `reach` positions past its known ones, as far as it may ever go."""
+        wanted = np.minimum(self.known_len[slots] + reach, self.ceiling[slots])
+        return np.maximum(-(-wanted // page_size) - self.capacity[slots] // page_size, 0)
+
+    def append(self, slot: NDArray[np.int32], token: NDArray[np.int32]) -> None:
+        """Rows of tokens (step, slot) for the slots, which are distinct and held."""
+        for full in self.tokens.full(slot, len(token)).tolist():
+            self.settle(full)
+        self.tokens.put(slot, token)
+        self.known_len[slot] += len(token)
+
+    def settle(self, slot: int) -> None:
+        """Bring the output of the slot's request up to date."""
+        if self.tokens.count[slot]:
+            self.held(slot).output.frombytes(self.tokens.take(slot))
+
+    def held_since(self, slot: NDArray[np.int32], applied: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which rows are of the slots' present holders; the array form of `held_at`."""
+        return self.start_seq[slot] <= applied
+
+    def in_doubt(self, slot: int) -> bool:
+        """Whether a row of the slot may still be of a former holder."""
+        return slot in self._former
+
+    def active_slots(self) -> NDArray[np.intp]:
+        """Slots that hold a sequence."""
+        return self.active.nonzero()[0]
+
+    def held_at(self, slot: int, applied: int) -> Request | None:
+        """Whose a row is that a step computed after applying Grant `applied`; None: of a sequence that had finished."""
+        if self.start_seq[slot] <= applied:
+            return self.holder[slot]
+        for tenure in self._former.get(slot, ()):
+            if tenure.start_seq <= applied < tenure.stop_seq:
+                return tenure.request
+        return None
+
+    def retire(self, retired: int) -> list[Request]:
+        """Forget tenures whose stop has retired; returns their requests."""
+        if not self._former:
+            return []
+        done = []
+        for slot, tenures in list(self._former.items()):
+            done += [tenure.request for tenure in tenures if tenure.stop_seq <= retired]
+            if left := [tenure for tenure in tenures if tenure.stop_seq > retired]:
+                self._former[slot] = left
+            else:
+                del self._former[slot]
+        return done
+
+    def stopping(self) -> list[Request]:
+        """Requests whose stop has not retired."""
+        return [tenure.request for tenures in self._former.values() for tenure in tenures]
+
+    def check_integrity(self) -> None:
+        """Columns, holders and the free list agree."""
+        held = [slot for slot, request in enumerate(self.holder) if request is not None]
+        require(held == self.active_slots().tolist() and len(held) == self.num_active, "active slots were miscounted")
+        require(sorted(self._free) == sorted(set(range(self.num_slots)) - set(held)), "a slot is lost")
+        for slot in held:
+            request = self.holder[slot]
+            if request is not None:
+                names = (self.session[slot], self.handle[slot]) == (request.session, request.handle)
+                require(request.slot == slot and names, f"slot {slot} names another request than its own")
+                known = request.known_len + self.tokens.count[slot]
+                require(self.known_len[slot] == known, f"slot {slot} lost count of its tokens")
+
+    def _vacate(self, slot: int) -> None:
+        self.settle(slot)
+        request = self.held(slot)
+        request.slot = -1
+        self.start_seq[slot] = FREE
+        self.holder[slot] = None
+        self.active[slot] = False
+        self.num_active -= 1
+        self._free.append(slot)

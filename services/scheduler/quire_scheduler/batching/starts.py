@@ -1,0 +1,222 @@
+"""Which of those who wait take a slot: in order, while slots and pages last, and so far ahead as the policy wants.
+
+Who pulls takes its turn twice: for pages, whether slots are free or not, and for a slot when they have come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import Start, start_bytes
+from quire_common.logit_controls import control_values
+from quire_scheduler.core.outputs import AdmittedNote
+from quire_scheduler.core.request import State
+from quire_scheduler.kv.prefix_cache import Hit
+
+if TYPE_CHECKING:
+    from quire_scheduler.batching.grant_policy import GrantPolicy
+    from quire_scheduler.core.replica import Replica
+    from quire_scheduler.core.request import Request
+
+# Requests that are looked up before a slot is free for them, so that a lookup's round trip leaves no slot idle.
+_LOOK_AHEAD = 4
+# Bytes of one Grant's starts, unless a single one is larger. gRPC carries 64 MiB, and megabytes delay steps.
+MAX_START_BYTES = 8 * 1024 * 1024
+# Values of logit controls in one Grant, unless a single start has more: the model thread prepares them in some 10 ms.
+MAX_START_VALUES = 128 * 1024
+
+
+class Starts:
+    """One Grant's starts at a time. None overtakes the head of those seated, lest it starve."""
+
+    def __init__(self, replica: Replica, policy: GrantPolicy) -> None:
+        self._replica = replica
+        self._policy = policy
+
+    def plan(self, now: float, *, may_start: bool) -> list[Start]:
+        """Seat those who come next; start those seated, if any may start."""
+        if not len(self._replica.waiting):
+            return []
+        most = self._most_started()
+        self._seat(most, now)
+        if not may_start:
+            return []
+        self._replica.pulls.recall()
+        return self._start(most, now)
+
+    def _most_started(self) -> int:
+        slots, policy, ending = self._replica.slots, self._policy, 0
+        if slots.num_active:
+            active = slots.active_slots()
+            left = slots.ceiling[active] + 1 - slots.known_len[active]
+            ending = int(np.count_nonzero(left <= policy.lead()))
+        return min(policy.most_started(ending), slots.num_slots)
+
+    def _seat(self, most: int, now: float) -> None:
+        """Move requests on from the queue policy, so far ahead as slots are free."""
+        waiting, kv = self._replica.waiting, self._replica.kv
+        if not len(waiting.policy):
+            return
+        ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
+        while request := waiting.next_queued(ahead, now):
+            local = self._replica.cache.match(request).pages if kv.enabled else 0
+            wants = request.pull is None and kv.wants_lookup(request, local)
+            if wants and not kv.is_spared(request, local):
+                waiting.look_up(request, now)
+                kv.ask(request, local)
+            else:
+                self._replica.stats.lookups_spared += wants
+                waiting.seat(request)
+
+    def _start(self, most: int, now: float) -> list[Start]:
+        replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
+        slots, waiting = replica.slots, replica.waiting
+        while request := waiting.head():
+            if request.state is State.READY and request.pull is not None:
+                if not self._pull(request, now):
+                    break
+                continue
+            if slots.num_active >= most or not slots.num_free:
+                break
+            hit, ceiling = self._there(request), self._ceiling(request)
+            count = self._pages(request, hit, ceiling, now)
+            if not count:
+                break
+            if request.state is State.READY and replica.kv.must_ask(request, hit.pages):
+                waiting.look_up(request, now)
+                replica.kv.ask(request, hit.pages)
+                continue
+            left_bytes -= start_bytes(request.resumed_sequence(), request.context, count * replica.pools.groups)
+            controls = request.sequence.sampling.controls
+            left_values -= 0 if controls is None else control_values(controls)
+            if starts and min(left_bytes, left_values) < 0:
+                # The head starts with the next Grant.
+                break
+            begin = self._take_over if request.state is State.PULLED else self._take
+            waiting.start_head()
+            begin(request, hit, count)
+            starts.append(self._begin(request, ceiling, now))
+        return starts
+
+    def _pull(self, request: Request, now: float) -> bool:
+        """The head of those seated takes its pages, or lets others go on where there are too many that hold some; False
+        where it waits for them, and all others with it."""
+        replica = self._replica
+        # What another is about to compute may come to nothing, and nobody would tell one that has no slot.
+        hit, pages = replica.cache.match(request).whole(), replica.pulls.pages(request)
+        if not replica.pulls.has_share(pages):
+            replica.waiting.stand_aside(request)
+            return True
+        left = self._left(hit.pages, replica.pools.free_beside(hit.tables))
+        if pages > left:
+            self._stuck(pages - left, request, now)
+            return False
+        replica.pulls.take(request, hit, now)
+        replica.holdings.moved_on()
+        return True
+
+    def _there(self, request: Request) -> Hit:
+        """What the request need not take: what is found on the device, or its own pages that were pulled."""
+        if request.state is State.PULLED:
+            return Hit(request.tables, len(request.tables[0]))
+        return self._replica.cache.match(request)
+
+    def _pages(self, request: Request, hit: Hit, ceiling: int, now: float) -> int:
+        """Pages to start the request with, those that are there included; 0: not now."""
+        replica, policy = self._replica, self._policy
+        slots, pools = replica.slots, replica.pools
+        known, lead = request.known_len, policy.lead()
+        least = pools.pages_for(known)
+        wanted = pools.pages_for(max(min(known + lead + policy.slack(), ceiling), known))
+        if slots.num_active >= policy.rows:
+            # A spare draws its first token with its prompt; one that is short of its lead by then is taken back at
+            # once, and would be started and taken back for ever.
+            least = pools.pages_for(max(min(known + lead + 1, ceiling), known))
+            waiting_tokens = slots.waiting_tokens()
+            computed = min(hit.pages * replica.page_size, known)
+            if waiting_tokens and waiting_tokens + known - computed > policy.most_spare_tokens():
+                return 0
+        held = hit.pages if request.state is State.PULLED else 0
+        left = max(self._left(hit.pages, pools.free_beside(hit.tables)), held)
+        if least <= left:
+            replica.holdings.moved_on()
+            return max(min(wanted, left), held)
+        self._stuck(least - left, request, now)
+        return 0
+
+    def _left(self, held: int, free: int) -> int:
+        """Pages that may be held by one that holds some already, while so many are free."""
+        replica, policy = self._replica, self._policy
+        slots = replica.slots
+        if not slots.num_active:
+            return held + free
+        # What those that run will need soon stays free, lest a start at once preempt; a spare leaves them their lead.
+        spare = slots.num_active >= policy.rows
+        kept = replica.page_size + (policy.lead() + policy.slack() if spare else 0)
+        missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
+        # Nor does a start take the pages of one before it that asks the kvstore once more.
+        asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.stood_up())
+        return held + free - int(missing.sum()) - asking
+
+    def _stuck(self, lacking: int, head: Request, now: float) -> None:
+        """The head lacks so many pages."""
+        if self._replica.slots.num_active:
+            self._replica.holdings.moved_on()
+        else:
+            self._replica.holdings.unstick(lacking, head, now)
+
+    def _take(self, request: Request, hit: Hit, count: int) -> None:
+        """Pages for the request: those found, and others, to be loaded or computed."""
+        replica = self._replica
+        # Shared first, lest the others be made of them.
+        replica.pools.share(request, hit.tables)
+        replica.pools.give(request, count - hit.pages)
+        loaded = replica.kv.load(request, hit.pages)
+        replica.cache.begin(request, hit, loaded)
+        request.took_pages(hit.pages * replica.page_size, loaded * replica.page_size)
+
+    def _take_over(self, request: Request, hit: Hit, count: int) -> None:
+        """The request has pages; what came into them, it need not compute."""
+        replica, size = self._replica, self._replica.page_size
+        replica.pools.give(request, count - hit.pages)
+        local, came = replica.pulls.hand_over(request)
+        whole = came // size
+        replica.kv.load(request, whole)
+        replica.cache.begin(request, Hit(tuple(table[:whole] for table in request.tables), whole), whole)
+        request.took_pages(local * size, came)
+        request.pulled, request.expected_tokens, request.offered_pages = True, whole * size, whole
+
+    def _begin(self, request: Request, ceiling: int, now: float) -> Start:
+        replica = self._replica
+        if replica.cache.enabled:
+            replica.stats.prefix_queries += request.known_len
+            replica.stats.prefix_hits += request.local_tokens
+        capacity = len(request.tables[0]) * replica.page_size
+        slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
+        request.timing.started(now)
+        ticket = replica.transfers.begin(request, now) if request.prefill_only else None
+        if not request.admitted:
+            request.admitted = True
+            note = AdmittedNote(request.handle, request.context.attempt, request.saved_tokens, ticket)
+            replica.outputs.admitted(request.session, note)
+            replica.stats.prompt_tokens += request.prompt_len
+            replica.stats.cached_tokens += request.saved_tokens
+        return Start(
+            slot=slot,
+            order_key=request.order_key,
+            sequence=request.resumed_sequence(),
+            cached_len=request.cached_tokens,
+            pages=tuple(np.array(table, np.int32) for table in request.tables),
+            limit=min(capacity, ceiling),
+            context=request.context,
+            max_model_len=replica.admission.max_len,
+        )
+
+    def _ceiling(self, request: Request) -> int:
+        """Positions that may ever be computed here: the last token's KV is never needed."""
+        if request.prefill_only:
+            return request.known_len
+        longest = request.prompt_len + request.sequence.stop.max_tokens
+        return min(longest, self._replica.admission.max_len) - 1

@@ -1,0 +1,36 @@
+"""Requests by deadline, earliest first."""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from quire_scheduler.core.request import Request, State
+
+_SWEEP = 64
+
+
+class Deadlines:
+    """A heap that skips what has finished, and is swept when most of it has."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Request]] = []
+        self._sweep_at = _SWEEP
+
+    def add(self, request: Request, deadline_s: float) -> None:
+        """Watch the request's deadline, on the core's clock; infinity is none."""
+        if deadline_s < math.inf:
+            heapq.heappush(self._heap, (deadline_s, request.uid, request))
+            if len(self._heap) > self._sweep_at:
+                self._heap = [entry for entry in self._heap if entry[2].state is not State.FINISHED]
+                heapq.heapify(self._heap)
+                self._sweep_at = 2 * len(self._heap) + _SWEEP
+
+    def expired(self, now: float) -> list[Request]:
+        """Requests that live still though their deadline has passed; each is returned once."""
+        found = list[Request]()
+        while self._heap and self._heap[0][0] <= now:
+            request = heapq.heappop(self._heap)[2]
+            if request.state is not State.FINISHED:
+                found.append(request)
+        return found

@@ -1,0 +1,261 @@
+"""Reads a Report into the replica: tokens to their requests, finished sequences out, finished moves settled.
+
+Usual steps - every row one token of the slot's present holder - are array work, with no object per row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import Internal, QuireError
+from quire_scheduler.core.lifecycle import PAGES_LOST
+from quire_scheduler.core.outputs import FINISH_REASONS, FinishReason, Rows
+from quire_scheduler.core.request import Request, State
+from quire_scheduler.kv.offload import BATCH_PAGES
+from quire_scheduler.kv.page_allocator import Fence
+from quire_scheduler.kv.page_identity import identify
+from quire_scheduler.kv.page_moves import MoveEnd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.credit import Report
+    from quire_scheduler.core.lifecycle import Lifecycle
+    from quire_scheduler.core.replica import Replica
+
+
+class Harvest:
+    """One Report at a time, of the replica's epoch."""
+
+    def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
+        self._replica = replica
+        self._lifecycle = lifecycle
+        self._completed = -1
+
+    def read(self, report: Report, now: float) -> None:
+        """Apply the Report. Late rows go by the Grant that was applied at their step, so stops retire last."""
+        replica, steps = self._replica, report.steps
+        if steps:
+            self._completed = max(self._completed, report.first_step + steps - 1)
+        fence = Fence(step=self._completed + report.in_flight)
+        if len(report.moved_id):
+            self._moves(report, now)
+        # Before rows end sequences: the pages of one that no step uses any more are free at once.
+        replica.pools.advance(report.retired, self._completed)
+        self._prefill(report)
+        if report.prompt_logprobs:
+            self._prompt_logprobs(report)
+        if len(report.slot):
+            self._rows(report, fence, now)
+        elif report.error:
+            self._errors(report.error, fence, now)
+        if replica.kv.offload.early:
+            self._publish()
+        if replica.kv.enabled:
+            replica.kv.cost.steps(report)
+        self._lifecycle.retired(replica.slots.retire(report.retired))
+        stats, prefill = replica.stats, sum(report.step_prefill_tokens.tolist())
+        stats.steps += steps
+        stats.generation_tokens += len(report.token)
+        stats.prefill_tokens += prefill
+        if steps:
+            replica.rates.step(now, steps, len(report.token), prefill)
+        if not replica.slots.num_active:
+            replica.rates.idle()
+
+    def _moves(self, report: Report, now: float) -> None:
+        failed = report.moved_status.astype(np.bool_).tolist()
+        columns = (report.moved_id.tolist(), failed, report.moved_pages.tolist(), report.moved_us.tolist())
+        for carried in self._replica.moves.ended(map(MoveEnd._make, zip(*columns, strict=True)), now):
+            self._replica.kv.cost.moved(carried, now)
+            self._replica.pulls.measured(carried, now)
+
+    def _prefill(self, report: Report) -> None:
+        slots = self._replica.slots
+        first = int(report.step_applied[0]) if report.steps else 0
+        for slot, position in zip(report.prefill_slot.tolist(), report.prefill_position.tolist(), strict=True):
+            request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
+            if request is None or (slots.in_doubt(slot) and slots.start_seq[slot] > first):
+                # Maybe of the slot's former sequence: a later Report tells of the present one.
+                continue
+            slots.computed[slot] = position
+            self._replica.cache.computed(request, position)
+
+    def _publish(self) -> None:
+        """Name the full pages of the answer that has most of them without a name, if they are worth a move: one per
+        Report, so that where many are due each carries more."""
+        slots, cache = self._replica.slots, self._replica.cache
+        slot = slots.longest_unnamed(BATCH_PAGES * self._replica.page_size)
+        if slot is None:
+            return
+        slots.settle(slot)
+        request, computed = slots.held(slot), slots.ready_len(slot)
+        slots.named[slot] = computed
+        identify(request, self._replica.page_size)
+        cache.computed(request, computed)
+        self._replica.kv.offload.filled(request)
+
+    def _prompt_logprobs(self, report: Report) -> None:
+        """A Report tells of prefills under one Grant alone, so all are of who held the slots then."""
+        slots = self._replica.slots
+        for chunk in report.prompt_logprobs:
+            if not 0 <= chunk.owner < slots.num_slots:
+                raise Internal("BAD_SLOT", "The worker scored a slot that it does not have.", "See the worker's log.")
+            request = slots.held_at(chunk.owner, int(report.step_applied[0]))
+            if request is not None and request.state is not State.FINISHED:
+                self._replica.outputs.prompt_logprobs(request.session, replace(chunk, owner=request.handle))
+
+    def _rows(self, report: Report, fence: Fence, now: float) -> None:
+        slots = self._replica.slots
+        slot, finish = report.slot, report.finish
+        if int(slot.view(np.uint32).max()) >= slots.num_slots:
+            raise Internal("BAD_SLOT", "The worker reported a slot that it does not have.", "See the worker's log.")
+        applied = report.step_applied.repeat(report.step_rows)
+        present = slots.held_since(slot, applied)
+        # Counts add up to the tokens: where none is 0, all are 1.
+        usual = len(slot) == len(report.token) == np.count_nonzero(report.count) == np.count_nonzero(present)
+        ends = bool(np.count_nonzero(finish))
+        reasons = FINISH_REASONS[finish] if ends else finish
+        rows = Rows(slots.session[slot], slots.handle[slot], report.count, report.token, reasons, report.logprobs)
+        owners: dict[int, Request | None] = {}
+        if usual:
+            self._append(report)
+        else:
+            owners = {i: slots.held_at(int(slot[i]), int(applied[i])) for i in np.flatnonzero(~present).tolist()}
+            self._append_unusual(report, rows, owners)
+        drop = [index for index, request in owners.items() if request is None or request.state is State.FINISHED]
+        first = slots.prefilling[slot]
+        heads: list[int] = slot[first if usual else first & (report.count > 0) & present].tolist()
+        self._first_tokens(heads, now)
+        if ends:
+            drop += self._finishes(report, rows, owners, fence, now)
+        elif report.error:
+            self._errors(report.error, fence, now)
+        if heads or owners:
+            self._prefilled(heads, owners.values(), now)
+        if drop:
+            keep = np.ones(len(slot), np.bool_)
+            keep[drop] = False
+            rows = rows.select(keep)
+        self._replica.outputs.add_rows(rows)
+
+    def _append(self, report: Report) -> None:
+        """The usual case: each row is one token of the slot's present holder."""
+        slots, steps, rows, at = self._replica.slots, report.steps, int(report.step_rows[0]), 0
+        if 1 < steps <= slots.tokens.most and rows * steps == len(report.slot):
+            grid = report.slot.reshape(steps, rows)
+            if (grid[1:] == grid[0]).all():
+                slots.append(grid[0], report.token.reshape(steps, rows))
+                return
+        for rows in report.step_rows.tolist():
+            slots.append(report.slot[at : at + rows], report.token[None, at : at + rows])
+            at += rows
+
+    def _append_unusual(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
+        """Rows among which are some of former holders (`owners`, by row), or with other than one token."""
+        slots, stats = self._replica.slots, self._replica.stats
+        at, tokens = 0, report.token.tolist()
+        for index, (slot, count) in enumerate(zip(report.slot.tolist(), report.count.tolist(), strict=True)):
+            mine, at = tokens[at : at + count], at + count
+            if index not in owners:
+                if count:
+                    slots.settle(slot)
+                    slots.held(slot).output.extend(mine)
+                    slots.known_len[slot] += count
+                continue
+            stats.late_tokens += count
+            request = owners[index]
+            if request is not None and request.state is not State.FINISHED:
+                request.output.extend(mine)
+                rows.session[index], rows.handle[index] = request.session, request.handle
+
+    def _first_tokens(self, first: list[int], now: float) -> None:
+        replica = self._replica
+        for slot in first:
+            request = replica.slots.holder[slot]
+            if request is None or not replica.slots.prefilling[slot]:
+                continue
+            replica.slots.prefilling[slot] = False
+            before = int(replica.slots.start_len[slot])
+            request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
+            replica.cache.computed(request, before)
+            replica.stats.served_prompt(request)
+            # Not before: what ends in no token may have pages that are not sound.
+            replica.kv.offload.filled(request, least=1)
+
+    def _prefilled(self, heads: list[int], late: Iterable[Request | None], now: float) -> None:
+        """Of sequences that have drawn their first token, in time or after they were stopped, end those that want no
+        more."""
+        holder = self._replica.slots.holder
+        drawn = [request for slot in heads if (request := holder[slot])]
+        drawn += [request for request in late if request and request.known_len > request.sequence.known_len]
+        for request in drawn:
+            if request.prefill_only and request.state is not State.FINISHED:
+                self._lifecycle.prefilled(request, now)
+
+    def _finishes(
+        self, report: Report, rows: Rows, owners: dict[int, Request | None], fence: Fence, now: float
+    ) -> list[int]:
+        """End the sequences whose rows say so; returns the rows that nobody shall hear of."""
+        errors, drop = list(report.error), []
+        ends = report.count.cumsum()
+        ended = report.finish.nonzero()[0]
+        columns = (ended.tolist(), report.slot[ended].tolist(), rows.finish[ended].tolist())
+        for index, slot, code in zip(*columns, strict=True):
+            reason = FinishReason(code)
+            # Said of this row's sequence, whoever it was: by now the slot may be another's, which it must not hit.
+            error = _take(errors, slot) if reason is FinishReason.ERROR else None
+            late = index in owners
+            request = owners[index] if late else self._replica.slots.holder[slot]
+            if request is not None and reason is FinishReason.ERROR:
+                drop.append(index)
+                self._error(request, error, fence, now, late=late)
+                continue
+            if request is None or request.state is State.FINISHED:
+                drop.append(index)
+                continue
+            # A late row of a slot that a Grant stopped: the slot is settled, the request may still end by it.
+            has_token = reason is FinishReason.STOP and report.count[index]
+            stop_token = int(report.token[ends[index] - 1]) if has_token else -1
+            self._lifecycle.finish(request, reason, now, fence, stop_token)
+        self._errors(errors, fence, now)
+        return drop
+
+    def _errors(self, errors: Iterable[tuple[int, QuireError]], fence: Fence, now: float) -> None:
+        """Errors of slots without a row: a refused start, or pages that a waiting sequence will not get."""
+        slots = self._replica.slots
+        for slot, error in errors:
+            request = slots.holder[slot] if 0 <= slot < slots.num_slots else None
+            if request is None:
+                # Of a sequence that was stopped meanwhile: if it was preempted, it is tried again anyway.
+                continue
+            if slots.in_doubt(slot):
+                self._lifecycle.in_doubt(request, error, now)
+            else:
+                self._error(request, error, fence, now)
+
+    def _error(
+        self, request: Request, error: QuireError | None, fence: Fence, now: float, *, late: bool = False
+    ) -> None:
+        """`late`: of a step that was launched before the request left its slot."""
+        lifecycle, finished = self._lifecycle, request.state is State.FINISHED
+        error = error or Internal("WORKER_ERROR", "The worker ended this request by an error.", "See the worker's log.")
+        if error.code == PAGES_LOST:
+            if not finished:
+                lifecycle.pages_lost(request, now, fence)
+        elif late:
+            lifecycle.late_error(request, error, now, fence)
+        elif not finished:
+            lifecycle.fail(request, error, now, fence)
+
+
+def _take(errors: list[tuple[int, QuireError]], slot: int) -> QuireError | None:
+    """The first of the slot's errors, removed."""
+    for index, (of, error) in enumerate(errors):
+        if of == slot:
+            del errors[index]
+            return error
+    return None

@@ -1,0 +1,203 @@
+"""How requests leave their slots and this replica: by finishing, failing, abort or preemption. Every path ends here,
+so that slot, pages, leases and notes are settled once.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Internal
+from quire_scheduler.core.outputs import FailedNote, FinishedNote, FinishReason, PrefilledNote
+from quire_scheduler.core.request import State
+from quire_scheduler.kv.page_allocator import Fence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.errors import QuireError
+    from quire_scheduler.core.replica import Replica
+    from quire_scheduler.core.request import Request
+
+    # Told of each request that has left, with the reason in words and the error's code, if any.
+    Ended = Callable[[Request, str, str], None]
+
+# The worker's word for a slot whose pages are not, or will not be, what they should.
+PAGES_LOST = "PAGES_LOST"
+# Errors of a step that raised: pages that earlier steps completed were only read, and did no harm.
+_RAISED = frozenset({"STEP_FAILED", "GPU_OUT_OF_MEMORY", "LOGITS_PROCESSOR_FAILED"})
+_MOST_PAGES_LOST = 3
+_MOST_DOUBTS = 3
+
+
+class Lifecycle:
+    """The exits. A `fence` tells that the worker ended the slot by itself; without one the next Grant stops it."""
+
+    def __init__(self, replica: Replica, ended: Ended | None = None) -> None:
+        self._replica = replica
+        self._ended = ended
+
+    def finish(self, request: Request, reason: FinishReason, now: float, fence: Fence, stop_token: int = -1) -> None:
+        """The worker finished the sequence; the row that says so is added by the caller."""
+        self._replica.transfers.finished(request, now)
+        self._leave(request, now, fence)
+        self._replica.outputs.finished(request.session, self._note(request, now, stop_token))
+        self._count(request, reason.name.lower())
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """It was to be prefilled alone and has drawn its token, maybe late: then its pages are gone."""
+        if request.state is State.STARTED:
+            self._replica.transfers.prefilled(request, now)
+        self._leave(request, now, None)
+        request.timing.finished(now)
+        self._replica.outputs.prefilled(request.session, PrefilledNote(request.handle, request.timing.hops()))
+        self._count(request, "prefilled")
+
+    def abort(self, request: Request, now: float) -> None:
+        """The session wants no more of it."""
+        self._leave(request, now, None)
+        self._replica.outputs.aborted(request.session, self._note(request, now, -1))
+        self._count(request, "abort")
+
+    def fail(self, request: Request, error: QuireError, now: float, fence: Fence | None = None) -> None:
+        """It ends by an error; with a `fence`, by one of the worker's."""
+        suspect = None if fence is None else self._first_suspect_page(request, error)
+        self._leave(request, now, fence, suspect)
+        request.timing.finished(now)
+        self._replica.outputs.failed(request.session, FailedNote(request.handle, error))
+        self._count(request, "error", error.code)
+
+    def late_error(self, request: Request, error: QuireError, now: float, fence: Fence) -> None:
+        """A step that was launched before the request left its slot ended by an error. The request's pages have long
+        been given up, so the prefix cache forgets by content what the error casts doubt on."""
+        suspect = self._first_suspect_page(request, error)
+        if suspect is not None:
+            self._replica.cache.distrust_content(request, suspect)
+            self._replica.kv.offload.distrust(request.hashes[suspect:])
+        if request.state is not State.FINISHED:
+            self.fail(request, error, now, fence)
+
+    def preempt(
+        self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
+    ) -> None:
+        """Take slot and pages away; it is seated again once the stop has retired and no late token can come.
+
+        `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
+        quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
+        """
+        self._replica.transfers.suspend(request)
+        self._stop(request, swaps=swaps, stores=stores)
+        request.to(State.PREEMPTED)
+        request.timing.stopped(now, len(request.output))
+        if spare:
+            self._replica.stats.reclaims += 1
+        else:
+            request.preemptions += 1
+            self._replica.stats.preemptions += 1
+            self._replica.stats.swaps += request.swapped
+
+    def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
+        """The worker lost the slot's pages and ended it: compute it anew, but not for ever. Where it waited for pages
+        that another was to fill, and that other has left, nothing is wrong with any page."""
+        awaited = self._replica.cache.awaits(request)
+        request.pages_lost += not awaited
+        self._replica.stats.pages_lost += 1
+        if request.pages_lost > _MOST_PAGES_LOST:
+            error = Internal(PAGES_LOST, "The worker keeps losing this request's pages.", "See the worker's log.")
+            self.fail(request, error, now, fence)
+            return
+        if request.state is State.STARTED:
+            self._replica.transfers.suspend(request)
+            self._vacated(request, fence, None if awaited else 0)
+            request.to(State.PREEMPTED)
+            request.timing.stopped(now, len(request.output))
+            self._replica.waiting.seat(request)
+
+    def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
+        """The worker refused this request's start, or ended the slot's former sequence: it does not say which. The
+        request is stopped, whether it runs or not, and tried again, but not for ever."""
+        # Pages are lost by those who wait for others' pages, through nobody's fault.
+        request.doubts += error.code != PAGES_LOST
+        if request.doubts > _MOST_DOUBTS:
+            self.fail(request, error, now)
+        else:
+            self.preempt(request, now)
+
+    def retired(self, requests: list[Request]) -> None:
+        """Stops have retired: the preempted among their requests wait again."""
+        for request in requests:
+            if request.state is State.PREEMPTED:
+                self._replica.waiting.seat(request)
+
+    def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
+        replica = self._replica
+        match request.state:
+            case State.STARTED:
+                if fence is None:
+                    self._stop(request)
+                else:
+                    self._vacated(request, fence, suspect)
+                request.timing.stopped(now, len(request.output))
+                request.to(State.FINISHED)
+                replica.rates.finish()
+            case State.PREEMPTED:
+                request.to(State.FINISHED)
+            case _:
+                replica.pulls.abandon(request)
+                replica.waiting.discard(request)
+        replica.kv.abandon(request)
+        replica.transfers.abandon(request)
+        del replica.requests[request.session, request.handle]
+
+    def _count(self, request: Request, reason: str, code: str = "") -> None:
+        self._replica.stats.ended(reason)
+        if self._ended is not None:
+            self._ended(request, reason, code)
+
+    def _stop(self, request: Request, *, swaps: bool = False, stores: bool = True) -> None:
+        replica, slot = self._replica, request.slot
+        computed = replica.slots.ready_len(slot)
+        # Until it has drawn a token, nobody knows whether its pages are sound.
+        stores = stores and not bool(replica.slots.prefilling[slot])
+        replica.stops.append(slot)
+        replica.slots.stop(slot, replica.next_seq)
+        replica.cache.leave(request, computed)
+        if not (swaps and stores and replica.kv.swap(request)):
+            replica.kv.offload.leaves(request, stores=stores)
+        replica.pools.take_back(request, Fence(grant=replica.next_seq))
+
+    def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
+        """The worker ended the sequence. From page `suspect` on its content may be wrong; None: all of it is sound."""
+        replica, computed = self._replica, self._replica.slots.ready_len(request.slot)
+        drawn = not bool(replica.slots.prefilling[request.slot])
+        replica.slots.finish(request.slot)
+        if suspect is None:
+            replica.cache.leave(request, computed)
+            replica.kv.offload.leaves(request, stores=drawn)
+        else:
+            replica.cache.leave(request, min(computed, suspect * replica.page_size))
+            replica.cache.distrust(request, suspect)
+            replica.kv.offload.distrust(request.hashes[suspect:])
+        replica.pools.take_back(request, fence)
+
+    def _first_suspect_page(self, request: Request, error: QuireError) -> int | None:
+        """The first of the request's pages whose content an error of the worker casts doubt on; None: of none. A
+        client's mistake damages nothing, and a step that raised only what it was about to write. Logits that are no
+        numbers may come from any page that was read."""
+        if not isinstance(error, Internal):
+            return None
+        if error.code not in _RAISED:
+            return 0
+        started = request.state is State.STARTED
+        ready = self._replica.slots.ready_len(request.slot) // self._replica.page_size if started else 0
+        return max(request.ready_pages, ready)
+
+    def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
+        request.timing.finished(now)
+        return FinishedNote(
+            request.handle,
+            request.prompt_len,
+            len(request.output),
+            request.saved_tokens,
+            stop_token,
+            request.timing.hops(),
+        )

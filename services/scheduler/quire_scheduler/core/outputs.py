@@ -1,0 +1,264 @@
+"""What a step yields for each session, as columns: rows of tokens, and notes on requests that were admitted or ended.
+
+No object per token. Knows nothing of the wire: `session_wire.py` packs it.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_common.columns import NO_I32, NO_U8
+from quire_common.credit import Finish, Logprobs, PromptLogprobs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_common.errors import QuireError
+    from quire_common.ticket import Ticket
+    from quire_scheduler.core.timing import Hop
+
+
+class FinishReason(enum.IntEnum):
+    """Values of quire.v1.FinishReason, of which the first three are the worker's."""
+
+    NONE = 0
+    STOP = 1
+    LENGTH = 2
+    ABORT = 3
+    ERROR = 4
+    REPETITION = 5
+
+
+# The worker's Finish as a FinishReason. A row that ended by its limit is a sequence that may go no further.
+FINISH_REASONS: NDArray[np.uint8] = np.zeros(256, np.uint8)
+FINISH_REASONS[Finish.STOP] = FinishReason.STOP
+FINISH_REASONS[Finish.LENGTH] = FinishReason.LENGTH
+FINISH_REASONS[Finish.LIMIT] = FinishReason.LENGTH
+FINISH_REASONS[Finish.ERROR] = FinishReason.ERROR
+FINISH_REASONS[Finish.REPETITION] = FinishReason.REPETITION
+
+
+class AdmittedNote(NamedTuple):
+    """A request took its first slot. `ticket`: its pages may be pulled with it."""
+
+    handle: int
+    attempt: int
+    cached_tokens: int
+    ticket: Ticket | None = None
+
+
+class FinishedNote(NamedTuple):
+    """A request ended well, beside the row that carries its finish reason. stop_token_id is -1 for none."""
+
+    handle: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    stop_token_id: int
+    hops: list[Hop]
+
+
+class PrefilledNote(NamedTuple):
+    """A request that was to be prefilled alone has drawn its token and is over."""
+
+    handle: int
+    hops: list[Hop]
+
+
+class PulledNote(NamedTuple):
+    """A request has what it will get by its ticket: so many pages of those wanted. `error`: why not all; `near`: from a
+    worker of the same host."""
+
+    handle: int
+    pages: int
+    wanted: int
+    us: int
+    error: QuireError | None
+    near: bool = False
+
+
+class FailedNote(NamedTuple):
+    """A request failed; nothing more follows of it."""
+
+    handle: int
+    error: QuireError
+
+
+@dataclass(slots=True)
+class SessionOutputs:
+    """Of one session: rows in order (a handle may have several when a Report told of several steps), then notes."""
+
+    session: int
+    handle: NDArray[np.int32]
+    count: NDArray[np.int32]
+    token: NDArray[np.int32]
+    finish: NDArray[np.uint8]
+    logprobs: Logprobs | None = None
+    admitted: list[AdmittedNote] = field(default_factory=list)
+    finished: list[FinishedNote] = field(default_factory=list)
+    failed: list[FailedNote] = field(default_factory=list)
+    prompt_logprobs: list[PromptLogprobs] = field(default_factory=list)
+    prefilled: list[PrefilledNote] = field(default_factory=list)
+    pulled: list[PulledNote] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of several sessions."""
+
+    session: NDArray[np.int32]
+    handle: NDArray[np.int32]
+    count: NDArray[np.int32]
+    token: NDArray[np.int32]
+    finish: NDArray[np.uint8]
+    logprobs: Logprobs | None
+
+    def select(self, keep: NDArray[np.bool_]) -> Rows:
+        """The rows where `keep` holds, with their tokens and logprobs."""
+        if keep.all():
+            return self
+        tokens = np.repeat(keep, self.count)
+        logprobs = None if self.logprobs is None else select_logprobs(self.logprobs, tokens)
+        return Rows(
+            self.session[keep], self.handle[keep], self.count[keep], self.token[tokens], self.finish[keep], logprobs
+        )
+
+
+class OutputBuffer:
+    """Collects until `take`."""
+
+    def __init__(self) -> None:
+        self._ends: dict[int, list[tuple[int, int]]] = {}
+        self._outputs: dict[int, SessionOutputs] = {}
+
+    def add_rows(self, rows: Rows) -> None:
+        """Rows of a Report."""
+        if len(rows.handle):
+            for session, part in split(rows):
+                _append(self._of(session), part)
+
+    def admitted(self, session: int, note: AdmittedNote) -> None:
+        """A request took its first slot."""
+        self._of(session).admitted.append(note)
+
+    def finished(self, session: int, note: FinishedNote) -> None:
+        """A request ended by a row that was or will be added."""
+        self._of(session).finished.append(note)
+
+    def prefilled(self, session: int, note: PrefilledNote) -> None:
+        """A request has been prefilled; the row of its token was or will be added."""
+        self._of(session).prefilled.append(note)
+
+    def pulled(self, session: int, note: PulledNote) -> None:
+        """A request needs its ticket no more."""
+        self._of(session).pulled.append(note)
+
+    def aborted(self, session: int, note: FinishedNote) -> None:
+        """A request was aborted: it ends by a row without tokens."""
+        self._of(session).finished.append(note)
+        self._ends.setdefault(session, []).append((note.handle, FinishReason.ABORT))
+
+    def failed(self, session: int, note: FailedNote) -> None:
+        """A request failed."""
+        self._of(session).failed.append(note)
+
+    def prompt_logprobs(self, session: int, chunk: PromptLogprobs) -> None:
+        """Logprobs of some of a prompt's tokens; the chunk's owner is the handle."""
+        self._of(session).prompt_logprobs.append(chunk)
+
+    def forget(self, session: int) -> None:
+        """Nobody listens to the session any more."""
+        self._outputs.pop(session, None)
+        self._ends.pop(session, None)
+
+    def take(self) -> list[SessionOutputs]:
+        """Everything since the last call, session by session."""
+        if not self._outputs:
+            return []
+        for session, ends in self._ends.items():
+            into = self._of(session)
+            into.handle = np.concatenate([into.handle, np.array([e[0] for e in ends], np.int32)])
+            into.finish = np.concatenate([into.finish, np.array([e[1] for e in ends], np.uint8)])
+            into.count = np.concatenate([into.count, np.zeros(len(ends), np.int32)])
+        outputs, self._outputs, self._ends = self._outputs, {}, {}
+        return list(outputs.values())
+
+    def _of(self, session: int) -> SessionOutputs:
+        outputs = self._outputs.get(session)
+        if outputs is None:
+            outputs = self._outputs[session] = SessionOutputs(session, NO_I32, NO_I32, NO_I32, NO_U8)
+        return outputs
+
+
+def without_handles(out: SessionOutputs, handles: set[int]) -> SessionOutputs:
+    """The same without these requests' rows and finished notes."""
+    keep = np.isin(out.handle, list(handles), invert=True)
+    rows = Rows(np.zeros(len(keep), np.int32), out.handle, out.count, out.token, out.finish, out.logprobs).select(keep)
+    finished = [note for note in out.finished if note.handle not in handles]
+    return replace(
+        out,
+        handle=rows.handle,
+        count=rows.count,
+        token=rows.token,
+        finish=rows.finish,
+        logprobs=rows.logprobs,
+        finished=finished,
+    )
+
+
+def split(rows: Rows) -> list[tuple[int, Rows]]:
+    """By session; the usual case, one session, costs one comparison."""
+    first = rows.session[0]
+    if not np.count_nonzero(rows.session != first):
+        return [(int(first), rows)]
+    return [(int(session), rows.select(rows.session == session)) for session in np.unique(rows.session)]
+
+
+def select_logprobs(logprobs: Logprobs, tokens: NDArray[np.bool_]) -> Logprobs | None:
+    """Entries of the kept tokens, renumbered; None where none is left."""
+    keep = tokens[logprobs.token_index]
+    if not keep.any():
+        return None
+    position = np.cumsum(tokens, dtype=np.int32) - 1
+    tops = np.repeat(keep, logprobs.top_count)
+    return Logprobs(
+        position[logprobs.token_index[keep]].astype(np.int32),
+        logprobs.logprob[keep],
+        logprobs.rank[keep],
+        logprobs.top_count[keep],
+        logprobs.top_id[tops],
+        logprobs.top_logprob[tops],
+    )
+
+
+def _append(into: SessionOutputs, rows: Rows) -> None:
+    if not len(into.handle):
+        into.handle, into.count, into.token = rows.handle, rows.count, rows.token
+        into.finish, into.logprobs = rows.finish, rows.logprobs
+        return
+    into.logprobs = join_logprobs(into.logprobs, rows.logprobs, len(into.token))
+    into.handle = np.concatenate([into.handle, rows.handle])
+    into.count = np.concatenate([into.count, rows.count])
+    into.token = np.concatenate([into.token, rows.token])
+    into.finish = np.concatenate([into.finish, rows.finish])
+
+
+def join_logprobs(first: Logprobs | None, second: Logprobs | None, offset: int) -> Logprobs | None:
+    """Of tokens of which the second's begin at `offset`."""
+    if second is None:
+        return first
+    shifted = (second.token_index + offset).astype(np.int32)
+    if first is None:
+        return Logprobs(shifted, second.logprob, second.rank, second.top_count, second.top_id, second.top_logprob)
+    return Logprobs(
+        np.concatenate([first.token_index, shifted]),
+        np.concatenate([first.logprob, second.logprob]),
+        np.concatenate([first.rank, second.rank]),
+        np.concatenate([first.top_count, second.top_count]),
+        np.concatenate([first.top_id, second.top_id]),
+        np.concatenate([first.top_logprob, second.top_logprob]),
+    )

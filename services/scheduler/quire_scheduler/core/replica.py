@@ -1,0 +1,103 @@
+"""All the state of one replica in one epoch of its worker; the parts know only what they need of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_scheduler.batching.slot_table import SlotTable
+from quire_scheduler.core.admission import Admission
+from quire_scheduler.core.deadlines import Deadlines
+from quire_scheduler.core.invariant import require
+from quire_scheduler.core.outputs import OutputBuffer
+from quire_scheduler.core.queue_policy import POLICIES
+from quire_scheduler.core.stats import Rates, Stats
+from quire_scheduler.core.waiting_room import WaitingRoom
+from quire_scheduler.disaggregation.holdings import Holdings
+from quire_scheduler.disaggregation.pulls import Pulls
+from quire_scheduler.disaggregation.transfers import Transfers
+from quire_scheduler.kv.kv_traffic import KvTraffic
+from quire_scheduler.kv.page_moves import PageMoves
+from quire_scheduler.kv.page_names import PageNames
+from quire_scheduler.kv.page_pools import PagePools
+from quire_scheduler.kv.prefix_cache import PrefixCache
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.credit import WorkerHello
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.core.request import Request
+
+
+class Replica:
+    """Slots, pages, who waits, and what is to be told."""
+
+    def __init__(self, config: SchedulerConfig, hello: WorkerHello, *, kvstore: bool, instance: str) -> None:
+        self.config = config
+        self.hello = hello
+        self.page_size = hello.model.pages.page_size
+        self.names = PageNames(len(hello.num_pages), config.page_events_tail)
+        self.pools = PagePools(self.page_size, hello.num_pages, self._evicted)
+        # Whether sequences' pages are identified by their content.
+        self.identifies = config.enable_prefix_caching or kvstore
+        self.cache = PrefixCache(
+            self.pools, self.names, enabled=config.enable_prefix_caching, identifies=self.identifies
+        )
+        self.slots = SlotTable(hello.num_slots)
+        self.waiting = WaitingRoom(POLICIES[config.scheduling_policy]())
+        self.stats = Stats()
+        self.rates = Rates()
+        geometry = hello.model.pages
+        self.moves = PageMoves(self.pools, [group.page_bytes for group in geometry.groups])
+        self.kv = KvTraffic(
+            config, geometry, self.pools, self.names, self.moves, self.cache, self.stats, enabled=kvstore
+        )
+        self.transfers = Transfers(self.moves, self.stats, hello, instance, config.transfer_lease_s)
+        self.outputs = OutputBuffer()
+        self.pulls = Pulls(
+            geometry,
+            self.pools,
+            self.moves,
+            self.cache,
+            self.waiting,
+            self.outputs,
+            self.stats,
+            host=hello.host,
+            elsewhere=kvstore and config.enable_prefix_caching,
+        )
+        self.holdings = Holdings(self.pools, self.pulls, self.transfers, config.transfer_lease_s)
+        self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
+        self.deadlines = Deadlines()
+        # By (session, handle): requests that have not ended.
+        self.requests: dict[tuple[int, int], Request] = {}
+        # Slots that the next Grant must stop.
+        self.stops: list[int] = []
+        self.next_seq = 1
+
+    def waiting_tokens(self) -> int:
+        """Tokens to prefill before all who wait for a slot can decode."""
+        return sum(request.known_len for request in self.requests.values() if request.waits and request.computes)
+
+    def check_integrity(self) -> None:
+        """Every part by itself, and all of them against each other. AssertionError on any difference."""
+        self.slots.check_integrity()
+        self.waiting.check_integrity()
+        self.moves.check_integrity()
+        written, read = self.moves.pages(written=True), self.moves.pages(written=False)
+        self.pools.check_integrity(self.requests.values(), written, read)
+        self.kv.check_integrity(self.requests.values())
+        self.transfers.check_integrity()
+        self.pulls.check_integrity(self.requests.values())
+        self.cache.check_integrity(self.requests.values())
+        waiting = [request for request in self.requests.values() if request.waits]
+        require(len(waiting) == len(self.waiting), "the waiting room lost count")
+        for request in self.requests.values():
+            has_place = request.slot >= 0 or request.holds
+            require(has_place == bool(request.tables), "pages without a slot, or a slot without pages")
+            for table in request.tables:
+                require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
+
+    def _evicted(self, group: int, pages: Sequence[int]) -> None:
+        """Kept pages are about to be used anew."""
+        self.kv.offload.evicted(group, [digest for digest, _ in self.names.of(group, pages)])
+        self.names.forget(group, pages)

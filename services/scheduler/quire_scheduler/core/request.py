@@ -1,0 +1,195 @@
+"""One request's life: a state machine with asserted transitions, and what is known of the request meanwhile."""
+
+from __future__ import annotations
+
+import enum
+from array import array
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_scheduler.core.invariant import require
+from quire_scheduler.core.timing import Timing
+from quire_scheduler.disaggregation.handover import NO_TRANSFER
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_common.sequence import RequestContext, Sequence
+    from quire_scheduler.disaggregation.handover import KvTransfer
+    from quire_scheduler.disaggregation.pulls import Pull
+
+
+class State(enum.Enum):
+    """Where a request is in its life."""
+
+    # In the queue policy's hands, without a seat in the order yet.
+    QUEUED = enum.auto()
+    # The kvstore is asked what it holds of the prompt.
+    LOOKUP = enum.auto()
+    # Has its seat; waits for a slot and pages.
+    READY = enum.auto()
+    # Waits for a handover, or for room among those that hold pages without a slot, and is waited for by nobody.
+    ASIDE = enum.auto()
+    # Holds pages and no slot: what they are to hold is on its way, or tokens are.
+    PULLING = enum.auto()
+    # Holds pages that will not be filled further, and has its seat; waits for a slot.
+    PULLED = enum.auto()
+    # Holds a slot.
+    STARTED = enum.auto()
+    # Lost its slot; tokens of steps already launched may still come.
+    PREEMPTED = enum.auto()
+    FINISHED = enum.auto()
+
+
+_NEXT: dict[State, tuple[State, ...]] = {
+    State.QUEUED: (State.LOOKUP, State.READY, State.ASIDE, State.FINISHED),
+    State.LOOKUP: (State.READY, State.FINISHED),
+    State.READY: (State.LOOKUP, State.STARTED, State.ASIDE, State.PULLING, State.FINISHED),
+    State.ASIDE: (State.QUEUED, State.READY, State.FINISHED),
+    State.PULLING: (State.PULLED, State.ASIDE, State.FINISHED),
+    State.PULLED: (State.STARTED, State.ASIDE, State.FINISHED),
+    State.STARTED: (State.PREEMPTED, State.FINISHED),
+    State.PREEMPTED: (State.READY, State.FINISHED),
+    State.FINISHED: (),
+}
+
+
+_WAITING = (State.QUEUED, State.LOOKUP, State.READY, State.ASIDE, State.PULLING, State.PULLED)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request of a session. `uid` grows with arrival and names it within one core; compared by identity."""
+
+    uid: int
+    session: int
+    handle: int
+    context: RequestContext
+    sequence: Sequence
+    timing: Timing
+    transfer: KvTransfer = NO_TRANSFER
+    # Leading tokens whose pages anybody had when it came, as its router believed; None: it did not say.
+    held_tokens: int | None = None
+    state: State = State.QUEUED
+    # Lower goes first; the seat in the order, kept over preemption.
+    order_key: int = 0
+    # All output ids, those of earlier attempts first; while it holds a slot, the latest are in the slot table.
+    output: array[int] = field(default_factory=lambda: array("i"))
+    # Identities of the full pages of prompt and output, as far as they were asked for.
+    hashes: list[bytes] = field(default_factory=list)
+    # Device pages by group.
+    tables: tuple[list[int], ...] = ()
+    slot: int = -1
+    # Tokens whose KV this run need not compute: it was on the device, another fills it, or it is loaded.
+    cached_tokens: int = 0
+    # The same as it was thought to be at the start.
+    expected_tokens: int = 0
+    # Of these, those found on the device; the others come from the kvstore.
+    local_tokens: int = 0
+    # Prompt tokens that no run so far has computed.
+    saved_tokens: int = 0
+    # Leading pages that are known to hold their content.
+    ready_pages: int = 0
+    # Leading pages that the kvstore was offered in this run.
+    offered_pages: int = 0
+    # Times that the kvstore was asked since the last start, and the page from which on it was asked last.
+    lookups: int = 0
+    lookup_from: int = 0
+    # It did not answer: this request waits for it no more.
+    lookup_failed: bool = False
+    # Its pages are to be looked for in the kvstore before it starts again: it was preempted, or they were not pulled.
+    swapped: bool = False
+    preemptions: int = 0
+    pages_lost: int = 0
+    # Errors of which it is not known whether they were this request's.
+    doubts: int = 0
+    # Of a handover that it awaits: what has not come; whether there was a ticket, or will be none;
+    # what it gets by it.
+    lacks_ticket: bool = False
+    lacks_token: bool = False
+    ticketed: bool = False
+    pull: Pull | None = None
+    # The cached tokens beyond the local ones were pulled, not loaded.
+    pulled: bool = False
+    admitted: bool = False
+    # Its prompt is among the tokens counted by source.
+    counted: bool = False
+
+    @classmethod
+    def new(
+        cls,
+        uid: int,
+        session: int,
+        handle: int,
+        context: RequestContext,
+        sequence: Sequence,
+        now: float,
+        transfer: KvTransfer = NO_TRANSFER,
+        held_tokens: int | None = None,
+    ) -> Request:
+        """A request that has just arrived."""
+        output = array("i", np.asarray(sequence.output_ids, np.int32).tobytes())
+        return cls(uid, session, handle, context, sequence, Timing(now), transfer, held_tokens, output=output)
+
+    @property
+    def prefill_only(self) -> bool:
+        """It is over when it has drawn a token."""
+        return self.transfer.prefill_only
+
+    @property
+    def prompt_len(self) -> int:
+        """Prompt tokens."""
+        return len(self.sequence.prompt_ids)
+
+    @property
+    def known_len(self) -> int:
+        """Prompt and output tokens."""
+        return len(self.sequence.prompt_ids) + len(self.output)
+
+    def ids(self, first: int, end: int) -> NDArray[np.int32]:
+        """Token ids of positions first..end, prompt and output in a row."""
+        prompt, length = self.sequence.prompt_ids, self.prompt_len
+        if end <= length:
+            return prompt[first:end]
+        output = np.array(self.output[max(first - length, 0) : end - length], np.int32)
+        return np.concatenate([prompt[first:], output]) if first < length else output
+
+    def took_pages(self, local_tokens: int, cached_tokens: int) -> None:
+        """A run begins with so much of the sequence on the device, or there and in the kvstore together."""
+        saved = min(cached_tokens, self.prompt_len)
+        self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
+        self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
+        self.expected_tokens = cached_tokens
+
+    def lost_pages(self, cached_tokens: int) -> None:
+        """Less was loaded than this run was started on."""
+        self.cached_tokens = min(self.cached_tokens, cached_tokens)
+        self.saved_tokens = min(self.saved_tokens, cached_tokens)
+
+    @property
+    def waits(self) -> bool:
+        """Whether it holds a place among the waiting."""
+        return self.state in _WAITING
+
+    @property
+    def holds(self) -> bool:
+        """Whether it has pages without a slot."""
+        return self.state in (State.PULLING, State.PULLED)
+
+    @property
+    def computes(self) -> bool:
+        """Whether all that is known of it is to be computed here, as far as can be said."""
+        return self.pull is None and not (self.lacks_ticket or self.lacks_token)
+
+    def to(self, state: State) -> None:
+        """Move on; only the transitions drawn above exist."""
+        require(state in _NEXT[self.state], "a request cannot change its state so")
+        self.state = state
+
+    def resumed_sequence(self) -> Sequence:
+        """The sequence as a Start must carry it: with every token emitted so far."""
+        if len(self.output) == len(self.sequence.output_ids):
+            return self.sequence
+        return replace(self.sequence, output_ids=np.array(self.output, np.int32))

@@ -1,0 +1,137 @@
+"""Counters of one core, and rates over recent steps. Monotonic counts: the service turns differences into metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire_scheduler.core.request import Request
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts since the core began."""
+
+    steps: int = 0
+    grants: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generation_tokens: int = 0
+    prefill_tokens: int = 0
+    # By what the request's pages come back: all of them, and of these by stores and loads.
+    preemptions: int = 0
+    swaps: int = 0
+    reclaims: int = 0
+    pages_lost: int = 0
+    late_tokens: int = 0
+    cache_queries: int = 0
+    cache_hits: int = 0
+    # Tokens looked for, and found, on the device, at every start.
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    # Prompt tokens of requests whose first token has come, by where their KV came from.
+    prompt_computed: int = 0
+    prompt_local: int = 0
+    prompt_kvstore: int = 0
+    prompt_transferred: int = 0
+    # Bytes that came from other engines.
+    pulled_bytes: int = 0
+    # Lookups without an answer in time.
+    lookups_failed: int = 0
+    # Lookups that were not made, since the router knew that nothing would be found.
+    lookups_spared: int = 0
+    # Pages that stores brought to the kvstore or found there, that were not stored for want of room in its queue, that
+    # it did not take, and that left the device without having been stored.
+    offload_pages: int = 0
+    offload_dropped: int = 0
+    offload_failed: int = 0
+    offload_missed: int = 0
+    # Tokens whose KV came from the kvstore, by the slowest medium that it was found on.
+    loaded_tokens: dict[str, int] = field(default_factory=dict)
+    finished: dict[str, int] = field(default_factory=dict)
+    # Transfers of pages to others, by how they ended.
+    transfers: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def recomputes(self) -> int:
+        """Preemptions after which pages are computed again, but for what is left of them."""
+        return self.preemptions - self.swaps
+
+    def loaded(self, medium: str, tokens: int) -> None:
+        """Pages arrived."""
+        self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + tokens
+
+    def served_prompt(self, request: Request) -> None:
+        """A run of the request yielded its first token; of the first such run the prompt counts."""
+        if request.counted:
+            return
+        request.counted = True
+        saved = min(request.cached_tokens, request.prompt_len)
+        local = min(request.local_tokens, saved)
+        self.prompt_local += local
+        if request.pulled:
+            self.prompt_transferred += saved - local
+        else:
+            self.prompt_kvstore += saved - local
+        self.prompt_computed += request.prompt_len - saved
+
+    def ended(self, reason: str) -> None:
+        """A request left for the reason."""
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+
+class Rates:
+    """Tokens per second and step time, as exponential means over about the last `horizon_s` seconds of work."""
+
+    def __init__(self, horizon_s: float = 5.0) -> None:
+        self._horizon_s = horizon_s
+        self._last_s = 0.0
+        self._span_s = 0.0
+        self._decode = 0.0
+        self._prefill = 0.0
+        self._steps = 0.0
+        self._finishes = 0.0
+
+    def idle(self) -> None:
+        """Nothing runs: the time until the next Report is no step's."""
+        self._last_s = 0.0
+
+    def step(self, now: float, steps: int, decode_tokens: int, prefill_tokens: int) -> None:
+        """A Report told of steps."""
+        if self._last_s:
+            span = max(now - self._last_s, 0.0)
+            keep = max(0.0, 1.0 - span / self._horizon_s)
+            self._span_s = self._span_s * keep + span
+            self._decode = self._decode * keep + decode_tokens
+            self._prefill = self._prefill * keep + prefill_tokens
+            self._steps = self._steps * keep + steps
+            self._finishes *= keep
+        self._last_s = now
+
+    def finish(self) -> None:
+        """A request left its slot."""
+        self._finishes += 1.0
+
+    @property
+    def decode_tokens_per_s(self) -> float:
+        """Output tokens."""
+        return self._per_s(self._decode)
+
+    @property
+    def prefill_tokens_per_s(self) -> float:
+        """Prompt tokens computed."""
+        return self._per_s(self._prefill)
+
+    @property
+    def finishes_per_s(self) -> float:
+        """Requests that left their slots."""
+        return self._per_s(self._finishes)
+
+    @property
+    def step_ms(self) -> float:
+        """Mean time from Report to Report, per step."""
+        return self._span_s / self._steps * 1000 if self._steps else 0.0
+
+    def _per_s(self, amount: float) -> float:
+        return amount / self._span_s if self._span_s else 0.0

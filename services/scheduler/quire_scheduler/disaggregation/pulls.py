@@ -1,0 +1,315 @@
+"""Pages that are pulled from another engine: taken for a request before it has a slot, filled by moves, and handed to
+its start, or given back.
+
+What arrives is named at once, so that others find it. Every request that had a ticket is told of once, when it has
+what it will get. No failure is the request's: what has not come is looked for in the kvstore, if there is one, or
+computed. Decides nothing of whose turn it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_common.errors import FailedPrecondition, InvalidArgument, QuireError, Unavailable
+from quire_common.sequence import page_extras
+from quire_common.ticket import Ticket, check_compatible, tail_handle
+from quire_scheduler.core.invariant import require
+from quire_scheduler.core.outputs import PulledNote
+from quire_scheduler.core.request import State
+from quire_scheduler.kv.page_allocator import NO_FENCE
+from quire_scheduler.kv.page_identity import identify
+from quire_scheduler.kv.page_moves import Move
+from quire_scheduler.kv.resume_cost import Lane
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.credit import PageGeometry
+    from quire_scheduler.core.outputs import OutputBuffer
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.core.stats import Stats
+    from quire_scheduler.core.waiting_room import WaitingRoom
+    from quire_scheduler.kv.page_moves import Carried, MoveEnd, PageMoves
+    from quire_scheduler.kv.page_pools import PagePools
+    from quire_scheduler.kv.prefix_cache import Hit, PrefixCache
+
+# Of all pages, the part that requests may hold before they have a slot; one of them may always.
+_SHARE = 4
+
+
+@dataclass(slots=True)
+class Pull:
+    """What a request gets by its ticket, from page `first` on: the pages before were here."""
+
+    ticket: Ticket
+    first: int = 0
+    arrived: int = 0
+    us: int = 0
+    flying: set[int] = field(default_factory=set)
+    told: bool = False
+
+    @property
+    def wanted(self) -> int:
+        """Pages to be pulled."""
+        return max(self.ticket.pages - self.first, 0)
+
+    def tokens(self) -> int:
+        """Positions whose KV is there when all moves have ended."""
+        if self.wanted and self.arrived == self.wanted:
+            return self.ticket.tokens()
+        return (self.first + self.arrived) * self.ticket.geometry.page_size
+
+
+class Pulls:
+    """One core's."""
+
+    def __init__(
+        self,
+        geometry: PageGeometry,
+        pools: PagePools,
+        moves: PageMoves,
+        cache: PrefixCache,
+        waiting: WaitingRoom,
+        outputs: OutputBuffer,
+        stats: Stats,
+        *,
+        host: bytes,
+        elsewhere: bool,
+    ) -> None:
+        self._geometry = geometry
+        self._pools = pools
+        self._moves = moves
+        self._cache = cache
+        self._waiting = waiting
+        self._outputs = outputs
+        self._stats = stats
+        # Whether what does not come may be found in a kvstore.
+        self._elsewhere = elsewhere
+        self._host = host
+        # Of pulls from other hosts, and from this one.
+        self._lanes = Lane(), Lane()
+        # Requests that hold pages without a slot, by uid; and pages on their way that nobody wants any more, by move.
+        self._holding: dict[int, Request] = {}
+        self._dropped: dict[int, int] = {}
+        moves.owners[MoveKind.PULL] = self._pulled
+
+    @property
+    def returning(self) -> int:
+        """Pages that are free as soon as cancelled moves are reported."""
+        return sum(self._dropped.values()) // self._pools.groups
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Of recent pulls from other hosts; 0.0 before the first."""
+        return self._lanes[False].rate.per_s()
+
+    @property
+    def near_bytes_per_s(self) -> float:
+        """Of recent pulls from this host; 0.0 before the first."""
+        return self._lanes[True].rate.per_s()
+
+    def measured(self, carried: Carried, now: float) -> None:
+        """Moves have ended."""
+        if carried.kind is MoveKind.PULL:
+            self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
+            self._stats.pulled_bytes += carried.amount
+
+    def refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
+        """Why the ticket's pages are of no use to the request, if they are not."""
+        try:
+            check_compatible(ticket.geometry, self._geometry)
+        except FailedPrecondition as error:
+            return error
+        if not ticket.sources:
+            return Unavailable("NO_SOURCE", "The ticket names nobody who serves pages.", "Compute, or prefill again.")
+        size, whole = self._geometry.page_size, len(ticket.page_hashes)
+        identify(request, size)
+        first, end = whole * size, ticket.tokens()
+        same = end <= request.known_len and tuple(request.hashes[:whole]) == ticket.page_hashes
+        if same and ticket.tail_tokens:
+            parent = request.hashes[whole - 1] if whole else b""
+            tail = tail_handle(request.ids(first, end), page_extras(request.sequence), parent, first)
+            same = tail == ticket.tail_handle
+        if same:
+            return None
+        return InvalidArgument(
+            "TICKET_OF_OTHERS", "The ticket's pages hold other tokens than the request's.", "Hand over its own ticket."
+        )
+
+    def accept(self, request: Request, ticket: Ticket) -> None:
+        """The request may pull these pages when it is its turn."""
+        request.pull = Pull(ticket)
+
+    def refused(self, request: Request, error: QuireError | None) -> None:
+        """The request's ticket is of no use."""
+        self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, error))
+
+    def has_share(self, pages: int) -> bool:
+        """Whether so many more pages may be held without a slot."""
+        held = sum(len(request.tables[0]) for request in self._holding.values())
+        return not held or held + pages <= self._pools.capacity // _SHARE
+
+    def pages(self, request: Request) -> int:
+        """Pages that the request takes before it starts: for all that is known, and the token that follows."""
+        return self._pools.pages_for(request.known_len + request.lacks_token)
+
+    def take(self, request: Request, hit: Hit, now: float) -> None:
+        """The request, the head of those seated, takes its pages: those found, all of which are whole, and others to be
+        pulled. The caller has checked that there are so many."""
+        pull = _pull_of(request)
+        self._waiting.hold(request)
+        self._holding[request.uid] = request
+        self._pools.share(request, hit.tables)
+        self._pools.give(request, self.pages(request) - hit.pages)
+        request.ready_pages = pull.first = hit.pages
+        pull.arrived = pull.wanted
+        names, ticket = pull.ticket.handles[pull.first :], pull.ticket
+        near = self._is_near(ticket)
+        for group, table in enumerate(request.tables):
+            if names:
+                pages = table[pull.first : ticket.pages]
+                move = Move(MoveKind.PULL, group, pages, names, request, pull.first, ticket=ticket, near=near)
+                pull.flying.add(self._moves.begin(move, request.context, now))
+        self.settle(request)
+
+    def settle(self, request: Request) -> None:
+        """Something came for a request that holds pages: if all moves have ended it is told of, and if its tokens are
+        there too it waits for a slot alone."""
+        pull = _pull_of(request)
+        if pull.flying:
+            return
+        # The page of the last known token is its own to write, until another follows.
+        self._cache.computed(request, min(pull.tokens(), request.known_len - 1))
+        if not pull.told:
+            self._tell(request, pull)
+        if request.lacks_token:
+            return
+        if self._elsewhere and pull.arrived < pull.wanted:
+            # With what came, which is found by its name.
+            self._let_go(request, pull)
+            self._waiting.stand_aside(request)
+            request.pull, request.swapped = None, True
+            self._waiting.recall(request)
+        else:
+            self._waiting.seat(request)
+
+    def give_up(self, request: Request) -> None:
+        """Nothing (more) is to be pulled for a request that waits."""
+        pull = request.pull
+        if pull is None:
+            return
+        if request.state in (State.PULLING, State.PULLED):
+            self._moves.cancel(pull.flying)
+            return
+        self._forget(request, pull)
+
+    def hand_over(self, request: Request) -> tuple[int, int]:
+        """The request starts on its pages: how many of them were here, and how many of its positions are there."""
+        pull, request.pull = _pull_of(request), None
+        del self._holding[request.uid]
+        return pull.first, min(pull.tokens(), request.known_len - 1)
+
+    def newest(self, sparing: Request | None = None) -> Request | None:
+        """Of those that hold pages the one with the last seat."""
+        held = [request for request in self._holding.values() if request is not sparing]
+        return max(held, key=lambda request: request.order_key, default=None)
+
+    def give_back(self, request: Request) -> int:
+        """The request, which holds pages, lets go of them, and pulls them again later if nobody was told of them yet.
+        Returns how many pages that frees."""
+        pull = _pull_of(request)
+        freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
+        self._let_go(request, pull)
+        self._waiting.stand_aside(request)
+        if pull.told:
+            request.pull = None
+            if not request.lacks_token:
+                self._waiting.recall(request)
+        return freed
+
+    def abandon(self, request: Request) -> None:
+        """The request leaves."""
+        if (pull := request.pull) is not None:
+            if request.uid in self._holding:
+                self._let_go(request, pull)
+            request.pull = None
+
+    def lost(self) -> None:
+        """The worker is gone: no move will be reported."""
+        self._dropped.clear()
+
+    def recall(self) -> None:
+        """Those that stood aside take their seats again, as far as they may hold pages."""
+        for request in self._waiting.standing():
+            pull = request.pull
+            if pull is None or not self.has_share(self.pages(request)):
+                continue
+            if not any(move in self._dropped for move in pull.flying):
+                pull.flying.clear()
+                self._waiting.recall(request)
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Who holds pages without a slot waits for what fills them, for tokens, or for a slot."""
+        holding = {r.uid: r for r in requests if r.state in (State.PULLING, State.PULLED)}
+        require(holding == self._holding, "pages are held for nobody")
+        flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.PULL}
+        awaited = {move_id for request in holding.values() for move_id in _pull_of(request).flying}
+        require(flying == awaited | self._dropped.keys(), "a pull is waited for by nobody, or was not begun")
+        for request in holding.values():
+            pull = _pull_of(request)
+            waits = bool(pull.flying or request.lacks_token)
+            require(waits == (request.state is State.PULLING), "a request waits for nothing")
+            require(pull.told == (not pull.flying), "a pull is over and nobody was told")
+
+    def _pulled(self, move: Move, moved: MoveEnd, now: float) -> None:
+        self._dropped.pop(moved.id, None)
+        request = move.request
+        pull = None if request is None else request.pull
+        if request is None or pull is None or moved.id not in pull.flying or request.uid not in self._holding:
+            return
+        pull.flying.discard(moved.id)
+        pull.arrived, pull.us = min(pull.arrived, moved.pages), max(pull.us, moved.us)
+        self.settle(request)
+
+    def _let_go(self, request: Request, pull: Pull) -> None:
+        self._dropped |= dict.fromkeys(pull.flying, pull.wanted)
+        self._moves.cancel(pull.flying)
+        self._pools.take_back(request, NO_FENCE)
+        request.ready_pages = 0
+        del self._holding[request.uid]
+
+    def _forget(self, request: Request, pull: Pull) -> None:
+        """Nothing was pulled, and nothing will be."""
+        request.pull = None
+        if not pull.told:
+            self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, _given_up()))
+
+    def _tell(self, request: Request, pull: Pull) -> None:
+        pull.told = True
+        error = None if pull.arrived == pull.wanted else _partly(pull)
+        near = self._is_near(pull.ticket)
+        note = PulledNote(request.handle, pull.arrived, pull.wanted, pull.us, error, near)
+        self._outputs.pulled(request.session, note)
+        request.timing.pulled(pull.us, pull.arrived)
+
+    def _is_near(self, ticket: Ticket) -> bool:
+        return bool(self._host) and ticket.host == self._host
+
+
+def _pull_of(request: Request) -> Pull:
+    assert request.pull is not None
+    return request.pull
+
+
+def _partly(pull: Pull) -> Unavailable:
+    return Unavailable(
+        "PULL_INCOMPLETE",
+        f"{pull.arrived} of {pull.wanted} pages came.",
+        "See the logs of both workers; what did not come is computed.",
+    )
+
+
+def _given_up() -> Unavailable:
+    return Unavailable("PULL_GIVEN_UP", "Its router gave up the pull before it began.", "Nothing needs to be done.")

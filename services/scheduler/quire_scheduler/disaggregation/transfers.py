@@ -1,0 +1,237 @@
+"""Pages that are held here for others to pull: who may, under which ticket, and until when.
+
+The one owner of each transfer, from the start of its request to its one end: the puller has all, it was released, its
+lease ended, or its pages will never be whole. Its pages are lent to export moves meanwhile; after its end these are
+cancelled, and the pages are of use again once the worker has reported them. A request that loses its slot is exported
+anew when it starts again, under the same ticket. Knows nothing of sessions beyond their numbers.
+"""
+
+from __future__ import annotations
+
+import enum
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_common.sequence import page_extras
+from quire_common.ticket import Ticket, tail_handle
+from quire_scheduler.core.invariant import require
+from quire_scheduler.core.request import State
+from quire_scheduler.kv.page_identity import identify
+from quire_scheduler.kv.page_moves import Move
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.credit import WorkerHello
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.core.stats import Stats
+    from quire_scheduler.kv.page_moves import MoveEnd, PageMoves
+
+_ID_BYTES, _KEY_BYTES = 16, 32
+# The longest lease without renewal that a client is given.
+_MOST_LEASE_S = 600.0
+
+
+class End(enum.Enum):
+    """How a transfer ended."""
+
+    PULLED = "pulled"
+    RELEASED = "released"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+@dataclass(slots=True, eq=False)
+class Transfer:
+    """One that has not ended. `detached`: by its lease alone, not by its session."""
+
+    ticket: Ticket
+    session: int
+    lease_s: float
+    detached: bool
+    # While its request has a token to draw.
+    request: Request | None
+    expires_s: float = 0.0
+    # Moves that export its pages, which are in `tables` by group; `suspended`: they were cancelled, since its request
+    # lost its slot.
+    exports: set[int] = field(default_factory=set)
+    tables: tuple[list[int], ...] = ()
+    suspended: bool = False
+
+
+class Transfers:
+    """One core's."""
+
+    def __init__(self, moves: PageMoves, stats: Stats, hello: WorkerHello, instance: str, lease_s: float) -> None:
+        self._moves = moves
+        self._stats = stats
+        self._hello = hello
+        self._instance = instance
+        self._lease_s = lease_s
+        self._open: dict[bytes, Transfer] = {}
+        # By the uid of the request, and by export.
+        self._computing: dict[int, Transfer] = {}
+        self._by_export: dict[int, Transfer] = {}
+        self._next_expiry_s = 0.0
+        moves.owners[MoveKind.EXPORT] = self._exported
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, request: Request, now: float) -> Ticket | None:
+        """The request has taken its pages and will fill them: let them be pulled. None where the worker serves none, or
+        its last export is not over yet."""
+        transfer = self._computing.get(request.uid)
+        if transfer is None:
+            if request.admitted or not self._hello.data_address:
+                return None
+            transfer = self._add(request)
+        elif transfer.exports:
+            self._end(transfer, End.FAILED)
+            return None
+        ticket, transfer.suspended = transfer.ticket, False
+        transfer.tables = tuple(table[: ticket.pages] for table in request.tables)
+        for group, table in enumerate(transfer.tables):
+            move = Move(MoveKind.EXPORT, group, table, ticket.handles, ticket=ticket)
+            export = self._moves.begin(move, request.context, now)
+            transfer.exports.add(export)
+            self._by_export[export] = transfer
+        return ticket
+
+    def prefilled(self, request: Request, now: float) -> None:
+        """The request has drawn its token and is about to leave; its pages stay."""
+        if transfer := self._computing.pop(request.uid, None):
+            transfer.request = None
+            transfer.expires_s = now + transfer.lease_s
+            self._next_expiry_s = min(self._next_expiry_s, transfer.expires_s)
+
+    def finished(self, request: Request, now: float) -> None:
+        """The request has ended by its token: nobody will go on with it, but a client may ask for its pages."""
+        if transfer := self._computing.get(request.uid):
+            if transfer.detached:
+                self.prefilled(request, now)
+            else:
+                self._end(transfer, End.RELEASED)
+
+    def suspend(self, request: Request) -> None:
+        """The request loses its slot and pages, and will start again."""
+        if transfer := self._computing.get(request.uid):
+            transfer.suspended = True
+            self._moves.cancel(transfer.exports)
+
+    def abandon(self, request: Request) -> None:
+        """The request leaves. What it has not filled by now nobody will."""
+        if transfer := self._computing.get(request.uid):
+            self._end(transfer, End.FAILED)
+
+    def find(self, transfer_id: bytes) -> Ticket | None:
+        """The ticket of one that is open."""
+        transfer = self._open.get(transfer_id)
+        return None if transfer is None else transfer.ticket
+
+    def renew(self, transfer_ids: Iterable[bytes], now: float) -> None:
+        """Somebody waits still to pull these."""
+        for transfer_id in transfer_ids:
+            if transfer := self._open.get(transfer_id):
+                transfer.expires_s = max(transfer.expires_s, now + transfer.lease_s)
+
+    def release(self, transfer_ids: Iterable[bytes]) -> None:
+        """Nobody will pull these (any more)."""
+        for transfer_id in transfer_ids:
+            if transfer := self._open.get(transfer_id):
+                self._end(transfer, End.RELEASED)
+
+    def leave(self, session: int) -> None:
+        """The session has ended: nobody renews what it asked for."""
+        for transfer in [t for t in self._open.values() if t.session == session and not t.detached]:
+            self._end(transfer, End.RELEASED)
+
+    def left(self) -> list[Transfer]:
+        """Those whose request is gone, the earliest first."""
+        return [transfer for transfer in self._open.values() if transfer.request is None]
+
+    def newest(self) -> Transfer | None:
+        """The last of these."""
+        return next((transfer for transfer in reversed(self._open.values()) if transfer.request is None), None)
+
+    def give_back(self, transfer: Transfer) -> None:
+        """Its pages are needed here."""
+        self._end(transfer, End.FAILED)
+
+    def expire(self, now: float) -> None:
+        """End those whose lease is over. One whose request still computes is not waited for yet."""
+        if now < self._next_expiry_s:
+            return
+        waiting = self.left()
+        for transfer in waiting:
+            if transfer.expires_s <= now:
+                self._end(transfer, End.EXPIRED)
+        self._next_expiry_s = min((t.expires_s for t in waiting if t.expires_s > now), default=float("inf"))
+
+    def end_all(self) -> None:
+        """The replica stops, or has lost its worker."""
+        for transfer in list(self._open.values()):
+            self._end(transfer, End.FAILED)
+
+    def check_integrity(self) -> None:
+        """Every transfer has what is exported, or somebody who will have it exported again."""
+        exports = {export for transfer in self._open.values() for export in transfer.exports}
+        require(exports == self._by_export.keys(), "an export is of no transfer")
+        flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.EXPORT}
+        require(exports <= flying, "an export has ended and is waited for")
+        computing = {transfer.request.uid: transfer for transfer in self._open.values() if transfer.request}
+        require(computing == self._computing, "a transfer lost its request")
+        for transfer in self._open.values():
+            started = transfer.request is None or transfer.request.state is State.STARTED
+            require(started != transfer.suspended and (bool(transfer.exports) or not started), "nothing is exported")
+
+    def _add(self, request: Request) -> Transfer:
+        asked_s = min(request.transfer.lease_ms / 1000, _MOST_LEASE_S)
+        lease_s = asked_s or self._lease_s
+        ticket = self._ticket(request, lease_s)
+        transfer = Transfer(ticket, request.session, lease_s, asked_s > 0, request)
+        self._open[ticket.transfer_id] = self._computing[request.uid] = transfer
+        return transfer
+
+    def _ticket(self, request: Request, lease_s: float) -> Ticket:
+        geometry, known = self._hello.model.pages, request.known_len
+        identify(request, geometry.page_size)
+        whole = known // geometry.page_size
+        hashes, first = tuple(request.hashes[:whole]), whole * geometry.page_size
+        tail, parent = request.ids(first, known), hashes[-1] if hashes else b""
+        return Ticket(
+            transfer_id=secrets.token_bytes(_ID_BYTES),
+            instance=self._instance,
+            epoch=self._hello.epoch,
+            page_hashes=hashes,
+            tail_handle=tail_handle(tail, page_extras(request.sequence), parent, first) if len(tail) else b"",
+            tail_tokens=len(tail),
+            lease_key=secrets.token_bytes(_KEY_BYTES),
+            sources=self._hello.data_address,
+            geometry=geometry,
+            lease_ms=round(lease_s * 1000),
+            host=self._hello.host,
+        )
+
+    def _exported(self, move: Move, moved: MoveEnd, now: float) -> None:
+        transfer = self._by_export.pop(moved.id, None)
+        if transfer is None:
+            return
+        transfer.exports.discard(moved.id)
+        if transfer.suspended:
+            return
+        if moved.failed:
+            self._end(transfer, End.FAILED)
+        elif not transfer.exports:
+            self._end(transfer, End.PULLED)
+
+    def _end(self, transfer: Transfer, end: End) -> None:
+        del self._open[transfer.ticket.transfer_id]
+        if transfer.request is not None:
+            del self._computing[transfer.request.uid]
+        for export in transfer.exports:
+            del self._by_export[export]
+        self._moves.cancel(transfer.exports)
+        self._stats.transfers[end.value] = self._stats.transfers.get(end.value, 0) + 1

@@ -1,0 +1,280 @@
+"""Pages from the kvstore and back: what to look up and load, which leases are held, and what a preempted request does.
+
+Pure: lookups and releases are left in `effects` for the service to carry out, moves go into the next Grant. A lease is
+released exactly once: when its load was reported, when its request leaves before starting, or when the worker is gone.
+Every failure is a miss, and a kvstore that does not answer is left alone. What is stored is `offload`'s affair.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire_common.credit import MoveKind
+from quire_scheduler.core.invariant import require
+from quire_scheduler.core.request import State
+from quire_scheduler.kv.breaker import Breaker
+from quire_scheduler.kv.offload import Offload
+from quire_scheduler.kv.page_identity import most_hits
+from quire_scheduler.kv.page_moves import Move
+from quire_scheduler.kv.resume_cost import ResumeCost
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.credit import PageGeometry
+    from quire_common.sequence import RequestContext
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.core.stats import Stats
+    from quire_scheduler.kv.page_moves import MoveEnd, PageMoves
+    from quire_scheduler.kv.page_names import PageNames
+    from quire_scheduler.kv.page_pools import PagePools
+    from quire_scheduler.kv.prefix_cache import PrefixCache
+
+
+class Lookup(NamedTuple):
+    """Ask the kvstore how many of these pages it has in a row, in every group; answer with `Scheduler.on_lookup`.
+
+    `compute_s`: how long it would take to compute them all; None where nobody knows yet.
+    """
+
+    uid: int
+    context: RequestContext
+    hashes: tuple[bytes, ...]
+    compute_s: float | None = None
+
+
+class LookupResult(NamedTuple):
+    """Pages found in every group, one lease per group (none where nothing was found), when the leases end, and the
+    slowest medium that the pages are on. `failed`: there was no answer, which says nothing of the pages."""
+
+    pages: int
+    leases: tuple[bytes, ...]
+    us: int
+    expires_s: float
+    medium: str = ""
+    failed: bool = False
+    boot_id: int = 0
+    """Which life of the kvstore answered; 0: it does not say."""
+    watched: bool = False
+    """Whoever watches it is told of all that lookups find."""
+
+
+@dataclass(slots=True)
+class Effects:
+    """What the service must do outside the core."""
+
+    lookups: list[Lookup] = field(default_factory=list)
+    releases: list[bytes] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.lookups or self.releases)
+
+
+# Times that one request is looked up: again where its lease ends, or its local pages change, while it waits.
+_MOST_LOOKUPS = 8
+# For so long after a request came it holds what its router knew then. Pages are stored meanwhile, and who waits longer
+# loses nothing by a lookup.
+_BELIEVED_S = 1.0
+# Pages of one lookup: a kvstore does not take more in one call.
+_MOST_ASKED = 8192
+
+
+class KvTraffic:
+    """One core's traffic with the kvstore; without one (`enabled` False) it does nothing."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        geometry: PageGeometry,
+        pools: PagePools,
+        names: PageNames,
+        moves: PageMoves,
+        cache: PrefixCache,
+        stats: Stats,
+        *,
+        enabled: bool,
+    ) -> None:
+        self.enabled = enabled
+        self.offload = Offload(config, pools, names, moves, stats, enabled=enabled)
+        self._moves = moves
+        moves.owners[MoveKind.STORE] = self.offload.ended
+        moves.owners[MoveKind.LOAD] = self._loaded
+        self._cache = cache
+        self._min_tokens = config.kvstore_min_tokens
+        self._page_size = geometry.page_size
+        self._cost = ResumeCost(geometry.page_size, sum(group.page_bytes for group in geometry.groups))
+        self._stats = stats
+        self.watched_boot_id = 0
+        """The kvstore's life that answered last, where it can be watched; 0: none, or it cannot."""
+        self._breaker = Breaker()
+        self._now = 0.0
+        self._effects = Effects()
+        # Answers to lookups whose requests have not started.
+        self._found: dict[int, LookupResult] = {}
+
+    @property
+    def cost(self) -> ResumeCost:
+        """What bringing pages back takes, as measured."""
+        return self._cost
+
+    def tick(self, now: float) -> None:
+        """Time passes; before pages are handed out."""
+        self._now = now
+        self.offload.look_ahead(now)
+
+    def wants_lookup(self, request: Request, local: int) -> bool:
+        """Whether to ask before starting for what follows the `local` pages that the device has: not for the page of
+        the last token, not for ever, not who does not answer, and not for pages that may be damaged there."""
+        return (
+            self.enabled
+            and request.lookups < _MOST_LOOKUPS
+            and not request.lookup_failed
+            and request.sequence.reads_cache
+            and request.prompt_len >= self._min_tokens
+            and most_hits(request, self._page_size) > local
+            and self._breaker.allows(self._now)
+            and not self.offload.doubts(request.hashes[local:])
+        )
+
+    def is_spared(self, request: Request, local: int) -> bool:
+        """Whether a new request that wants a lookup would find nothing: its router follows the kvstore, and knew of
+        nobody with more than the local pages. What was given to the kvstore from here the router may not know yet, nor
+        what was computed elsewhere for one that came by a handover."""
+        return (
+            request.held_tokens is not None
+            and request.held_tokens <= local * self._page_size
+            and self._now < request.timing.submitted_s + _BELIEVED_S
+            and not (request.ticketed or request.swapped)
+            and not self.offload.knows(request.hashes[local])
+        )
+
+    def ask(self, request: Request, local: int) -> None:
+        """Look up what follows the local pages."""
+        self._breaker.asked(self._now)
+        request.lookups += 1
+        request.lookup_from = local
+        request.swapped = False
+        hashes = self._asked(request)
+        compute_s = self._cost.compute_s(len(hashes))
+        self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
+
+    def answered(self, request: Request | None, result: LookupResult) -> None:
+        """The kvstore answered, or did not in time; the request may have left meanwhile."""
+        if result.failed:
+            self._breaker.failed(self._now)
+            self._stats.lookups_failed += 1
+        else:
+            self._breaker.worked()
+            self.watched_boot_id = result.boot_id if result.watched else 0
+            self._cost.looked_up(result.us)
+        if request is None or not result.pages:
+            self._effects.releases += result.leases
+        else:
+            self._found[request.uid] = result
+        if request is not None:
+            request.timing.looked_up(result.us)
+            request.lookup_failed |= result.failed
+            asked = self._asked(request)
+            self._stats.cache_queries += len(asked) * self._page_size
+            self._stats.cache_hits += result.pages * self._page_size
+            if not result.failed:
+                self.offload.met(result.boot_id)
+                self.offload.remember(asked[: result.pages])
+                self.offload.forget(asked[result.pages :])
+
+    def must_ask(self, request: Request, local: int) -> bool:
+        """Whether to ask, for the first time since it was swapped or anew, before a request with a seat starts. What
+        was found is abandoned where the lease would end before its pages are read, or where they no longer follow the
+        local ones."""
+        found = self._found.get(request.uid)
+        if found is None:
+            return request.swapped and self.wants_lookup(request, local)
+        if self._now < found.expires_s and local == request.lookup_from:
+            return False
+        self.abandon(request)
+        return local < request.lookup_from + found.pages and self.wants_lookup(request, local)
+
+    def abandon(self, request: Request) -> None:
+        """The request will not load what was found for it."""
+        if found := self._found.pop(request.uid, None):
+            self._effects.releases += found.leases
+
+    def load(self, request: Request, local: int) -> int:
+        """The request takes its slot and pages: fill those that follow the local ones from the kvstore. Returns how
+        many pages it need not compute."""
+        request.lookups, request.offered_pages, request.swapped = 0, 0, False
+        found = self._found.pop(request.uid, None)
+        if found is None:
+            return local
+        end = local + found.pages
+        hashes = tuple(request.hashes[local:end])
+        for group, lease in enumerate(found.leases):
+            pages = request.tables[group][local:end]
+            move = Move(MoveKind.LOAD, group, pages, hashes, request, local, lease, found.medium)
+            self._moves.begin(move, request.context, self._now)
+        return end
+
+    def swap(self, request: Request) -> bool:
+        """A request is preempted and still holds its pages: whether they are loaded when it resumes, rather than
+        computed. If so, what the kvstore lacks of them is stored now."""
+        pages = min(request.ready_pages, most_hits(request, self._page_size))
+        if not pages or not self.wants_lookup(request, 0):
+            return False
+        unstored = self.offload.unstored(request)
+        if unstored and not self.offload.may_save(unstored):
+            return False
+        request.swapped = self._cost.swap_pays(pages, unstored)
+        if request.swapped:
+            self.offload.save(request)
+        return request.swapped
+
+    def lost(self) -> None:
+        """The worker is gone: no move will be reported, no request will start."""
+        for found in self._found.values():
+            self._effects.releases += found.leases
+        self._found.clear()
+        for move in self._moves.lost():
+            if move.lease:
+                self._effects.releases.append(move.lease)
+            if move.kind is MoveKind.LOAD and move.request is not None:
+                self._cache.loaded(move.request, move.group, move.first, move.pages, arrived=0)
+
+    def take_effects(self) -> Effects:
+        """What to do outside, once."""
+        effects, self._effects = self._effects, Effects()
+        return effects
+
+    @property
+    def idle(self) -> bool:
+        """No lease is held of what was found."""
+        return not self._found
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Answers are of requests that wait with a seat; every lease is held once."""
+        seated = {request.uid for request in requests if request.state is State.READY}
+        require(self._found.keys() <= seated, "a lease is held for nobody")
+        leases = [lease for found in self._found.values() for lease in found.leases]
+        leases += [move.lease for move in self._moves.all() if move.lease]
+        require(len(leases) == len(set(leases)), "a lease is held twice")
+        require(not set(leases) & set(self._effects.releases), "a lease is held and released")
+
+    def _asked(self, request: Request) -> tuple[bytes, ...]:
+        """What was asked for last."""
+        most = min(most_hits(request, self._page_size), request.lookup_from + _MOST_ASKED)
+        return tuple(request.hashes[request.lookup_from : most])
+
+    def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
+        request, end, arrived = move.request, move.first + len(move.pages), moved.pages
+        self._effects.releases.append(move.lease)
+        self.offload.forget(move.hashes[arrived:])
+        if request is None:
+            return
+        if not move.group:
+            self._stats.loaded(move.medium, arrived * self._page_size)
+        self._cache.loaded(request, move.group, move.first, move.pages, arrived)
+        # It may have left since, or run again on other pages.
+        if request.tables and request.tables[move.group][move.first : end] == move.pages:
+            request.lost_pages((move.first + arrived) * self._page_size)
+            request.timing.loaded(moved.us, arrived)

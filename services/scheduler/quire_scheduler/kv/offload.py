@@ -1,0 +1,277 @@
+"""Which device pages are given to the kvstore, and when, so that they are found when they have left the device.
+
+write-through  when they are full, many of a chain at once, and what was missed when it is about to be evicted
+on-evict       when they are about to be evicted
+selective      when a second request has use of them
+off            never
+
+It happens beside the work: bounded in flight, and what is too much is dropped and counted. Knows nothing of lookups.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire_common.credit import MoveKind
+from quire_common.sequence import RequestContext
+from quire_scheduler.kv.breaker import Breaker
+from quire_scheduler.kv.page_moves import Move
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.core.stats import Stats
+    from quire_scheduler.kv.page_moves import MoveEnd, PageMoves
+    from quire_scheduler.kv.page_names import PageNames
+    from quire_scheduler.kv.page_pools import PagePools
+
+WRITE_THROUGH, ON_EVICT, SELECTIVE, OFF = POLICIES = ("write-through", "on-evict", "selective", "off")
+# Full pages of a request that wait for more before they are stored.
+BATCH_PAGES = 8
+# A chain longer than this is stored by several moves, so that others come in between.
+_MOVE_PAGES = 256
+# Of all pages, the part that stores may hold, in the background and when requests are preempted for pages.
+_SHARE, _SWAP_SHARE = 8, 2
+_LEAST_SHARE = 2 * BATCH_PAGES
+# Hashes whose pages in the kvstore may be damaged.
+_MOST_DOUBTED = 65536
+# Pages that are looked at before they are evicted, as a share of all, within bounds; again when a quarter is used up.
+_WINDOW, _LEAST_WINDOW, _MOST_WINDOW = 8, 16, 512
+_NOBODY = RequestContext("offload")
+
+
+class _Chain(NamedTuple):
+    """Pages by group, each hash the parent of the next."""
+
+    tables: tuple[list[int], ...]
+    hashes: tuple[bytes, ...]
+
+    def tail(self, pages: int) -> _Chain:
+        """The last so many."""
+        first = max(len(self.hashes) - pages, 0)
+        return _Chain(tuple(table[first:] for table in self.tables), self.hashes[first:])
+
+
+class Offload:
+    """One core's stores; without a kvstore (`enabled` False) none."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        pools: PagePools,
+        names: PageNames,
+        moves: PageMoves,
+        stats: Stats,
+        *,
+        enabled: bool,
+    ) -> None:
+        self.enabled = enabled and config.kvstore_offload != OFF
+        # Whether running requests' pages are of interest before they leave.
+        self.early = self.enabled and config.kvstore_offload != ON_EVICT
+        self._selective = config.kvstore_offload == SELECTIVE
+        self._min_tokens = config.kvstore_min_tokens
+        self._max_stores = config.kvstore_moves
+        self._max_known = config.kvstore_known_pages
+        self._pools = pools
+        self._names = names
+        self._moves = moves
+        self._breaker = Breaker()
+        self._stats = stats
+        self._now = 0.0
+        # Hashes that the kvstore has, or is being given; least recently used first.
+        self._known: OrderedDict[bytes, None] = OrderedDict()
+        # Hashes of pages that ended in an error and were not stored anew since; the oldest first.
+        self._doubted: OrderedDict[bytes, None] = OrderedDict()
+        self._boot_id = 0
+        self._window = min(max(pools.capacity // _WINDOW, _LEAST_WINDOW), _MOST_WINDOW)
+        # By group: pages that had been allocated when the window was looked through last.
+        self._looked_at = [-self._window] * pools.groups
+        # What was seen there did not all go.
+        self._crowded = False
+
+    def filled(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
+        """The first pages of the request hold what they should: store those that wait if they are `least` or more.
+        False where there is no room for all of them now: the rest waits on."""
+        first, end = request.offered_pages, request.ready_pages
+        if not self.early or end - first < least or request.prompt_len < self._min_tokens:
+            return True
+        if self._selective:
+            end = self._wanted_twice(request, first, end)
+        lacking = self._lacking(request, first, end)
+        if not lacking:
+            request.offered_pages = end
+            return True
+        span, room = lacking[-1] + 1 - lacking[0], self._room(_SHARE)
+        if span <= room:
+            request.offered_pages = end
+            self._store_pages(request, lacking[0], lacking[-1] + 1)
+        elif room >= least:
+            request.offered_pages = lacking[0] + room
+            self._store_pages(request, lacking[0], lacking[0] + room)
+        return span <= room
+
+    def leaves(self, request: Request, *, stores: bool = True) -> None:
+        """The request gives its pages up: what is left of them is stored now as far as there is room, if it `stores`,
+        and the rest is dropped."""
+        if not stores:
+            if self.early and request.prompt_len >= self._min_tokens:
+                self._stats.offload_dropped += len(self._lacking(request, request.offered_pages, request.ready_pages))
+        elif not self.filled(request, least=1):
+            lacking = self._lacking(request, request.offered_pages, request.ready_pages)
+            self._stats.offload_dropped += len(lacking)
+
+    def unstored(self, request: Request) -> int:
+        """Of the request's full pages, those that the kvstore has not been given."""
+        return len(self._lacking(request, 0, request.ready_pages))
+
+    def may_save(self, pages: int) -> bool:
+        """Whether so many pages of a preempted request could be stored now."""
+        return self.enabled and pages <= self._room(_SWAP_SHARE)
+
+    def save(self, request: Request) -> None:
+        """The request is preempted, and its pages are to be loaded when it resumes: store those that are not."""
+        if lacking := self._lacking(request, 0, request.ready_pages):
+            self._store_pages(request, lacking[0], lacking[-1] + 1)
+
+    def look_ahead(self, now: float) -> None:
+        """Before pages are handed out: store what is about to be evicted. Costs nothing while pages are free."""
+        self._now = now
+        if not self.enabled or self._selective:
+            return
+        for group, pool in enumerate(self._pools.pools):
+            if pool.allocated - self._looked_at[group] >= self._window // 4:
+                self._looked_at[group] = pool.allocated
+                for chain in self._chains(group, pool.next_evicted(self._window)):
+                    room = self._room(_SHARE)
+                    if room < len(chain.hashes):
+                        # Its tail goes first. The rest is looked at again when a store has ended.
+                        self._crowded = True
+                        chain = chain.tail(room)
+                    if chain.hashes:
+                        self._store(chain, None, 0)
+
+    def evicted(self, group: int, hashes: Sequence[bytes]) -> None:
+        """Pages with these names are lost to the device: count those that nobody has now."""
+        if self.enabled and not self._selective and not group:
+            self._stats.offload_missed += sum(digest not in self._known for digest in hashes)
+
+    def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
+        """A store has ended; its first pages are there."""
+        self._now, arrived = now, moved.pages
+        if self._crowded and arrived == len(move.hashes):
+            # Not after one that had no room: it would be tried again and again while nothing else happens.
+            self._crowded, self._looked_at = False, [-self._window] * self._pools.groups
+        if arrived:
+            self._breaker.worked()
+        else:
+            self._breaker.failed(now)
+        self._stats.offload_pages += arrived
+        self._stats.offload_failed += len(move.hashes) - arrived
+        self.forget(move.hashes[arrived:])
+
+    def remember(self, hashes: Sequence[bytes]) -> None:
+        """The kvstore has these."""
+        known = self._known
+        for digest in hashes:
+            known[digest] = None
+            known.move_to_end(digest)
+        while len(known) > self._max_known:
+            known.popitem(last=False)
+
+    def met(self, boot_id: int) -> None:
+        """The kvstore said which life of its it lives: what an earlier one was given it may have lost."""
+        if boot_id and boot_id != self._boot_id:
+            if self._boot_id:
+                self._known.clear()
+                self._doubted.clear()
+            self._boot_id = boot_id
+
+    def forget(self, hashes: Sequence[bytes]) -> None:
+        """The kvstore has these not: they may be stored anew."""
+        for digest in hashes:
+            self._known.pop(digest, None)
+
+    def knows(self, digest: bytes) -> bool:
+        """Whether the kvstore has this, or is being given it, as far as is known here."""
+        return digest in self._known
+
+    def distrust(self, hashes: Sequence[bytes]) -> None:
+        """The pages of one that ended by an error: what the kvstore has of them is not to be loaded, until they are
+        stored anew."""
+        if not self.enabled:
+            return
+        self.forget(hashes)
+        doubted = self._doubted
+        for digest in hashes:
+            doubted[digest] = None
+            doubted.move_to_end(digest)
+        while len(doubted) > _MOST_DOUBTED:
+            doubted.popitem(last=False)
+
+    def doubts(self, hashes: Sequence[bytes]) -> bool:
+        """Whether any of these may be damaged in the kvstore."""
+        return bool(self._doubted) and not self._doubted.keys().isdisjoint(hashes)
+
+    def _lacking(self, request: Request, first: int, end: int) -> list[int]:
+        """Which pages of the request the kvstore was not given."""
+        hashes, known = request.hashes, self._known
+        return [index for index in range(first, end) if hashes[index] not in known]
+
+    def _wanted_twice(self, request: Request, first: int, end: int) -> int:
+        """Up to which page others had use of the request's pages, or have now."""
+        local = request.local_tokens // self._pools.page_size
+        pool, table = self._pools.pools[0], request.tables[0]
+        while end > max(first, local) and pool.references(table[end - 1]) < 2:
+            end -= 1
+        return end
+
+    def _room(self, share: int) -> int:
+        """How many more pages may be on their way. Where it is tried whether stores work again, no more than one move
+        carries: its pages, and the parent of the first."""
+        moves, pools = self._moves, self._pools
+        if moves.stores + pools.groups > self._max_stores or not self._breaker.allows(self._now):
+            return 0
+        most = max(pools.capacity // share, min(_LEAST_SHARE, pools.capacity // _SWAP_SHARE))
+        if not self._breaker.closed:
+            most = min(most, _MOVE_PAGES - 1)
+        return max(most - moves.storing_pages // pools.groups, 0)
+
+    def _store_pages(self, request: Request, first: int, end: int) -> None:
+        # The kvstore tells watchers of each page's parent, the one before it in the same put: what it has it does not
+        # want again.
+        first = max(first - 1, 0)
+        tables = tuple(table[first:end] for table in request.tables)
+        self._store(_Chain(tables, tuple(request.hashes[first:end])), request, first)
+
+    def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
+        self._breaker.asked(self._now)
+        context = _NOBODY if request is None else request.context
+        for start in range(0, len(chain.hashes), _MOVE_PAGES):
+            cut = slice(max(start - 1, 0), start + _MOVE_PAGES)
+            for group, table in enumerate(chain.tables):
+                move = Move(MoveKind.STORE, group, table[cut], chain.hashes[cut], request, first + cut.start)
+                self._moves.begin(move, context, self._now)
+        self.remember(chain.hashes)
+        for digest in chain.hashes if self._doubted else ():
+            self._doubted.pop(digest, None)
+
+    def _chains(self, group: int, pages: Sequence[int]) -> list[_Chain]:
+        """What of these, in the order of their eviction, the kvstore lacks, as chains. A prefix's tail goes first."""
+        names, known = self._names, self._known
+        chains, before = list[list[bytes]](), b""
+        for digest, parent in reversed(names.of(group, pages)):
+            if digest not in known:
+                if chains and chains[-1][-1] == parent:
+                    chains[-1].append(digest)
+                else:
+                    # With its parent, for watchers, where that is about to be evicted too.
+                    chains.append([parent, digest] if parent and before == parent else [digest])
+            before = digest
+        found, groups = list[_Chain](), [names.pages(g) for g in range(self._pools.groups)]
+        for hashes in reversed(chains):
+            if all(digest in page_of for page_of in groups for digest in hashes):
+                found.append(_Chain(tuple([page_of[digest] for digest in hashes] for page_of in groups), tuple(hashes)))
+        return found

@@ -1,0 +1,272 @@
+"""Device pages of one KV group: who references them, and from when one without a reference may be used again.
+
+A released page is fenced: steps that are still in flight may read or write it. Once the fence has passed - the Grant
+that stopped its slot has retired, or the last step that could touch it has completed - it is free, unless it is to be
+kept for what it holds: then it is idle, and taken again (`share`) or, when no free page is left, evicted, the one that
+was released longest ago first. A page that is lent is read by a move: until it comes back it is not used anew either.
+Page 0 is the worker's dummy and never granted. Knows nothing of requests, slots or what a page holds.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from itertools import islice
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_scheduler.core.invariant import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from numpy.typing import NDArray
+
+
+class Fence(NamedTuple):
+    """What must have passed before pages are reused: a Grant's retirement and a step's completion."""
+
+    grant: int = 0
+    step: int = -1
+
+
+class _Fenced(NamedTuple):
+    fence: Fence
+    batch: int
+    pages: NDArray[np.intp]
+
+
+NO_FENCE = Fence()
+
+
+class PageAllocator:
+    """Pages 1 .. num_pages - 1 with reference counts. `evicted` hears of kept pages that are about to be used anew."""
+
+    def __init__(self, num_pages: int, evicted: Callable[[list[int]], object] = lambda pages: None) -> None:
+        self.capacity = max(num_pages - 1, 0)
+        self._references = np.zeros(num_pages, np.int32)
+        # A stack; the lowest page on top, so that small pools are easy to read in tests.
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._kept: NDArray[np.bool_] = np.zeros(num_pages, np.bool_)
+        # Kept pages without a reference whose fence has passed, least recently used first.
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._evicted = evicted
+        self._fence_grant: NDArray[np.int64] = np.zeros(num_pages, np.int64)
+        self._fence_step: NDArray[np.int64] = np.full(num_pages, -1, np.int64)
+        # The batch of released pages with which a page waits for its fence; 0: it does not wait.
+        self._batch: NDArray[np.int64] = np.zeros(num_pages, np.int64)
+        self._fenced: list[_Fenced] = []
+        self._batches = 0
+        self._num_fenced = 0
+        # Moves that read the page; and the lent pages whose fence has passed without a reference, with whether they
+        # were about to be evicted when they were lent.
+        self._lent: dict[int, int] = {}
+        self._awaited: dict[int, bool] = {}
+        self.allocated = 0
+        self._retired = 0
+        self._completed = -1
+
+    @property
+    def free(self) -> int:
+        """Pages that may be allocated now, idle ones included."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def idle(self) -> int:
+        """Free pages that still hold what they are kept for."""
+        return len(self._idle)
+
+    @property
+    def fenced(self) -> int:
+        """Pages without a reference that wait for their fence, or for the end of a move."""
+        return self._num_fenced + len(self._awaited)
+
+    @property
+    def awaited(self) -> int:
+        """Of these, those that wait for a move alone."""
+        return len(self._awaited)
+
+    @property
+    def referenced(self) -> int:
+        """Pages that somebody references."""
+        return self.capacity - self.free - self.fenced
+
+    def allocate(self, count: int) -> list[int]:
+        """Take `count` pages, each with one reference, idle ones last. The caller has checked `free`."""
+        require(0 <= count <= self.free, "more pages than are free")
+        if not count:
+            return []
+        left = max(len(self._free) - count, 0)
+        pages = self._free[left:][::-1]
+        del self._free[left:]
+        if len(pages) < count:
+            pages += self._evict(count - len(pages))
+        self.allocated += count
+        at = np.array(pages)
+        self._references[at] = 1
+        self._fence_grant[at] = 0
+        self._fence_step[at] = -1
+        return pages
+
+    def share(self, pages: Sequence[int]) -> None:
+        """One more reference for each, of pages that are kept or have one already."""
+        if not len(pages):
+            return
+        references = self._references[pages]
+        if not int(references.min()):
+            for page in np.asarray(pages)[references == 0].tolist():
+                require(bool(self._kept[page]), "share of a free page")
+                if self._batch[page]:
+                    self._batch[page] = 0
+                    self._num_fenced -= 1
+                elif page in self._awaited:
+                    del self._awaited[page]
+                else:
+                    del self._idle[page]
+        self._references[pages] += 1
+
+    def release(self, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
+        """One reference less for each, in the order of their sequence: of kept pages the last will be evicted first."""
+        if not pages:
+            return
+        at = np.array(pages)
+        left = self._references[at] - 1
+        require(int(left.min()) >= 0, "release of a free page")
+        self._references[at] = left
+        if not self._passed(fence):
+            self._fence_grant[at] = np.maximum(self._fence_grant[at], fence.grant)
+            self._fence_step[at] = np.maximum(self._fence_step[at], fence.step)
+        gone = at[left == 0]
+        if len(gone):
+            # A sharer that left earlier may have left a later fence behind.
+            latest = Fence(int(self._fence_grant[gone].max()), int(self._fence_step[gone].max()))
+            if self._passed(latest):
+                self._settle(gone)
+            else:
+                self._batches += 1
+                self._batch[gone] = self._batches
+                self._fenced.append(_Fenced(latest, self._batches, gone))
+                self._num_fenced += len(gone)
+
+    def lend(self, pages: Sequence[int]) -> None:
+        """A move reads these, which are referenced or idle, until `take_back`."""
+        for page in pages:
+            self._lent[page] = self._lent.get(page, 0) + 1
+            if page in self._idle:
+                del self._idle[page]
+                self._awaited[page] = True
+
+    def take_back(self, pages: Sequence[int]) -> None:
+        """A move has ended. What was about to be evicted when it was lent is so again; the last of the pages first."""
+        front = list[int]()
+        for page in reversed(pages):
+            left = self._lent[page] - 1
+            if left:
+                self._lent[page] = left
+                continue
+            del self._lent[page]
+            old = self._awaited.pop(page, None)
+            if old is None:
+                continue
+            if not self._kept[page]:
+                self._free.append(page)
+            elif old:
+                front.append(page)
+            else:
+                self._idle[page] = None
+        for page in reversed(front):
+            self._idle[page] = None
+            self._idle.move_to_end(page, last=False)
+
+    def next_evicted(self, most: int) -> list[int]:
+        """Of the idle pages those that will be evicted within the next `most` pages that are allocated, first first."""
+        return list(islice(self._idle, max(most - len(self._free), 0)))
+
+    def keep(self, pages: Sequence[int]) -> None:
+        """When nobody references these any more, what they hold is kept while pages last."""
+        self._kept[pages] = True
+
+    def drop(self, pages: Sequence[int]) -> None:
+        """What these hold is of no use any more."""
+        self._kept[pages] = False
+        for page in pages:
+            if page in self._idle:
+                del self._idle[page]
+                self._free.append(page)
+
+    def advance(self, retired: int, completed: int) -> None:
+        """All steps before Grant `retired`, and all up to step `completed`, are done."""
+        self._retired = max(self._retired, retired)
+        self._completed = max(self._completed, completed)
+        if self._fenced:
+            still = []
+            for fenced in self._fenced:
+                if self._passed(fenced.fence):
+                    # Those that were shared meanwhile wait no longer, or again with another batch.
+                    waiting = fenced.pages[self._batch[fenced.pages] == fenced.batch]
+                    self._batch[waiting] = 0
+                    self._num_fenced -= len(waiting)
+                    self._settle(waiting)
+                else:
+                    still.append(fenced)
+            self._fenced = still
+
+    def references(self, page: int) -> int:
+        """How many hold the page."""
+        return int(self._references[page])
+
+    def is_lent(self, page: int) -> bool:
+        """Whether a move reads it."""
+        return page in self._lent
+
+    def idle_among(self, pages: Iterable[int]) -> int:
+        """How many of the pages are idle: to share them leaves so many fewer to allocate."""
+        return sum(map(self._idle.__contains__, pages))
+
+    def kept(self) -> set[int]:
+        """Pages that are kept, referenced ones included."""
+        return set(np.flatnonzero(self._kept).tolist())
+
+    def check_integrity(self, held: Iterable[Sequence[int]], lent: Iterable[Sequence[int]] = ()) -> None:
+        """Compare with all references and loans that the callers know of; AssertionError on any difference."""
+        expected = np.zeros_like(self._references)
+        for pages in held:
+            np.add.at(expected, list(pages), 1)
+        wrong = np.nonzero(expected != self._references)[0]
+        require(
+            not len(wrong),
+            f"pages {wrong[:8]} have {self._references[wrong[:8]]} references, not {expected[wrong[:8]]}",
+        )
+        require(not self._references[:1].any() and not self._kept[:1].any(), "page 0 was granted")
+        fenced = [page for _, batch, pages in self._fenced for page in pages.tolist() if self._batch[page] == batch]
+        require(len(fenced) == self._num_fenced == int((self._batch > 0).sum()), "fenced pages were miscounted")
+        require(Counter(page for pages in lent for page in pages) == Counter(self._lent), "lent pages were miscounted")
+        require(self._awaited.keys() <= self._lent.keys(), "a page waits for a move that has ended")
+        require(self._lent.keys().isdisjoint([*self._free, *self._idle]), "a lent page is free")
+        loose = [*self._free, *self._idle, *self._awaited, *fenced]
+        require(len(loose) == len(set(loose)), "a page is free twice")
+        require(0 not in loose, "page 0 is free")
+        require(not (self._references[loose] > 0).any(), "a page is free and referenced")
+        require(len(loose) + int((self._references > 0).sum()) == self.capacity, "a page is lost")
+        require(not self._kept[self._free].any(), "a page is kept and free")
+        require(bool(self._kept[list(self._idle)].all()), "a page is idle for nothing")
+
+    def _settle(self, pages: NDArray[np.intp]) -> None:
+        """The fence of these has passed."""
+        last_first = pages[::-1]
+        for page, kept in zip(last_first.tolist(), self._kept[last_first].tolist(), strict=True):
+            if page in self._lent:
+                self._awaited[page] = False
+            elif kept:
+                self._idle[page] = None
+            else:
+                self._free.append(page)
+
+    def _evict(self, count: int) -> list[int]:
+        pages = [self._idle.popitem(last=False)[0] for _ in range(count)]
+        self._kept[pages] = False
+        self._evicted(pages)
+        return pages
+
+    def _passed(self, fence: Fence) -> bool:
+        return fence.grant <= self._retired and fence.step <= self._completed

@@ -1,0 +1,197 @@
+"""Page moves in flight, from the Grant that carries them to the Report of their end.
+
+Pages that a move writes have a reference of the move's own, whatever happens to the request; pages that it reads are
+lent to it. Whoever begins moves of a kind hears of their ends by `owners`. Knows nothing of leases' ends or of why
+pages move.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_common.credit import MoveKind, PageMove
+from quire_scheduler.core.invariant import require
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quire_common.sequence import RequestContext
+    from quire_common.ticket import Ticket
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.kv.page_pools import PagePools
+
+
+_LATE_S = 0.25
+_WRITES = (MoveKind.LOAD, MoveKind.PULL)
+
+
+class Move(NamedTuple):
+    """Pages of a chain, from the request's page `first` on. A store may belong to no request."""
+
+    kind: MoveKind
+    group: int
+    pages: list[int]
+    hashes: tuple[bytes, ...]
+    request: Request | None = None
+    first: int = 0
+    lease: bytes = b""
+    medium: str = ""
+    # Of an export or a pull.
+    ticket: Ticket | None = None
+    # Of a pull: from a worker of the same host.
+    near: bool = False
+
+
+class MoveEnd(NamedTuple):
+    """What the worker says of a move. Of one that failed, `pages` from its first arrived."""
+
+    id: int
+    failed: bool
+    pages: int
+    us: int
+
+
+class Carried(NamedTuple):
+    """What moves of a kind brought that were reported together: bytes, and how long the longest took. `near`: pulls
+    from the same host; they go by a way of their own."""
+
+    kind: MoveKind
+    amount: int
+    longest_us: int
+    near: bool = False
+
+
+class PageMoves:
+    """One core's. `page_bytes` by group."""
+
+    def __init__(self, pools: PagePools, page_bytes: Sequence[int]) -> None:
+        self.storing_pages = 0
+        # Called with a move that has ended and has its pages still, its end with the pages that arrived, and the time.
+        self.owners: dict[MoveKind, Callable[[Move, MoveEnd, float], object]] = {}
+        # Stores, oldest first, by when they began.
+        self._began_s: dict[int, float] = {}
+        self._pools = pools
+        self._page_bytes = page_bytes
+        self._moves: dict[int, Move] = {}
+        self._next = 1
+        self._outgoing: list[PageMove] = []
+        self._cancelled: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._moves)
+
+    @property
+    def outgoing(self) -> bool:
+        """Whether a Grant has moves to carry, or their cancellations."""
+        return bool(self._outgoing or self._cancelled)
+
+    @property
+    def stores(self) -> int:
+        """Of these, to the kvstore."""
+        return len(self._began_s)
+
+    def are_late(self, now: float) -> bool:
+        """Whether a store takes so long that nobody should wait for its pages."""
+        return bool(self._began_s) and now - next(iter(self._began_s.values())) > _LATE_S
+
+    def begin(self, move: Move, context: RequestContext, now: float) -> int:
+        """With the next Grant; returns the move's id."""
+        move_id, self._next = self._next, self._next + 1
+        if move.kind in _WRITES:
+            self._pools.retain(move.group, move.pages)
+        else:
+            self._pools.lend(move.group, move.pages)
+        if move.kind is MoveKind.STORE:
+            self._began_s[move_id] = now
+            self.storing_pages += len(move.pages)
+        self._moves[move_id] = move
+        self._outgoing.append(_to_carry(move_id, move, context))
+        return move_id
+
+    def take(self) -> list[PageMove]:
+        """Moves for the next Grant."""
+        moves, self._outgoing = self._outgoing, []
+        return moves
+
+    def cancel(self, move_ids: Iterable[int]) -> None:
+        """End these early: with the next Grant, and still to be reported."""
+        self._cancelled += [move_id for move_id in move_ids if move_id in self._moves]
+
+    def take_cancelled(self) -> list[int]:
+        """Moves for the next Grant to cancel; those that have ended meanwhile are of no concern to the worker."""
+        cancelled, self._cancelled = self._cancelled, []
+        return cancelled
+
+    def ended(self, ends: Iterable[MoveEnd], now: float) -> list[Carried]:
+        """The worker reported these: their owners hear of it, then their pages are let go of. Unknown ones are of no
+        concern."""
+        carried = dict[tuple[MoveKind, bool], Carried]()
+        for end in ends:
+            move = self._moves.pop(end.id, None)
+            if move is None:
+                continue
+            arrived = min(end.pages, len(move.pages)) if end.failed else len(move.pages)
+            self.owners[move.kind](move, end._replace(pages=arrived), now)
+            self._release(end.id, move)
+            one = carried.get((move.kind, move.near), Carried(move.kind, 0, 0, move.near))
+            amount = one.amount + arrived * self._page_bytes[move.group]
+            carried[move.kind, move.near] = one._replace(amount=amount, longest_us=max(one.longest_us, end.us))
+        return list(carried.values())
+
+    def lost(self) -> list[Move]:
+        """The worker is gone, no move will be reported: returns those that were in flight."""
+        moves, self._moves = self._moves, {}
+        for move_id, move in moves.items():
+            self._release(move_id, move)
+        self._outgoing.clear()
+        self._cancelled.clear()
+        return list(moves.values())
+
+    def items(self) -> list[tuple[int, Move]]:
+        """Those in flight, by id."""
+        return list(self._moves.items())
+
+    def all(self) -> list[Move]:
+        """Those in flight."""
+        return list(self._moves.values())
+
+    def check_integrity(self) -> None:
+        """Counts agree with what is in flight."""
+        stores = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.STORE}
+        require(stores == self._began_s.keys(), "stores were miscounted")
+        pages = sum(len(self._moves[move_id].pages) for move_id in stores)
+        require(pages == self.storing_pages, "pages on their way to the kvstore were miscounted")
+        require({move.id for move in self._outgoing} <= self._moves.keys(), "a move goes out that has ended")
+
+    def pages(self, *, written: bool) -> list[tuple[int, Sequence[int]]]:
+        """Of the moves in flight that write their pages, or of the others, by group."""
+        return [(move.group, move.pages) for move in self._moves.values() if (move.kind in _WRITES) == written]
+
+    def _release(self, move_id: int, move: Move) -> None:
+        if move.kind in _WRITES:
+            self._pools.release(move.group, move.pages)
+        else:
+            self._pools.returned(move.group, move.pages)
+        if self._began_s.pop(move_id, None) is not None:
+            self.storing_pages -= len(move.pages)
+
+
+def _to_carry(move_id: int, move: Move, context: RequestContext) -> PageMove:
+    pages, ticket, pulls = np.array(move.pages, np.int32), move.ticket, move.kind is MoveKind.PULL
+    if ticket is None:
+        return PageMove(move_id, move.kind, move.group, pages, move.hashes, move.lease, context=context)
+    return PageMove(
+        move_id,
+        move.kind,
+        move.group,
+        pages,
+        move.hashes,
+        ticket.transfer_id,
+        context=context,
+        tail_tokens=ticket.tail_tokens,
+        lease_key=ticket.lease_key,
+        first_index=move.first if pulls else 0,
+        source=ticket.sources if pulls else (),
+    )

@@ -1,0 +1,133 @@
+"""Device pages of all KV groups together: a sequence takes the same number in each. `evicted` hears, by group, of kept
+pages that are about to be used anew."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from quire_scheduler.kv.page_allocator import NO_FENCE, Fence, PageAllocator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quire_scheduler.core.request import Request
+
+
+class PagePools:
+    """One allocator per group."""
+
+    def __init__(
+        self, page_size: int, num_pages: Sequence[int], evicted: Callable[[int, Sequence[int]], object]
+    ) -> None:
+        self.page_size = page_size
+        self.pools = tuple(PageAllocator(count, partial(evicted, group)) for group, count in enumerate(num_pages))
+
+    @property
+    def groups(self) -> int:
+        """KV groups."""
+        return len(self.pools)
+
+    @property
+    def capacity(self) -> int:
+        """Pages that one sequence could take at most."""
+        return min(pool.capacity for pool in self.pools)
+
+    @property
+    def free(self) -> int:
+        """Pages that may be taken in every group now."""
+        return min(pool.free for pool in self.pools)
+
+    @property
+    def coming(self) -> int:
+        """Pages that are free or will be once their fences pass and moves end."""
+        return min(pool.free + pool.fenced for pool in self.pools)
+
+    @property
+    def coming_by_steps(self) -> int:
+        """The same without those that only the end of a move frees."""
+        return min(pool.free + pool.fenced - pool.awaited for pool in self.pools)
+
+    def pages_for(self, positions: int) -> int:
+        """Pages that cover so many positions."""
+        return -(-positions // self.page_size)
+
+    def free_beside(self, tables: Sequence[Sequence[int]]) -> int:
+        """Pages that may be taken in every group once these are shared."""
+        return min(pool.free - pool.idle_among(table) for pool, table in zip(self.pools, tables, strict=True))
+
+    def share(self, request: Request, tables: Sequence[Sequence[int]]) -> None:
+        """Begin the request's tables with pages that hold, or will hold, how it begins."""
+        request.tables = tuple(list(table) for table in tables)
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.share(table)
+
+    def give(self, request: Request, count: int) -> None:
+        """Append `count` pages per group to the request's tables. The caller checked `free`."""
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            table += pool.allocate(count)
+
+    def give_each(self, requests: Sequence[Request], counts: Sequence[int]) -> list[list[int]]:
+        """Append pages to the tables of several that hold some: per group, the new ones in the requests' order."""
+        given = [pool.allocate(sum(counts)) for pool in self.pools]
+        for group, pages in enumerate(given):
+            at = 0
+            for request, count in zip(requests, counts, strict=True):
+                request.tables[group].extend(pages[at : at + count])
+                at += count
+        return given
+
+    def take_back(self, request: Request, fence: Fence) -> None:
+        """Drop all of the request's references."""
+        for pool, table in zip(self.pools, request.tables, strict=True):
+            pool.release(table, fence)
+        request.tables = ()
+
+    def retain(self, group: int, pages: Sequence[int]) -> None:
+        """One more reference for pages that somebody holds."""
+        self.pools[group].share(pages)
+
+    def release(self, group: int, pages: Sequence[int], fence: Fence = NO_FENCE) -> None:
+        """One reference less."""
+        self.pools[group].release(pages, fence)
+
+    def lend(self, group: int, pages: Sequence[int]) -> None:
+        """A move reads these, which are named or held."""
+        self.pools[group].lend(pages)
+
+    def returned(self, group: int, pages: Sequence[int]) -> None:
+        """That move has ended."""
+        self.pools[group].take_back(pages)
+
+    def freed_by(self, request: Request, *, lent: bool = True) -> int:
+        """Pages that would be left without a reference if the request gave back its own; with those that a move reads,
+        or without."""
+        return min(
+            sum(pool.references(page) == 1 and (lent or not pool.is_lent(page)) for page in table)
+            for pool, table in zip(self.pools, request.tables, strict=True)
+        )
+
+    def unheld(self, tables: Sequence[Sequence[int]]) -> int:
+        """Of pages that moves read, those that nobody references: they are free when the moves end."""
+        return max(
+            sum(pool.references(page) == 0 for page in table) for pool, table in zip(self.pools, tables, strict=True)
+        )
+
+    def advance(self, retired: int, completed: int) -> None:
+        """See PageAllocator.advance."""
+        for pool in self.pools:
+            pool.advance(retired, completed)
+
+    def check_integrity(
+        self,
+        requests: Iterable[Request],
+        written: Iterable[tuple[int, Sequence[int]]],
+        read: Iterable[tuple[int, Sequence[int]]],
+    ) -> None:
+        """All references are those of the requests' tables and of moves that write, all loans those of moves that read
+        (group, pages)."""
+        requests, written, read = list(requests), list(written), list(read)
+        for group, pool in enumerate(self.pools):
+            held = [request.tables[group] for request in requests if request.tables]
+            filled, lent = ([pages for g, pages in moves if g == group] for moves in (written, read))
+            pool.check_integrity([*held, *filled], lent)

@@ -1,0 +1,349 @@
+"""The loop around the core: sessions on one side, the worker's link on the other, lookups and releases beside.
+
+Owns the core of the present epoch, or none while the worker is away. Everything here runs in one event loop; the core
+is called synchronously. Knows nothing of protobuf.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.errors import NotFound, QuireError, Unavailable
+from quire_common.telemetry.logs import get_logger
+from quire_scheduler import metrics
+from quire_scheduler.core.admission import draining_error
+from quire_scheduler.core.roles import Roles, role_changing
+from quire_scheduler.core.scheduler import Scheduler
+from quire_scheduler.disaggregation.handover import NO_TRANSFER
+from quire_scheduler.kv.kv_traffic import LookupResult
+from quire_scheduler.service.bell import Bell
+from quire_scheduler.service.clock import from_unix_ms, now_s
+from quire_scheduler.service.request_spans import RequestSpans
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from typing import Any
+
+    from quire_common.credit import Grant, ModelInfo, Report, WorkerHello
+    from quire_common.sequence import RequestContext
+    from quire_common.sequence import Sequence as TokenSequence
+    from quire_common.ticket import Ticket
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.core.outputs import SessionOutputs
+    from quire_scheduler.core.request import Request
+    from quire_scheduler.disaggregation.handover import Handover, KvTransfer
+    from quire_scheduler.kv.kv_traffic import Lookup
+    from quire_scheduler.service.sink import Sink
+
+log = get_logger(__name__)
+_TICK_S = 0.1
+_LAST_SESSION = 2**31 - 1
+_READY, _DRAINING = "ready", "draining"
+
+
+class KvStore(Protocol):
+    """What the engine needs of a kvstore. Never raises: failures are misses."""
+
+    async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
+        """Pin the longest stored prefix in every group."""
+
+    async def release(self, leases: Sequence[bytes]) -> None:
+        """Give leases back."""
+
+
+class Engine:
+    """One replica, over all epochs of its worker."""
+
+    def __init__(self, config: SchedulerConfig, kvstore: KvStore | None = None, instance: str = "") -> None:
+        self.config = config
+        self.instance = instance
+        self.roles = Roles(config.role)
+        self.core: Scheduler | None = None
+        self.draining = False
+        # The worker stops: it finishes what it holds, in this epoch.
+        self._worker_drains = False
+        self.progress = 0.0
+        self.detail = "waiting for the worker"
+        # Rings when phase, progress or the model change.
+        self.phase_bell = Bell()
+        # Rings when pages were stored or removed, and at a new epoch.
+        self.page_bell = Bell()
+        # Called when there may be a Grant to send; set by the link.
+        self.kick: Callable[[], None] = lambda: None
+        self._phase = "loading"
+        self._kvstore = kvstore
+        self._sinks: dict[int, Sink] = {}
+        self._next_session = 1
+        self._outputs: list[SessionOutputs] = []
+        self._spans = RequestSpans()
+        self._meter = metrics.Meter()
+        self._lookups: set[asyncio.Task[None]] = set()
+        self._releases: set[asyncio.Task[None]] = set()
+        self._idle_bell = Bell()
+
+    @property
+    def phase(self) -> str:
+        """loading, ready, draining or failed."""
+        drains = self.draining or self._worker_drains
+        return _DRAINING if drains and self._phase == _READY else self._phase
+
+    def set_phase(self, phase: str, progress: float, detail: str) -> None:
+        """Tell watchers how far the worker is."""
+        if (phase, progress, detail) != (self._phase, self.progress, self.detail):
+            self._phase, self.progress, self.detail = phase, progress, detail
+            self.phase_bell.ring()
+
+    def attach(self, hello: WorkerHello) -> None:
+        """The worker is there: a new epoch begins."""
+        with_store = self._kvstore is not None
+        self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
+        self.core.names.listeners.append(self.page_bell.ring)
+        self._meter = metrics.Meter()
+        self._worker_drains = False
+        if self.draining:
+            self.core.drain()
+        self.set_phase(_READY, 1.0, hello.model.name)
+        self.page_bell.ring()
+
+    def detach(self, error: QuireError, phase: str, detail: str) -> None:
+        """The worker is gone: its requests fail with the error, its leases are released."""
+        core, self.core = self.core, None
+        self.set_phase(phase, 0.0, detail)
+        if core is not None:
+            self._outputs += core.worker_lost(error, now_s())
+            self._meter.count(core.stats)
+            self._carry_out(core)
+            self.flush()
+            self.page_bell.ring()
+
+    def open_session(self, sink: Sink) -> int:
+        """A session begins; its number names it in `submit` and `abort`."""
+        session = self._next_session
+        while session in self._sinks:
+            session = _after(session)
+        self._next_session = _after(session)
+        self._sinks[session] = sink
+        return session
+
+    def close_session(self, session: int) -> None:
+        """Nobody listens any more: what still runs is aborted. Idempotent."""
+        self._sinks.pop(session, None)
+        if self.core is not None:
+            self.core.abort_session(session, now_s())
+            self._changed()
+
+    def submit(
+        self,
+        session: int,
+        handle: int,
+        context: RequestContext,
+        sequence: TokenSequence,
+        transfer: KvTransfer = NO_TRANSFER,
+        held_tokens: int | None = None,
+    ) -> None:
+        """Take a request in; raises the QuireError that refuses it."""
+        if self.core is None:
+            raise self.not_ready()
+        traced = self._spans.begin(session, handle, context)
+        try:
+            self.roles.check(transfer)
+            deadline_s = from_unix_ms(context.deadline_unix_ms) if context.deadline_unix_ms else math.inf
+            self.core.submit(session, handle, traced, sequence, now_s(), transfer, held_tokens, deadline_s)
+        except QuireError as error:
+            self._spans.refused(session, handle, error.code)
+            metrics.refused.labels(error.code).inc()
+            raise
+        self._changed()
+
+    def hand_over(self, session: int, handle: int, handover: Handover) -> None:
+        """To a request that awaits it; others need none."""
+        if self.core is not None:
+            self.core.hand_over(session, handle, handover, now_s())
+            self._changed()
+
+    def abort(self, session: int, handles: Sequence[int]) -> None:
+        """End requests; those that have ended already are of no concern."""
+        if self.core is not None:
+            now = now_s()
+            for handle in handles:
+                self.core.abort(session, handle, now)
+            self._changed()
+
+    def fail(self, session: int, handle: int, error: QuireError) -> bool:
+        """End a request by an error that its session is told of; False where it has ended already."""
+        failed = self.core is not None and self.core.fail(session, handle, error, now_s())
+        if failed:
+            self._changed()
+        return failed
+
+    def keep_transfers(self, renewed: Sequence[bytes], released: Sequence[bytes]) -> None:
+        """Leases that begin anew, and transfers that are over; unknown ones are of no concern."""
+        if self.core is not None and (renewed or released):
+            self.core.renew(renewed, now_s())
+            self.core.release(released)
+            self._changed()
+
+    def ticket(self, transfer_id: bytes) -> Ticket:
+        """The ticket of an open transfer; raises NotFound for any other."""
+        ticket = None if self.core is None else self.core.ticket(transfer_id)
+        if ticket is None:
+            raise NotFound(
+                "TRANSFER_UNKNOWN", "No such transfer is open here.", "Prefill again; transfers end with their lease."
+            )
+        return ticket
+
+    def running(self, session: int) -> int:
+        """Requests of the session that have not ended."""
+        return self.core.count(session) if self.core is not None else 0
+
+    @property
+    def busy(self) -> bool:
+        """Slots are held: the worker has steps to report."""
+        return self.core is not None and self.core.busy
+
+    def model(self) -> ModelInfo:
+        """The model with the context that this replica can serve; raises Unavailable while the worker is away."""
+        if self.core is None:
+            raise self.not_ready()
+        return replace(self.core.hello.model, max_model_len=self.core.max_len)
+
+    def not_ready(self) -> Unavailable:
+        """What is answered while there is no worker."""
+        return Unavailable(
+            "WORKER_NOT_READY",
+            "This replica's worker is not ready.",
+            "Send the request to another replica, or wait.",
+            retry_after_s=1.0,
+        )
+
+    def on_report(self, report: Report) -> None:
+        """Apply a Report; what sessions must hear waits for `flush`."""
+        if self.core is not None:
+            if report.draining and not self._worker_drains:
+                self._worker_drains = True
+                self.core.drain()
+                self.phase_bell.ring()
+            self._outputs += self.core.on_report(report, now_s())
+
+    def next_grant(self) -> Grant | None:
+        """The next Grant to send, if any."""
+        if self.core is None:
+            return None
+        grant = self.core.next_grant(now_s())
+        self._carry_out(self.core)
+        return grant
+
+    def flush(self) -> None:
+        """Deliver what sessions must hear; sessions that cannot keep up are ended."""
+        if self.core is not None:
+            self._outputs += self.core.take_outputs()
+        outputs, self._outputs = self._outputs, []
+        for out in outputs:
+            sink = self._sinks.get(out.session)
+            if sink is not None and not sink.deliver(out):
+                log.warning("session ended: it does not keep up", session=out.session)
+                self.close_session(out.session)
+        if self.core is None or self.core.idle:
+            self._idle_bell.ring()
+
+    async def tick(self) -> None:
+        """Run for ever: deadlines of what waits while no Report comes, and gauges."""
+        while True:
+            await asyncio.sleep(_TICK_S)
+            for sink in self._sinks.values():
+                sink.beat()
+            if self.core is not None:
+                # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
+                self.kick()
+                metrics.show(self.core.load(), self.core.cached_pages)
+                self._meter.count(self.core.stats)
+
+    async def drain(self, timeout_s: float | None) -> int:
+        """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""
+        self.draining = True
+        self.phase_bell.ring()
+        if self.core is not None:
+            self.core.drain()
+        return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
+
+    async def set_role(self, role: str, timeout_s: float | None) -> tuple[str, int]:
+        """Refuse what the role does not take, and return when such requests have ended, or were ended when the time is
+        over: the former role, and how many were. Raises what Roles.change does."""
+        former = self.roles.role
+        with self.roles.change(role):
+            ended = await self._until(
+                lambda core: core.is_fit(role), lambda core: core.make_fit(role, role_changing(), now_s()), timeout_s
+            )
+        self.phase_bell.ring()
+        log.info("role changed", former=former, role=role, aborted=ended)
+        return former, ended
+
+    async def close(self) -> None:
+        """End lookups; leases that are held still are given back."""
+        for task in list(self._lookups):
+            task.cancel()
+        await asyncio.gather(*self._lookups, return_exceptions=True)
+        core, self.core = self.core, None
+        if core is not None:
+            core.worker_lost(draining_error(), now_s())
+            self._carry_out(core)
+        await asyncio.gather(*self._releases, return_exceptions=True)
+
+    async def _until(
+        self, done: Callable[[Scheduler], bool], end: Callable[[Scheduler], int], timeout_s: float | None
+    ) -> int:
+        """Return when the core, if there is one, is done; after `end` when the time is over: what that returns."""
+        loop = asyncio.get_running_loop()
+        deadline = None if timeout_s is None else loop.time() + timeout_s
+        while self.core is not None and not done(self.core):
+            left = None if deadline is None else deadline - loop.time()
+            if left is not None and left <= 0:
+                ended = end(self.core)
+                self._changed()
+                self.flush()
+                return ended
+            await self._idle_bell.wait(_TICK_S if left is None else min(left, _TICK_S))
+        return 0
+
+    def _changed(self) -> None:
+        """Something was asked for outside a Report: there may be a Grant to send, or something to tell."""
+        if self.core is not None:
+            self._carry_out(self.core)
+        self.kick()
+
+    def _carry_out(self, core: Scheduler) -> None:
+        effects = core.take_effects()
+        if not effects or self._kvstore is None:
+            return
+        for lookup in effects.lookups:
+            _spawn(self._look_up(self._kvstore, core, lookup), self._lookups)
+        if effects.releases:
+            _spawn(self._kvstore.release(effects.releases), self._releases)
+
+    async def _look_up(self, kvstore: KvStore, core: Scheduler, lookup: Lookup) -> None:
+        result = LookupResult(0, (), 0, 0.0, failed=True)
+        try:
+            result = await kvstore.look_up(lookup, core.hello)
+        finally:
+            # Also of an epoch that is over: then all that is left to do is to release what was pinned.
+            core.on_lookup(lookup.uid, result)
+            self._carry_out(core)
+            self.kick()
+
+    def _ended(self, request: Request, reason: str, code: str) -> None:
+        metrics.ended(request, reason)
+        self._spans.end(request, reason, code)
+
+
+def _after(session: int) -> int:
+    """The next session number: columns of int32 carry them."""
+    return session + 1 if session < _LAST_SESSION else 1
+
+
+def _spawn(work: Coroutine[Any, Any, None], among: set[asyncio.Task[None]]) -> None:
+    task = asyncio.ensure_future(work)
+    among.add(task)
+    task.add_done_callback(among.discard)

@@ -1,0 +1,113 @@
+"""Follows the named pages of each epoch and publishes their changes.
+
+It reads the tail that watchers read too, as fast as the publisher takes batches. Where it falls behind the tail, or an
+epoch ends, consumers are told that all is cleared, and then what is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.errors import ConfigError, FailedPrecondition
+from quire_common.telemetry.logs import get_logger
+from quire_scheduler import metrics
+from quire_scheduler.service.kv_events.events_config import parse_kv_events_config
+
+if TYPE_CHECKING:
+    from quire_scheduler.core.scheduler import Scheduler
+    from quire_scheduler.service.engine import Engine
+    from quire_scheduler.service.kv_events.event_wire import EventWire
+
+log = get_logger(__name__)
+_FULL_PAUSE_S = 0.01
+_BATCH_EVENTS = 256
+
+
+class Publisher(Protocol):
+    """Where batches go."""
+
+    def publish(self, payload: bytes) -> bool:
+        """Take a batch; False: not now."""
+        ...
+
+    def close(self) -> None:
+        """Send what was taken, and end."""
+
+
+class EventPump:
+    """One per scheduler, in its event loop."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, make_wire: type[EventWire]) -> None:
+        self._engine = engine
+        self._publisher = publisher
+        self._make_wire = make_wire
+        self._at = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        core: Scheduler | None = None
+        wire: EventWire | None = None
+        while True:
+            if self._engine.core is not core:
+                if wire is not None:
+                    await self._send(wire.cleared())
+                core, wire, self._at = self._engine.core, None, 0
+                if core is not None:
+                    pages = core.hello.model.pages
+                    wire = self._make_wire(pages.page_size, len(pages.groups))
+                continue
+            if core is None or wire is None or not await self._follow(core, wire):
+                await self._engine.page_bell.wait()
+
+    def close(self) -> None:
+        """After `run` has ended."""
+        self._publisher.close()
+
+    async def _follow(self, core: Scheduler, wire: EventWire) -> bool:
+        """Publish what is new; False where nothing is."""
+        try:
+            events = core.names.after(self._at)
+        except FailedPrecondition:
+            log.warning("KV events fell behind", at=self._at, now=core.names.sequence)
+            metrics.kv_event_resyncs.inc()
+            self._at = core.names.sequence
+            await self._send(wire.cleared())
+            for piece in core.names.snapshot():
+                await self._send(wire.snapshot(piece))
+                # Nobody waits for all of it: others have their turn.
+                await asyncio.sleep(0)
+            return True
+        for start in range(0, len(events), _BATCH_EVENTS):
+            batch = events[start : start + _BATCH_EVENTS]
+            await self._send(wire.changes(batch))
+            self._at = batch[-1].sequence
+        return bool(events)
+
+    async def _send(self, payload: bytes) -> None:
+        while not self._publisher.publish(payload):
+            await asyncio.sleep(_FULL_PAUSE_S)
+        metrics.kv_event_batches.inc()
+
+
+def make_event_pump(text: str, engine: Engine) -> EventPump | None:
+    """What --kv-events-config asks for; None: nothing. Raises ConfigError."""
+    config = parse_kv_events_config(text)
+    if not config.enabled:
+        return None
+    try:
+        # An extra of the distribution: most schedulers do without.
+        from quire_scheduler.service.kv_events.event_wire import EventWire
+        from quire_scheduler.service.kv_events.zmq_publisher import ZmqPublisher
+    except ImportError as error:
+        raise ConfigError(
+            "MISSING_PACKAGE",
+            f"--kv-events-config needs a package that is not installed: {error.name}.",
+            "Install quire-scheduler[kv-events], or leave the option out.",
+            param="kv_events_config",
+        ) from None
+    if not engine.config.enable_prefix_caching:
+        log.warning("KV events say nothing, since prefix caching is off")
+    publisher = ZmqPublisher(config)
+    log.info("kv events", endpoint=publisher.endpoint, replay=publisher.replay_endpoint, bound=config.binds)
+    return EventPump(engine, publisher, EventWire)

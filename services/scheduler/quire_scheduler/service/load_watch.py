@@ -1,0 +1,53 @@
+"""WatchLoad: how busy a replica is, at once when its phase changes, else at most once per interval."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire.v1 import scheduler_pb2
+from quire_common.columns import saturated_u32
+from quire_common.credit.hello import epoch_to_pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from quire_scheduler.service.engine import Engine
+
+_LEAST_INTERVAL_MS = 10
+_MOST_INTERVAL_MS = 60_000
+# A watcher hears something at least so often, so that it can tell silence from death.
+_HEARTBEAT_S = 2.0
+# Fields that hold 32 bits. 5,000 prompts of a million tokens wait with more tokens than that.
+_COUNTS = {field.name for field in scheduler_pb2.Load.DESCRIPTOR.fields if field.type == field.TYPE_UINT32}
+
+
+async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIterator[scheduler_pb2.Load]:
+    """Messages for one watcher, for ever."""
+    wanted = interval_ms or engine.config.load_interval_ms
+    interval_s = min(max(wanted, _LEAST_INTERVAL_MS), _MOST_INTERVAL_MS) / 1000
+    loop = asyncio.get_running_loop()
+    last, sent_at = None, 0.0
+    while True:
+        load = load_to_pb(engine, instance)
+        if load != last or loop.time() - sent_at >= _HEARTBEAT_S:
+            last, sent_at = load, loop.time()
+            yield load
+        await engine.phase_bell.wait(interval_s)
+
+
+def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:
+    """The present load."""
+    load = scheduler_pb2.Load(
+        instance=instance,
+        phase=engine.phase,
+        progress=engine.progress,
+        detail=engine.detail[:500],
+        role=engine.roles.role,
+    )
+    if engine.core is not None:
+        figures = engine.core.load()
+        load.epoch.CopyFrom(epoch_to_pb(engine.core.hello.epoch))
+        for name, value in figures._asdict().items():
+            setattr(load, name, saturated_u32(value) if name in _COUNTS else value)
+    return load

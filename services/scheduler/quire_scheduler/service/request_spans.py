@@ -1,0 +1,63 @@
+"""One span per request, `scheduler.request`, with its queueing as a child; the worker's span hangs below it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from quire_common.telemetry import tracing
+
+if TYPE_CHECKING:
+    from quire_common.sequence import RequestContext
+    from quire_scheduler.core.request import Request
+
+
+class RequestSpans:
+    """Spans of requests that have not ended, by session and handle. Without tracing it holds nothing."""
+
+    def __init__(self) -> None:
+        self._spans: dict[tuple[int, int], tracing.Span] = {}
+
+    def begin(self, session: int, handle: int, context: RequestContext) -> RequestContext:
+        """Start the request's span; returns the context that the worker and the kvstore must see as their parent."""
+        key = (session, handle)
+        if not tracing.enabled() or key in self._spans:
+            return context
+        parent = tracing.extract_headers({"traceparent": context.traceparent, "tracestate": context.tracestate})
+        attributes: dict[str, str | int] = {"quire.request_id": context.request_id, "quire.attempt": context.attempt}
+        span = self._spans[key] = tracing.start_span("scheduler.request", parent=parent, attributes=attributes)
+        headers = tracing.inject_headers(span)
+        return replace(context, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
+
+    def refused(self, session: int, handle: int, code: str) -> None:
+        """The request did not enter."""
+        if code != "HANDLE_IN_USE" and (span := self._spans.pop((session, handle), None)):
+            tracing.mark_error(span, code)
+            span.end()
+
+    def end(self, request: Request, reason: str, code: str) -> None:
+        """The request has left."""
+        span = self._spans.pop((request.session, request.handle), None)
+        if span is None:
+            return
+        timing = request.timing
+        parent, submitted = tracing.context_of(span), _ns(timing.submitted_s)
+        tracing.record_span("scheduler.queue", parent, submitted, _ns(timing.first_start_s or timing.finished_s))
+        if timing.first_token_s:
+            span.add_event("first token", timestamp=_ns(timing.first_token_s))
+        span.set_attributes(
+            {
+                "quire.finish_reason": reason,
+                "quire.preemptions": request.preemptions,
+                "gen_ai.usage.input_tokens": request.prompt_len,
+                "gen_ai.usage.output_tokens": len(request.output),
+                "quire.cached_tokens": request.cached_tokens,
+            }
+        )
+        if code:
+            tracing.mark_error(span, code)
+        span.end(_ns(timing.finished_s))
+
+
+def _ns(seconds: float) -> int:
+    return int(seconds * 1e9)

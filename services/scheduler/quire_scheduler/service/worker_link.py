@@ -1,0 +1,235 @@
+"""The link to the replica's worker: follows its loading, opens Run, feeds Reports to the engine and sends its Grants.
+
+When the worker is lost, its requests fail, and the link comes back with a backoff to a new epoch. Frames of another
+epoch are dropped. Lost is: the stream broke, it said nothing sensible, or nothing at all, or made no progress in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire_common.cancellation import is_cancelled
+from quire_common.channel import aio_channel
+from quire_common.credit import decode_report, encode_grant
+from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello_from_pb
+from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error, from_message
+from quire_common.telemetry.logs import get_logger
+from quire_scheduler import metrics
+from quire_scheduler.service.pulse import Pulse
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.service.engine import Engine
+
+log = get_logger(__name__)
+_FIRST_BACKOFF_S = 0.1
+_LAST_BACKOFF_S = 2.0
+_WATCHDOG_S = 0.25
+_STAND_ASIDE_S, _STATUS_S = 1.0, 5.0
+# What a worker tells the scheduler that another has taken over from.
+_REPLACED = "SCHEDULER_REPLACED"
+# A watchdog that wakes so late was not listening meanwhile.
+_LATE_S = 0.5
+
+
+class WorkerLink:
+    """One channel to one worker, for the life of the scheduler. `attached` hears whether there is a worker now."""
+
+    def __init__(
+        self, config: SchedulerConfig, engine: Engine, attached: Callable[[bool], None] = lambda up: None
+    ) -> None:
+        self._attached = attached
+        self._address = config.worker
+        self._timeouts_s = (config.worker_heartbeat_s, config.worker_timeout_s)
+        self._channel = aio_channel(config.worker, config)
+        self._stub = worker_pb2_grpc.WorkerStub(self._channel)
+        self._engine = engine
+        self._call: Any = None
+        # What the stream has not taken yet: as many as the policy grants without an answer.
+        self._out: asyncio.Queue[worker_pb2.Grant | None] = asyncio.Queue()
+        self._kicked: asyncio.Handle | None = None
+        self._pulse = Pulse(*self._timeouts_s, 0.0)
+        # Why this side cancelled the stream, if it did.
+        self._gave_up = ""
+        self._ready = asyncio.Event()
+        engine.kick = self._kick
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        backoff_s = _FIRST_BACKOFF_S
+        while True:
+            try:
+                await self._follow_load()
+                await self._serve()
+                raise _lost("it ended the stream")
+            except (QuireError, grpc.RpcError) as error:
+                reason = as_quire_error(error)
+                was_attached = self._engine.core is not None
+                self._detach(reason)
+            except Exception:
+                log.exception("the link to the worker broke")
+                was_attached, reason = True, _lost("its frames could not be understood")
+                self._detach(reason)
+            if reason.code == _REPLACED:
+                await self._stand_aside()
+            backoff_s = _FIRST_BACKOFF_S if was_attached else min(backoff_s * 2, _LAST_BACKOFF_S)
+            await asyncio.sleep(backoff_s * random.uniform(0.75, 1.25))
+
+    async def wait_ready(self) -> None:
+        """Until the first epoch has begun."""
+        await self._ready.wait()
+
+    async def close(self) -> None:
+        """End all calls."""
+        if self._kicked is not None:
+            self._kicked.cancel()
+        await self._channel.close()
+
+    async def _stand_aside(self) -> None:
+        """Another scheduler has the worker: two that take it from each other would serve nobody. Return when nobody
+        has it, or it cannot be asked. Its epoch would not tell: it changes late in a takeover."""
+        with contextlib.suppress(grpc.RpcError):
+            while (await self._stub.GetStatus(worker_pb2.GetStatusRequest(), timeout=_STATUS_S)).attached:
+                await asyncio.sleep(_STAND_ASIDE_S)
+
+    async def _follow_load(self) -> None:
+        """Tell the engine how the worker's loading goes; return when its model is ready."""
+        loaded = False
+        async for progress in self._stub.Load(worker_pb2.LoadRequest()):
+            if progress.HasField("error"):
+                error = from_message(progress.error)
+                self._engine.set_phase("failed", 0.0, f"{error.code}: {error.message}")
+                raise error
+            done = progress.done_bytes / progress.total_bytes if progress.total_bytes else 0.0
+            self._engine.set_phase("loading", min(done, 1.0), f"{progress.phase} {progress.detail}".strip())
+            loaded = progress.phase == "ready" or progress.HasField("model")
+        if not loaded:
+            raise _lost("it stopped loading")
+
+    async def _serve(self) -> None:
+        """One epoch."""
+        out = self._out = asyncio.Queue()
+        out.put_nowait(scheduler_hello(expects_peers=self._engine.roles.parts))
+        self._gave_up = ""
+        call = self._stub.Run(_frames(out))
+        watchdog: asyncio.Task[None] | None = None
+        try:
+            first = await call.read()
+            if first is grpc.aio.EOF or not first.HasField("hello"):
+                raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
+            hello = worker_hello_from_pb(first.hello)
+            self._call = call
+            self._pulse = Pulse(*self._timeouts_s, asyncio.get_running_loop().time())
+            self._engine.attach(hello)
+            self._ready.set()
+            self._attached(True)
+            log.info("worker attached", worker=self._address, model=hello.model.name, run=hello.epoch.run)
+            watchdog = asyncio.ensure_future(self._watch())
+            epoch = epoch_to_pb(hello.epoch)
+            while (message := await call.read()) is not grpc.aio.EOF:
+                if message.epoch != epoch:
+                    log.warning("a frame of another epoch was dropped", run=message.epoch.run)
+                    continue
+                now = asyncio.get_running_loop().time()
+                self._pulse.heard(now, message.retired, heartbeat=message.heartbeat)
+                report = decode_report(message)
+                self._engine.on_report(report)
+                # The worker's next step first, then what sessions must hear of the last.
+                self._pump()
+                self._engine.flush()
+                # Its measures can wait until that is on its way.
+                asyncio.get_running_loop().call_soon(metrics.steps, report)
+        except asyncio.CancelledError:
+            # A call that this side cancels ends its reader so, as does the end of the link itself; so does one that
+            # gRPC cancels, since a Grant cannot be written.
+            if not is_cancelled():
+                raise _lost(self._gave_up or "a Grant could not be sent") from None
+            raise
+        finally:
+            self._call = None
+            if watchdog is not None:
+                watchdog.cancel()
+            call.cancel()
+            out.put_nowait(None)
+
+    def _pump(self) -> None:
+        """Send Grants until there is none to send."""
+        while self._call is not None and (grant := self._engine.next_grant()) is not None:
+            self._pulse.granted(grant.seq)
+            self._out.put_nowait(encode_grant(grant))
+
+    def _kick(self) -> None:
+        """Something changed outside a Report: pump soon, once for all that happens in this turn of the loop."""
+        if self._kicked is None:
+            self._kicked = asyncio.get_running_loop().call_soon(self._pump_and_flush)
+
+    def _pump_and_flush(self) -> None:
+        self._kicked = None
+        try:
+            self._pump()
+            self._engine.flush()
+        except Exception:
+            log.exception("the next Grant could not be made")
+            self._give_up("its scheduler failed")
+
+    def _give_up(self, why: str) -> None:
+        if self._call is not None:
+            self._gave_up = why
+            self._call.cancel()
+
+    async def _watch(self) -> None:
+        """Hung is dead: a worker that answers pings but sends no frames, or makes no progress, is given up."""
+        loop = asyncio.get_running_loop()
+        pause_s = min(_WATCHDOG_S, *(timeout_s / 4 for timeout_s in self._timeouts_s))
+        while True:
+            before = loop.time()
+            await asyncio.sleep(pause_s)
+            now = loop.time()
+            if now - before > pause_s + _LATE_S:
+                self._pulse.excuse(now)
+            elif why := self._pulse.failing(now, busy=self._engine.busy):
+                log.error("the worker is given up", worker=self._address, reason=why)
+                self._give_up(why)
+                return
+
+    def _detach(self, reason: QuireError) -> None:
+        detail = f"{reason.code}: {reason.message}"
+        if self._engine.core is not None:
+            log.warning("worker lost", worker=self._address, code=reason.code, reason=reason.message)
+        phase = "failed" if self._engine.phase == "failed" or reason.code == _REPLACED else "loading"
+        self._engine.detach(worker_lost_error(), phase, detail)
+        self._attached(False)
+
+
+async def _frames(out: asyncio.Queue[worker_pb2.Grant | None]) -> AsyncIterator[worker_pb2.Grant]:
+    """Until None: a call that its peer has ended leaves who waits for the next one waiting."""
+    while (grant := await out.get()) is not None:
+        yield grant
+
+
+def worker_lost_error() -> Unavailable:
+    """What requests are told whose worker went away."""
+    return Unavailable(
+        "WORKER_LOST", "The worker that ran this request went away.", "Resume it on another replica.", retry_after_s=1.0
+    )
+
+
+def _lost(how: str) -> Unavailable:
+    return Unavailable("WORKER_LOST", f"The worker was lost: {how}.", "See the worker's log.")
+
+
+async def _failure(call: Any) -> QuireError:
+    """The status of a stream that ended instead of answering."""
+    try:
+        await call
+    except grpc.RpcError as error:
+        return as_quire_error(error)
+    return FailedPrecondition("WORKER_LOST", f"{await call.code()}", "See the worker's log.")
