@@ -350,3 +350,14 @@ async def test_no_tokens_are_asked_for() -> None:
         assert streamed.count('"text":"wxy"') == 1 and streamed.count("data: ") == 2
         assert {submit.sequence.stop.max_tokens for submit in rig.scheduler.submits} == {1}
         assert (await rig.chat("a", max_tokens=0)).status_code == 400
+
+
+async def test_an_engine_that_scores_no_prompts_leaves_their_logprobs_out() -> None:
+    """As the paced worker is one."""
+    async with router_rig() as rig:
+        rig.scheduler.scores_prompts = False
+        answer = await rig.complete("abc", max_tokens=2, echo=True, logprobs=1)
+        assert answer.status_code == 200, answer.text
+        told = answer.json()["choices"][0]["logprobs"]
+        assert told["token_logprobs"][:3] == [None] * 3
+        assert None not in told["token_logprobs"][3:]

@@ -71,6 +71,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
         self.capabilities = capabilities
         self.finish, self.role = finish, role
         self.model, self.max_model_len, self.max_num_seqs = model, max_model_len, max_num_seqs
+        self.scores_prompts = True
         self.step_s, self.tokens_per_step, self.cached_tokens = step_s, tokens_per_step, cached_tokens
         self.digest, self.heartbeat_ms = digest, heartbeat_ms
         self.pages = FakePages()
@@ -292,7 +293,7 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 message.admitted.add(
                     handle=handle, attempt=run.submit.context.attempt, cached_tokens=self.cached_tokens
                 )
-                if spec.sampling.HasField("prompt_logprobs"):
+                if self.scores_prompts and spec.sampling.HasField("prompt_logprobs"):
                     scores = _prompt_logprobs(handle, len(run.prompt), spec.sampling.prompt_logprobs)
                     message.prompt_logprobs.CopyFrom(scores)
             stops = {*i32(spec.stop.stop_token_ids).tolist(), *(() if spec.stop.ignore_eos else (EOS,))}

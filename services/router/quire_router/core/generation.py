@@ -6,6 +6,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from quire_common.errors import DeadlineExceeded, QuireError
 from quire_common.telemetry import tracing
 from quire_router import metrics
@@ -15,7 +17,6 @@ from quire_router.off_loop import MOST_VALUES, off_loop
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from quire_router.core.catalog import ServedModel
@@ -83,7 +84,9 @@ class Generation:
                 lambda: {token_id for e in entries for token_id in (e.token_id, *e.top_ids)},
                 heavy=len(entries) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
             )
-            ids |= {token_id for choice in self.choices for token_id in choice.sequence.prompt_ids[:1].tolist()}
+            # Nothing is said of a prompt's first token, and nothing of any where the engine does not score prompts.
+            for choice in self.choices[:: self.job.siblings]:
+                ids.update(np.unique(choice.sequence.prompt_ids).tolist())
             # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
             await self.token_bytes.ensure(ids)
