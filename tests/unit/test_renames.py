@@ -132,7 +132,7 @@ def test_docstrings_and_the_order_of_imports_do_not_count() -> None:
 def test_an_empty_map_changes_no_file_of_this_repository(tmp_path: Path) -> None:
     (tmp_path / "empty.toml").write_text("")
     renames = load_map(tmp_path / "empty.toml")
-    for path in (Path(__file__), Path(__file__).parents[2] / "services/scheduler/quire_scheduler/scheduler.py"):
+    for path in (Path(__file__), Path(__file__).parents[2] / "services/common/quire_common/config.py"):
         assert rewrite(path.read_text(), renames, str(path)) == path.read_text()
 
 
