@@ -28,7 +28,7 @@ class CpuQuota:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """Of a command line: the shell enters the group and becomes the command."""
+        """Return a command line whose shell enters the group and becomes the command."""
         return ("/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self._group))
 
     def __enter__(self) -> CpuQuota:

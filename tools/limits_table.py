@@ -229,7 +229,7 @@ def row(name: str) -> tuple[str, str, str]:
 
 
 def rpc_row(key: str, name: str) -> tuple[str, str, str]:
-    """The same of a field of the gRPC contract."""
+    """Return field, bound and cost class of a field of the gRPC contract."""
     if key in RPC_FIELDS:
         cost, bound = RPC_FIELDS[key]
         return key, bound, cost

@@ -64,7 +64,7 @@ class References:
         await self._rpc.close()
 
     def take(self) -> Heard:
-        """What was heard since the last call."""
+        """Return everything that the streams heard since the last call."""
         heard, self._heard = self._heard, Heard()
         return heard
 

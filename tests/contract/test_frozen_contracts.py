@@ -13,7 +13,7 @@ from tests.contract.frozen_contracts import CONTRACTS, FOLDER, ROOT
 
 @pytest.fixture(scope="module")
 def present() -> dict[str, str]:
-    """Of a process of its own: what other tests import, or register, is not the product's."""
+    """A process of its own makes them: other tests import and register things that are not the product's."""
     script = (
         "import json; from tests.contract.frozen_contracts import CONTRACTS, as_text;"
         "print(json.dumps({name: as_text(make()) for name, make in CONTRACTS.items()}))"

@@ -16,7 +16,7 @@ def check_structure(text: bytes, param: str = "") -> None:
     """Raise InvalidArgument for JSON with more lists, objects, members or strings than any request needs."""
     if len(text) <= MAX_STRUCTURE or (_marks(text) <= MAX_STRUCTURE and text.count(b'"') <= _MAX_QUOTES):
         return
-    # What is inside strings does not count.
+    # Text inside strings does not count.
     bare = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     if bare.count(b'"') <= _MAX_QUOTES and _marks(b"".join(bare.split(b'"')[::2])) <= MAX_STRUCTURE:
         return

@@ -16,7 +16,7 @@ _MORE_CALLS = 256
 
 
 def grpc_limits(config: RouterConfig) -> PortLimits:
-    """Of the port at `--listen`."""
+    """Return the limits of the port at `--listen`."""
     return PortLimits(
         message_bytes=config.max_body_bytes,
         calls=config.max_concurrent_requests + _MORE_CALLS,

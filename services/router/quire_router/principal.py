@@ -8,7 +8,7 @@ INFERENCE, METRICS, ADMIN = "inference", "metrics", "admin"
 SCOPES = (INFERENCE, METRICS, ADMIN)
 # What a key has that says nothing of scopes: everything that the public port serves.
 DEFAULT_SCOPES = frozenset({INFERENCE, METRICS})
-# Of a limit: what float64, of which buckets are made, counts one by one with room to spare.
+# The greatest limit. Buckets are float64, which counts one by one far beyond it.
 MOST_PER_MINUTE = 10**12
 
 

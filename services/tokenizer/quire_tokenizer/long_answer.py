@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from quire_tokenizer.detokenizer import StepText
 
-# Of a part; a character takes 4 bytes at most.
+# Most characters of a part; a character takes 4 bytes at most.
 MOST_CHARS = 64 * 1024
 
 

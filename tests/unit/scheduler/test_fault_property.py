@@ -43,7 +43,7 @@ class Doubts:
         for _, error in report.error:
             if isinstance(error, Internal):
                 self._told |= self._rig.worker.damage.of(error)
-        # What has been written anew since is sound.
+        # Pages that have been written anew since are sound.
         self._told &= self._rig.worker.damage.pages
         return outputs
 

@@ -59,7 +59,7 @@ class DetokenizeStream:
         # Whether the tokenizer has said that it is there.
         self._connected = False
         self._refused = False
-        # Of a row whose text comes in several answers.
+        # The parts so far of a row whose text comes in several answers.
         self._begun: list[str] = []
 
     @property
@@ -192,7 +192,7 @@ class DetokenizeStream:
                 self._failed(choice, error)
 
     def _whole_texts(self, message: tb.DetokenizeResponse) -> list[str]:
-        """Of the rows that are complete: text counts when its tokens do, or another tokenizer would be told wrong."""
+        """Return the texts of complete rows: text counts when its tokens do, or another tokenizer is told wrong."""
         texts = list(message.text)
         if message.cut and len(texts) == 1:
             self._begun += texts

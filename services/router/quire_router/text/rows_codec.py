@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from quire_router.core.choice import Choice
 
-# Of a message's tokens: a tokenizer decodes so many within some 20 ms.
+# Most tokens of one message: a tokenizer decodes them within some 20 ms.
 MESSAGE_BYTES = 32 * 1024
 
 _Row = tuple[int, bytes, int]

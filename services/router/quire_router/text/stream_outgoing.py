@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 MAX_STEPS = 256
 # A history of more bytes is a long one.
 _SHORT_BYTES = MESSAGE_BYTES // 8
-# Of a message's room, what a long history gets at least.
+# The least share of a message that a long history gets.
 _LONG_BYTES = MESSAGE_BYTES // 2
 _LEAST_BYTES = 4096
 log = get_logger(__name__)
@@ -108,7 +108,7 @@ class DetokenizeOutgoing:
         self._wake.set()
 
     def close(self, handle: int) -> None:
-        """Nobody wants the handle's text any more."""
+        """The text of the handle is not wanted any more."""
         self._opening.pop(handle, None)
         self._closes.append(handle)
         self._wake.set()

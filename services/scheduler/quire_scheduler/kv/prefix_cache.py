@@ -137,12 +137,12 @@ class PrefixCache:
             broken = {page for other in doomed for page in self._withdraw(other)}
 
     def distrust(self, request: Request, first: int) -> None:
-        """What is in the request's pages from page `first` on may be wrong: nobody shall find it any more."""
+        """The request's pages from page `first` on may hold wrong content: the index forgets them."""
         for group, table in enumerate(request.tables):
             self._pools.pools[group].drop(self._names.forget(group, table[first:]))
 
     def distrust_content(self, request: Request, first: int) -> None:
-        """The same for a request that has given its pages up: forgets whichever pages hold that content."""
+        """The request has given its pages up: the index forgets whichever pages hold the same content."""
         for group, pool in enumerate(self._pools.pools):
             named = self._names.pages(group)
             pages = [named[digest] for digest in request.hashes[first:] if digest in named]

@@ -162,7 +162,7 @@ class Session:
         return True
 
     def _without_prompt_logprobs(self, outputs: SessionOutputs) -> SessionOutputs:
-        """What is left of a step when the requests whose prompt logprobs it brings have failed for their size."""
+        """Fail the requests whose prompt logprobs the step brings, for their size; return the rest of the step."""
         owners = {chunk.owner for chunk in outputs.prompt_logprobs}
         ended = {owner for owner in owners if not self._engine.fail(self._number, owner, _too_large(self._bound_bytes))}
         rest = replace(outputs, prompt_logprobs=[])

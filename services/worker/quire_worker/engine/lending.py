@@ -86,7 +86,7 @@ class Lending:
             raise Internal("INTEGRITY", "Lent pages and open exports differ.", "Report it with the worker's log.")
 
     def _positions(self, loan: _Loan) -> int:
-        """Of the loan's next page, how many must be filled."""
+        """Positions that must be filled in the loan's next page."""
         tail = loan.move.tail_tokens
         return tail if tail and loan.offered == len(loan.move.device_page) - 1 else self._states.page_size
 

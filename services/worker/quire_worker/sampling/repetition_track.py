@@ -84,7 +84,7 @@ def trailing_runs(tokens: Int64, most: int) -> Int64:
 
 
 def _common_length(first: Int64, second: Int64) -> int:
-    """Of the longest beginning that both have."""
+    """Return the length of the longest beginning that both have."""
     end, at, block = min(len(first), len(second)), 0, _LEAST_BLOCK
     while at < end:
         stop = min(at + block, end)

@@ -11,7 +11,7 @@ from pathlib import Path
 from quire_worker.threads.share import Interval
 
 _IDLE_COLUMNS = slice(4, 6)
-"""Of a line of /proc/stat: idle and iowait."""
+"""Columns of a line of /proc/stat: idle and iowait."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -40,8 +40,8 @@ class CoreMeter:
         self._threads = dict(self._counters())
         # Threads that are new to us began some time in between: they count from the next call.
         pairs = [(now, before[thread]) for thread, now in self._threads.items() if thread in before]
-        ran_ns = sum(now[0] - then[0] for now, then in pairs)
-        delayed_ns = sum(now[1] - then[1] for now, then in pairs)
+        ran_ns = sum(later[0] - earlier[0] for later, earlier in pairs)
+        delayed_ns = sum(later[1] - earlier[1] for later, earlier in pairs)
         idle_s, at = self._idle(), time.monotonic()
         elapsed_s = max(at - self._at, 1e-6)
         found = Interval(

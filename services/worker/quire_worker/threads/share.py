@@ -25,14 +25,14 @@ _PROVEN = 20
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """What was measured in one."""
+    """Measurements of one interval."""
 
     wanted_cores: float
     """Time in which this process's threads were able to run, whether they had a core or not."""
     delayed: float
     """Share of the time in which its threads were able to run that they waited for a core."""
     idle_cores: float
-    """Of those that this process may use."""
+    """Idle cores among those that this process may use."""
 
 
 class ThreadShare:

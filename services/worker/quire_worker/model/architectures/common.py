@@ -181,7 +181,7 @@ def read_windows(config: ConfigFile, layers: int) -> tuple[int, ...]:
 
 
 def refuse_windows(config: ConfigFile) -> None:
-    """Of a family that has no sliding windows: raise Unsupported where config.json asks for them."""
+    """Check a family that has no sliding windows: raise Unsupported where config.json asks for them."""
     if "sliding_attention" in _layer_types(config, config.integer("num_hidden_layers")):
         raise refused(config, "layer_types", "sliding windows")
     asked = config.has("sliding_window") and config.flag("use_sliding_window", True)
