@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     FindPut = Callable[[bytes], Put]
 
 log = get_logger(__name__)
+_TAKE_OVER_S = 2.0
+"""A sender whose connection broke starts the page anew on another; the store waits so long for the first writer to
+notice and leave."""
 
 
 @dataclass(slots=True)
@@ -99,9 +102,13 @@ class PutDesk:
     @contextlib.contextmanager
     def writing(self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None) -> Iterator[Room]:
         """Memory for a part of a page, for all of it by default, which the caller fills; where that fails, none of the
-        page has come. Raises NotFound, InvalidArgument. Without the lock."""
+        page has come. A page's first part waits for another stream that still writes the page, `_TAKE_OVER_S` at most.
+        Raises NotFound, InvalidArgument. Without the lock."""
         with self._lock:
             put = self._find_put(lease_id)
+            if put.restarts_under_writer(index, offset):
+                self._quiet.wait_for(lambda: index not in put.busy, _TAKE_OVER_S)
+                put = self._find_put(lease_id)  # it may have ended meanwhile
             size = put.framed_bytes if size is None else size
             start = put.begin(index, offset, size)
             self._writers += 1

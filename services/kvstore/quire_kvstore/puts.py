@@ -49,6 +49,11 @@ class Put:
         """Whether all of a page has come."""
         return self.received.get(index, 0) == self.framed_bytes
 
+    def restarts_under_writer(self, index: int, offset: int) -> bool:
+        """Whether a sender starts a page anew that another stream still writes: its first connection may have broken
+        a moment ago, before the store has noticed."""
+        return offset == 0 and index in self.busy
+
     def begin(self, index: int, offset: int, size: int) -> int:
         """Where in memory a part of a page goes; raises InvalidArgument. Parts come in order; offset 0 starts the page
         anew. To be followed by `end`."""

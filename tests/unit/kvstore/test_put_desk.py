@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
@@ -75,7 +76,8 @@ def test_what_had_no_room_is_told(make_store: MakeStore) -> None:
     assert store.begin_put(part(A, 0, 2), BODY_BYTES, 0) == ([], None, 2), "all of them are here"
 
 
-def test_a_page_has_one_writer_at_a_time(make_store: MakeStore) -> None:
+def test_a_page_has_one_writer_at_a_time(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quire_kvstore.put_desk._TAKE_OVER_S", 0.05)
     store = make_store()
     _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
@@ -85,6 +87,39 @@ def test_a_page_has_one_writer_at_a_time(make_store: MakeStore) -> None:
         store.write(lease.id, 1, 0, framed(A, 1))
         room.view[:] = framed(A, 0)
     assert store.commit(lease.id) == (2, 2)
+
+
+def test_a_page_started_anew_waits_for_the_writer_of_a_broken_connection(make_store: MakeStore) -> None:
+    store = make_store()
+    _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
+    assert lease is not None
+    with ThreadPoolExecutor(1) as threads:
+        with pytest.raises(OSError), store.writing(lease.id, 0) as room:
+            room.view[:10] = b"x" * 10
+            second = threads.submit(store.write, lease.id, 0, 0, framed(A, 0))
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.1)
+            with pytest.raises(InvalidArgument, match="being written"):
+                store.write(lease.id, 0, 10, b"y")
+            raise OSError("the connection has broken")
+        second.result(timeout=10)
+    assert store.commit(lease.id) == (1, 3)
+
+
+def test_a_writer_that_waits_for_a_put_that_ends_is_told_so(make_store: MakeStore) -> None:
+    store = make_store()
+    _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
+    assert lease is not None
+    with ThreadPoolExecutor(1) as threads:
+        with store.writing(lease.id, 0) as room:
+            second = threads.submit(store.write, lease.id, 0, 0, framed(A, 0))
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.1)
+            room.view[:] = framed(A, 0)
+            store.release([lease.id])
+        with pytest.raises(NotFound):
+            second.result(timeout=10)
+    store.check_integrity()
 
 
 def test_a_write_that_breaks_off_leaves_no_page_and_may_begin_anew(make_store: MakeStore) -> None:
