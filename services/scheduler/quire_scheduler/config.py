@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from quire_common.config import ServiceConfig, option
 from quire_scheduler.core import roles
 from quire_scheduler.core.queue_policy import POLICIES
-from quire_scheduler.kv import offload
+
+WRITE_THROUGH, ON_EVICT, SELECTIVE, OFF = OFFLOAD_POLICIES = ("write-through", "on-evict", "selective", "off")
+"""When device pages are given to the kvstore; kv/offload.py says what each does."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class SchedulerConfig(ServiceConfig):
     kvstore_lease_ms: int = option(30_000, "lease asked for with a lookup", at_least=100, at_most=86_400_000)
     kvstore_known_pages: int = option(262_144, "page hashes remembered as stored already", at_least=0)
     kvstore_offload: str = option(
-        offload.WRITE_THROUGH,
+        WRITE_THROUGH,
         "pages are stored when full, when about to leave the device, when used twice, or not at all",
-        choices=offload.POLICIES,
+        choices=OFFLOAD_POLICIES,
     )
     kvstore_moves: int = option(64, "stores in flight; more are dropped, not queued", at_least=1)
     role: str = option(

@@ -62,7 +62,7 @@ class Starts:
         ahead = max(most - self._replica.slots.num_active, 1) + (_LOOK_AHEAD if kv.enabled else 0)
         while request := waiting.next_queued(ahead, now):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
-            wants = request.pull is None and kv.wants_lookup(request, local)
+            wants = not self._replica.pulls.has_pull(request) and kv.wants_lookup(request, local)
             if wants and not kv.is_spared(request, local):
                 waiting.look_up(request, now)
                 kv.ask(request, local)
@@ -74,7 +74,7 @@ class Starts:
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
         slots, waiting = replica.slots, replica.waiting
         while request := waiting.head():
-            if request.state is State.READY and request.pull is not None:
+            if request.state is State.READY and replica.pulls.has_pull(request):
                 if not self._pull(request, now):
                     break
                 continue

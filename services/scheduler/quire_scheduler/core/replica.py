@@ -76,7 +76,7 @@ class Replica:
 
     def waiting_tokens(self) -> int:
         """Tokens to prefill before all who wait for a slot can decode."""
-        return sum(request.known_len for request in self.requests.values() if request.waits and request.computes)
+        return sum(request.known_len for request in self.requests.values() if self._waits_for_prefill(request))
 
     def check_integrity(self) -> None:
         """Every part by itself, and all of them against each other. AssertionError on any difference."""
@@ -96,6 +96,10 @@ class Replica:
             require(has_place == bool(request.tables), "pages without a slot, or a slot without pages")
             for table in request.tables:
                 require(len(table) * self.page_size >= request.cached_tokens, "cached past the pages")
+
+    def _waits_for_prefill(self, request: Request) -> bool:
+        """Whether a request without a slot needs all of its known tokens computed here, as far as can be said."""
+        return request.waits and not request.awaits_handover and not self.pulls.has_pull(request)
 
     def _evicted(self, group: int, pages: Sequence[int]) -> None:
         """Kept pages are about to be used anew."""

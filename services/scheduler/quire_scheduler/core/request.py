@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from quire_common.sequence import RequestContext, Sequence
     from quire_scheduler.disaggregation.handover import KvTransfer
-    from quire_scheduler.disaggregation.pulls import Pull
 
 
 class State(enum.Enum):
@@ -110,7 +109,6 @@ class Request:
     lacks_ticket: bool = False
     lacks_token: bool = False
     ticketed: bool = False
-    pull: Pull | None = None
     # The cached tokens beyond the local ones were pulled, not loaded.
     pulled: bool = False
     admitted: bool = False
@@ -179,9 +177,9 @@ class Request:
         return self.state in (State.PULLING, State.PULLED)
 
     @property
-    def computes(self) -> bool:
-        """Whether all that is known of it is to be computed here, as far as can be said."""
-        return self.pull is None and not (self.lacks_ticket or self.lacks_token)
+    def awaits_handover(self) -> bool:
+        """Whether its ticket or its tokens are to come from another engine."""
+        return self.lacks_ticket or self.lacks_token
 
     def to(self, state: State) -> None:
         """Move on; only the transitions drawn above exist."""

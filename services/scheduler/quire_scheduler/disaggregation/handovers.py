@@ -28,7 +28,7 @@ class Handovers:
         request.lacks_token = asked.await_handover
         request.lacks_ticket = asked.await_handover
         self._offer(request, asked.ticket, asked.refusal)
-        if request.lacks_ticket or (request.lacks_token and request.pull is None):
+        if request.lacks_ticket or (request.lacks_token and not self._replica.pulls.has_pull(request)):
             self._replica.waiting.stay_outside(request)
         else:
             self._replica.waiting.push(request)
@@ -72,9 +72,9 @@ class Handovers:
         if request.state is State.PULLING:
             self._replica.pulls.settle(request)
         elif request.state is State.ASIDE:
-            if request.pull is not None:
+            if self._replica.pulls.has_pull(request):
                 # With a seat it waits for room, not for a handover.
                 if waiting.is_outside(request):
                     waiting.recall(request)
-            elif not (request.lacks_ticket or request.lacks_token):
+            elif not request.awaits_handover:
                 waiting.recall(request)

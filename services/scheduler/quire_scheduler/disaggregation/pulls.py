@@ -90,6 +90,8 @@ class Pulls:
         self._host = host
         # Of pulls from other hosts, and from this one.
         self._lanes = Lane(), Lane()
+        # By uid of the request that has a ticket, from its acceptance to the start or the end of the pull.
+        self._pulls: dict[int, Pull] = {}
         # Requests that hold pages without a slot, by uid; and pages on their way that nobody wants any more, by move.
         self._holding: dict[int, Request] = {}
         self._dropped: dict[int, int] = {}
@@ -140,7 +142,11 @@ class Pulls:
 
     def accept(self, request: Request, ticket: Ticket) -> None:
         """The request may pull these pages when it is its turn."""
-        request.pull = Pull(ticket)
+        self._pulls[request.uid] = Pull(ticket)
+
+    def has_pull(self, request: Request) -> bool:
+        """Whether the request waits for pages that another engine has, or holds such pages without a slot."""
+        return request.uid in self._pulls
 
     def refused(self, request: Request, error: QuireError | None) -> None:
         """The request's ticket is of no use."""
@@ -158,7 +164,7 @@ class Pulls:
     def take(self, request: Request, hit: Hit, now: float) -> None:
         """The request, the head of those seated, takes its pages: those found, all of which are whole, and others to be
         pulled. The caller has checked that there are so many."""
-        pull = _pull_of(request)
+        pull = self._pulls[request.uid]
         self._waiting.hold(request)
         self._holding[request.uid] = request
         self._pools.share(request, hit.tables)
@@ -177,7 +183,7 @@ class Pulls:
     def settle(self, request: Request) -> None:
         """Something came for a request that holds pages: if all moves have ended it is told of, and if its tokens are
         there too it waits for a slot alone."""
-        pull = _pull_of(request)
+        pull = self._pulls[request.uid]
         if pull.flying:
             return
         # The page of the last known token is its own to write, until another follows.
@@ -190,14 +196,15 @@ class Pulls:
             # With what came, which is found by its name.
             self._let_go(request, pull)
             self._waiting.stand_aside(request)
-            request.pull, request.swapped = None, True
+            del self._pulls[request.uid]
+            request.swapped = True
             self._waiting.recall(request)
         else:
             self._waiting.seat(request)
 
     def give_up(self, request: Request) -> None:
         """Nothing (more) is to be pulled for a request that waits."""
-        pull = request.pull
+        pull = self._pulls.get(request.uid)
         if pull is None:
             return
         if request.state in (State.PULLING, State.PULLED):
@@ -207,7 +214,7 @@ class Pulls:
 
     def hand_over(self, request: Request) -> tuple[int, int]:
         """The request starts on its pages: how many of them were here, and how many of its positions are there."""
-        pull, request.pull = _pull_of(request), None
+        pull = self._pulls.pop(request.uid)
         del self._holding[request.uid]
         return pull.first, min(pull.tokens(), request.known_len - 1)
 
@@ -219,22 +226,21 @@ class Pulls:
     def give_back(self, request: Request) -> int:
         """The request, which holds pages, lets go of them, and pulls them again later if nobody was told of them yet.
         Returns how many pages that frees."""
-        pull = _pull_of(request)
+        pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)
         self._waiting.stand_aside(request)
         if pull.told:
-            request.pull = None
+            del self._pulls[request.uid]
             if not request.lacks_token:
                 self._waiting.recall(request)
         return freed
 
     def abandon(self, request: Request) -> None:
         """The request leaves."""
-        if (pull := request.pull) is not None:
-            if request.uid in self._holding:
-                self._let_go(request, pull)
-            request.pull = None
+        pull = self._pulls.pop(request.uid, None)
+        if pull is not None and request.uid in self._holding:
+            self._let_go(request, pull)
 
     def lost(self) -> None:
         """The worker is gone: no move will be reported."""
@@ -243,7 +249,7 @@ class Pulls:
     def recall(self) -> None:
         """Those that stood aside take their seats again, as far as they may hold pages."""
         for request in self._waiting.standing():
-            pull = request.pull
+            pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages(request)):
                 continue
             if not any(move in self._dropped for move in pull.flying):
@@ -252,13 +258,16 @@ class Pulls:
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Who holds pages without a slot waits for what fills them, for tokens, or for a slot."""
-        holding = {r.uid: r for r in requests if r.state in (State.PULLING, State.PULLED)}
+        living = {request.uid: request for request in requests}
+        holding = {uid: r for uid, r in living.items() if r.state in (State.PULLING, State.PULLED)}
         require(holding == self._holding, "pages are held for nobody")
+        require(self._pulls.keys() <= living.keys(), "a request that has left still has a pull")
+        require(all(living[uid].state is not State.STARTED for uid in self._pulls), "a running request has a pull")
         flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.PULL}
-        awaited = {move_id for request in holding.values() for move_id in _pull_of(request).flying}
+        awaited = {move_id for request in holding.values() for move_id in self._pulls[request.uid].flying}
         require(flying == awaited | self._dropped.keys(), "a pull is waited for by nobody, or was not begun")
         for request in holding.values():
-            pull = _pull_of(request)
+            pull = self._pulls[request.uid]
             waits = bool(pull.flying or request.lacks_token)
             require(waits == (request.state is State.PULLING), "a request waits for nothing")
             require(pull.told == (not pull.flying), "a pull is over and nobody was told")
@@ -266,7 +275,7 @@ class Pulls:
     def _pulled(self, move: Move, moved: MoveEnd, now: float) -> None:
         self._dropped.pop(moved.id, None)
         request = move.request
-        pull = None if request is None else request.pull
+        pull = None if request is None else self._pulls.get(request.uid)
         if request is None or pull is None or moved.id not in pull.flying or request.uid not in self._holding:
             return
         pull.flying.discard(moved.id)
@@ -282,7 +291,7 @@ class Pulls:
 
     def _forget(self, request: Request, pull: Pull) -> None:
         """Nothing was pulled, and nothing will be."""
-        request.pull = None
+        del self._pulls[request.uid]
         if not pull.told:
             self._outputs.pulled(request.session, PulledNote(request.handle, 0, 0, 0, _given_up()))
 
@@ -296,11 +305,6 @@ class Pulls:
 
     def _is_near(self, ticket: Ticket) -> bool:
         return bool(self._host) and ticket.host == self._host
-
-
-def _pull_of(request: Request) -> Pull:
-    assert request.pull is not None
-    return request.pull
 
 
 def _partly(pull: Pull) -> Unavailable:

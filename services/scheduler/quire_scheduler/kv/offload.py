@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.credit import MoveKind
 from quire_common.sequence import RequestContext
+from quire_scheduler.config import OFF, ON_EVICT, SELECTIVE
 from quire_scheduler.kv.breaker import Breaker
 from quire_scheduler.kv.page_moves import Move
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from quire_scheduler.kv.page_names import PageNames
     from quire_scheduler.kv.page_pools import PagePools
 
-WRITE_THROUGH, ON_EVICT, SELECTIVE, OFF = POLICIES = ("write-through", "on-evict", "selective", "off")
 # Full pages of a request that wait for more before they are stored.
 BATCH_PAGES = 8
 # A chain longer than this is stored by several moves, so that others come in between.
