@@ -39,13 +39,13 @@ def make_job(*, n: int = 1, logprobs: int = -1, stop: tuple[str, ...] = (), **wa
     )
 
 
-def make_choice(job: GenerateJob, outbox: Outbox, index: int = 0) -> Choice:
+def make_choice(job: GenerateJob, outbox: Outbox[Choice], index: int = 0) -> Choice:
     sequence = Sequence(np.array([112, 113], np.int32), Stop(10), job.sampling)
     return Choice(index, 2 + 2 * index, job, sequence, RequestContext("r"), outbox)
 
 
 def make_generation(job: GenerateJob) -> Generation:
-    outbox = Outbox()
+    outbox = Outbox[Choice]()
     choices = [make_choice(job, outbox, i) for i in range(job.n)]
     bytes_of: Any = NoTokenBytes()
     span = tracing.start_span("x")

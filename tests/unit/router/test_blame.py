@@ -6,8 +6,8 @@ import pytest
 
 from quire_common.credit.hello import Epoch
 from quire_common.errors import Internal, QuireError, Unavailable
-from quire_router.engine.blame import Blame, Outage
-from quire_router.engine.loss import Loss
+from quire_router.engine.blame import Blame
+from quire_router.engine.loss import Loss, Outage
 
 EPOCH = Epoch(7, 1)
 GONE = Unavailable("SCHEDULER_LOST", "m", "f")

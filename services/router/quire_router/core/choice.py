@@ -90,7 +90,7 @@ class Choice:
         job: GenerateJob,
         sequence: Sequence,
         context: RequestContext,
-        outbox: Outbox,
+        outbox: Outbox[Choice],
         model: str = "",
     ) -> None:
         self.index = index

@@ -37,7 +37,7 @@ class Generation:
         caller: Caller,
         served: ServedModel,
         choices: Sequence[Choice],
-        outbox: Outbox,
+        outbox: Outbox[Choice],
         token_bytes: TokenBytes,
         arrived_ns: int,
         release: Callable[[], None],

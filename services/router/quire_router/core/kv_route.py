@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from quire_common.errors import QuireError
     from quire_common.ticket import Ticket
-    from quire_router.core.choice import Holder
     from quire_router.core.delta import HopTiming
 
 
@@ -61,7 +60,7 @@ def host_and_port(address: str) -> tuple[str, int]:
 class KvRoute(Protocol):
     """A choice has one where pages of it are to travel. All methods are called in the event loop."""
 
-    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+    def kv_transfer(self, holder: object) -> KvTransfer | None:
         """What the Submit to this holder says of pages; None: nothing."""
 
     def admitted(self, ticket: Ticket) -> None:

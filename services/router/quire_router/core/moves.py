@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from quire_router.engine.blame import Blame
-
-if TYPE_CHECKING:
-    from quire_router.core.choice import Choice
 
 
 class Moves:
@@ -49,10 +45,10 @@ class Moves:
         self.times = 0
         self.total_us = 0
 
-    def progress(self, choice: Choice, wait_s: float) -> None:
-        """Start anew if tokens have come since the last trouble."""
-        if len(choice.output_ids) > self.known_bytes:
-            self.known_bytes = len(choice.output_ids)
+    def progress(self, known_bytes: int, wait_s: float) -> None:
+        """Start anew if tokens have come since the last trouble. `known_bytes`: length of the output ids."""
+        if known_bytes > self.known_bytes:
+            self.known_bytes = known_bytes
             self.blame.clear()
             self.refusals = 0
             self.wait_left_s = wait_s

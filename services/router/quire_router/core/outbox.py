@@ -4,16 +4,24 @@ the bound on memory is the bound on the answer itself, and nobody else waits."""
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.errors import QuireError
-    from quire_router.core.choice import Choice
 
 
-class Outbox:
+class HasNews(Protocol):
+    """A sequence of a job. `dirty`: it is in the outbox."""
+
+    dirty: bool
+
+
+NewsT = TypeVar("NewsT", bound=HasNews)
+
+
+class Outbox(Generic[NewsT]):
     """One per job; one consumer, that awaits `take`, or has itself called and then takes with `take_now`.
 
     `error` ends it, after the news that came before.
@@ -22,12 +30,12 @@ class Outbox:
     __slots__ = ("_dirty", "_listener", "_waiter", "error")
 
     def __init__(self) -> None:
-        self._dirty: list[Choice] = []
+        self._dirty: list[NewsT] = []
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
         self.error: QuireError | None = None
 
-    def touch(self, choice: Choice) -> None:
+    def touch(self, choice: NewsT) -> None:
         """The choice has news."""
         if not choice.dirty:
             choice.dirty = True
@@ -41,7 +49,7 @@ class Outbox:
             self.error = error
             self._wake()
 
-    async def take(self) -> list[Choice]:
+    async def take(self) -> list[NewsT]:
         """The choices with news, at least one; raises what `fail` was told once there are none."""
         while not self._dirty:
             if self.error is not None:
@@ -50,7 +58,7 @@ class Outbox:
             await self._waiter
         return self.take_now()
 
-    def take_now(self) -> list[Choice]:
+    def take_now(self) -> list[NewsT]:
         """The choices with news, perhaps none."""
         dirty, self._dirty = self._dirty, []
         for choice in dirty:

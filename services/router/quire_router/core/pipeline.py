@@ -132,7 +132,7 @@ class Pipeline:
         if not admitted:
             self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
-        outbox = Outbox()
+        outbox = Outbox[Choice]()
         choices = self._choices(job, caller, served, context, prompts, outbox)
         await self._desk.prepare(choices[0])
         generation = Generation(
@@ -225,7 +225,7 @@ class Pipeline:
         served: ServedModel,
         context: RequestContext,
         prompts: list[NDArray[np.int32]],
-        outbox: Outbox,
+        outbox: Outbox[Choice],
     ) -> list[Choice]:
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"

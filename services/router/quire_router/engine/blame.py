@@ -10,40 +10,19 @@ no replicas.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import Internal, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from quire_common.credit.hello import Epoch
     from quire_common.errors import QuireError
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.loss import Loss, Outage, Runs
 
 # Times the limit: engines that broke and do not count, and engines that had not broken or where the choice waited.
 _UNRELATED_FACTOR, _SPARED_FACTOR = 3, 10
-
-
-class Runs(Protocol):
-    """A choice, as far as it is of interest here."""
-
-    output_ids: bytearray
-
-
-class Outage:
-    """An engine's failure, and who ran there: what one after the other lost is told apart from what one alone loses."""
-
-    __slots__ = ("_ran", "kind")
-
-    def __init__(self, kind: str, ran: Iterable[Runs] = ()) -> None:
-        self.kind = kind
-        self._ran = [(each, len(each.output_ids)) for each in ran]
-
-    def most_went_on(self, blamed: Runs) -> bool:
-        """Whether half of the others at least have had tokens since; so it is where there were no others."""
-        others = [len(each.output_ids) > known for each, known in self._ran if each is not blamed]
-        return 2 * sum(others) >= len(others)
 
 
 class _Suspected(NamedTuple):

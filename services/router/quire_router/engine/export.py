@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.ticket import Ticket
-    from quire_router.core.choice import Choice, Holder
+    from quire_router.core.choice import Choice
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.mover import Mover
 
@@ -30,7 +30,7 @@ class Export:
         self._transfer: Transfer | None = None
         self._timings: list[HopTiming] = []
 
-    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+    def kv_transfer(self, holder: object) -> KvTransfer | None:
         """See KvRoute."""
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.ticket import Ticket
-    from quire_router.core.choice import Holder
     from quire_router.core.delta import HopTiming
     from quire_router.core.kv_route import KvTransfer, PulledPages
     from quire_router.engine.transfer import Transfer
@@ -24,7 +23,7 @@ class GivenTicket:
         self._pulling = Pulling()
         self._pulling.begin(transfer)
 
-    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+    def kv_transfer(self, holder: object) -> KvTransfer | None:
         """See KvRoute."""
         return self._pulling.kv_transfer(holder)
 

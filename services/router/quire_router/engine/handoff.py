@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.ticket import Ticket
-    from quire_router.core.choice import Choice, Holder
+    from quire_router.core.choice import Choice
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.loss import Loss
     from quire_router.engine.mover import Mover
@@ -50,6 +50,8 @@ class Handoff:
         self._mover = mover
         self._pulling = Pulling()
         self._reservation: Reservation | None = None
+        # The decode side where the reservation is, or was last.
+        self._reserved_at: Session | None = None
         self._prefilled_ns = 0
         # Whether there is, or was, something to pull.
         self._ticketed = False
@@ -57,10 +59,10 @@ class Handoff:
     def reserve(self, session: Session, handle: int, placed: Placed) -> None:
         """Keep a place at a decode side, as it was placed there."""
         self._pulling.placed = placed
-        self._reservation = Reservation(self, self._choice, session, handle)
+        self._reservation, self._reserved_at = Reservation(self, self._choice, handle), session
         session.reserve(self._reservation)
 
-    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+    def kv_transfer(self, holder: object) -> KvTransfer | None:
         """See KvRoute."""
         if self.step is Step.PREFILL:
             return KvTransfer(prefill_only=True)
@@ -72,8 +74,8 @@ class Handoff:
             return
         self._ticketed = True
         self._pulling.begin(self._transfers.add(ticket, self._source))
-        if self._reservation is not None:
-            self._reservation.session.hand_over_ticket(self._reservation.handle, ticket)
+        if self._reservation is not None and self._reserved_at is not None:
+            self._reserved_at.hand_over_ticket(self._reservation.handle, ticket)
             if self._pulling.placed is not None:
                 self._pulling.placed.coming()
 
@@ -88,14 +90,14 @@ class Handoff:
 
     def take_over(self) -> str:
         """See KvRoute. The choice goes to its reservation, with the tokens that the prefill side drew."""
-        choice, reservation = self._choice, self._reservation
+        choice, reservation, session = self._choice, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
         self.step = Step.DECODE
         if not self._prefilled_ns:
             metrics.handoffs.labels("prefill_lost").inc()
             self._pulling.let_go()
-        if reservation is None:
+        if reservation is None or session is None:
             return ""
         self._reservation = None
         choice.renew(reservation.handle, reservation.attempt)
@@ -104,10 +106,10 @@ class Handoff:
             if not choice.resumed:
                 choice.cached_tokens = reservation.cached_tokens
         token = bytes(choice.output_ids[reservation.known_bytes :])
-        reservation.session.adopt(choice)
+        session.adopt(choice)
         give_up = not (token and self._prefilled_ns and self._ticketed)
-        reservation.session.hand_over_token(reservation.handle, token, give_up=give_up)
-        return reservation.session.instance
+        session.hand_over_token(reservation.handle, token, give_up=give_up)
+        return session.instance
 
     def reservation_lost(self, loss: Loss) -> None:
         """The decode side is lost ahead of the token: another is looked for when that comes."""
@@ -140,7 +142,7 @@ class Handoff:
             return
         self.step = Step.OVER
         reservation, self._reservation = self._reservation, None
-        if reservation is not None:
+        if reservation is not None and self._reserved_at is not None:
             metrics.handoffs.labels("ended_first").inc()
-            reservation.session.cancel(reservation)
+            self._reserved_at.cancel(reservation)
         self._pulling.let_go()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quire_common.errors import Internal, Overloaded, Unavailable
-from quire_router.engine.blame import Outage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from quire_common.errors import QuireError
 
 SESSION_TOO_SLOW = "SESSION_TOO_SLOW"
@@ -18,6 +19,27 @@ _REFUSALS = {"DRAINING": "draining", "WORKER_NOT_READY": "not_ready"}
 _FAILURES = {"WORKER_LOST": "worker_lost", "PAGES_LOST": "pages_lost", SESSION_TOO_SLOW: "too_slow"}
 # An engine's own confusion over slots and pages, in the garb of a state that the request found.
 _CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
+
+
+class Runs(Protocol):
+    """A choice, as far as it is of interest here."""
+
+    output_ids: bytearray
+
+
+class Outage:
+    """An engine's failure, and who ran there: what one after the other lost is told apart from what one alone loses."""
+
+    __slots__ = ("_ran", "kind")
+
+    def __init__(self, kind: str, ran: Iterable[Runs] = ()) -> None:
+        self.kind = kind
+        self._ran = [(each, len(each.output_ids)) for each in ran]
+
+    def most_went_on(self, blamed: Runs) -> bool:
+        """Whether half of the others at least have had tokens since; so it is where there were no others."""
+        others = [len(each.output_ids) > known for each, known in self._ran if each is not blamed]
+        return 2 * sum(others) >= len(others)
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ class Migration:
             self._room.enter(choice)
             return
         moves = self._moves_of(choice)
-        moves.progress(choice, self._wait_s)
+        moves.progress(len(choice.output_ids), self._wait_s)
         moves.avoid = loss.instance
         if loss.refused and not choice.admitted_once:
             # It had no engine yet: nothing is lost, and who takes it is its first.

@@ -9,7 +9,6 @@ from quire_router.core.delta import HopTiming
 from quire_router.core.kv_route import KvTransfer
 
 if TYPE_CHECKING:
-    from quire_router.core.choice import Holder
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.transfer import Transfer
     from quire_router.placement.placed import Placed
@@ -27,7 +26,7 @@ class Pulling:
         """Pages may be pulled with this."""
         self.transfer = transfer
 
-    def kv_transfer(self, holder: Holder | None) -> KvTransfer | None:
+    def kv_transfer(self, holder: object) -> KvTransfer | None:
         """For a Submit to this holder. Who lends the pages has them."""
         if self.transfer is None or not self.transfer.open or holder is self.transfer.source:
             return None

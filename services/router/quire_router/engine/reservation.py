@@ -4,7 +4,7 @@ an attempt, until the choice takes it over. Knows not when that is: see handoff.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from quire_router.core.kv_route import KvTransfer
 
@@ -13,26 +13,33 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_router.core.choice import Choice
     from quire_router.core.kv_route import PulledPages
-    from quire_router.engine.handoff import Handoff
     from quire_router.engine.loss import Loss
-    from quire_router.engine.session import Session
+
+
+class ReservationOwner(Protocol):
+    """Is told what becomes of its reservation."""
+
+    def reservation_lost(self, loss: Loss) -> None:
+        """The decode side has let go of it."""
+
+    def pulled(self, found: PulledPages) -> None:
+        """The decode side has pulled the pages, before the sequence came."""
 
 
 class Reservation:
     """A Submission. Its session tells it what becomes of it, and forgets it when it is lost, cancelled or adopted."""
 
-    def __init__(self, handoff: Handoff, choice: Choice, session: Session, handle: int) -> None:
+    def __init__(self, owner: ReservationOwner, choice: Choice, handle: int) -> None:
         self.handle = handle
         self.attempt = choice.next_attempt()
         self.context = replace(choice.context, attempt=self.attempt)
-        self.session = session
         self.known_bytes = len(choice.output_ids)
         self.admitted = False
         self.cached_tokens = 0
         # The other side computes its pages now, which then are in the kvstore too.
         self.held_tokens: int | None = None
         self._sequence = choice.to_submit()
-        self._handoff = handoff
+        self._owner = owner
         self._choice = choice
 
     def to_submit(self) -> Sequence:
@@ -49,8 +56,8 @@ class Reservation:
 
     def lost(self, loss: Loss) -> None:
         """The decode side has let go of it."""
-        self._handoff.reservation_lost(loss)
+        self._owner.reservation_lost(loss)
 
     def pulled(self, found: PulledPages) -> None:
         """The pages have come ahead of the token."""
-        self._handoff.pulled(found)
+        self._owner.pulled(found)

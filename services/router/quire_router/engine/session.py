@@ -17,8 +17,7 @@ from quire_common import errors
 from quire_common.cancellation import is_cancelled
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
-from quire_router.engine.blame import Outage
-from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, failure_loss, not_a_prefill, session_lost
+from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, Outage, failure_loss, not_a_prefill, session_lost
 from quire_router.engine.session_codec import apply_events, apply_rows, hop_timings, prefills, pulled_from_pb
 from quire_router.engine.session_outgoing import SessionOutgoing
 

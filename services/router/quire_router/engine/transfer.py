@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from quire_common.ticket import Ticket
-    from quire_router.engine.session import Session
+
+
+class TransferSource(Protocol):
+    """The session with the prefill side's scheduler. `life`: grows each time that the session begins anew."""
+
+    life: int
+
+    def release_transfer(self, transfer_id: bytes) -> None:
+        """Let the scheduler take the transfer's pages back."""
+
+    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
+        """Prolong the leases of these transfers."""
 
 
 class Transfer:
     """Made by Transfers, which renews it while it is `open`. `of_session`: its scheduler takes the pages back when this
     router's session ends, since the transfer was made there."""
 
-    def __init__(self, ticket: Ticket, source: Session, *, of_session: bool) -> None:
+    def __init__(self, ticket: Ticket, source: TransferSource, *, of_session: bool) -> None:
         self.ticket = ticket
         self.source = source
         self._life = source.life if of_session else 0

@@ -9,7 +9,7 @@ from quire_router.engine.transfer import Transfer
 
 if TYPE_CHECKING:
     from quire_common.ticket import Ticket
-    from quire_router.engine.session import Session
+    from quire_router.engine.transfer import TransferSource
 
 _LEAST_PERIOD_S = 0.05
 # Where a ticket does not say how long it lasts.
@@ -28,7 +28,7 @@ class Transfers:
         """How many are open; also called by the thread that serves metrics."""
         return sum(transfer.open for transfer in list(self._open))
 
-    def add(self, ticket: Ticket, source: Session, *, of_session: bool = True) -> Transfer:
+    def add(self, ticket: Ticket, source: TransferSource, *, of_session: bool = True) -> Transfer:
         """A transfer to be renewed until it is released; see Transfer."""
         transfer = Transfer(ticket, source, of_session=of_session)
         self._open.add(transfer)
@@ -44,7 +44,7 @@ class Transfers:
     def _renew(self) -> None:
         self._timer, self._due_s = None, float("inf")
         self._open = {transfer for transfer in self._open if transfer.open}
-        by_source: dict[Session, list[bytes]] = {}
+        by_source: dict[TransferSource, list[bytes]] = {}
         for transfer in self._open:
             by_source.setdefault(transfer.source, []).append(transfer.ticket.transfer_id)
         for source, transfer_ids in by_source.items():
