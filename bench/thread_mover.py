@@ -33,10 +33,10 @@ class ThreadMover:
         return True
 
     def offer(self, move_id: int, pages: int) -> None:
-        """See Mover: it exports nothing."""
+        """It exports nothing."""
 
     def end_early(self, move_id: int) -> None:
-        """See Mover: moves here end by themselves."""
+        """Moves here end by themselves."""
 
     def finished(self) -> list[MoveResult]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
@@ -66,7 +66,7 @@ class ThreadMover:
 
 
 class PoolLanding:
-    """See Landing: over a buffer into the pool."""
+    """Implements Landing: over a buffer into the pool."""
 
     def __init__(self, pool: PageBytes, places: list[int]) -> None:
         self._pool = pool
@@ -82,11 +82,11 @@ class PoolLanding:
         self.landed += 1
 
     def tell(self) -> None:
-        """See Landing: nobody waits for single pages."""
+        """Nobody waits for single pages."""
 
 
 class PoolShipment:
-    """See Shipment, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""
+    """Implements Shipment, but for memory to be lent. Pages are copied: what is stored must not change on its way."""
 
     fd = -1
 

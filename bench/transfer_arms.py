@@ -64,7 +64,7 @@ class Pool:
 
 
 class NoCopier:
-    """See Copier: pages are in the ring already, and stay there."""
+    """Implements Copier: pages are in the ring already, and stay there."""
 
     def __init__(self, ring: Ring, body: bytes) -> None:
         self.wake: Callable[[], None] = lambda: None

@@ -39,7 +39,6 @@ class TerminalBar:
         self._output += sum(len(choice.token_ids) for choice in output.outputs)
 
     def update(self, n: int) -> None:
-        """See Bar."""
         self._done += n
         now_s = time.monotonic()
         if self._shown and (now_s - self._drawn_s >= _LEAST_GAP_S or self._done == self._total):
@@ -47,7 +46,6 @@ class TerminalBar:
             print(f"\r{self.line(now_s - self._began)}", end="", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """See Bar."""
         if self._shown:
             print(file=sys.stderr)
 

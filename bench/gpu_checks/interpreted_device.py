@@ -32,7 +32,7 @@ _PADDING = 1
 
 
 class InterpretedDevice:
-    """See Device."""
+    """Implements Device."""
 
     def __init__(self, decoder: Decoder[Any], pages: torch.Tensor, spec: EngineSpec) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -45,7 +45,6 @@ class InterpretedDevice:
         self._ended: list[StepOutcome] = []
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device."""
         self._body.advanced = False
         try:
             outcome = self._run(batch)
@@ -91,22 +90,19 @@ class InterpretedDevice:
         return StepOutcome(token, finish, failed, logprobs, StepTiming(0, 0, 0), 0, scores)
 
     def prepare(self) -> bool:
-        """See Device: there is nothing to do ahead."""
+        """There is nothing to do ahead."""
         return False
 
     def finished(self) -> list[StepOutcome]:
-        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 
     def drain(self) -> None:
-        """See Device."""
         self._ended = []
         self._sheets.clear()
         self._host_rows.clear()
 
-    def close(self) -> None:
-        """See Device."""
+    def close(self) -> None: ...
 
 
 def _examine(_error: Exception) -> None:

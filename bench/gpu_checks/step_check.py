@@ -124,5 +124,4 @@ class _Errors(logging.Handler):
         self.told: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See logging.Handler."""
         self.told.append(record.getMessage())

@@ -41,7 +41,7 @@ class Watch:
 
 
 class WatchedCopier:
-    """See Copier: another's, looked at."""
+    """Implements Copier: another's, looked at."""
 
     def __init__(self, inner: Copier) -> None:
         self.watch = Watch()
@@ -91,7 +91,7 @@ class WatchedCopier:
 
 
 class HostStandIn(NoCopier):
-    """See Copier. `page_s`: seconds that a page takes."""
+    """Implements Copier. `page_s`: seconds that a page takes."""
 
     def __init__(self, page_s: float, ring: Ring) -> None:
         super().__init__(ring, bytes(ring.page_bytes))

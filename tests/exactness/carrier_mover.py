@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class CarrierMover(VirtualMover):
-    """See VirtualMover."""
+    """Implements VirtualMover."""
 
     def __init__(
         self, time: VirtualTime, rng: np.random.Generator, pages: PageBytes, store: TieredStore, info: ModelInfo
@@ -52,7 +52,7 @@ class CarrierMover(VirtualMover):
 
 
 class _Landing:
-    """See Landing. Given up after `most` pages."""
+    """Implements Landing. Given up after `most` pages."""
 
     def __init__(self, pages: PageBytes, move: PageMove, most: int) -> None:
         self.landed = 0
@@ -75,7 +75,7 @@ class _Landing:
 
 
 class _Shipment:
-    """See Shipment. Given up before page `most`."""
+    """Implements Shipment. Given up before page `most`."""
 
     fd = -1
 

@@ -52,7 +52,6 @@ class CpuSubject:
         return cls("demo", find_model(None), scale, LoadOptions(kv_cache_bytes=32 << 20))
 
     def parts(self, num_pages: int, seed: int) -> Parts:
-        """See Subject."""
         assert num_pages <= self._model.num_pages
         pool = self._model.runner.pool
         # [page, kv_head, layer, 2, token, dim], seen by page and token.

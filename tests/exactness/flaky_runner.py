@@ -31,7 +31,7 @@ class FlakyRunner:
         self._victim = 0
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """See Runner. A step is known by when it was formed and its victim by its first page, so that the row fails
+        """A step is known by when it was formed and its victim by its first page, so that the row fails
         again when it is tried alone, and never later."""
         if batch.formed_ns != self._seen_ns:
             self._seen_ns, self._victim = batch.formed_ns, 0

@@ -107,7 +107,6 @@ class StrictRunner:
         self._steps = each.reshape(len(places), len(tokens))
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """See Runner."""
         before = batch.position.astype(np.int64)
         owner = np.repeat(np.arange(len(before)), before)
         place = np.arange(len(owner)) - np.repeat(np.cumsum(before) - before, before)
@@ -142,13 +141,11 @@ class PacedSubject:
         )
 
     def parts(self, num_pages: int, seed: int) -> Parts:
-        """See Subject."""
         pages = PageArray(num_pages, self.scale.page_size)
         pages.states[:] = np.random.default_rng(seed).integers(0, 2**63, len(pages.states), dtype=np.uint64)
         return Parts(StrictRunner(pages, self.scale), pages, Memory(pages.states.reshape(num_pages, -1)))
 
     def alone(self, sequence: Sequence, max_len: int) -> Answer:
-        """See Subject."""
         answer = paced_tokens(
             sequence.prompt_ids.tolist(),
             sequence.stop,

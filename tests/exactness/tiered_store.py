@@ -64,7 +64,7 @@ class KeptPages:
 
 
 class TieredStore(VirtualStore):
-    """See VirtualStore, and the module. Of the weather, `pages` and `corrupt` are the tiers' to say."""
+    """Implements VirtualStore, and the module. Of the weather, `pages` and `corrupt` are the tiers' to say."""
 
     def __init__(
         self,
@@ -81,7 +81,6 @@ class TieredStore(VirtualStore):
         self._sent: list[PageKey] = []
 
     def carry_out(self, core: Scheduler) -> None:
-        """See VirtualStore."""
         effects = core.take_effects()
         for lookup in effects.lookups:
             if self.down or self.chance(self.weather.fail_lookups):
@@ -95,7 +94,6 @@ class TieredStore(VirtualStore):
         self._store.release(effects.releases)
 
     def check_integrity(self) -> None:
-        """See VirtualStore."""
         super().check_integrity()
         self._store.check_integrity()
         stats = self._store.stats()
@@ -104,7 +102,6 @@ class TieredStore(VirtualStore):
     # What a carrier needs of a KvClient.
 
     def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
-        """See KvClient."""
         self._reach()
         for digest in run.hashes if self._tiers.strangers else ():
             self._strange(digest)
@@ -121,7 +118,6 @@ class TieredStore(VirtualStore):
         *,
         context: object,
     ) -> None:
-        """See KvClient."""
         self._sent = [run.key(index) for index in indices]
         for index in indices:
             data = bytes(body(index))
@@ -129,7 +125,6 @@ class TieredStore(VirtualStore):
 
     @contextlib.contextmanager
     def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
-        """See KvClient."""
         outcome, self._sent = list[PutOutcome](), []
         try:
             yield outcome
@@ -146,7 +141,6 @@ class TieredStore(VirtualStore):
     def get_pages(
         self, lease: bytes, indices: Sequence[int], *, context: object
     ) -> Generator[tuple[int, bytes], None, None]:
-        """See KvClient."""
         for index in indices:
             self._reach()
             framed, last = b"", False
@@ -156,7 +150,6 @@ class TieredStore(VirtualStore):
             yield index, self._spoiled(framed, "get")
 
     def check(self, lease: bytes, index: int, context: object) -> bool:
-        """See KvClient."""
         return self._store.check(lease, index)
 
     def _run(self, lookup: Lookup) -> PageRun:

@@ -34,8 +34,6 @@ class _Flight:
 
 
 class VirtualDevice:
-    """See quire_worker.engine.ports.Device."""
-
     def __init__(
         self,
         time: VirtualTime,
@@ -58,7 +56,6 @@ class VirtualDevice:
         self._free_us = 0
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device."""
         flight = _Flight(batch)
         self._waiting.append(flight)
         self.in_flight.append(batch)
@@ -75,23 +72,20 @@ class VirtualDevice:
         self._time.at(self._free_us, lambda: self._end(flight))
 
     def prepare(self) -> bool:
-        """See Device: nothing was put off."""
+        """Nothing was put off."""
         return self._inner.prepare()
 
     def finished(self) -> list[StepOutcome]:
-        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 
     def drain(self) -> None:
-        """See Device."""
         while self._waiting:
             self._run(self._waiting.pop(0))
         self.in_flight.clear()
         self._ended.clear()
 
     def close(self) -> None:
-        """See Device."""
         self._inner.close()
 
     def _run(self, flight: _Flight) -> None:

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class VirtualMover:
-    """See quire_worker.engine.moves.Mover."""
-
     def __init__(self, time: VirtualTime, rng: np.random.Generator, pages: PageBytes, store: VirtualStore) -> None:
         self.wake: Callable[[], None] = lambda: None
         self.failed = 0
@@ -33,7 +31,6 @@ class VirtualMover:
         self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> bool:
-        """See Mover."""
         if self._store.chance(self._store.weather.fail_moves / 3):
             self.failed += 1
             return False
@@ -47,25 +44,21 @@ class VirtualMover:
         return True
 
     def offer(self, move_id: int, pages: int) -> None:
-        """See Mover: nobody pulls from here."""
+        """Nobody pulls from here."""
 
     def end_early(self, move_id: int) -> None:
-        """See Mover."""
         if self._open.pop(move_id, None) is not None:
             self._ended.append(MoveResult(move_id, ok=False, pages=0, us=1))
 
     def finished(self) -> list[MoveResult]:
-        """See Mover."""
         ended, self._ended = self._ended, []
         return ended
 
     def cancel(self) -> None:
-        """See Mover."""
         self._run += 1
         self._open.clear()
 
     def close(self) -> None:
-        """See Mover."""
         self.cancel()
 
     def _end(self, run: int, move: PageMove) -> None:

@@ -78,7 +78,7 @@ class Peers:
 
 
 class PeerMover:
-    """See Mover. `address` is what this worker's hello says of it."""
+    """Implements Mover. `address` is what this worker's hello says of it."""
 
     def __init__(
         self,
@@ -101,7 +101,6 @@ class PeerMover:
         self._run = 0
 
     def submit(self, move: PageMove) -> bool:
-        """See Mover."""
         if move.kind not in (MoveKind.EXPORT, MoveKind.PULL) or self._chance(self._weather.refuse):
             self._peers.events["moves refused"] += 1
             return False
@@ -116,13 +115,12 @@ class PeerMover:
         return True
 
     def offer(self, move_id: int, pages: int) -> None:
-        """See Mover."""
         if (export := self._mine(move_id)) is not None:  # else it has ended, and is yet to be told of
             assert export.offered < pages <= len(export.move.device_page)
             export.offered = pages
 
     def end_early(self, move_id: int) -> None:
-        """See Mover: told a while later."""
+        """Told a while later."""
         if (pull := self._pulls.get(move_id)) is not None:
             self._end_pull(pull)
         elif (export := self._mine(move_id)) is not None:
@@ -130,12 +128,10 @@ class PeerMover:
             self._tell_late(MoveResult(move_id, ok=False, pages=0, us=1))
 
     def finished(self) -> list[MoveResult]:
-        """See Mover."""
         ended, self._ended = self._ended, []
         return ended
 
     def cancel(self) -> None:
-        """See Mover."""
         self._run += 1
         for pull in self._pulls.values():
             pull.over = True
@@ -144,7 +140,6 @@ class PeerMover:
             self._forget(export)
 
     def close(self) -> None:
-        """See Mover."""
         self.cancel()
 
     def pulled(self, move: PageMove) -> None:

@@ -8,7 +8,7 @@ from quire_worker.mover.ring import Ring
 
 
 class PlainLanding:
-    """See Landing: page n lands in slot n of the ring, and is told of by `on_land`."""
+    """Implements Landing: page n lands in slot n of the ring, and is told of by `on_land`."""
 
     def __init__(self, ring: Ring, on_land: Callable[[int], None] = lambda index: None, first_slot: int = 0) -> None:
         self._ring = ring
@@ -31,7 +31,7 @@ class PlainLanding:
 
 
 class PlainShipment:
-    """See Shipment: page n lies in slot n of the ring. `on_body` is told what is asked for, and may raise."""
+    """Implements Shipment: page n lies in slot n of the ring. `on_body` is told what is asked for, and may raise."""
 
     def __init__(self, ring: Ring, on_body: Callable[[int], None] = lambda index: None, first_slot: int = 0) -> None:
         self._ring = ring

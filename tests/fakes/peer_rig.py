@@ -57,7 +57,7 @@ class SharedPools:
 
 
 class PoolReader(HostCopier):
-    """See Copier."""
+    """Implements Copier."""
 
     def __init__(self, pool: BytesPool, ring: Ring, shared: SharedPools) -> None:
         super().__init__(pool, ring)

@@ -23,13 +23,12 @@ class Launches:
         self.calls = calls
 
     def replay(self) -> None:
-        """See Replayable."""
         for call in self.calls:
             call()
 
 
 class ReplayedLaunches:
-    """See Recorder. `restore` at the end of its use gives the interpreter back."""
+    """Implements Recorder. `restore` at the end of its use gives the interpreter back."""
 
     def __init__(self) -> None:
         self._calls: list[Callable[[], None]] = []
@@ -51,21 +50,18 @@ class ReplayedLaunches:
         GridExecutor.__call__ = self._execute
 
     def begin(self) -> None:
-        """See Recorder."""
         assert self._watch is None
         self._calls = []
         self._watch = _Watch(self._calls)
         self._watch.__enter__()  # type: ignore[no-untyped-call]  # torch's
 
     def end(self) -> Launches:
-        """See Recorder."""
         assert self._watch is not None
         watch, self._watch = self._watch, None
         watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]  # torch's
         return Launches(self._calls)
 
     def abandon(self) -> None:
-        """See Recorder."""
         if self._watch is not None:
             self.end()
 

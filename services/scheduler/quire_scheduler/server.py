@@ -28,8 +28,6 @@ log = get_logger(__name__)
 
 
 class SchedulerService:
-    """See quire_common.server.AioService."""
-
     name = "scheduler"
 
     def __init__(self, config: SchedulerConfig, bound: BoundServer) -> None:

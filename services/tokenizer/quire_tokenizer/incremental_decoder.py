@@ -63,7 +63,6 @@ class TableDecoder:
         self._started = not table.first_pieces and not table.strip_start
 
     def feed(self, token_id: int) -> str:
-        """See TextDecoder."""
         if token_id in self._skip:
             return ""
         if token_id > self._last:
@@ -76,7 +75,6 @@ class TableDecoder:
         return self._join(piece.encode() if isinstance(piece, str) else piece)
 
     def flush(self) -> str:
-        """See TextDecoder."""
         pending, self._pending = self._pending, b""
         return self._stripped(codecs.utf_8_decode(pending, self._errors, True)[0])
 
@@ -129,7 +127,6 @@ class WindowDecoder:
         self._last_special = False
 
     def feed(self, token_id: int) -> str:
-        """See TextDecoder."""
         if token_id in self._skip:
             return ""
         self._window.append(token_id)
@@ -142,7 +139,6 @@ class WindowDecoder:
         return text
 
     def flush(self) -> str:
-        """See TextDecoder."""
         return self._advance(final=True)
 
     def _advance(self, *, final: bool) -> str:

@@ -23,8 +23,6 @@ _DRAIN_POLL_S = 0.05
 
 
 class TokenizerService:
-    """See quire_common.server.AioService."""
-
     name = "tokenizer"
 
     def __init__(self, config: TokenizerConfig) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedMedium:
-    """See Medium. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
+    """Implements Medium. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
 
     name = "scripted"
     local = True

@@ -20,7 +20,7 @@ from tests.fakes.mover_rig import NAMESPACE, BytesPool, digest
 
 
 class Reader(HostCopier):
-    """See Copier: notes what it is asked for. `ended`: reads have."""
+    """Implements Copier: notes what it is asked for. `ended`: reads have."""
 
     def __init__(self, ring: Ring) -> None:
         super().__init__(BytesPool(1, ring.page_bytes), ring)

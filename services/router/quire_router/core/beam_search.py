@@ -87,7 +87,6 @@ class SearchedGeneration(Generation):
         return Usage(self.costs.prompt_tokens, self.costs.completion_tokens, self.costs.cached_tokens)
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
-        """See Generation."""
         return self.searches[index // self.job.n][0]
 
     def _first_ns(self) -> int:

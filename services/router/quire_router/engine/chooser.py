@@ -84,11 +84,9 @@ class Chooser:
         return self._fleet.accepting(choice)
 
     def epoch_of(self, instance: str) -> Epoch | None:
-        """See Fleet."""
         return self._fleet.epoch_of(instance)
 
     def goes_on(self, instance: str, epoch: Epoch) -> bool:
-        """See Fleet."""
         return self._fleet.goes_on(instance, epoch)
 
     def _able(self, choice: Choice, shunned: Container[str]) -> Rows:

@@ -31,11 +31,9 @@ class Export:
         self._timings: list[HopTiming] = []
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """See KvRoute."""
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 
     def admitted(self, ticket: Ticket) -> None:
-        """See KvRoute."""
         source = self._choice.holder
         if not isinstance(source, Session) or self._transfer is not None:  # one that starts again keeps its ticket
             return
@@ -46,28 +44,24 @@ class Export:
         )
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
-        """See KvRoute."""
         self._timings += timings
         self._choice.finish = LENGTH
         self._mover.prefilled(self._choice)
 
     def pulled(self, found: PulledPages) -> None:
-        """See KvRoute. Nobody pulls for it."""
+        """Nobody pulls for it."""
 
-    def received(self, finish: int, now_ns: int) -> None:
-        """See KvRoute."""
+    def received(self, finish: int, now_ns: int) -> None: ...
 
     def take_over(self) -> str:
-        """See KvRoute. It begins anew elsewhere, where another ticket is made."""
+        """It begins anew elsewhere, where another ticket is made."""
         self._let_go()
         return ""
 
     def timings(self) -> Sequence[HopTiming]:
-        """See KvRoute."""
         return self._timings
 
     def close(self) -> None:
-        """See KvRoute."""
         if not (self._choice.ended and self._choice.finish):
             self._let_go()
 

@@ -24,32 +24,27 @@ class GivenTicket:
         self._pulling.begin(transfer)
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """See KvRoute."""
         return self._pulling.kv_transfer(holder)
 
     def admitted(self, ticket: Ticket) -> None:
-        """See KvRoute. Nobody was asked for one."""
+        """Nobody was asked for one."""
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
-        """See KvRoute. Nobody was asked to."""
+        """Nobody was asked to."""
 
     def pulled(self, found: PulledPages) -> None:
-        """See KvRoute."""
         self._pulling.pulled(found)
 
     def received(self, finish: int, now_ns: int) -> None:
-        """See KvRoute."""
         if finish and finish != ERROR:
             self.close()
 
     def take_over(self) -> str:
-        """See KvRoute. No place is kept."""
+        """No place is kept."""
         return ""
 
     def timings(self) -> Sequence[HopTiming]:
-        """See KvRoute."""
         return self._pulling.timings
 
     def close(self) -> None:
-        """See KvRoute."""
         self._pulling.let_go()

@@ -63,13 +63,11 @@ class Handoff:
         session.reserve(self._reservation)
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
-        """See KvRoute."""
         if self.step is Step.PREFILL:
             return KvTransfer(prefill_only=True)
         return self._pulling.kv_transfer(holder)
 
     def admitted(self, ticket: Ticket) -> None:
-        """See KvRoute."""
         if self.step is not Step.PREFILL or self._ticketed:  # one that starts again keeps its ticket
             return
         self._ticketed = True
@@ -80,7 +78,6 @@ class Handoff:
                 self._pulling.placed.coming()
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
-        """See KvRoute."""
         self._pulling.timings += [replace(one, service=f"prefill {one.service}") for one in timings]
         if self.step is not Step.PREFILL:
             return
@@ -89,7 +86,7 @@ class Handoff:
         self._mover.prefilled(self._choice)
 
     def take_over(self) -> str:
-        """See KvRoute. The choice goes to its reservation, with the tokens that the prefill side drew."""
+        """The choice goes to its reservation, with the tokens that the prefill side drew."""
         choice, reservation, session = self._choice, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
@@ -119,11 +116,9 @@ class Handoff:
         self._mover.place_lost(self._choice, loss)
 
     def pulled(self, found: PulledPages) -> None:
-        """See KvRoute."""
         self._pulling.pulled(found)
 
     def received(self, finish: int, now_ns: int) -> None:
-        """See KvRoute."""
         if self.step is Step.DECODE and self._prefilled_ns:
             gap_us = (now_ns - self._prefilled_ns) // 1000
             metrics.second_token.observe(gap_us / 1e6)
@@ -133,11 +128,9 @@ class Handoff:
             self.close()
 
     def timings(self) -> Sequence[HopTiming]:
-        """See KvRoute."""
         return self._pulling.timings
 
     def close(self) -> None:
-        """See KvRoute."""
         if self.step is Step.OVER:
             return
         self.step = Step.OVER

@@ -104,7 +104,6 @@ class Migration:
             self._place_or_wait(choice)
 
     def prefilled(self, choice: Choice) -> None:
-        """See Mover."""
         choice.settle()
         if choice.finish:
             self._room.enter(choice)
@@ -112,7 +111,6 @@ class Migration:
             self._place_or_wait(choice)
 
     def place_lost(self, choice: Choice, loss: Loss) -> None:
-        """See Mover."""
         moves = self._moves_of(choice)
         moves.avoid = loss.instance
         log.info("decode side lost ahead of the first token", **_facts(choice, loss))

@@ -43,15 +43,13 @@ class Reservation:
         self._choice = choice
 
     def to_submit(self) -> Sequence:
-        """See Submission."""
         return self._sequence
 
     def kv_transfer(self) -> KvTransfer:
-        """See Submission."""
         return KvTransfer(await_handover=True)
 
     def fail(self, error: QuireError) -> None:
-        """See Submission: the fault is the request's own, so no other engine would take it."""
+        """The fault is the request's own, so no other engine would take it."""
         self._choice.fail(error)
 
     def lost(self, loss: Loss) -> None:

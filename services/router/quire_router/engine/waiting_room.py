@@ -37,7 +37,6 @@ class WaitingRoom:
             self._detokenizer.close(choice.handle)
 
     def abort(self, choice: Choice) -> None:
-        """See Holder."""
         self.leave(choice)
 
     async def run(self) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class ChatFormat:
-    """See AnswerFormat."""
+    """Implements AnswerFormat."""
 
     def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
         name = "chat.completion.chunk" if parsed.stream else "chat.completion"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CompletionFormat:
-    """See AnswerFormat."""
+    """Implements AnswerFormat."""
 
     def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
         self._parts = FrameParts(generation, parsed, f"cmpl-{generation.caller.request_id}", "text_completion")

@@ -24,7 +24,7 @@ _DELTA_HEAD = (
 
 
 class MessagesFormat:
-    """See AnswerFormat. There is one choice, with one block of text."""
+    """Implements AnswerFormat. There is one choice, with one block of text."""
 
     def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
         self._generation = generation

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class TokenFormat:
-    """See AnswerFormat."""
+    """Implements AnswerFormat."""
 
     def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
         self._generation = generation

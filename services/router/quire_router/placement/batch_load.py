@@ -22,7 +22,6 @@ class BatchLoad:
         self._beyond = beyond_tokens
 
     def costs(self, wish: Wish, rows: Rows) -> Costs:
-        """See Score."""
         load = self._table.load(rows)
         costs: Costs = self._full * load + self._beyond * np.maximum(load - 1.0, 0.0)
         return costs

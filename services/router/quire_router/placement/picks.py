@@ -18,7 +18,7 @@ class InTurn:
         self._last = -1
 
     def pick(self, rows: Rows, costs: Costs) -> int:
-        """See Pick: the next row after the last one."""
+        """The next row after the last one."""
         self._last = int(rows[np.searchsorted(rows, self._last, side="right") % len(rows)])
         return self._last
 
@@ -30,6 +30,5 @@ class Least:
         self._turn = InTurn()
 
     def pick(self, rows: Rows, costs: Costs) -> int:
-        """See Pick."""
         best = rows[costs == costs.min()]
         return self._turn.pick(best, costs)

@@ -25,7 +25,6 @@ class PrefillWork:
         self._load_cost = load_cost
 
     def costs(self, wish: Wish, rows: Rows) -> Costs:
-        """See Score."""
         device, stored = self._view.cached(wish, rows)
         loaded = np.maximum(stored - device, 0)
         own = wish.tokens - device - (1.0 - self._load_cost) * loaded

@@ -28,7 +28,7 @@ _FULL_DECODE_TOKENS = 16384.0
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """See PrefillWork and PullWork."""
+    """Implements PrefillWork and PullWork."""
 
     cache: float = 4.0
     load: float = 0.5

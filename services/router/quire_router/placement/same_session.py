@@ -24,7 +24,6 @@ class WithoutCrowds:
         self._table = table
 
     def keep(self, wish: Wish, rows: Rows) -> Rows:
-        """See Filter."""
         load = self._table.load(rows)
         kept: Rows = rows[load <= _MOST_LOAD * load.mean() + _SPARE_LOAD]
         return kept
@@ -37,7 +36,6 @@ class SameSession:
         self._table = table
 
     def costs(self, wish: Wish, rows: Rows) -> Costs:
-        """See Score."""
         if not wish.session:
             return self._table.load(rows)
         seed = xxhash.xxh3_64_intdigest(wish.session.encode())

@@ -86,7 +86,6 @@ class TokenizerLink:
         return response
 
     async def render(self, request: tb.RenderChatRequest) -> tb.RenderChatResponse:
-        """See `encode`."""
         if self._stream.takes(request):
             answer = await self._stream.ask(tb.TokenizeRequest(render=request))
             if answer is not None:

@@ -26,7 +26,7 @@ _RATE_STEPS = 256
 
 
 class Credit:
-    """See GrantPolicy. All its measures are in steps; it reads no clock."""
+    """Implements GrantPolicy. All its measures are in steps; it reads no clock."""
 
     def __init__(self, config: SchedulerConfig, hello: WorkerHello) -> None:
         self.rows = most_rows(config, hello)
@@ -73,13 +73,11 @@ class Credit:
         return None if self._budget_sent else self._budget
 
     def granted(self, seq: int) -> None:
-        """See GrantPolicy."""
         self._sent = seq
         self._budget_sent = True
         self._lead.sent(seq)
 
     def reported(self, report: Report) -> None:
-        """See GrantPolicy."""
         self._retired = max(self._retired, report.retired)
         self._lead.reported(report)
         if steps := report.steps:

@@ -22,7 +22,6 @@ class Lockstep:
         self._progress = False
 
     def may_grant(self) -> bool:
-        """See GrantPolicy."""
         return not self._outstanding
 
     def lead(self) -> int:
@@ -50,12 +49,10 @@ class Lockstep:
         return self._budget
 
     def granted(self, seq: int) -> None:
-        """See GrantPolicy."""
         self._outstanding = seq
         self._progress = False
 
     def reported(self, report: Report) -> None:
-        """See GrantPolicy."""
         self._progress |= bool(report.steps or len(report.moved_id))
         stepped = report.steps and int(report.step_applied[-1]) >= self._outstanding
         # Applied, and nothing runs. Should its step be about to launch, then sending the next Grant early is harmless.

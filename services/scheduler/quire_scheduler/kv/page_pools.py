@@ -114,7 +114,6 @@ class PagePools:
         )
 
     def advance(self, retired: int, completed: int) -> None:
-        """See PageAllocator.advance."""
         for pool in self.pools:
             pool.advance(retired, completed)
 

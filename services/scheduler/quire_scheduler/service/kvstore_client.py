@@ -45,7 +45,6 @@ class KvstoreClient:
         self._lease_ms = config.kvstore_lease_ms
 
     async def look_up(self, lookup: Lookup, hello: WorkerHello) -> LookupResult:
-        """See engine.KvStore."""
         started = time.perf_counter()
         context = context_to_pb(lookup.context)
         with tracing.span("scheduler.kv_lookup", parent=tracing.extract(context)):

@@ -81,7 +81,6 @@ class Session:
             self._engine.close_session(self._number)
 
     def deliver(self, outputs: SessionOutputs) -> bool:
-        """See Sink."""
         if not self._take_step(outputs):
             return False
         if self._half_closed:
@@ -90,7 +89,6 @@ class Session:
         return True
 
     def beat(self) -> None:
-        """See Sink."""
         if not self._waiting and asyncio.get_running_loop().time() - self._said_s >= _QUIET_S:
             self._put(scheduler_pb2.SessionResponse())
 

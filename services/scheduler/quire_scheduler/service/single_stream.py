@@ -46,9 +46,8 @@ class SingleStream:
             self._engine.close_session(session)
 
     def deliver(self, outputs: SessionOutputs) -> bool:
-        """See Sink."""
         self._queue.put_nowait(outputs)
         return True
 
     def beat(self) -> None:
-        """See Sink: a call per request needs no sign of life."""
+        """A call per request needs no sign of life."""

@@ -29,7 +29,7 @@ class FaultyServicer(WorkerServicer):
         self._faults = [fault for fault in faults if fault.name in REPORT_FAULTS]
         self._step = 0
 
-    def Run(  # noqa: D102 - the contract's name and words
+    def Run(
         self, request_iterator: Iterator[worker_pb2.Grant], context: grpc.ServicerContext
     ) -> Iterator[worker_pb2.Report]:
         for report in super().Run(request_iterator, context):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class ResponsesFormat:
-    """See AnswerFormat. `keep` is given the object at the end, and its text, before the client is told."""
+    """Implements AnswerFormat. `keep` is given the object at the end, and its text, before the client is told."""
 
     def __init__(
         self,

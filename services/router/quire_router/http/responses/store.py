@@ -53,13 +53,11 @@ class MemoryStore:
         self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """See ResponseStore."""
         self._expire()
         found = self._kept.get((tenant, response_id))
         return found[1] if found is not None else None
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """See ResponseStore."""
         self._expire()
         if not replace and (tenant, response_id) in self._kept:
             return
@@ -75,7 +73,6 @@ class MemoryStore:
         self._tell()
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """See ResponseStore."""
         found = self._drop((tenant, response_id))
         self._tell()
         return found
@@ -115,7 +112,6 @@ class RedisStore:
         self._redis: Any = Redis.from_url(url, socket_timeout=2.0, socket_connect_timeout=2.0)  # untyped in part
 
     async def get(self, tenant: str, response_id: str) -> bytes | None:
-        """See ResponseStore."""
         try:
             found: bytes | None = await self._redis.get(_key(tenant, response_id))
         except (RedisError, OSError) as error:
@@ -123,7 +119,6 @@ class RedisStore:
         return found
 
     async def put(self, tenant: str, response_id: str, value: bytes, *, replace: bool = True) -> None:
-        """See ResponseStore."""
         if len(value) > self._max_bytes:
             metrics.responses_dropped.labels("too_large").inc()
             return
@@ -134,14 +129,12 @@ class RedisStore:
             log.warning("a response was not kept", reason=type(error).__name__)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
-        """See ResponseStore."""
         try:
             return bool(await self._redis.delete(_key(tenant, response_id)))
         except (RedisError, OSError) as error:
             raise _gone() from error
 
     async def close(self) -> None:
-        """See ResponseStore."""
         await self._redis.aclose()
 
 

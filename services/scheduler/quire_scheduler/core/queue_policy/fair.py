@@ -26,7 +26,6 @@ class FairQueue:
         self._popped = 0
 
     def push(self, request: Request) -> None:
-        """See QueuePolicy."""
         tenant = request.context.tenant
         if tenant not in self._queues:
             self._queues[tenant] = deque()
@@ -36,7 +35,6 @@ class FairQueue:
         self._waiting[tenant] += 1
 
     def pop(self) -> Request | None:
-        """See QueuePolicy."""
         while self._queues:
             tenant = min(self._queues, key=lambda name: self._served[name])
             queue = self._queues[tenant]
@@ -62,7 +60,7 @@ class FairQueue:
         return None
 
     def discard(self, request: Request) -> None:
-        """See QueuePolicy. A tenant's queue is swept when most of it is gone, so that aborts cannot grow it."""
+        """A tenant's queue is swept when most of it is gone, so that aborts cannot grow it."""
         tenant = request.context.tenant
         self._waiting[tenant] -= 1
         queue = self._queues[tenant]
@@ -81,7 +79,6 @@ class FairQueue:
         return self._waiting.get(tenant, 0) < max(max_waiting // (tenants + 1), 1)
 
     def __len__(self) -> int:
-        """See QueuePolicy."""
         return sum(self._waiting.values())
 
     def _least(self) -> int:

@@ -35,13 +35,11 @@ class OrderedQueue:
         self._length = 0
 
     def push(self, request: Request) -> None:
-        """See QueuePolicy."""
         request.order_key = self._key(request)
         heapq.heappush(self._heap, (request.order_key, request))
         self._length += 1
 
     def pop(self) -> Request | None:
-        """See QueuePolicy."""
         self._skip_gone()
         if not self._heap:
             return None
@@ -49,12 +47,11 @@ class OrderedQueue:
         return heapq.heappop(self._heap)[1]
 
     def next_key(self) -> int | None:
-        """See QueuePolicy."""
         self._skip_gone()
         return self._heap[0][0] if self._heap else None
 
     def discard(self, request: Request) -> None:
-        """See QueuePolicy. The heap is swept when most of it is gone, so that aborts cannot grow it."""
+        """The heap is swept when most of it is gone, so that aborts cannot grow it."""
         self._length -= 1
         if len(self._heap) > 2 * self._length + _SWEEP:
             self._heap = [entry for entry in self._heap if entry[1].state is State.QUEUED]
@@ -68,7 +65,6 @@ class OrderedQueue:
         return True
 
     def __len__(self) -> int:
-        """See QueuePolicy."""
         return self._length
 
     def _skip_gone(self) -> None:
