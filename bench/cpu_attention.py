@@ -10,17 +10,16 @@ import argparse
 import json
 import statistics
 import time
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from bench import ROOT
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.ops.backends import BACKENDS
 from quire_worker.runner import ModelRunner
 from quire_worker.step import StepBatch
 
-ROOT = Path(__file__).resolve().parents[1]
 _PAGE_SIZE = 16
 
 

@@ -17,12 +17,13 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from bench import ROOT
 from bench.gpu_checks.http_load import HttpLoad
 from bench.services_arm import cpu_seconds, cpu_us_per_token
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 
-MODEL = Path(__file__).resolve().parents[1] / "models" / "demo"
+MODEL = ROOT / "models" / "demo"
 PROMPT = 32
 
 

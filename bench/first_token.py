@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from bench import ROOT
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 
-ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "demo"
 SERVICES = ("common", "router", "tokenizer", "scheduler", "worker", "kvstore")
 TOKENS = 2  # the second shows that the first was not kept back for the end

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
-from bench.first_token import MODEL, ROOT, SERVICES
+from bench import ROOT
+from bench.first_token import MODEL, SERVICES
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc

@@ -23,20 +23,26 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench import LOG
 from bench.gpu_checks.interpreter import choose_interpreter
 from bench.gpu_checks.log_row import LogRow
 from bench.gpu_checks.record import Recorder
 
-STAGES: dict[int, tuple[str, ...]] = {
-    1: ("products", "gated_products", "kernels", "steps"),
-    2: ("engines",),
-    3: ("table",),
-    4: ("services",),
-    5: ("soak", "roofline"),
-    6: ("served_table",),
-    7: ("peer_pull", "peer_workers"),
+# Parts by stage, each with the module that has its `run`.
+STAGES: dict[int, dict[str, str]] = {
+    1: {
+        "products": "bench.gpu_checks.products",
+        "gated_products": "bench.gpu_checks.gated_products",
+        "kernels": "bench.gpu_checks.kernels",
+        "steps": "bench.gpu_checks.steps",
+    },
+    2: {"engines": "bench.gpu_checks.engines"},
+    3: {"table": "bench.gpu_checks.table"},
+    4: {"services": "bench.gpu_checks.services"},
+    5: {"soak": "bench.gpu_checks.soak", "roofline": "bench.gpu_checks.roofline"},
+    6: {"served_table": "bench.gpu_checks.served_table"},
+    7: {"peer_pull": "bench.gpu_checks.peer_pull", "peer_workers": "bench.gpu_checks.peer_workers"},
 }
-LOG = Path(__file__).parent / "LOG.md"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -58,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         for part in args.parts or parts:
             with recorder.group(part):
-                importlib.import_module(f"bench.gpu_checks.{part}").run(recorder, tiny=tiny)
+                importlib.import_module(parts[part]).run(recorder, tiny=tiny)
     finally:
         signal.signal(signal.SIGTERM, before)
         recorder.end()

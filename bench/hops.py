@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 import uvloop
 
-from bench.first_token import NO_CACHES, ROOT, SERVICES, serving
+from bench import ROOT
+from bench.first_token import NO_CACHES, SERVICES, serving
 from quire.bench.outcome import Outcome
 from quire.bench.target import Target
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
+from bench import LOG
 from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES
 from bench.interference_load import Heard, LoadShape, SteadyLoad
@@ -31,7 +32,6 @@ from quire.local.stack import LocalStack
 from quire.models import find_model
 from quire_worker.paced.facts import read_facts
 
-LOG = Path(__file__).parent / "LOG.md"
 WANTED = 1.25
 _CONTEXT, _KV_BYTES = 16_384, 24 << 30
 PREDICTION = "undisturbed 1, P/D <= 1.25, aggregated >= 2 of the undisturbed p99"

@@ -17,13 +17,12 @@ import numpy as np
 
 from bench.kvstore_arms import LIMIT_S
 from bench.kvstore_pages import NAMESPACE
+from bench.plain_pages import PlainLanding, PlainShipment, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import KvClient
 from quire_worker.mover.carrier import KvStoreCarrier
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.transports.transport_choice import TransportChoice
-from tests.fakes.engine_bench import ids
-from tests.fakes.moved_pages import PlainLanding, PlainShipment
 
 if TYPE_CHECKING:
     from bench.kvstore_pages import Pages

@@ -14,18 +14,19 @@ import statistics
 import subprocess
 import sys
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from bench import ROOT
 from bench.workload import Request, uniform
 from quire.local.spec import StackSpec
 from quire.local.stack import LocalStack
 
-ROOT = Path(__file__).resolve().parents[1]
 _KV_BYTES = 1 << 30
 # The stack, free-running and in lockstep.
 STACKS = ("services", "lockstep")
 ARMS = (*STACKS, "inprocess", "transformers")
+# Arms that are processes of their own.
+_CHILDREN = {"inprocess": "bench.inprocess_arm", "transformers": "bench.transformers_arm"}
 _RATIOS = (
     ("services", "lockstep"),
     ("services", "inprocess"),
@@ -109,7 +110,7 @@ def services(arguments: argparse.Namespace, requests: list[Request], *, lockstep
 
 def child(arm: str, arguments: argparse.Namespace, requests: list[Request]) -> dict[str, Any]:
     """An arm that is a module of its own: requests on standard input, JSON on the last line of its output."""
-    command = [sys.executable, "-m", f"bench.{arm}_arm", "--model", arguments.model, "--batch", str(arguments.streams)]
+    command = [sys.executable, "-m", _CHILDREN[arm], "--model", arguments.model, "--batch", str(arguments.streams)]
     done = subprocess.run(
         command, input=json.dumps([asdict(r) for r in requests]), capture_output=True, text=True, check=False
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench import ROOT
 from bench.cache_bounds import Visit, knowing_the_future, never_evicting
 from bench.conversations import Conversations, Shape
 from bench.paced_replica import PacedReplica
@@ -27,7 +28,7 @@ PAGE = 16
 LEAST_OF_ORACLE = 0.97
 LEAST_OF_OPTIMAL = 0.85
 _PARTS = ("counts", "media", "talk")
-_DEMO = Path(__file__).parents[1] / "models" / "demo"
+_DEMO = ROOT / "models" / "demo"
 
 
 def visits_with(shape: Shape, num_pages: int, seed: int, **scheduler: object) -> tuple[list[Visit], int]:

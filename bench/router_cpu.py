@@ -14,17 +14,16 @@ import json
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import grpc
 import uvloop
 
+from bench import ROOT
 from bench.processes import Service, until_healthy
 from bench.stream_clients import request_of
 from quire.v1 import inference_pb2, inference_pb2_grpc
 
-ROOT = Path(__file__).resolve().parents[1]
 ROUTES = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 
 

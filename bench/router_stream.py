@@ -27,10 +27,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from bench import ROOT
 from bench.process_cpu import cpu_s
 from bench.processes import until_healthy
 
-ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "models" / "demo"
 TEXT = "It was a bright morning in the town, and the people came out of their houses to see what the noise was about. "
 

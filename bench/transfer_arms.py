@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.kvstore_pages import NAMESPACE
+from bench.plain_pages import ids
 from bench.process_cpu import cpu_s
 from quire_common.config import ServiceConfig
 from quire_common.credit import MoveKind, PageMove
@@ -33,7 +34,6 @@ from quire_worker.mover.peers.peer_door import PeerDoor
 from quire_worker.mover.peers.tunnel_stream import TunnelDial
 from quire_worker.mover.setup import DEFAULT_BYTES, DEFAULT_SLOTS, MoverSetup
 from quire_worker.mover.transports.data_link import connect
-from tests.fakes.engine_bench import ids
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench import ROOT
 from bench.gpu_checks.answers import all_logits
 from bench.gpu_checks.check_model import CheckModel
 from bench.gpu_checks.record import Recorder
@@ -30,7 +31,6 @@ from quire_worker.sampling.logits_processor import LogitsProcessors
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import Float32, Int32
 
-ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "models" / "demo"
 _TIE = 0.15
 """Of logits; bf16 holds numbers of about 10 to within 0.03, and errors add up over layers."""

@@ -7,12 +7,12 @@ worker's step (product_chain.py). The reference is float32, of the same bf16 num
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from bench import ROOT
 from bench.gpu_checks.product_chain import Found, ProductChain
 from bench.gpu_checks.record import Recorder
 from quire_worker.ops.triton import gated_products
@@ -20,7 +20,7 @@ from quire_worker.ops.triton.gated_products import Gated, GatedProducts
 from quire_worker.ops.triton.product_tables import gated_table_of, read_gated
 from quire_worker.ops.triton.products import Shape
 
-_TABLE = Path(__file__).resolve().parents[2] / "services/worker/quire_worker/ops/triton/product_tables/h200_gated.json"
+_TABLE = ROOT / "services/worker/quire_worker/ops/triton/product_tables/h200_gated.json"
 # Gates and what they gate are multiplied as float32 sums, so the result is rounded once, which ROUNDING allows for. An
 # error of either sum counts as often as the other factor is large: in millions of results that is some five times the
 # usual. So twice of what plain products may be off by, of the usual result; float32 sums leave a small part of that.

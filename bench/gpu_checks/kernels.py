@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import IO
 
+from bench import ROOT
 from bench.gpu_checks.record import Recorder
 
-ROOT = Path(__file__).resolve().parents[2]
 _FOLDER = ROOT / "tests/unit/worker_triton"
 _PROCESSES = 4
 # Those of this very check are other stages.

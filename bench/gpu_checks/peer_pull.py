@@ -13,14 +13,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 
+from bench import ROOT
 from bench.gpu_checks.record import Recorder
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGE_BYTES, PAGES, SMALL_PAGE_BYTES = 2 << 20, 1537, 64 << 10
 _WANTED = 0.8
 _LIMIT_S = 90.0

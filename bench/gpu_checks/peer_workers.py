@@ -19,15 +19,17 @@ from pathlib import Path
 import grpc
 import numpy as np
 
-from bench.gpu_checks.peer_pull import PAGES, ROOT, visible_gpus
+from bench import ROOT
+from bench.gpu_checks.peer_pull import PAGES, visible_gpus
 from bench.gpu_checks.record import Recorder
 from bench.gpu_model import write_config
 from bench.gpu_shapes import SHAPES, TINY
+from bench.plain_pages import ids
 from bench.processes import Service
 from quire.v1 import worker_pb2_grpc
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress, Start
 from quire_common.errors import DeadlineExceeded
-from tests.fakes.engine_bench import Told, a_start, ids
+from tests.fakes.engine_bench import Told, a_start
 from tests.fakes.worker_server import FakeScheduler
 
 _SHAPE, _TOKENS, _ANSWER = "8B", 4096, 8

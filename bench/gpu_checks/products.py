@@ -7,17 +7,17 @@ float32, of the same bf16 numbers.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 import torch
 
+from bench import ROOT
 from bench.gpu_checks.product_chain import Found, ProductChain
 from bench.gpu_checks.record import Recorder
 from quire_worker.ops.triton.product_tables import read_table, table_of
 from quire_worker.ops.triton.products import Products, Shape, Way
 from quire_worker.ops.weight import DenseWeight
 
-_TABLE = Path(__file__).resolve().parents[2] / "services/worker/quire_worker/ops/triton/product_tables/h200.json"
+_TABLE = ROOT / "services/worker/quire_worker/ops/triton/product_tables/h200.json"
 # Sums of thousands may be off by so much of the usual result, beside what rounding leaves.
 _SUMMING = {torch.bfloat16: 2.0**-10, torch.float32: 2.0**-17}
 _PART = 16_384

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from bench import ROOT
 from bench.gpu_checks.decoder_kernels import DecoderKernels
 from bench.gpu_checks.draw_kernels import draw_cases
 from bench.gpu_checks.kernel_case import Bench, KernelCase
@@ -31,7 +32,6 @@ from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.profile.floor import PEAKS, Peak
 
-ROOT = Path(__file__).resolve().parents[2]
 _BATCHES, _CONTEXT = (1, 32, 256), 1024
 _LONG = (32, 8192)
 _PROMPT_ROWS = 8192

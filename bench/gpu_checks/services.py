@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from bench import ROOT
 from bench.gpu_checks.http_load import LOAD_GENERATOR, HttpLoad, stack_of
 from bench.gpu_checks.record import Recorder
 from bench.gpu_figures import COLD_START, OVER_HTTP, VLLM_OVER_HTTP
@@ -29,7 +30,6 @@ from bench.gpu_shapes import SHAPES
 from bench.services_arm import cpu_seconds
 from quire.local.stack import LocalStack
 
-ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 300
 _MOST_ROUTERS = 4
 _FEW_REQUESTS, _LONGER = 1024, 4

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import torch
 
+from bench import ROOT
 from bench.gpu_checks.record import Recorder
 from bench.gpu_engine import GREEDY
 from bench.gpu_figures import OVER_GREEDY, ROWS
 from bench.gpu_shapes import SHAPES
 
-ROOT = Path(__file__).resolve().parents[2]
 _LIMIT_S = 270
 WITHOUT_GPU = ("--smaller", "64", "--max-num-seqs", "8")
 """A model for which there is no GPU is gone through with a few short requests."""

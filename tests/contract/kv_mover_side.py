@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import grpc
 
+from bench.plain_pages import PlainLanding, PlainShipment, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import KvClient
 from quire_worker.mover.carrier import KvStoreCarrier
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.transports.transport_choice import TransportChoice
-from tests.fakes.engine_bench import ids
-from tests.fakes.moved_pages import PlainLanding, PlainShipment
 from tests.unit.kvstore.pages import body
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from bench.plain_pages import ids
 from quire.v1 import kvstore_pb2
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import QuireError
@@ -24,7 +25,6 @@ from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.setup import MoverSetup
 from tests.contract.kv_mover_side import EACH, FAST, mover_side
 from tests.contract.kvstore_process import Connection, KvstoreProcess
-from tests.fakes.engine_bench import ids
 from tests.unit.kvstore.pages import body, chain
 
 if TYPE_CHECKING:

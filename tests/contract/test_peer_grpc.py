@@ -8,13 +8,13 @@ import socket
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig
 from quire_worker.mover.peers.closed_ways import CLOSED_S, ClosedWays
 from quire_worker.mover.peers.peer_access import PeerAccess
 from quire_worker.mover.peers.peer_door import PeerDoor
-from tests.fakes.engine_bench import ids
 from tests.fakes.peer_pulls import LATE_S, NOTICED_S, PAGES, TARGETS, a_relay, address_of, failed, know_of_all
 from tests.fakes.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay

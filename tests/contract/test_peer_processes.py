@@ -11,13 +11,14 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.plain_pages import ids
 from bench.processes import Service
 from quire.v1 import worker_pb2_grpc
 from quire_common.credit import Budget, MoveKind, PageMove, Start
 from quire_common.pages import chain_hashes
 from quire_common.sequence import Sampling, Stop
 from quire_worker.paced.answer import paced_tokens
-from tests.fakes.engine_bench import ROOMY, a_start, ids
+from tests.fakes.engine_bench import ROOMY, a_start
 from tests.fakes.worker_side import Side
 
 FLAGS = ("--paced", "1", "--paced-pages", "200", "--block-size", "4", "--max-num-seqs", "4", "--max-model-len", "256")

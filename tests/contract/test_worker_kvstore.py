@@ -16,6 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import Abandoned, KvClient
 from quire_common.pages import PageRun, chain_hashes
@@ -30,7 +31,7 @@ from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_process import MoverProcess
 from quire_worker.mover.setup import MoverSetup
 from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import ROOMY, Told, a_start, ids
+from tests.fakes.engine_bench import ROOMY, Told, a_start
 from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_info, counting_model
 from tests.otlp_sink import OtlpSink
 

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress
 from quire_common.credit.hello import scheduler_hello
 from quire_common.errors import ConfigError
@@ -22,7 +23,7 @@ from quire_worker.mover.peers import peer_door
 from quire_worker.mover.peers.peer_access import neighbourhood
 from quire_worker.mover.peers.peer_door import PeerDoor
 from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import ROOMY, a_start, ids
+from tests.fakes.engine_bench import ROOMY, a_start
 from tests.fakes.worker_server import VOCAB, WAIT_S, FakeScheduler, WorkerServer, counting_model
 from tests.fakes.worker_side import Side
 from tests.tcp_relay import TcpRelay

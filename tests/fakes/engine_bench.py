@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from bench.plain_pages import ids
 from quire_common.credit import Budget, Finish, Grant, PageMove, Report, Start
 from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
@@ -21,10 +20,6 @@ ROOMY = Budget(tokens_per_step=1000, prefill_tokens_beside_decoders=1000, chunk_
 GREEDY = Sampling()
 CONTEXT = RequestContext("r")
 LOCKSTEP = Budget(1000, 1000, 1000, 100, step_limit=1)
-
-
-def ids(*values: int) -> np.ndarray:
-    return np.array(values, np.int32)
 
 
 def small_spec(**changes: object) -> EngineSpec:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.engine.moves import MoveResult
 from quire_worker.mover.child_link import Patience
@@ -17,7 +18,6 @@ from quire_worker.mover.mover_process import COPY_BYTES, MoverProcess
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
 from tests.fakes import mover_child
-from tests.fakes.engine_bench import ids
 
 WAIT_S = 60.0
 PAGE_BYTES = 256

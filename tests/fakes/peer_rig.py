@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import Unavailable
 from quire_worker.config import WorkerConfig
@@ -25,7 +26,6 @@ from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.wire import Frame
 from tests.certificates import TlsFiles
-from tests.fakes.engine_bench import ids
 from tests.fakes.mover_rig import BytesPool, digest
 
 WAIT_S = 60.0

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from bench.plain_pages import PlainLanding, PlainShipment
 from quire_common.kv_client import DataAccess
 from quire_common.kv_data.connection import Arrived, DataConnection
 from quire_common.kv_data.frame import DataBroken, Head, Kind
@@ -22,7 +23,6 @@ from quire_worker.mover.transports.data_link import FLOOR_BYTES_PER_S, FRAME_S
 from quire_worker.mover.transports.shm_transport import ShmTransport
 from quire_worker.mover.transports.tcp_transport import TcpTransport
 from quire_worker.mover.transports.transport import Cargo, Transport, TransportDown
-from tests.fakes.moved_pages import PlainLanding, PlainShipment
 from tests.unit.kvstore.pages import Clock, body, chain, framed
 
 PAGES = 12

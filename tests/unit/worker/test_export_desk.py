@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound
 from quire_common.kv_data.frame import DataBroken
@@ -20,7 +21,6 @@ from quire_worker.mover.peers.export_desk import ENGINE_SILENT_S, ExportDesk
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.wire import Frame, Kind
-from tests.fakes.engine_bench import ids
 from tests.fakes.mover_rig import NAMESPACE, PAGE_BYTES, digest
 
 KEY = b"k" * 32

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import InvalidArgument, QuireError
 from quire_worker.mover.copier import HostCopier
@@ -15,7 +16,6 @@ from quire_worker.mover.ring import Ring
 from quire_worker.mover.setup import MoverSetup
 from quire_worker.mover.wire import Frame, Kind, WireBroken
 from quire_worker.step import Int32
-from tests.fakes.engine_bench import ids
 from tests.fakes.mover_rig import NAMESPACE, BytesPool, digest
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import Budget, Finish, MoveKind, PageMove
 from quire_common.sequence import RequestContext
 from quire_worker.engine.ports import NullObserver, SlotTrace
 from tests.fakes.counting_runner import continuation
-from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, ids, small_spec
+from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, small_spec
 from tests.fakes.fake_mover import FakeMover
 from tests.fakes.flight_bench import FlightBench as Bench
 from tests.fakes.held_device import HeldDevice

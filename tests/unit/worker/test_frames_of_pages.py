@@ -12,6 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 
+from bench.plain_pages import PlainLanding
 from quire_common.kv_data.frame import DataBroken, Kind, pack_places, unpack_places
 from quire_common.pages import HEADER_BYTES, copy_body
 from quire_common.sequence import RequestContext
@@ -21,7 +22,6 @@ from quire_worker.mover.transports import shown_pages
 from quire_worker.mover.transports.data_link import DataLink, Exchange
 from quire_worker.mover.transports.shown_pages import take_shown
 from quire_worker.mover.transports.transport import Cargo, TransportDown
-from tests.fakes.moved_pages import PlainLanding
 from tests.unit.kvstore.pages import body, chain, framed
 
 PAGES, PAGE_BYTES, FIRST = 6, 4096, 3

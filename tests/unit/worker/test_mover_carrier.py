@@ -9,6 +9,7 @@ from typing import cast
 
 import pytest
 
+from bench.plain_pages import PlainLanding, PlainShipment, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound, QuireError, Unavailable, Unsupported
 from quire_common.kv_client import BegunPut, DataAccess, KvClient, PutOutcome
@@ -22,8 +23,6 @@ from quire_worker.mover.transports.grpc_transport import GrpcTransport
 from quire_worker.mover.transports.transport import Landing, Shipment
 from quire_worker.mover.transports.transport_choice import TransportChoice
 from quire_worker.mover.wire import Frame, Kind
-from tests.fakes.engine_bench import ids
-from tests.fakes.moved_pages import PlainLanding, PlainShipment
 from tests.fakes.mover_rig import NAMESPACE, PAGE_BYTES, WAIT_S, body, digest
 
 Spoil = Callable[[bytes], bytes]

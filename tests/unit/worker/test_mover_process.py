@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.mover.copier import HostCopier
-from tests.fakes.engine_bench import ids
 from tests.fakes.mover_rig import EMPTY, PAGE_BYTES, BytesPool, MoverRig, body, digest, load, store
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.engine.moves import Mover, MoveResult, NoMover
 from quire_worker.mover.mover_on_demand import MAX_WAITING, MoverOnDemand
 from quire_worker.mover.movers import Movers
-from tests.fakes.engine_bench import ids
 from tests.fakes.fake_mover import FakeMover
 
 WAIT_S = 30.0

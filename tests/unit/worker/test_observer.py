@@ -8,11 +8,12 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from bench.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.sequence import RequestContext
 from quire_common.telemetry import metrics, tracing
 from quire_worker.observer import WorkerObserver
-from tests.fakes.engine_bench import EngineBench, a_start, ids
+from tests.fakes.engine_bench import EngineBench, a_start
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 PARENT_ID = "b7ad6b7169203331"

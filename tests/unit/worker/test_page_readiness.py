@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import Budget, MoveKind, PageMove
 from tests.fakes.counting_runner import continuation
-from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, ids
+from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start
 from tests.fakes.fake_mover import FakeMover
 
 PROMPT = list(range(20, 33))  # 13 tokens: three full pages of 4, and one token

@@ -12,11 +12,12 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
+from bench.plain_pages import ids
 from quire_common.credit import Budget, Epoch, Grant, MoveKind, PageMove, Report, Start
 from quire_common.errors import QuireError
 from quire_worker.engine.device import InlineDevice
 from tests.fakes.counting_runner import continuation
-from tests.fakes.engine_bench import EngineBench, a_start, ids, small_spec
+from tests.fakes.engine_bench import EngineBench, a_start, small_spec
 from tests.fakes.fake_mover import FakeMover
 from tests.fakes.held_device import HeldDevice
 

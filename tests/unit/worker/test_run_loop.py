@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
 from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavailable
 from quire_worker.engine import step_runner
@@ -17,7 +18,7 @@ from quire_worker.engine.session import Session
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.step import StepBatch, StepOutput
 from tests.fakes.counting_runner import CountingRunner, continuation
-from tests.fakes.engine_bench import ROOMY, Told, a_start, ids, small_spec
+from tests.fakes.engine_bench import ROOMY, Told, a_start, small_spec
 from tests.fakes.fake_mover import FakeMover
 from tests.fakes.worker_server import counting_info
 

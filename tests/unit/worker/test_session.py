@@ -8,11 +8,11 @@ import threading
 import numpy as np
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import Epoch, Finish, Logprobs, Report, StepTiming, WorkerHello
 from quire_common.errors import Aborted
 from quire_worker.engine.report_bundle import MAX_BYTES, MAX_REPORTS, ReportBundle, merge_reports, size_of
 from quire_worker.engine.session import HEARTBEAT_S, MAX_GRANTS_WAITING, Closed, Flush, Session
-from tests.fakes.engine_bench import ids
 from tests.fakes.worker_server import counting_info
 
 EPOCH = Epoch(1, 1)

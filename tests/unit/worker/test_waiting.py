@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.plain_pages import ids
 from quire_common.credit import Finish, MoveKind, PageMove
 from quire_common.errors import QuireError
 from quire_worker.engine.lending import Lending
@@ -21,7 +22,7 @@ from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.residents import Residents
 from quire_worker.engine.slots import SlotState
 from quire_worker.step import Int32
-from tests.fakes.engine_bench import a_start, ids, small_spec
+from tests.fakes.engine_bench import a_start, small_spec
 from tests.fakes.fake_mover import FakeMover
 from tests.fakes.mover_rig import QUICK, MoverRig
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.plain_pages import ids
 from quire_common.errors import InvalidArgument
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.kv.page_geometry import KvGroup
 from quire_worker.step import Int32
-from tests.fakes.engine_bench import ids
 
 GROUP = KvGroup("full", "full", 1, 1, 8, "bfloat16", 4)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from bench.plain_pages import ids
 from quire_worker.ops.triton.gather_pages import GatherShape, compile_gather, gather_pages
-from tests.fakes.engine_bench import ids
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 

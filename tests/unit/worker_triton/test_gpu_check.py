@@ -263,8 +263,8 @@ class TestStagesThatAreCutShort:
             then()
 
         module.run = run  # type: ignore[attr-defined]  # a module made here
-        monkeypatch.setitem(sys.modules, f"bench.gpu_checks.{name}", module)
-        monkeypatch.setitem(gpu_check.STAGES, 1, (*gpu_check.STAGES[1], name))
+        monkeypatch.setitem(sys.modules, f"made_here.{name}", module)
+        monkeypatch.setitem(gpu_check.STAGES, 1, gpu_check.STAGES[1] | {name: f"made_here.{name}"})
 
     def test_a_time_limit_leaves_a_row(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.part(monkeypatch, "slow", lambda: signal.raise_signal(signal.SIGTERM))

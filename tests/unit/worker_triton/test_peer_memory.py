@@ -7,13 +7,13 @@ import ctypes
 import pytest
 import torch
 
+from bench.plain_pages import ids
 from quire_common.errors import InvalidArgument, Unavailable
 from quire_worker.cuda.driver import HANDLE_BYTES, CudaDriver, cuda_driver
 from quire_worker.cuda.ipc_memory import IpcMemory
 from quire_worker.cuda.peer_memories import PeerMemories
 from quire_worker.cuda.peer_memory import PeerMemory
 from quire_worker.mover.peers.peer_access import host_id
-from tests.fakes.engine_bench import ids
 
 HANDLE = bytes(range(HANDLE_BYTES))
 BASE, ALLOCATION = 1 << 40, 10_000

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from quire_worker.mover.ring import Ring
+
+
+def ids(*values: int) -> NDArray[np.int32]:
+    """Page numbers as a move has them."""
+    return np.array(values, np.int32)
 
 
 class PlainLanding:
