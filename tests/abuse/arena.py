@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from bench.busy_process import BusyProcess
+from bench.harness.busy_process import BusyProcess
 from quire.cli.terminal import table
 from tests.abuse.cpu_load import CpuLoad
 from tests.abuse.references import Heard, References

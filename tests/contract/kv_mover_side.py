@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from bench.plain_pages import PlainLanding, PlainShipment, ids
+from bench.harness.plain_pages import PlainLanding, PlainShipment, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import KvClient
 from quire_worker.mover.carrier import KvStoreCarrier

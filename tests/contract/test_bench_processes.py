@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import httpx
 
-from bench.processes import Service
+from bench.harness.processes import Service
 
 
 def test_a_log_of_any_length_does_not_stop_the_router() -> None:

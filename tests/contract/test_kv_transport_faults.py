@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire.v1 import kvstore_pb2
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import QuireError

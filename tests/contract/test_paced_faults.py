@@ -8,7 +8,7 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.processes import Service
+from bench.harness.processes import Service
 from quire.v1 import common_pb2, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.errors import from_rpc_error
 from quire_common.sequence import Sequence, Stop, sequence_to_pb

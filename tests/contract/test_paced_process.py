@@ -13,7 +13,7 @@ import grpc
 import psutil
 import pytest
 
-from bench.processes import Service
+from bench.harness.processes import Service
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.credit import Finish
 from quire_common.sequence import Sampling, Stop

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bench.delay_driver import Measured, measure
-from bench.delay_stack import DelayStack
-from bench.delay_workload import PROMPT_LEN, DelayWorkload, pages_needed
+from bench.scheduler.delay_driver import Measured, measure
+from bench.scheduler.delay_stack import DelayStack
+from bench.scheduler.delay_workload import PROMPT_LEN, DelayWorkload, pages_needed
 
 ROWS = 8
 

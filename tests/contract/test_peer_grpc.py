@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig

@@ -11,8 +11,8 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.plain_pages import ids
-from bench.processes import Service
+from bench.harness.plain_pages import ids
+from bench.harness.processes import Service
 from quire.v1 import worker_pb2_grpc
 from quire_common.credit import Budget, MoveKind, PageMove, Start
 from quire_common.pages import chain_hashes

@@ -14,7 +14,7 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.processes import Service
+from bench.harness.processes import Service
 from quire.local.ports import free_ports
 from quire.v1 import kvstore_pb2, kvstore_pb2_grpc, scheduler_pb2, scheduler_pb2_grpc
 from quire_common.columns import i32

@@ -16,7 +16,7 @@ import grpc
 import numpy as np
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import Abandoned, KvClient
 from quire_common.pages import PageRun, chain_hashes

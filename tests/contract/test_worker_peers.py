@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, MoveKind, PageMove, RankAddress
 from quire_common.credit.hello import scheduler_hello
 from quire_common.errors import ConfigError

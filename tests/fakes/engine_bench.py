@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, Finish, Grant, PageMove, Report, Start
 from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop

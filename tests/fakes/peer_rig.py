@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import Unavailable
 from quire_worker.config import WorkerConfig

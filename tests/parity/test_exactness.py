@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from bench.local_engine import LocalEngine, load, serve
+from bench.harness.local_engine import LocalEngine, load, serve
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.loading import LoadedModel
 from tests.parity.test_transformers_parity import DEMO

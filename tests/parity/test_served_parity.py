@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.local_engine import LocalEngine, load
+from bench.harness.local_engine import LocalEngine, load
 from quire_common.credit import Report
 from quire_common.sequence import Sequence, Stop
 from tests.oracle import Oracle

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.delay_proxy import DelayProxy, ProxyProcess
+from bench.scheduler.delay_proxy import DelayProxy, ProxyProcess
 
 DELAY_S = 0.05
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from bench.delay import Cell, table
-from bench.delay_driver import Measured
-from bench.delay_plot import Point, svg
+from bench.scheduler.delay import Cell, table
+from bench.scheduler.delay_driver import Measured
+from bench.scheduler.delay_plot import Point, svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.simulate import figures
-from bench.simulate_fleet import Setup, simulate
-from bench.simulate_pd import ALWAYS, HEAD, row
-from bench.simulate_replica import Run, SimReplica, Speed
-from bench.simulate_trace import BLOCK, TraceRequest, load_trace, make_trace, oracle_hits, scaled
+from bench.placement.fleet import Setup, simulate
+from bench.placement.replica import Run, SimReplica, Speed
+from bench.placement.simulate import figures
+from bench.placement.simulate_pd import ALWAYS, HEAD, row
+from bench.placement.trace import BLOCK, TraceRequest, load_trace, make_trace, oracle_hits, scaled
 from quire_router.placement.registry import PLACEMENTS
 
 SPEED = Speed(step_s=0.01, row_s=0.001, prefill_tokens_per_s=1000.0, chunk=100, rows=2, page=64, pages=100)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.transfer import report
+from bench.disaggregation.transfer import report
 
 
 def test_shares_are_of_the_same_round() -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.plain_pages import PlainLanding, PlainShipment
+from bench.harness.plain_pages import PlainLanding, PlainShipment
 from quire_common.kv_client import DataAccess
 from quire_common.kv_data.connection import Arrived, DataConnection
 from quire_common.kv_data.frame import DataBroken, Head, Kind

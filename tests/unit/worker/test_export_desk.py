@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound
 from quire_common.kv_data.frame import DataBroken

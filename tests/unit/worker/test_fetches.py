@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import InvalidArgument, QuireError
 from quire_worker.mover.copier import HostCopier

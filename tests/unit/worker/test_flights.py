@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, Finish, MoveKind, PageMove
 from quire_common.sequence import RequestContext
 from quire_worker.engine.ports import NullObserver, SlotTrace

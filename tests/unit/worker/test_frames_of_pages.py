@@ -12,7 +12,7 @@ from typing import cast
 import numpy as np
 import pytest
 
-from bench.plain_pages import PlainLanding
+from bench.harness.plain_pages import PlainLanding
 from quire_common.kv_data.frame import DataBroken, Kind, pack_places, unpack_places
 from quire_common.pages import HEADER_BYTES, copy_body
 from quire_common.sequence import RequestContext

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, Grant, MoveKind, PageMove
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import ROOMY, EngineBench, a_start

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from bench.plain_pages import PlainLanding, PlainShipment, ids
+from bench.harness.plain_pages import PlainLanding, PlainShipment, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound, QuireError, Unavailable, Unsupported
 from quire_common.kv_client import BegunPut, DataAccess, KvClient, PutOutcome

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.mover.copier import HostCopier
 from tests.fakes.mover_rig import EMPTY, PAGE_BYTES, BytesPool, MoverRig, body, digest, load, store

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_worker.engine.moves import Mover, MoveResult, NoMover
 from quire_worker.mover.mover_on_demand import MAX_WAITING, MoverOnDemand

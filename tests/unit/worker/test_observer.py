@@ -8,7 +8,7 @@ import pytest
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.sequence import RequestContext
 from quire_common.telemetry import metrics, tracing

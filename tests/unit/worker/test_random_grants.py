@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, Epoch, Grant, MoveKind, PageMove, Report, Start
 from quire_common.errors import QuireError
 from quire_worker.engine.device import InlineDevice

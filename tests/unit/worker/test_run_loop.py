@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Epoch, Grant, MoveKind, PageMove, Report, WorkerHello
 from quire_common.errors import FailedPrecondition, Internal, QuireError, Unavailable
 from quire_worker.engine import step_runner

@@ -8,7 +8,7 @@ import threading
 import numpy as np
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Epoch, Finish, Logprobs, Report, StepTiming, WorkerHello
 from quire_common.errors import Aborted
 from quire_worker.engine.report_bundle import MAX_BYTES, MAX_REPORTS, ReportBundle, merge_reports, size_of

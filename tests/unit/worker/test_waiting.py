@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.credit import Finish, MoveKind, PageMove
 from quire_common.errors import QuireError
 from quire_worker.engine.lending import Lending

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from bench import gpu_host
-from bench.gpu_checks import roofline
-from bench.gpu_checks.kernel_case import Bench
-from bench.gpu_shapes import SHAPES
+from bench.gpu import host
+from bench.gpu.kernel_table import roofline
+from bench.gpu.kernel_table.kernel_case import Bench
+from bench.gpu.shapes import SHAPES
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.product_tables import products_for
 from quire_worker.ops.triton.triton_ops import TritonOps
@@ -20,15 +20,15 @@ from quire_worker.ops.triton.triton_ops import TritonOps
 
 @torch.inference_mode()
 def main() -> None:
-    gpu_host.stand_in()
+    host.stand_in()
     nowhere = torch.device("meta")
     for name, spec in SHAPES.items():
         ops = TritonOps(HeadShape.of(spec), nowhere, products_for("NVIDIA H200"))
         ops.pdl = True
         for where, case in roofline.cases(Bench(spec, ops, nowhere, torch.bfloat16, 64), small=False):
-            gpu_host._launched.clear()
+            host._launched.clear()
             case.run(0)
-            print(len(gpu_host._launched), case.launches, f"{name} {where}, {case.name}", flush=True)
+            print(len(host._launched), case.launches, f"{name} {where}, {case.name}", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from bench.gpu_checks.interpreter import choose_interpreter
+from tests.gpu.interpreter import choose_interpreter
 
 # Each kernel is what it was when it was imported. A test elsewhere that imports one is collected too early.
 if choose_interpreter() and (common := sys.modules.get("quire_worker.ops.triton.kernels.common")):

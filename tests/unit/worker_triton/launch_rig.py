@@ -13,8 +13,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_checks.interpreted_device import InterpretedDevice
-from bench.gpu_checks.launching import run_one
 from quire_common.credit import Finish
 from quire_common.errors import Internal
 from quire_common.logit_controls import LogitControls
@@ -29,6 +27,8 @@ from quire_worker.ops.interface import HeadShape
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import StepBatch
 from tests.fakes.some_processors import PROCESSORS
+from tests.gpu.interpreted_device import InterpretedDevice
+from tests.gpu.launching import run_one
 
 VOCAB, SLOTS, HIDDEN = 53, 8, 8
 TABLE = torch.from_numpy(np.random.default_rng(5).normal(0, 1, (VOCAB, HIDDEN)).astype(np.float32))

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.gpu_checks.decoder_kernels import ATTENTION_WANTED
-from bench.gpu_figures import COLD_START, ITL, OVER_GREEDY, OVER_HTTP, ROWS, SERVICES_COST, Target
+from bench.gpu.figures import COLD_START, ITL, OVER_GREEDY, OVER_HTTP, ROWS, SERVICES_COST, Target
+from bench.gpu.kernel_table.decoder_kernels import ATTENTION_WANTED
 
 ROOT = Path(__file__).resolve().parents[3]
 TABLE = "`make gpu-check STAGE=6` at 9d7df77"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.errors import InvalidArgument
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.kv.page_geometry import KvGroup

@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_checks.launching import run_one
-from bench.local_engine import LocalEngine
+from bench.harness.local_engine import LocalEngine
 from quire_common.credit import Finish, KvGroup, ModelInfo, PageGeometry
 from quire_common.errors import Internal
 from quire_common.logit_controls import LogitControls
@@ -26,6 +25,7 @@ from quire_worker.cuda.step_size import StepSize
 from quire_worker.replica import ServedModel
 from quire_worker.step import PromptScores
 from tests.fakes.some_processors import PROCESSORS
+from tests.gpu.launching import run_one
 from tests.unit.worker_triton.launch_rig import (
     NEXT,
     VOCAB,

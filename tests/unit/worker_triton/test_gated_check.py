@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench.gpu_checks.gated_products import GatedBench, row_counts, tiny_table
-from bench.gpu_checks.product_chain import Found
 from quire_worker.ops.triton import gated_products
 from quire_worker.ops.triton.gated_products import Gated, GatedProducts
+from tests.gpu.gated_products import GatedBench, row_counts, tiny_table
+from tests.gpu.product_chain import Found
 from tests.unit.worker_triton.stepping import DEVICE
 
 SHAPE = 48, 40

@@ -10,7 +10,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 import quire_worker.ops.triton.product_tables as tables
-from bench import gpu_gated
+from bench.gpu import choose_gated
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.triton import products
 from quire_worker.ops.triton.gated_products import Gated, GatedProducts, multiply_gated
@@ -116,7 +116,7 @@ def test_rows_take_the_way_of_the_largest_that_is_not_above() -> None:
 def test_all_ways_of_the_h200_are_among_those_that_are_tried() -> None:
     table = gated_table_of("NVIDIA H200")
     assert {shape[1:] for shape in table} == {(6144, 1024), (28672, 4096)}
-    assert {way for way in table.values() if way is not None} <= {*gpu_gated.candidates(132)}
+    assert {way for way in table.values() if way is not None} <= {*choose_gated.candidates(132)}
     assert table[8192, 28672, 4096] is not None and None in table.values(), "faster for many rows, not for all"
     assert table == read_gated(Path(tables.__file__).parent / "h200_gated.json")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_worker.ops.triton.gather_pages import GatherShape, compile_gather, gather_pages
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 
-from bench import gpu_check
-from bench.gpu_checks import engines, served_table, services, table
-from bench.gpu_checks.http_load import HttpLoad
-from bench.gpu_checks.log_row import LogRow
-from bench.gpu_checks.record import Recorder
+from bench.gpu import served_table, services, table
+from bench.gpu.http_load import HttpLoad
+from bench.gpu.log_row import LogRow
+from bench.gpu.record import Recorder
 from quire_common.sequence import Sequence, Stop
+from tests.gpu import check, engines
 from tests.unit.worker_model.folders import load_dummy_model
 
 # The interpreter computes with numpy, which tells of the overflow that a sigmoid is meant to have.
@@ -36,7 +36,7 @@ def lines(file: Path) -> list[dict[str, object]]:
 def run(stage: int, folder: Path, *parts: str) -> dict[str, str]:
     out = folder / f"{stage}.jsonl"
     chosen = ["--parts", *parts] if parts else []
-    code = gpu_check.main(["--stage", str(stage), "--tiny", "--no-log", "--out", str(out), *chosen])
+    code = check.main(["--stage", str(stage), "--tiny", "--no-log", "--out", str(out), *chosen])
     *found, summary = lines(out)
     assert all(line["stage"] == stage for line in found)
     results = {str(line["check"]): str(line["result"]) for line in found}
@@ -150,7 +150,7 @@ class TestRowsThatFail:
 
     def stage(self, number: int, folder: Path) -> tuple[int, dict[str, dict[str, object]]]:
         out = folder / "out"
-        code = gpu_check.main(["--stage", str(number), "--no-log", "--out", str(out)])
+        code = check.main(["--stage", str(number), "--no-log", "--out", str(out)])
         return code, {str(line["check"]): line for line in lines(out)[:-1]}
 
     def test_of_the_table_through_the_services(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,8 +252,8 @@ def test_what_was_checked_is_logged_before_the_end(log: Path) -> None:
 class TestStagesThatAreCutShort:
     @pytest.fixture(autouse=True)
     def a_machine_that_logs(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(gpu_check, "LOG", log)
-        monkeypatch.setattr(gpu_check, "choose_interpreter", lambda: False)
+        monkeypatch.setattr(check, "LOG", log)
+        monkeypatch.setattr(check, "choose_interpreter", lambda: False)
 
     def part(self, monkeypatch: pytest.MonkeyPatch, name: str, then: Callable[[], object]) -> None:
         module = ModuleType(name)
@@ -264,12 +264,12 @@ class TestStagesThatAreCutShort:
 
         module.run = run  # type: ignore[attr-defined]  # a module made here
         monkeypatch.setitem(sys.modules, f"made_here.{name}", module)
-        monkeypatch.setitem(gpu_check.STAGES, 1, gpu_check.STAGES[1] | {name: f"made_here.{name}"})
+        monkeypatch.setitem(check.STAGES, 1, check.STAGES[1] | {name: f"made_here.{name}"})
 
     def test_a_time_limit_leaves_a_row(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.part(monkeypatch, "slow", lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(SystemExit) as ended:
-            gpu_check.main(["--stage", "1", "--parts", "slow"])
+            check.main(["--stage", "1", "--parts", "slow"])
         row = log.read_text().splitlines()[-1]
         assert ended.value.code == 143
         assert "1 checks hold, 0 fail, 0 skipped, and it did not end (SystemExit 143 in slow)" in row
@@ -278,10 +278,10 @@ class TestStagesThatAreCutShort:
     def test_an_error_ends_its_part_alone(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.part(monkeypatch, "broken", lambda: 1 // 0)
         self.part(monkeypatch, "sound", lambda: None)
-        assert gpu_check.main(["--stage", "1", "--parts", "broken", "sound"]) == 1
+        assert check.main(["--stage", "1", "--parts", "broken", "sound"]) == 1
         assert "2 checks hold, 1 fail, 0 skipped (failed: broken ends)" in log.read_text().splitlines()[-1]
 
     def test_an_unknown_part_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):
-            gpu_check.main(["--stage", "2", "--parts", "soak"])
+            check.main(["--stage", "2", "--parts", "soak"])
         assert "stage 2 has no soak: its parts are engines" in capsys.readouterr().err

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from bench import gpu_engine
-from bench.gpu_engine import CONTEXT, Local, median_tpot_ms, rows_of, worker_config
-from bench.gpu_figures import OVER_GREEDY, ROWS
-from bench.gpu_shapes import SHAPES
+from bench.gpu import engine
+from bench.gpu.engine import CONTEXT, Local, median_tpot_ms, rows_of, worker_config
+from bench.gpu.figures import OVER_GREEDY, ROWS
+from bench.gpu.shapes import SHAPES
 from quire_common.sequence import Sampling
 from quire_worker.config import CUDA_PAGE_SIZE, WorkerConfig
 from quire_worker.cuda.load import step_tokens
@@ -45,16 +45,16 @@ def test_pages_of_the_large_shape_suffice_for_its_rows(total_gb: int) -> None:
     reserve = step_bytes(spec, step_tokens(weights) + 512, 512 + MOST_CHUNKS, spec.vocab_size)
     total = total_gb * 10**9
     pages = kv_cache_bytes(total - weights, total, WorkerConfig().gpu_memory_utilization, reserve) // group.page_bytes
-    for row in rows_of("8B", gpu_engine.KINDS, 512):
+    for row in rows_of("8B", engine.KINDS, 512):
         needed = sum(-(-(p + o) // CUDA_PAGE_SIZE) for p, o in zip(row.prompts, row.outputs, strict=True))
         assert pages >= 0.9 * needed, row.name
 
 
 def test_the_whole_table_of_a_tiny_shape(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "figures.json"
-    gpu_engine.main(["--models", "tiny", "--smaller", "64", "--max-num-seqs", "8", "--out", str(out)])
+    engine.main(["--models", "tiny", "--smaller", "64", "--max-num-seqs", "8", "--out", str(out)])
     figures, told = json.loads(out.read_text()), capsys.readouterr().out
-    rows = [row.name for row in rows_of("tiny", gpu_engine.KINDS, 8)]
+    rows = [row.name for row in rows_of("tiny", engine.KINDS, 8)]
     assert [*figures] == [f"tiny {row}" for row in rows] and {"itl 8", "prompt 1024", "logprobs 256"} <= set(rows)
     assert all(f"{title}: seconds" in told for title in figures)
     assert figures["tiny 512 x 512/256"]["output_tok_s"] * figures["tiny 512 x 512/256"]["seconds"] == pytest.approx(32)
@@ -69,17 +69,17 @@ def test_rows_that_were_measured_are_there_when_one_fails(tmp_path: Path, monkey
                 raise RuntimeError("broken")
             return {"first_ms": 1.0, "itl_ms": 1.0}
 
-    monkeypatch.setattr(gpu_engine, "load", lambda *_, **__: Breaks())
+    monkeypatch.setattr(engine, "load", lambda *_, **__: Breaks())
     out = tmp_path / "figures.json"
     with pytest.raises(RuntimeError, match="broken"):
-        gpu_engine.main(["--models", "0.6B", "--out", str(out)])
+        engine.main(["--models", "0.6B", "--out", str(out)])
     assert json.loads(out.read_text()) == {"0.6B itl 1": {"first_ms": 1.0, "itl_ms": 1.0}}
 
 
 def test_rows_are_those_that_something_is_wanted_of() -> None:
-    named = {f"{model} {row.name}" for model in SHAPES for row in rows_of(model, gpu_engine.KINDS, 512)}
+    named = {f"{model} {row.name}" for model in SHAPES for row in rows_of(model, engine.KINDS, 512)}
     over = {f"{model} {kind}" for model in SHAPES for kind in OVER_GREEDY}
-    assert named == set(ROWS) | over | {f"{model} {gpu_engine.GREEDY}" for model in SHAPES}
+    assert named == set(ROWS) | over | {f"{model} {engine.GREEDY}" for model in SHAPES}
     assert {row.name for row in rows_of("8B", ["itl"], 32)} == {"itl 1", "itl 8", "itl 32"}
 
 
@@ -95,7 +95,7 @@ def test_what_is_compared_is_served_by_turns() -> None:
             return {"first_ms": 1.0, "itl_ms": float(len(self.order))}
 
     local, rows = Slower(), rows_of("0.6B", ["logprobs", "single"], 512)
-    found = dict(gpu_engine.measure(local, "0.6B", rows))  # type: ignore[arg-type]  # it serves, and no more is asked
+    found = dict(engine.measure(local, "0.6B", rows))  # type: ignore[arg-type]  # it serves, and no more is asked
     greedy, asked = Sampling().logprobs, 5
     assert local.order == [greedy] * 5 + [greedy, asked] * 3, "five tries of the one before, three turns of these"
     assert {row: figures["itl_ms"] for row, figures in found.items()} == {

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bench import gpu_check
-from bench.gpu_checks import roofline, served_table, services
-from bench.gpu_checks.http_load import HttpLoad
-from bench.gpu_engine import GREEDY, KINDS, rows_of
-from bench.gpu_figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
-from bench.gpu_shapes import SHAPES
+from bench.gpu import served_table, services
+from bench.gpu.engine import GREEDY, KINDS, rows_of
+from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
+from bench.gpu.http_load import HttpLoad
+from bench.gpu.kernel_table import roofline
+from bench.gpu.shapes import SHAPES
+from tests.gpu import check
 
 FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "tpot_ms", "host_us_per_step", "steps")
 SERVED = ("median_tpot_ms", "output_throughput", "input_throughput", "median_ttft_ms", "load_generator_cpu_s")
@@ -39,7 +40,7 @@ class Stack:
 def process(command: list[str], **_: object) -> SimpleNamespace:
     """What the programs that a stage starts leave behind."""
     name, place = command[command.index("-m") + 1], {flag: at + 1 for at, flag in enumerate(command)}
-    if name == "bench.gpu_engine":
+    if name == "bench.gpu.engine":
         model = command[place["--models"]]
         kinds = command[place["--rows"] :] if "--rows" in place else KINDS
         rows = {f"{model} {row.name}": dict.fromkeys(FIGURES, 4.0) for row in rows_of(model, kinds, 512)}
@@ -68,7 +69,7 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
-    monkeypatch.setattr(gpu_check, "LOG", tmp_path / "LOG.md")
+    monkeypatch.setattr(check, "LOG", tmp_path / "LOG.md")
     (tmp_path / "LOG.md").write_text("| date |\n|---|\n")
     monkeypatch.setattr(subprocess, "run", process)
     for module in (served_table, services):
@@ -87,7 +88,7 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def stage(number: int, folder: Path, *more: str) -> dict[str, dict[str, object]]:
     """All lines by name, of a stage in which every check holds."""
     out = folder / "out.jsonl"
-    assert gpu_check.main(["--stage", str(number), "--out", str(out), *more]) == 0
+    assert check.main(["--stage", str(number), "--out", str(out), *more]) == 0
     *found, summary = map(json.loads, out.read_text().splitlines())
     (row,) = (folder / "LOG.md").read_text().splitlines()[2:]
     assert summary["row"] == row and "NVIDIA H200" in row and row.count("|") == 6
@@ -127,7 +128,7 @@ def test_requests_that_never_all_decode_have_no_figure(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(HttpLoad, "put", late)
     out = tmp_path / "out.jsonl"
-    assert gpu_check.main(["--stage", "6", "--out", str(out)]) == 1
+    assert check.main(["--stage", "6", "--out", str(out)]) == 1
     failed = [line for line in map(json.loads, out.read_text().splitlines()) if line.get("result") == "FAILED"]
     assert [line["check"] for line in failed[:-1]] == [f"{model} itl 32 through the services" for model in SHAPES]
     assert "of 32 requests at most 31 decoded together" in failed[0]["error"]

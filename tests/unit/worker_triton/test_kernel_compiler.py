@@ -19,7 +19,7 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-from bench.gpu_host import Driver
+from bench.gpu.host import Driver
 from quire_worker.cuda import kernel_compiler
 from quire_worker.cuda.kernel_compiler import compile_steps, compile_together
 from quire_worker.cuda.step_layout import Tiling

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.gpu_shapes import LLAMA_8B, QWEN3_06B
+from bench.gpu.shapes import LLAMA_8B, QWEN3_06B
 from quire_common.errors import ConfigError, Unsupported
 from quire_worker.cuda.kernel_limits import check_kernels
 

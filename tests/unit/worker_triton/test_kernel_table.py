@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench.gpu_checks import roofline
-from bench.gpu_checks.kernel_case import CALLS, COLD_BYTES, KernelCase, copies_of
-from bench.gpu_checks.record import Recorder
-from bench.gpu_shapes import TINY
+from bench.gpu.kernel_table import roofline
+from bench.gpu.kernel_table.kernel_case import CALLS, COLD_BYTES, KernelCase, copies_of
+from bench.gpu.record import Recorder
+from bench.gpu.shapes import TINY
 from quire_worker.ops.triton import kernels
 from quire_worker.profile import kernel_parts
 from quire_worker.profile.cost import Cost

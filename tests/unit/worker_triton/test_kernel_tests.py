@@ -10,8 +10,8 @@ from typing import IO
 
 import pytest
 
-from bench.gpu_checks import kernels
-from bench.gpu_checks.record import Recorder
+from bench.gpu.record import Recorder
+from tests.gpu import kernels
 
 
 @pytest.fixture

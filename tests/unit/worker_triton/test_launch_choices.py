@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu_checks.launching import run_one
 from quire_worker.cuda.step_size import StepSize
+from tests.gpu.launching import run_one
 from tests.unit.worker_triton.launch_rig import LastTokenModel, Rig, cuda_device, without_streams
 
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.

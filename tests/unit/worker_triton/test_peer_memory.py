@@ -7,7 +7,7 @@ import ctypes
 import pytest
 import torch
 
-from bench.plain_pages import ids
+from bench.harness.plain_pages import ids
 from quire_common.errors import InvalidArgument, Unavailable
 from quire_worker.cuda.driver import HANDLE_BYTES, CudaDriver, cuda_driver
 from quire_worker.cuda.ipc_memory import IpcMemory

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.gpu_checks import peer_workers
 from quire_common.credit import Epoch, Report
 from quire_common.errors import DeadlineExceeded
 from tests.fakes.engine_bench import Told
+from tests.gpu import peer_workers
 
 
 class Heartbeats:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from bench import gpu_products
-from bench.gpu_checks.products import Bench, tiny_table
+from bench.gpu import choose_products
 from quire_worker.ops.triton import products
 from quire_worker.ops.triton.product_tables import table_of
 from quire_worker.ops.triton.products import Gemv, Shape, Tall, Way
 from quire_worker.ops.weight import Weight
+from tests.gpu.products import Bench, tiny_table
 from tests.unit.worker_triton.stepping import DEVICE
 
 SHAPE = 21, 64
@@ -57,9 +57,9 @@ def test_what_is_written_wrongly_is_told_of(how: str, monkeypatch: pytest.Monkey
 
 
 def test_what_is_measured_anew_takes_its_place_in_a_table() -> None:
-    table: list[gpu_products.Entry] = []
+    table: list[choose_products.Entry] = []
     for rows, outputs in ((4, 8), (1, 8), (16, 8), (2, 9), (8, 8), (4, 8)):
-        gpu_products.put(table, {"rows": rows, "outputs": outputs, "inputs": 64, "us": float(len(table))})
+        choose_products.put(table, {"rows": rows, "outputs": outputs, "inputs": 64, "us": float(len(table))})
     assert [(entry["outputs"], entry["rows"]) for entry in table] == [(8, 1), (8, 4), (8, 8), (8, 16), (9, 2)]
     assert table[1]["us"] == 5.0, "the later figure stands"
 
@@ -68,11 +68,11 @@ def test_all_ways_of_the_table_are_among_those_that_are_tried() -> None:
     table = table_of("NVIDIA H200")
     assert len(table) > 50
     for shape, way in table.items():
-        assert way in [*gpu_products.candidates(*shape)], shape
+        assert way in [*choose_products.candidates(*shape)], shape
 
 
 def test_more_than_a_program_may_have_is_not_tried() -> None:
-    tried = [way for way in gpu_products.candidates(64, 6144, 4096) if isinstance(way, Tall)]
+    tried = [way for way in choose_products.candidates(64, 6144, 4096) if isinstance(way, Tall)]
     assert {(way.block_n, way.block_k, way.stages) for way in tried if way.block_k == 128} == {
         (64, 128, 3), (64, 128, 5), (128, 128, 3),
     }, "five buffers of 192 x 128 numbers take 240 KiB"  # fmt: skip  # one line of ways

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from bench.gpu_checks import soak
-from bench.gpu_checks.record import Recorder
-from bench.gpu_checks.soak_run import STATES, SoakPlan, SoakRun
-from bench.gpu_checks.soak_traffic import SoakTraffic
-from bench.local_engine import LocalEngine
+from bench.gpu.record import Recorder
+from bench.harness.local_engine import LocalEngine
 from quire_scheduler.kv.page_allocator import Fence, PageAllocator
 from quire_worker.config import CUDA_PAGE_SIZE
 from quire_worker.engine.step_builder import StepBuilder
+from tests.gpu import soak
+from tests.gpu.soak_run import STATES, SoakPlan, SoakRun
+from tests.gpu.soak_traffic import SoakTraffic
 from tests.unit.worker_model.folders import load_dummy_model
 
 PLAN = SoakPlan(

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from bench.gpu_checks import steps
-from bench.gpu_checks.check_model import CheckModel
-from bench.gpu_checks.record import Recorder
-from bench.gpu_checks.step_batches import StepBatches
-from bench.gpu_checks.step_check import StepCheck, error
-from bench.gpu_checks.steps import larger_steps, padded_sizes, some
+from bench.gpu.record import Recorder
 from quire_worker.cuda.cuda_device import _size_of
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, least_that_holds
 from quire_worker.engine.step_runner import StepOutcome
 from quire_worker.step import Float32, LogprobColumns, StepBatch, StepTiming
+from tests.gpu import steps
+from tests.gpu.check_model import CheckModel
+from tests.gpu.step_batches import StepBatches
+from tests.gpu.step_check import StepCheck, error
+from tests.gpu.steps import larger_steps, padded_sizes, some
 
 VOCAB, PAGE, PAGES, SLOTS = 97, 64, 2560, 1280
 AGREEING = [np.zeros(SLOTS, np.int64)] * 2

@@ -1,0 +1,1 @@
+"""Prefill and decode apart: interference, transfers of pages, the first request."""

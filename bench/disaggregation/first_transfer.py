@@ -1,0 +1,118 @@
+"""`python -m bench.first_transfer`: what the first request that is prefilled elsewhere waits for.
+
+    python -m bench.first_transfer [--rounds 5] [--beside ../other/checkout]
+
+Each round starts a prefill and a decode replica anew, on paced workers whose steps take no time, leaves them alone for
+a moment, and asks one request after the other: of the first, the worker's processes that carry pages may have to start.
+Tells when the first and the second token came; the second needs the pages. With `--beside` another checkout takes turns
+with this one: on a machine with other work, nothing else compares two versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import grpc
+import numpy as np
+
+from bench import ROOT
+from bench.pipeline.first_token import MODEL, SERVICES
+from quire.local.spec import StackSpec
+from quire.local.stack import LocalStack
+from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKENS = 4
+_FLAGS: dict[str, dict[str, str | bool]] = {
+    "worker": {"paced": "0", "served-model-name": "m"},
+    "scheduler": {"enable-prefix-caching": False, "kvstore-offload": "off"},
+    # Whoever is idle would compute its prompts itself.
+    "router": {"pd-by-rates": False, "pd-threshold-tokens": "64"},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=4, help="of each round")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens")
+    parser.add_argument("--pause-s", type=float, default=2.0, help="from ready to the first request")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
+    parser.add_argument("--hold", action="store_true", help="hold services for somebody who measures")
+    options = parser.parse_args()
+    if options.hold:
+        hold()
+        return
+    checkouts = [ROOT, *(path.resolve() for path in options.beside)]
+    took: dict[Path, list[list[tuple[float, float]]]] = {path: [] for path in checkouts}
+    rng = np.random.default_rng(0)
+    for number in range(options.rounds):
+        for path in checkouts if number % 2 else checkouts[::-1]:
+            with serving(path) as address:
+                time.sleep(options.pause_s)
+                took[path].append(
+                    [ask(address, rng.integers(10, 250, options.prompt).tolist()) for _ in range(options.requests)]
+                )
+    for path, rounds in took.items():
+        print(f"{path.name}: ms to the first token, and to the second; median (least - most) of {len(rounds)} rounds")
+        for at in range(options.requests):
+            print(f"    request {at + 1}: {', '.join(span([one[at][which] for one in rounds]) for which in (0, 1))}")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def ask(address: str, prompt: list[int]) -> tuple[float, float]:
+    """Milliseconds to the first two tokens."""
+    request = inference_pb2.GenerateRequest(
+        token_ids=inference_pb2.TokenIds(ids=np.array(prompt, "<i4").tobytes()),
+        max_tokens=TOKENS,
+        ignore_eos=True,
+        return_token_ids=True,
+        sampling=common_pb2.SamplingParams(temperature=0),
+    )
+    came_s: list[float] = []
+    with grpc.insecure_channel(address) as channel:
+        grpc.channel_ready_future(channel).result()
+        began_s = time.monotonic()
+        for response in inference_pb2_grpc.InferenceStub(channel).Generate(request):
+            came_s += [time.monotonic() - began_s] * (len(response.token_ids) // 4)
+    return came_s[0] * 1e3, came_s[1] * 1e3
+
+
+@contextlib.contextmanager
+def serving(checkout: Path) -> Iterator[str]:
+    """The services of a checkout; gives their address."""
+    folders = [checkout, *(checkout / "services" / name for name in SERVICES)]
+    # The benchmarks are this checkout's, the services those of the folders before it.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [*folders, ROOT]))}
+    command = [sys.executable, "-P", __file__, "--hold"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as holder:
+        if holder.stdout is None or not (address := holder.stdout.readline().strip()):
+            raise RuntimeError(f"the services of {checkout} did not start")
+        yield address
+
+
+def hold() -> None:
+    """Start the services of the checkout that is on the path; end them when nobody needs them any more."""
+    name = f"first-transfer-{os.getpid()}"
+    spec = StackSpec(name, str(MODEL), replicas=0, prefill=1, decode=1, keep_directory=False, flags=_FLAGS)
+    with contextlib.closing(LocalStack(spec)) as stack:
+        print(stack.grpc, flush=True)
+        sys.stdin.read()
+
+
+def span(values: list[float]) -> str:
+    return f"{statistics.median(values):.0f} ({min(values):.0f} - {max(values):.0f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The GPU worker's speed: engines, tables, and the programs that choose kernel configurations."""

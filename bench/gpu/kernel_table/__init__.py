@@ -1,0 +1,1 @@
+"""Each kernel of a step against its floor."""

@@ -1,0 +1,118 @@
+"""Cases of what reads a decode step's logits: tokens, drawn greedily and otherwise, controls, logprobs; and of what
+feeds tokens back. Logits are as warm as the head leaves them; the floor is to read them once, however a token is drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.gpu.kernel_table.kernel_case import Bench, KernelCase
+from quire_common.logit_controls import LogitControls
+from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.ops.triton.controls import ControlColumns, change_logits
+from quire_worker.ops.triton.feed import feed_tokens
+from quire_worker.ops.triton.logprobs import packed_logprobs
+from quire_worker.ops.triton.sampling import DrawColumns, draw
+from quire_worker.profile.cost import Cost, controls_cost, logits_cost
+from quire_worker.sampling.control_sheet import control_sheet
+
+_STOPS = 8
+_ALTERNATIVES = 5
+_PROMPT = 1024
+_DRAWS = {
+    "greedy": Sampling(),
+    "temperature": Sampling(temperature=0.8),
+    "top_k 50, top_p 0.95": Sampling(temperature=0.8, top_k=50, top_p=0.95),
+    "top_p 0.95": Sampling(temperature=0.8, top_p=0.95),
+    "min_p 0.05": Sampling(temperature=0.8, min_p=0.05),
+}
+# The draw and its settling; with thresholds the groups' maxima and the search before, and the nucleus between.
+_LAUNCHES, _FILTERED = 2, 4
+
+
+def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
+    """Of a step in which so many sequences decode."""
+    vocab, element = bench.spec.vocab_size, bench.dtype.itemsize
+    logits, last_token = bench.random(batch, vocab), bench.ids(batch)
+    token, finish = (bench.full(batch, 0) for _ in range(2))
+    greedy = _columns(bench, batch)
+    read = logits_cost(batch, vocab, element)
+    yield _feed(bench, batch, greedy, last_token)
+    for name, asked in _DRAWS.items():
+        columns = replace(
+            greedy,
+            temperature=bench.full(batch, asked.temperature, torch.float32),
+            top_k=bench.full(batch, asked.top_k),
+            top_p=bench.full(batch, asked.top_p, torch.float32),
+            min_p=bench.full(batch, asked.min_p, torch.float32),
+        )
+        filtered = bool(asked.top_k or asked.top_p < 1.0 or asked.min_p)
+
+        def drawn(_: int, columns: DrawColumns = columns, filtered: bool = filtered) -> Tensor:
+            draw(logits, columns, last_token, token, finish, filtered=filtered, pdl=False)
+            return token
+
+        yield KernelCase(f"sampling, {name}", drawn, read, launches=_LAUNCHES + _FILTERED * filtered)
+    yield _controls(bench, batch, logits, greedy, last_token)
+    row = torch.arange(batch, dtype=torch.int32, device=bench.device)
+    chosen = bench.ids(batch)
+    most = min(_ALTERNATIVES, vocab)
+    yield KernelCase(
+        f"logprobs, {most} alternatives", lambda _: packed_logprobs(logits, chosen, row, most), read, launches=2
+    )
+
+
+def _columns(bench: Bench, batch: int) -> DrawColumns:
+    """Greedy; nothing stops."""
+    return DrawColumns(
+        temperature=bench.full(batch, 0.0, torch.float32),
+        top_k=bench.full(batch, 0),
+        top_p=bench.full(batch, 1.0, torch.float32),
+        min_p=bench.full(batch, 0.0, torch.float32),
+        seed=torch.arange(batch, dtype=torch.int64, device=bench.device),
+        sample_index=bench.full(batch, 0),
+        position=bench.full(batch, _PROMPT),
+        blocked=bench.full(batch, 0),
+        stop_id=bench.full(batch * _STOPS, -1).view(batch, _STOPS),
+        wanted=bench.full(batch, 1),
+        last=bench.full(batch, 0),
+        slot=torch.arange(batch, dtype=torch.int32, device=bench.device),
+    )
+
+
+def _feed(bench: Bench, batch: int, columns: DrawColumns, last_token: Tensor) -> KernelCase:
+    token, fed, slot = bench.full(batch, 0), bench.full(batch, 1), columns.slot
+    # Five columns of int32, of which one is written.
+    cost = Cost(1, 5 * 4 * batch)
+    return KernelCase("feed tokens", lambda _: feed_tokens(token, fed, slot, slot, last_token), cost)
+
+
+def _controls(bench: Bench, batch: int, logits: Tensor, drawn: DrawColumns, last_token: Tensor) -> KernelCase:
+    """Every row has a frequency penalty, after a prompt of its own."""
+    vocab, rng = bench.spec.vocab_size, np.random.default_rng(0)
+    sampling = Sampling(controls=LogitControls(frequency_penalty=0.5))
+    prompts = [rng.integers(0, vocab, _PROMPT).astype(np.int32) for _ in range(batch)]
+    sheets = [
+        torch.from_numpy(control_sheet(Sequence(prompt, Stop(_PROMPT), sampling), vocab)).to(bench.device)
+        for prompt in prompts
+    ]
+    columns = ControlColumns(
+        address=torch.tensor([sheet.data_ptr() for sheet in sheets], dtype=torch.int64, device=bench.device),
+        first_row=torch.arange(batch, dtype=torch.int32, device=bench.device),
+        fed=bench.full(batch, 1),
+        slot=drawn.slot,
+        blocked=drawn.blocked,
+        stop_id=drawn.stop_id,
+    )
+
+    def run(_: int) -> Tensor:
+        if len(sheets) != batch:
+            raise RuntimeError("a sheet is gone")
+        return change_logits(logits, columns, last_token)
+
+    return KernelCase("sampling, controls", run, controls_cost(batch, vocab, bench.dtype.itemsize))

@@ -1,0 +1,1 @@
+"""KV pages from one GPU's memory to another's."""

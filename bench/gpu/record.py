@@ -1,0 +1,157 @@
+"""Recorder: what a stage found: a JSON line of each check in a file, what failed and a line a group on the screen.
+
+The bench log's row is there from the first check on and is written anew with each: a stage that is killed leaves what
+was checked until then, and that it did not end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import date
+from pathlib import Path
+
+from bench.gpu.log_row import LogRow
+
+Figure = float | int | str | bool | None
+_TOLD = 400
+"""Characters of what is told of a check that fails; the file has all."""
+
+
+@dataclass
+class Recorder:
+    """A check is good, bad, or skipped with the reason; figures go beside. `out`: where JSON lines go; `log`: the bench
+    log; None: nowhere."""
+
+    stage: int
+    machine: str
+    out: Path | None = None
+    log: LogRow | None = None
+    lines: list[dict[str, object]] = field(default_factory=list)
+    _began: float = field(default_factory=time.perf_counter)
+    _group: str = ""
+    _ended: bool = False
+    _cut: str = ""
+
+    def __post_init__(self) -> None:
+        if self.out is not None:
+            self.out.write_text("")
+        self._keep()
+
+    def check(self, name: str, good: bool, **figures: Figure) -> None:
+        """Something that must hold."""
+        self._add(name, "ok" if good else "FAILED", figures)
+
+    def figure(self, name: str, **figures: Figure) -> None:
+        """Something that was measured."""
+        self._add(name, "measured", figures)
+
+    def skip(self, name: str, why: str) -> None:
+        """Something that cannot be done here."""
+        self._add(name, "skipped", {"why": why})
+
+    @contextlib.contextmanager
+    def group(self, name: str) -> Iterator[None]:
+        """A part of the stage. An error of its own is a check that fails, and the next part has its turn; what ends the
+        process is told in the log and goes on."""
+        first, began, self._group = len(self.lines), time.perf_counter(), name
+        try:
+            with self.attempt(f"{name} ends"):
+                yield
+        except BaseException as error:
+            self._cut = f"{type(error).__name__} {error}".strip()
+            raise
+        finally:
+            told = _counted(self.lines[first:])
+            print(f"{name}: {told}; {time.perf_counter() - began:.0f} s", flush=True)
+
+    @contextlib.contextmanager
+    def attempt(self, name: str) -> Iterator[None]:
+        """Something whose own error is a check of this name that fails, and no more than that."""
+        try:
+            yield
+        except Exception as error:
+            self.check(name, False, error=f"{type(error).__name__}: {error}")
+            sys.excepthook(type(error), error, error.__traceback__)
+
+    def end(self) -> None:
+        """Nothing more comes: one line of JSON says what became of it."""
+        self._ended = not self._cut
+        self._keep()
+        summary: dict[str, object] = {
+            "stage": self.stage,
+            "result": "ok" if self.good else "FAILED",
+            **Counter(str(line["result"]) for line in self.lines),
+            "failed": self.failed,
+            "did_not_end": self._cut,
+            "seconds": round(time.perf_counter() - self._began),
+        }
+        self._write(summary | {"row": self.log_row()})
+        print(json.dumps(summary), flush=True)
+
+    @property
+    def good(self) -> bool:
+        """Whether something was checked, nothing failed, and nothing cut it short."""
+        return bool(self.lines) and not self.failed and not self._cut
+
+    @property
+    def failed(self) -> list[str]:
+        """Names of what failed."""
+        return [str(line["check"]) for line in self.lines if line["result"] == "FAILED"]
+
+    def log_row(self) -> str:
+        """The bench log's row."""
+        told = [_counted(self.lines)]
+        if not self._ended:
+            told[0] += f", and it did not end ({self._cut or 'killed'} in {self._group or 'no part yet'})"
+        if self.failed:
+            told[0] += f" (failed: {', '.join(self.failed)})"
+        told += [_spell(line) for line in self.lines if line["result"] == "measured"]
+        told.append(f"{time.perf_counter() - self._began:.0f} s")
+        cells = (
+            date.today().isoformat(),
+            f"`make gpu-check STAGE={self.stage}`",
+            "every check holds",
+            "; ".join(told),
+            self.machine,
+        )
+        # What others say may hold anything; a row is one line of five cells.
+        return f"| {' | '.join(' '.join(cell.split()).replace('|', '/') for cell in cells)} |"
+
+    def _add(self, name: str, result: str, figures: dict[str, Figure]) -> None:
+        line: dict[str, object] = {"stage": self.stage, "check": name, "result": result, **figures}
+        self.lines.append(line)
+        self._write(line | {"group": self._group})
+        self._keep()
+        if result == "FAILED":
+            print(f"FAILED: {_spell(line)[:_TOLD]}", file=sys.stderr, flush=True)
+        elif result == "measured":
+            print(_spell(line)[:_TOLD], flush=True)
+
+    def _keep(self) -> None:
+        if self.log is not None:
+            self.log.put(self.log_row())
+
+    def _write(self, line: dict[str, object]) -> None:
+        if self.out is not None:
+            with self.out.open("a") as file:
+                print(json.dumps(line), file=file)
+
+
+def _counted(lines: list[dict[str, object]]) -> str:
+    count = Counter(line["result"] for line in lines)
+    return f"{count['ok']} checks hold, {count['FAILED']} fail, {count['skipped']} skipped"
+
+
+def _spell(line: dict[str, object]) -> str:
+    figures = [f"{key} {_round(value)}" for key, value in line.items() if key not in ("stage", "check", "result")]
+    return f"{line['check']}: {', '.join(figures)}"
+
+
+def _round(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value

@@ -1,0 +1,64 @@
+"""Stage 3: scheduler core, engine and GPU in one process (`bench.gpu_engine`), beside vLLM's figures.
+
+Each model has a process of its own. What one measured before it failed is told all the same.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence as Listed
+from pathlib import Path
+
+import torch
+
+from bench import ROOT
+from bench.gpu.engine import GREEDY
+from bench.gpu.figures import OVER_GREEDY, ROWS
+from bench.gpu.record import Recorder
+from bench.gpu.shapes import SHAPES
+
+_LIMIT_S = 270
+WITHOUT_GPU = ("--smaller", "64", "--max-num-seqs", "8")
+"""A model for which there is no GPU is gone through with a few short requests."""
+
+
+def run(recorder: Recorder, *, tiny: bool) -> None:
+    """Both shapes; `tiny`: the small one's first rows; without a GPU a tiny shape, which shows that every row is
+    there."""
+    names, options = list(SHAPES), list[str]()
+    if not torch.cuda.is_available():
+        names, options = ["tiny"], [*WITHOUT_GPU]
+    elif tiny:
+        names, options = ["0.6B"], ["--rows", "itl", "--max-num-seqs", "8"]
+    for name in names:
+        report(recorder, measured_in_process(recorder, name, options))
+
+
+def measured_in_process(recorder: Recorder, name: str, options: Listed[str]) -> dict[str, dict[str, float]]:
+    """Figures by model and row, and a check that it came to its end."""
+    title = f"{name} in process"
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "figures.json"
+        command = [sys.executable, "-m", "bench.gpu.engine", "--models", name, "--out", str(out), *options]
+        with recorder.attempt(title):
+            done = subprocess.run(command, cwd=ROOT, timeout=_LIMIT_S, stdout=sys.stderr, check=False)
+            recorder.check(title, done.returncode == 0, exit_code=done.returncode)
+        found: dict[str, dict[str, float]] = json.loads(out.read_text()) if out.exists() else {}
+        return found
+
+
+def report(recorder: Recorder, figures: dict[str, dict[str, float]]) -> None:
+    """A line for each row, with what it is measured against."""
+    for row, measured in figures.items():
+        model, _, kind = row.partition(" ")
+        if row in ROWS:
+            value = measured[ROWS[row].figure]
+            recorder.figure(row, **{ROWS[row].figure: value}, **ROWS[row].beside(value))
+        elif kind in OVER_GREEDY and (greedy := figures.get(f"{model} {GREEDY}", {}).get("itl_ms")):
+            percent = 100 * (measured["itl_ms"] / greedy - 1)
+            recorder.figure(row, itl_ms=measured["itl_ms"], percent=percent, **OVER_GREEDY[kind].beside(percent))
+        else:
+            recorder.figure(row, **measured)

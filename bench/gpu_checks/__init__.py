@@ -1,1 +1,0 @@
-"""The stages of `make gpu-check`: correctness and speed of the GPU worker, each well under ten minutes."""

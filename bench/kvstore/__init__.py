@@ -1,0 +1,1 @@
+"""The kvstore's tiers and transports, beside what memory, sockets and disks do by themselves."""

@@ -1,0 +1,1 @@
+"""The five services together: throughput, latency, and what each hop costs."""

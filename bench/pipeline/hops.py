@@ -1,0 +1,149 @@
+"""What the services add to a device of known speed: until a burst's prompts are computed, and to each step of decoding.
+
+    python -m bench.hops burst [--requests 32 --prompt 4096] [--beside ../other/checkout]
+    python -m bench.hops decode [--requests 1] [--beside ../other/checkout]
+
+All requests go at once, over a connection each, to services whose worker is paced: by default like 0.6B on an H200,
+2.7 us a prompt token and 0.7 ms a step. A burst draws one token each. Told are the time until the last one has ended,
+beside what the device alone would need, and the CPU time of each service. With `--beside` the same goes alternately to
+the services of another checkout. `--kvstore` has prompts, which are all new, looked up in a kvstore and stored there,
+as is the services' default.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import statistics
+import time
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import uvloop
+
+from bench import ROOT
+from bench.pipeline.first_token import NO_CACHES, SERVICES, serving
+from quire.bench.outcome import Outcome
+from quire.bench.target import Target
+
+VOCABULARY = 4000
+_STEP_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Round:
+    """Milliseconds of one round, and microseconds of CPU by service."""
+
+    total: float
+    first: float
+    """Until the median request has its first token."""
+    between: float
+    """Of two tokens, by the median request."""
+    cpu: Counter[str]
+
+
+async def serve(url: str, bodies: list[bytes]) -> tuple[float, list[Outcome]]:
+    """When it began, and what became of each."""
+    target = Target(url, "/v1/completions", chat=False, model="m")
+    connections = [await target.connect() for _ in bodies]
+    began_s = time.perf_counter()
+    outcomes = [Outcome(sent_s=began_s) for _ in bodies]
+    await asyncio.gather(*(c.send(b, o) for c, b, o in zip(connections, bodies, outcomes, strict=True)))
+    for connection in connections:
+        connection.close()
+    if errors := [outcome.error for outcome in outcomes if outcome.error]:
+        raise RuntimeError(errors[0])
+    return began_s, outcomes
+
+
+def measure(url: str, holder: int, bodies: list[bytes]) -> Round:
+    """All at once."""
+    before = cpu_us(holder)
+    began_s, outcomes = uvloop.run(serve(url, bodies))
+    total = time.perf_counter() - began_s
+    spent = cpu_us(holder)
+    spent.subtract(before)
+    gaps = [(one.last_s - one.first_s) / max(one.output_tokens - 1, 1) for one in outcomes]
+    first = statistics.median(one.first_s - began_s for one in outcomes)
+    return Round(total * 1e3, first * 1e3, statistics.median(gaps) * 1e3, spent)
+
+
+def cpu_us(pid: int) -> Counter[str]:
+    """Of each service below a process, since it began."""
+    found: Counter[str] = Counter()
+    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    names = {f"quire_{name}".encode(): name for name in SERVICES}
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it has ended meanwhile
+            for name in names.keys() & set(command):
+                found[names[name]] += int((task / "schedstat").read_text().split()[0]) // 1000
+            for child in (task / "children").read_text().split():
+                found.update(cpu_us(int(child)))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("burst", "decode"))
+    parser.add_argument("--requests", type=int, help="at once; 32, or 1 that decodes")
+    parser.add_argument("--prompt", type=int, help="tokens; 4096, or 128 before decoding")
+    parser.add_argument("--output", type=int, help="tokens; 1, or 400 of decoding")
+    parser.add_argument("--rounds", type=int, default=8, help="after one that warms up")
+    parser.add_argument("--step-ms", type=float, help="0.7 where it decodes")
+    parser.add_argument("--prefill-us", type=float, default=2.7, help="per prompt token")
+    parser.add_argument("--kvstore", action="store_true", help="look prompts up, and store them")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, their stubs generated")
+    options = parser.parse_args()
+    decode = options.what == "decode"
+    requests = options.requests or (1 if decode else 32)
+    prompt = options.prompt or (128 if decode else 4096)
+    output = options.output or (400 if decode else 1)
+    step_ms = options.step_ms or (0.7 if decode else 0.001)
+    worker = {"paced": str(step_ms), "block-size": "64", "served-model-name": "m", "max-num-seqs": "512"}
+    flags: dict[str, dict[str, str | bool]] = {
+        "worker": {**worker, "paced-prefill-us-per-token": str(options.prefill_us)},
+        "scheduler": {"max-num-batched-tokens": str(_STEP_TOKENS), **({} if options.kvstore else NO_CACHES)},
+        "router": {"max-concurrent-requests": "4096"},
+    }
+    rng = np.random.default_rng(0)
+    fields = {"temperature": 0, "ignore_eos": True}
+    writer = Target("http://localhost", "/v1/completions", chat=False, model="m", body=fields)
+    found: dict[Path, list[Round]] = defaultdict(list)
+    with contextlib.ExitStack() as stack:
+        checkouts = [ROOT, *(path.resolve() for path in options.beside)]
+        served = {path: stack.enter_context(serving(path, flags)) for path in checkouts}
+        for number in range(1 + options.rounds):
+            prompts = [rng.integers(0, VOCABULARY, prompt).tolist() for _ in range(requests)]
+            bodies = [writer.request(ids, output, f"{number}-{index}") for index, ids in enumerate(prompts)]
+            for path in checkouts if number % 2 else checkouts[::-1]:
+                one = measure(*served[path], bodies)
+                if number:
+                    found[path].append(one)
+    alone = requests * prompt * options.prefill_us / 1e3 + (output - 1) * step_ms
+    print(f"{requests} x {prompt} in, {output} out; the device alone: {alone:.0f} ms")
+    for path, rounds in found.items():
+        print(f"{figures(rounds)}; {cpu(rounds, output if decode else requests)} [{path.name}]")
+    print(f"load average {os.getloadavg()[0]:.1f}")
+
+
+def figures(rounds: list[Round]) -> str:
+    totals = [one.total for one in rounds]
+    told = f"{statistics.median(totals):.0f} ms ({min(totals):.0f}-{max(totals):.0f})"
+    first, between = (statistics.median(getattr(one, name) for one in rounds) for name in ("first", "between"))
+    return f"{told}, first token {first:.1f} ms, token to token {between:.3f} ms"
+
+
+def cpu(rounds: list[Round], parts: int) -> str:
+    """By service, per request of a burst or per step."""
+    spent: Counter[str] = Counter()
+    for one in rounds:
+        spent.update(one.cpu)
+    return "CPU us " + ", ".join(f"{name} {us / len(rounds) / parts:.0f}" for name, us in spent.most_common() if us)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""A request set through the five services: concurrent gRPC streams to a local stack, with each service's CPU time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+
+import grpc
+import numpy as np
+
+from bench.harness.process_cpu import tree_cpu_s
+from bench.harness.workload import Request
+from quire.local.stack import LocalStack
+from quire.v1 import common_pb2, inference_pb2, inference_pb2_grpc
+
+# What separate services cost beside the worker, which any engine has.
+FRONT = ("router", "tokenizer", "scheduler")
+
+
+def run(stack: LocalStack, requests: list[Request], streams: int) -> dict[str, object]:
+    """Serve all requests with at most `streams` open at once; checks that every answer has its full length."""
+    before = cpu_seconds(stack)
+    seconds, ttft = asyncio.run(_serve(stack.grpc, requests, streams))
+    tokens = sum(r.output_len for r in requests)
+    cpu = cpu_us_per_token(before, cpu_seconds(stack), tokens)
+    return {
+        "output_tokens": tokens,
+        "seconds": seconds,
+        "output_tokens_per_s": tokens / seconds,
+        "ttft_p50_ms": float(np.percentile(ttft, 50)) * 1e3,
+        "cpu_ms_per_1k_tokens": {name: round(ms, 2) for name, ms in cpu.items()},
+        "front_cpu_ms_per_1k_tokens": round(sum(cpu[name] for name in FRONT), 2),
+    }
+
+
+def warm_up(stack: LocalStack, requests: list[Request]) -> None:
+    """Pay for what is lazy."""
+    asyncio.run(_serve(stack.grpc, requests, len(requests)))
+
+
+async def _serve(address: str, requests: list[Request], streams: int) -> tuple[float, list[float]]:
+    ttft: list[float] = []
+    gate = asyncio.Semaphore(streams)
+    async with grpc.aio.insecure_channel(address) as channel:
+        stub = inference_pb2_grpc.InferenceStub(channel)
+
+        async def one(request: Request) -> None:
+            async with gate:
+                message = inference_pb2.GenerateRequest(
+                    token_ids=inference_pb2.TokenIds(ids=np.array(request.prompt_ids, "<i4").tobytes()),
+                    max_tokens=request.output_len,
+                    ignore_eos=True,
+                    sampling=common_pb2.SamplingParams(temperature=0),
+                )
+                began, seen, usage = time.perf_counter(), False, 0
+                async for response in stub.Generate(message):
+                    if not seen:
+                        seen = True
+                        ttft.append(time.perf_counter() - began)
+                    if response.HasField("usage"):
+                        usage = response.usage.completion_tokens
+                if usage != request.output_len:
+                    raise RuntimeError(f"asked for {request.output_len} tokens, got {usage}")
+
+        began = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            for request in requests:
+                group.create_task(one(request))
+        return time.perf_counter() - began, ttft
+
+
+def cpu_seconds(stack: LocalStack) -> dict[str, float]:
+    """User and system time of each service so far, its children's included: a worker has a mover."""
+    state = stack.directory.read()
+    if state is None:
+        raise RuntimeError("the stack has left no state")
+    return {name: tree_cpu_s(service.pid) for name, service in state.services.items()}
+
+
+def cpu_us_per_token(before: Mapping[str, float], after: Mapping[str, float], tokens: int) -> dict[str, float]:
+    """Of each service, between two looks at `cpu_seconds`; the same number is milliseconds for a thousand tokens."""
+    return {name: (after[name] - before[name]) * 1e6 / tokens for name in after}

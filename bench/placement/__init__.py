@@ -1,0 +1,1 @@
+"""Placement policies over simulated replicas, in virtual time."""

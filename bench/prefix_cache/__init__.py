@@ -1,0 +1,1 @@
+"""What the prefix cache and the kvstore spare of conversations."""

@@ -1,0 +1,1 @@
+"""Scheduler and worker with a delay between them."""

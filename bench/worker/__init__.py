@@ -1,0 +1,1 @@
+"""The CPU worker: its step, its attention, its neighbours."""

@@ -1,0 +1,82 @@
+"""Stage 1: every way of the device's table of products, at the very shape that it was measured for.
+
+Each number of rows that a way is taken for is computed as in a worker's step (product_chain.py). The reference is
+float32, of the same bf16 numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from bench import ROOT
+from bench.gpu.record import Recorder
+from quire_worker.ops.triton.product_tables import read_table, table_of
+from quire_worker.ops.triton.products import Products, Shape, Way
+from quire_worker.ops.weight import DenseWeight
+from tests.gpu.product_chain import Found, ProductChain
+
+_TABLE = ROOT / "services/worker/quire_worker/ops/triton/product_tables/h200.json"
+# Sums of thousands may be off by so much of the usual result, beside what rounding leaves.
+_SUMMING = {torch.bfloat16: 2.0**-10, torch.float32: 2.0**-17}
+_PART = 16_384
+
+
+def run(recorder: Recorder, *, tiny: bool) -> None:
+    """The table of the GPU; that of the H200 where nobody has measured the GPU; a few tiny shapes without one."""
+    on_gpu = torch.cuda.is_available()
+    table = tiny_table()
+    if on_gpu:
+        own = table_of(torch.cuda.get_device_name())
+        if not own:
+            recorder.skip("the GPU's own table", "nobody has measured it: its products are cuBLAS's")
+        table = own or read_table(_TABLE)
+    shapes = sorted({shape[1:] for shape in table})
+    bench = Bench(table, torch.device("cuda" if on_gpu else "cpu"))
+    with torch.inference_mode():
+        for outputs, inputs in shapes[:2] if tiny and on_gpu else shapes:
+            title = f"products {outputs} x {inputs}"
+            with recorder.attempt(title):
+                bench.check(outputs, inputs).tell(recorder, title)
+
+
+def tiny_table() -> dict[Shape, Way]:
+    """The first way of each kind that a real table has, for shapes that its blocks do not divide."""
+    kinds: dict[tuple[object, ...], tuple[int, Way]] = {}
+    for (rows, _, _), way in read_table(_TABLE).items():
+        kinds.setdefault((type(way), rows > 1, getattr(way, "shares", 1) > 1), (rows, way))
+    return {(rows, way.block_n + 5, 2 * way.block_k * getattr(way, "shares", 1)): way for rows, way in kinds.values()}
+
+
+class Bench:
+    """Weights of a table's shapes on a device, one at a time."""
+
+    def __init__(self, table: Mapping[Shape, Way], device: torch.device) -> None:
+        self._table = table
+        self._products = Products(table)
+        self._chain = ProductChain(device)
+
+    def check(self, outputs: int, inputs: int) -> Found:
+        """All ways of a weight's shape, each with all numbers of rows that it is taken for."""
+        found, least = Found(), 1
+        known = sorted(rows for rows, *shape in self._table if shape == [outputs, inputs])
+        data, source = self._chain.operands(outputs, inputs, known[-1])
+        weight = DenseWeight(data)
+        # Rows of float32 weights at a time: the largest take 2 GiB.
+        wanted = torch.cat([source.float() @ part.float().T for part in torch.split(data, _PART)], dim=1)
+        for most in known:
+            way = self._table[most, outputs, inputs]
+            found.ways += 1
+            for rows in range(least, most + 1):
+                if self._products.way(rows, outputs, inputs) != way:
+                    found.failed.append(f"{rows} rows do not take {way}")
+                off = self._chain.error(
+                    lambda x, out: self._products.multiply(x, weight, pdl=True, out=out),
+                    source,
+                    wanted[:rows],
+                    _SUMMING[self._chain.dtype],
+                )
+                found.add(rows, way, off)
+            least = most + 1
+        return found

@@ -1,0 +1,127 @@
+"""StepCheck: steps of given sizes on the devices of one model, beside the float32 reference, which is computed once.
+
+A device runs them as graphs, another, if there are graphs, kernel by kernel; both on the same pages, each after all
+that is nobody's has been made NaN again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from types import TracebackType
+
+import numpy as np
+
+from bench.gpu.record import Recorder
+from quire_worker.cuda.step_size import StepSize
+from quire_worker.engine.step_runner import StepOutcome
+from quire_worker.step import Float32, Int64, StepBatch
+from tests.gpu.check_model import CheckModel
+from tests.gpu.launching import run_one
+from tests.gpu.step_batches import StepBatches
+
+# How far a log probability may be off, and how much better a token there may have been than the one that was drawn: a
+# part of the largest logit. bf16 holds a number to within 2^-9 of itself, errors add up over the layers, and it is the
+# worst of hundreds of rows that counts.
+TOLERANCE = {True: 2.0**-5, False: 1e-4}
+
+
+class StepCheck:
+    """A context, whose end closes the devices. `graphs`: there are some."""
+
+    def __init__(
+        self, recorder: Recorder, model: CheckModel, max_num_seqs: int, max_tokens: int, *, graphs: bool
+    ) -> None:
+        spec = model.engine_spec(max_num_seqs)
+        ways = {"as graphs": False, "kernel by kernel": True} if graphs else {"kernel by kernel": True}
+        self._recorder = recorder
+        self._model = model
+        self._devices = {how: model.make_device(spec, max_tokens, eager=eager) for how, eager in ways.items()}
+        self._drawn: dict[str, Int64] = {how: np.zeros(spec.num_slots, np.int64) for how in ways}
+        self._batches = StepBatches(model.spec.vocab_size, model.page_size, model.num_pages, spec.num_slots)
+        self._errors = _Errors()
+
+    def __enter__(self) -> StepCheck:
+        logging.getLogger("quire_worker.cuda").addHandler(self._errors)
+        return self
+
+    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
+        logging.getLogger("quire_worker.cuda").removeHandler(self._errors)
+        for device in self._devices.values():
+            device.close()
+
+    def __call__(self, sizes: list[StepSize], name: str, *, fresh: bool = False) -> None:
+        """A check for each way. `fresh`: long chunks have no past. A step that could not be captured, and ran all the
+        same, is a failure."""
+        with self._recorder.attempt(name):
+            self._check(sizes, name, fresh)
+
+    def _check(self, sizes: list[StepSize], name: str, fresh: bool) -> None:
+        began = time.perf_counter()
+        worst, failed = dict.fromkeys(self._devices, 0.0), {how: list[str]() for how in self._devices}
+        for size in sizes:
+            batch = self._batches.make(size, list(self._drawn.values()), fresh=fresh)
+            self._model.fill_reference(batch)
+            wanted = self._model.reference_logits(batch)
+            outcomes = {how: self._run(how, batch, failed[how]) for how in self._devices}
+            _feed(batch)
+            for how, outcome in outcomes.items():
+                off = error(batch, wanted, outcome)
+                worst[how] = max(worst[how], off)
+                if outcome.failed or not off <= TOLERANCE[self._model.on_gpu]:
+                    codes = [each.code for each in outcome.failed.values()][:3]
+                    failed[how].append(f"{size}: {off:.3g} {codes}")
+        took = time.perf_counter() - began
+        for how, bad in failed.items():
+            told = "; ".join(bad[:5])
+            self._recorder.check(
+                f"{name}, {how}", not bad, sizes=len(sizes), worst=worst[how], failed=told, both_ways_s=round(took, 1)
+            )
+
+    def _run(self, how: str, batch: StepBatch, failed: list[str]) -> StepOutcome:
+        self._model.fill_device(batch)
+        outcome = run_one(self._devices[how], batch)
+        failed += self._errors.told
+        self._errors.told.clear()
+        self._drawn[how][batch.slot] = np.maximum(outcome.token, 0)
+        return outcome
+
+
+def error(batch: StepBatch, raw: Float32, outcome: StepOutcome) -> float:
+    """How far log probabilities are off, and how much better a token there was than the one that was drawn; as a part
+    of the row's largest logit."""
+    if outcome.logprobs is None or (outcome.token < 0).any():
+        return float("inf")
+    worst = 0.0
+    normaliser = np.log(np.exp(raw - raw.max(axis=1, keepdims=True)).sum(axis=1)) + raw.max(axis=1)
+    for row, token in enumerate(outcome.token.tolist()):
+        off = abs(float(outcome.logprobs.logprob[row] - (raw[row, token] - normaliser[row])))
+        changed = raw[row].copy()
+        controls = batch.controls.get(row)
+        if controls is not None:
+            controls.apply(changed)
+        least = np.partition(changed, -5)[-5] if batch.temperature[row] > 0 else changed.max()
+        better = float(least - changed[token])
+        # NaN is no number that another is larger than.
+        if not (np.isfinite(off) and np.isfinite(better)):
+            return float("inf")
+        worst = max(worst, max(off, better) / max(1.0, float(np.abs(raw[row]).max())))
+    return worst
+
+
+def _feed(batch: StepBatch) -> None:
+    """Tell the reference's controls what the device's are told by the step itself."""
+    for row, controls in batch.controls.items():
+        if batch.fed[row]:
+            controls.fed(int(batch.token[row]))
+
+
+class _Errors(logging.Handler):
+    """Keeps what a device says of graphs that it could not capture."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
