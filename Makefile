@@ -164,13 +164,13 @@ bench: install-dev ## The pipeline against the worker in-process and against tra
 
 .PHONY: neighbours
 neighbours: install-dev ## What a second worker on this host costs, and a busy neighbour, without any flag
-	$(BIN)/python -m bench.neighbours $(ARGS)
+	$(BIN)/python -m bench.worker.neighbours $(ARGS)
 
 STAGE ?= 1
 
 .PHONY: gpu-check
 gpu-check: ## The GPU worker, right and how fast: STAGE=1 kernels, 2 engines, 3 table, 4 services, 5 floors and soak, 6 table through services, 7 pages between GPUs
-	$(GPU_PYTHON) -m bench.gpu_check --stage $(STAGE) $(ARGS)
+	$(GPU_PYTHON) -m tests.gpu.check --stage $(STAGE) $(ARGS)
 
 .PHONY: clean
 clean: ## Remove caches and generated stubs; the virtual environment stays

@@ -1,6 +1,6 @@
-"""`python -m bench.first_transfer`: what the first request that is prefilled elsewhere waits for.
+"""`python -m bench.disaggregation.first_transfer`: what the first request that is prefilled elsewhere waits for.
 
-    python -m bench.first_transfer [--rounds 5] [--beside ../other/checkout]
+    python -m bench.disaggregation.first_transfer [--rounds 5] [--beside ../other/checkout]
 
 Each round starts a prefill and a decode replica anew, on paced workers whose steps take no time, leaves them alone for
 a moment, and asks one request after the other: of the first, the worker's processes that carry pages may have to start.

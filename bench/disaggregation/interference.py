@@ -1,4 +1,5 @@
-"""`python -m bench.interference`: what long prompts that keep arriving do to streams that decode beside them.
+"""`python -m bench.disaggregation.interference`: what long prompts that keep arriving do to streams that decode
+beside them.
 
 Three arms by turns, on paced workers whose steps take a given time and each prompt token a little more: nobody arrives;
 prompts arrive at replicas that do both, in chunks; prompts arrive at a stack with prefill and decode replicas. Both
@@ -138,7 +139,7 @@ def log_row(arguments: argparse.Namespace, figures: dict[str, Figures]) -> str:
         else f"steps of {arguments.step_ms:g} ms, {arguments.prefill_us:g} us a prompt token"
     )
     told = (
-        f"`bench.interference`: gaps of {arguments.streams} streams ({steps}, "
+        f"`bench.disaggregation.interference`: gaps of {arguments.streams} streams ({steps}, "
         f"pages of {arguments.page_tokens}) while a prompt of "
         f"{arguments.prompt_tokens} arrives every {arguments.every_ms:g} ms, {arguments.rounds} rounds of "
         f"{arguments.seconds:g} s, {workers(arguments)}"
@@ -188,7 +189,7 @@ def _start(arguments: argparse.Namespace, model: str, alive: ExitStack, *, roles
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m bench.interference", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.disaggregation.interference", description=__doc__)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--prompt-tokens", type=int, default=4096)
     parser.add_argument("--every-ms", type=float, default=400.0, help="between two prompts")

@@ -1,4 +1,5 @@
-"""The load of `bench.interference`: streams that decode steadily, and long prompts that keep arriving beside them."""
+"""The load of `bench.disaggregation.interference`: streams that decode steadily, and long prompts that keep arriving
+beside them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """NIXL between two processes with nothing in between: one-sided reads of pages from resident memory into such.
 
-`python -m bench.raw_nixl export TLS BYTES` has memory, prints where it is, and keeps it until its input ends;
-`python -m bench.raw_nixl pull TLS BYTES PAGE_BYTES` starts that, reads all of its memory for each line that comes, and
-prints the seconds. TLS is UCX's list of transports, which is a process's for good.
+`python -m bench.disaggregation.raw_nixl export TLS BYTES` has memory, prints where it is, and keeps it until its
+input ends;
+`python -m bench.disaggregation.raw_nixl pull TLS BYTES PAGE_BYTES` starts that, reads all of its memory for each line
+that comes, and prints the seconds. TLS is UCX's list of transports, which is a process's for good.
 """
 
 from __future__ import annotations

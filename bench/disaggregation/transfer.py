@@ -1,9 +1,10 @@
 """Pages from one worker to another, by each transport, beside memcpy, plain TCP and NIXL, in one run.
 
-`python -m bench.transfer` prints JSON. For each page size:
+`python -m bench.disaggregation.transfer` prints JSON. For each page size:
 
     mb_s     medians over rounds: memcpy and raw_tcp (one process or two, nothing in between), nixl_tcp and nixl_shm
-             where that package is installed; tcp, grpc and shm by real movers of two workers (bench/transfer_arms.py
+             where that package is installed; tcp, grpc and shm by real movers of two workers
+             (bench/disaggregation/transfer_arms.py
              says what begins and ends them), nixl likewise, by UCX_TLS of the environment; the first three also
              `_whole`, with the engines' copies between pool and ring
     share    tcp and grpc / raw_tcp, and shm / memcpy, of the same round: the median over rounds, the least and the most

@@ -1,6 +1,7 @@
 """Which way of a gated product is fastest for each shape and number of rows, or whether it is faster apart.
 
-`python -m bench.gpu_gated --out FILE` on the GPU: measures all candidates beside product and activation by themselves,
+`python -m bench.gpu.choose_gated --out FILE` on the GPU: measures all candidates beside product and activation by
+themselves,
 and writes the table. Each is timed as a captured chain over copies of the weight that together exceed the L2 cache,
 for a tenth of a second, of which the median counts: a GPU is slower at its power limit than in its first milliseconds.
 """

@@ -1,6 +1,7 @@
 """Which way of multiplying is fastest for each shape of a decode step: measures all candidates, writes the table.
 
-`python -m bench.gpu_products --out FILE` on the GPU. Each product is timed as a step sees it: a captured chain over
+`python -m bench.gpu.choose_products --out FILE` on the GPU. Each product is timed as a step sees it: a captured chain
+over
 copies of the weight that together exceed the L2 cache. Of the table in `--table FILE` only `--products` ("8B o") and
 `--rows` are measured anew.
 """

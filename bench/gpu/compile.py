@@ -1,6 +1,6 @@
 """How long the kernels of a model's first steps take to compile, one after the other and together, without a GPU.
 
-`python -m bench.gpu_compile`, without TRITON_INTERPRET: the 0.6B shape's kernels for Hopper, into an empty cache, each
+`python -m bench.gpu.compile`, without TRITON_INTERPRET: the 0.6B shape's kernels for Hopper, into an empty cache, each
 arm in a process of its own, by turns, and again into the cache that it left. Nothing runs: see gpu_host.
 """
 

@@ -1,6 +1,6 @@
 """Scheduler core, engine and GPU in one process: inter-token latency, throughput, prefill, against vLLM's figures.
 
-`python -m bench.gpu_engine` on the GPU; random bf16 weights of the real shapes, greedy; pages take what a worker would
+`python -m bench.gpu.engine` on the GPU; random bf16 weights of the real shapes, greedy; pages take what a worker would
 take for them. `--models tiny --smaller 32` goes through all rows on any machine. What the services add is measured
 elsewhere.
 """

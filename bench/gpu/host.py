@@ -1,6 +1,6 @@
 """What a GPU's steps take of the host, without a GPU: launches with nothing behind them, and columns to be packed.
 
-`python -m bench.gpu_host`, without TRITON_INTERPRET. Triton binds, specialises and looks kernels up as ever, torch
+`python -m bench.gpu.host`, without TRITON_INTERPRET. Triton binds, specialises and looks kernels up as ever, torch
 makes its tensors, products and attention return at once; what the driver adds to each launch is not here, so launches
 are counted too, but for copies. Thread time, the best of many, since that is what a busy machine disturbs least.
 """

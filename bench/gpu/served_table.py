@@ -41,7 +41,7 @@ _COUNTED_TURNS = 3
 
 
 class Load(NamedTuple):
-    """A row of `bench.gpu_engine`."""
+    """A row of `bench.gpu.engine`."""
 
     row: str
     load: HttpLoad

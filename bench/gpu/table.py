@@ -1,4 +1,4 @@
-"""Stage 3: scheduler core, engine and GPU in one process (`bench.gpu_engine`), beside vLLM's figures.
+"""Stage 3: scheduler core, engine and GPU in one process (`bench.gpu.engine`), beside vLLM's figures.
 
 Each model has a process of its own. What one measured before it failed is told all the same.
 """

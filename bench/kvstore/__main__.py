@@ -2,13 +2,13 @@
 
 `python -m bench.kvstore` prints JSON. For each page size and each tier, by name of the tier:
 
-    put, get       MB/s of the kvstore, checksums on (bench/kvstore_arms.py says what begins and ends them)
+    put, get       MB/s of the kvstore, checksums on (bench/kvstore/tier_arms.py says what begins and ends them)
     raw            MB/s of the same medium with nothing in between: memcpy, TCP between two processes, one file per page
                    with O_DIRECT, Redis in pipelines; by one thread, and by as many as the tier has
     share          kvstore / the faster of its raws of the same round: the median over rounds, the least and the most
 
 Tiers are a store in the benchmark's own process (ram, disk, redis) and a kvstore process over each of a mover's
-transports (shm, tcp, grpc: bench/kvstore_transports.py).
+transports (shm, tcp, grpc: bench/kvstore/transport_arms.py).
 
 A tier and its raws take turns within a round, and change places from round to round. A Redis is started where
 redis-server is installed. The disk is that of `--folder`.

@@ -1,6 +1,7 @@
 """Page moves between an engine's pool and a kvstore process: the mover process beside threads in the engine.
 
-`python -m bench.mover --pages 256 --page-kib 64 2048` prints JSON. For both arms, interleaved: MB/s of stores and loads
+`python -m bench.kvstore.mover --pages 256 --page-kib 64 2048` prints JSON. For both arms, interleaved: MB/s of stores
+and loads
 while the model thread has nothing else to do, and while it is busy with steps of Python work (`--step-ms`, alone); the
 time that such a step then takes, as a factor; CPU time of the engine process per page; and how long the model thread is
 held up at a boundary (`stall_us`). Medians over rounds. Three processes want the machine's cores: on a loaded one the

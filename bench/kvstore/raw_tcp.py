@@ -1,7 +1,7 @@
 """TCP between two processes with nothing in between: the raw of the data port.
 
-`python -m bench.raw_tcp BYTES PAGE_BYTES` is the other process: it has so much memory, prints its port, and then, for
-each byte that comes, receives all of that memory (`p`) or sends it (`g`), a page at a time.
+`python -m bench.kvstore.raw_tcp BYTES PAGE_BYTES` is the other process: it has so much memory, prints its port, and
+then, for each byte that comes, receives all of that memory (`p`) or sends it (`g`), a page at a time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The arm that bench.mover compares with: page I/O on threads of the engine's own process, straight from its pool."""
+"""The arm that bench.kvstore.mover compares with: page I/O on threads of the engine's own process, straight from its
+pool."""
 
 from __future__ import annotations
 

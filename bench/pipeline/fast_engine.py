@@ -1,6 +1,6 @@
 """What arrives at a client when the engine is faster than a router process: five services around a paced worker.
 
-    python -m bench.fast_engine --pace-ms 3 10 --streams 256 --tokens 256 --turns 3
+    python -m bench.pipeline.fast_engine --pace-ms 3 10 --streams 256 --tokens 256 --turns 3
 
 Prints a JSON line per turn: time per token (`tpot_ms`; `decode_tpot_ms` while all decode), which is the pace where the
 services keep up, what came per second, and CPU time per token of each service and of the load generator. At 3 ms a

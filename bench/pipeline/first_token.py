@@ -1,6 +1,6 @@
 """Time to first token of one request after the other, through five services whose steps take no time.
 
-    python -m bench.first_token [--kinds ids text chat] [--prompts 512 1024] [--beside ../other/checkout]
+    python -m bench.pipeline.first_token [--kinds ids text chat] [--prompts 512 1024] [--beside ../other/checkout]
 
 What is left of a first token's time without a model: hops, and the work of each service. One client, one connection,
 streamed answers, every prompt another. Beside the time to the first event's arrival it tells what the services say of

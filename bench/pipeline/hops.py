@@ -1,7 +1,7 @@
 """What the services add to a device of known speed: until a burst's prompts are computed, and to each step of decoding.
 
-    python -m bench.hops burst [--requests 32 --prompt 4096] [--beside ../other/checkout]
-    python -m bench.hops decode [--requests 1] [--beside ../other/checkout]
+    python -m bench.pipeline.hops burst [--requests 32 --prompt 4096] [--beside ../other/checkout]
+    python -m bench.pipeline.hops decode [--requests 1] [--beside ../other/checkout]
 
 All requests go at once, over a connection each, to services whose worker is paced: by default like 0.6B on an H200,
 2.7 us a prompt token and 0.7 ms a step. A burst draws one token each. Told are the time until the last one has ended,

@@ -77,7 +77,7 @@ class Outcome:
 
 
 class _KnownWish(Wish):
-    """Its pages have names already: hashing is measured elsewhere (bench.index)."""
+    """Its pages have names already: hashing is measured elsewhere (bench.router.page_index)."""
 
     __slots__ = ("keys", "known")
 

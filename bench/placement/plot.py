@@ -1,4 +1,4 @@
-"""The pictures of `bench.simulate`, as SVG. Needs matplotlib, which nothing else here does."""
+"""The pictures of `bench.placement.simulate`, as SVG. Needs matplotlib, which nothing else here does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The picture of `bench.simulate_pd`, as SVG. Needs matplotlib, which nothing else here does."""
+"""The picture of `bench.placement.simulate_pd`, as SVG. Needs matplotlib, which nothing else here does."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`python -m bench.simulate`: placement policies on a trace, over simulated replicas, in virtual time.
+"""`python -m bench.placement.simulate`: placement policies on a trace, over simulated replicas, in virtual time.
 
 The trace is that of `--trace` or QUIRE_TRACE; without one, a made-up one of the same shape. Capacity is what the
 replicas do when everything is there at once; arrivals are scaled to `--load` of it. TTFT and ITL are of the simulated
-engines, see bench/simulate_replica.py; decisions are timed on this machine. Plots need matplotlib.
+engines, see bench/placement/replica.py; decisions are timed on this machine. Plots need matplotlib.
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
-"""`python -m bench.simulate_pd`: prefill and decode apart, in virtual time: roles, ratios, bandwidths and policies.
+"""`python -m bench.placement.simulate_pd`: prefill and decode apart, in virtual time: roles, ratios, bandwidths and
+policies.
 
-The same replicas as `bench.simulate`, of which some prefill and the others decode, under the router's own decision who
+The same replicas as `bench.placement.simulate`, of which some prefill and the others decode, under the router's own
+decision who
 is prefilled elsewhere (`decided`), compared with all replicas doing both (`together`) and with every prompt sent to a
 prefill replica (`always`). Arrivals are `--load` of what all replicas together can do. Plots need matplotlib.
 """

@@ -1,4 +1,4 @@
-"""How much of the prompts of conversations the prefix cache and the kvstore spare: python -m bench.prefix
+"""How much of the prompts of conversations the prefix cache and the kvstore spare: python -m bench.prefix_cache
 
 Three tables. Counted, with a made-up model: hits of a scheduler core and a worker engine, one request after the other,
 against a cache that never evicts, and against one of the same size that knows the future. Measured, on the demo model
@@ -74,7 +74,7 @@ def rates(shape: Shape, seed: int) -> bool:
 
 def main() -> int:
     """0 where all aims are met."""
-    parser = argparse.ArgumentParser(prog="python -m bench.prefix", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.prefix_cache", description=__doc__)
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--system", type=int, default=1024, help="tokens of the shared system prompt")

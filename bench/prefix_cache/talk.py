@@ -1,7 +1,7 @@
 """Conversations through five services: what the prefix cache and the tiers spare, by the services' own counters.
 
 The same users say the same in every run, one after the other, greedy, so that all runs must hear the same tokens; the
-bounds are those of bench.cache_bounds over what was really said.
+bounds are those of bench.prefix_cache.bounds over what was really said.
 """
 
 from __future__ import annotations

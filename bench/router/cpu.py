@@ -1,6 +1,6 @@
 """Router CPU per streamed token: a real router process between a fake scheduler, a fake tokenizer and raw clients.
 
-Prints JSON. `python -m bench.router_cpu --streams 64 --tokens 400 --step-ms 10`. CPU time is the router process's alone
+Prints JSON. `python -m bench.router.cpu --streams 64 --tokens 400 --step-ms 10`. CPU time is the router process's alone
 (user + system), so the figure holds on a loaded machine; `events_per_token` below 1 says that deltas were joined
 because somebody could not keep up, and the figure then flatters.
 """

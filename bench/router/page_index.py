@@ -1,4 +1,5 @@
-"""`python -m bench.index`: what the router's page index costs, next to a plain dictionary of the same pages.
+"""`python -m bench.router.page_index`: what the router's page index costs, next to a plain dictionary of the same
+pages.
 
 A million pages over a hundred holders: conversations with a shared system prompt, each page held by one to three. A
 prefix of 128k tokens is 2,048 pages of 64 tokens, whose hashes are given; hashing is measured by itself.

@@ -3,7 +3,7 @@
 A real router (pinned to one core) between a scheduler that emits at will, a real tokenizer and raw clients; one event
 per token. `--rates` are tried one after the other, each with fresh processes:
 
-    python -m bench.router_stream --rates 20000 40000 60000 --streams 256 --tokens 600 [--groups 16]
+    python -m bench.router.stream --rates 20000 40000 60000 --streams 256 --tokens 600 [--groups 16]
 
 Prints a JSON line per rate: what came per second, events per token (below 1: deltas were joined, since somebody could
 not keep up), CPU time per token of router and tokenizer, and the time from a token's being said by the scheduler to its

@@ -1,6 +1,6 @@
 """Raw clients of server-sent events in one process: open the streams, note when each event came, save the notes.
 
-    python -m bench.stream_clients --url http://127.0.0.1:8000 --streams 256 --tokens 400 --heard heard.json
+    python -m bench.router.stream_clients --url http://127.0.0.1:8000 --streams 256 --tokens 400 --heard heard.json
 
 Parses nothing but the ends of events, so that it costs little beside what it measures. An event came when the kernel
 had it, however late this process looks: of several that are read at once, all came with the last.

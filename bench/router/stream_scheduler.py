@@ -3,7 +3,7 @@
 For benchmarks of what is before it: its own cost per step does not depend on the number of sequences. It writes down
 when each token was said, so that a client may tell how long it took. Knows nothing of models: tokens go round a list.
 
-    python -m bench.stream_scheduler --rate 40000 --groups 1 --tokens-file ids.npy --said said.json
+    python -m bench.router.stream_scheduler --rate 40000 --groups 1 --tokens-file ids.npy --said said.json
 """
 
 from __future__ import annotations

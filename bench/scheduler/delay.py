@@ -1,4 +1,4 @@
-"""`python -m bench.delay`: decode throughput of scheduler and worker processes, with a delay between the two.
+"""`python -m bench.scheduler.delay`: decode throughput of scheduler and worker processes, with a delay between the two.
 
 The worker is paced: its steps take a given time, so all that is missing from rows / step time was lost by scheduling.
 The grid is run in lockstep and free-running by turns, delay after delay, round after round; then free-running alone

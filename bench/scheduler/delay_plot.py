@@ -1,5 +1,5 @@
-"""The grid of `bench.delay` as a picture: share of the ideal over the delay, a panel for each number of rows, SVG by
-hand. Knows cells and medians, not how they were measured."""
+"""The grid of `bench.scheduler.delay` as a picture: share of the ideal over the delay, a panel for each number of
+rows, SVG by hand. Knows cells and medians, not how they were measured."""
 
 from __future__ import annotations
 

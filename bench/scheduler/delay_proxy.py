@@ -1,6 +1,7 @@
 """A TCP proxy that delivers every byte late, each way by the same time, and limits nothing else.
 
-`DelayProxy` runs on threads of the calling process. `python -m bench.delay_proxy HOST:PORT --delay-ms 5` is a process
+`DelayProxy` runs on threads of the calling process. `python -m bench.scheduler.delay_proxy HOST:PORT --delay-ms 5` is
+a process
 of its own: it prints its address, takes a new delay per line of its input, and ends with that. Threads and not asyncio,
 whose timers are a millisecond coarse.
 """

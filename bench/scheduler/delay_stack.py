@@ -1,4 +1,5 @@
-"""One paced replica for `bench.delay`: a scheduler and a worker process, and the delaying proxy between them."""
+"""One paced replica for `bench.scheduler.delay`: a scheduler and a worker process, and the delaying proxy between
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The work of `bench.delay`: short prompts, outputs of mixed length, and for each the answer that it must get.
+"""The work of `bench.scheduler.delay`: short prompts, outputs of mixed length, and for each the answer that it must
+get.
 
 A fixed pool by seed, submitted over and over with caching off, so that building requests costs next to nothing while
 the clock runs.

@@ -1,4 +1,4 @@
-"""`python -m bench.cpu_attention`: both attention backends of the CPU worker on the same steps, side by side.
+"""`python -m bench.worker.cpu_attention`: both attention backends of the CPU worker on the same steps, side by side.
 
 Per round, each backend runs the same decode step (many sequences, one row each) and the same prefill (one long prompt,
 in chunks); rounds alternate, and what is compared is processor time, since machines are shared. Prints JSON.

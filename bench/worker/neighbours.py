@@ -1,4 +1,4 @@
-"""`python -m bench.neighbours`: what a second worker on a host costs, and a busy neighbour, without any flag.
+"""`python -m bench.worker.neighbours`: what a second worker on a host costs, and a busy neighbour, without any flag.
 
 Replicas of default settings (a worker and a scheduler process each) answer a steady load of the demo model, alone and
 two at a time: as plain processes, in cgroups with a quota of one core each, and beside a process that computes all the

@@ -108,7 +108,7 @@ def test_after_a_restart() -> None:
     wanted = {i: alone(Ask(65, 2, s, 24)) for i, s in enumerate(SAMPLINGS)}
     script = """
 import json
-from bench.local_engine import load, serve
+from bench.harness.local_engine import load, serve
 from tests.parity.test_exactness import Ask, DEMO, SAMPLINGS, sequence
 model = load(DEMO, kv_cache_bytes=32 << 20, threads=2)
 served = serve(model, {i: sequence(Ask(65, 2, s, 24)) for i, s in enumerate(SAMPLINGS)})

@@ -1,4 +1,4 @@
-"""What `bench.delay` prints and draws of what it measured."""
+"""What `bench.scheduler.delay` prints and draws of what it measured."""
 
 from __future__ import annotations
 

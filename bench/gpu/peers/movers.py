@@ -1,6 +1,6 @@
 """Pages from one GPU to another by the real movers of two workers: rings, processes, frames and leases included.
 
-`python -m bench.gpu_checks.peer_movers export PAGES` has a pool of 2-MiB pages on its GPU, says where they are served,
+`python -m bench.gpu.peers.movers export PAGES` has a pool of 2-MiB pages on its GPU, says where they are served,
 and exports all for each line (a lease key); `... pull PAGES GPU` starts that on another GPU, pulls all by each
 transport, and prints a JSON line for each, with what the time of a pull by CUDA IPC goes into. Without a GPU
 a stand-in takes as long as a link of 394 GB/s does, and copies nothing: the rest of the time is real.

@@ -1,6 +1,6 @@
 """A page pool on a GPU whose content anybody can compute.
 
-`python -m bench.gpu_checks.peer_pool PAGES PAGE_BYTES` has one, prints its descriptor as hex, and keeps it until its
+`python -m bench.gpu.peers.pool PAGES PAGE_BYTES` has one, prints its descriptor as hex, and keeps it until its
 input ends.
 """
 

@@ -1,4 +1,4 @@
-"""`python -m bench.gpu_checks.peer_puller DESCRIPTOR PAGE_BYTES`: opens another process's pool and copies pages out of
+"""`python -m bench.gpu.peers.puller DESCRIPTOR PAGE_BYTES`: opens another process's pool and copies pages out of
 it in every way there is. Prints a JSON line for each: GB/s, and whether every byte is what it should be."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`bench.gpu_engine`: what it loads are the real shapes, by the worker's own loader, and what it serves is counted."""
+"""`bench.gpu.engine`: what it loads are the real shapes, by the worker's own loader, and what it serves is counted."""
 
 from __future__ import annotations
 

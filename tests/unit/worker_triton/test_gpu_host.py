@@ -1,4 +1,4 @@
-"""`bench.gpu_host` times the host alone: whatever a step computes with is replaced there.
+"""`bench.gpu.host` times the host alone: whatever a step computes with is replaced there.
 
 In a process of its own, since what is replaced stays so, and Triton must not be interpreted.
 """
@@ -54,6 +54,6 @@ def test_nothing_is_computed_but_by_stand_ins() -> None:
     done = subprocess.run([sys.executable, "-c", _LOOK], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = {name: set(seen) - _CHEAP for name, seen in json.loads(done.stdout).items()}
-    assert not found.pop(""), "a step computes what bench.gpu_host should replace"
+    assert not found.pop(""), "a step computes what bench.gpu.host should replace"
     # Every stand-in but one is needed: no block of the model ends in a norm, so that all products there are sums.
     assert {name for name, seen in found.items() if seen} == set(found) - {"mm"}

@@ -1,6 +1,6 @@
 """Gated products: activation(x @ gates.T) * (x @ ups.T) in one kernel, where that was measured to be faster.
 
-As with products, a way is a value and the table that maps shapes to ways is data, made by `bench/gpu_gated.py`.
+As with products, a way is a value and the table that maps shapes to ways is data, made by `bench/gpu/choose_gated.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Products: y = x @ weight.T by the way that was measured to be the fastest for the shape.
 
-A way is a value; the table that maps shapes to ways is data (see product_tables), made by `bench/gpu_products.py`. A
-shape that no table knows goes to cuBLAS.
+A way is a value; the table that maps shapes to ways is data (see product_tables), made by
+`bench/gpu/choose_products.py`. A shape that no table knows goes to cuBLAS.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Measured ways of products, two JSON files per device: of `python -m bench.gpu_products` and of `bench.gpu_gated`."""
+"""Measured ways of products, two JSON files per device: of `python -m bench.gpu.choose_products` and of
+`bench.gpu.choose_gated`."""
 
 from __future__ import annotations
 
