@@ -5,7 +5,7 @@ Three arms by turns, on paced workers whose steps take a given time and each pro
 prompts arrive at replicas that do both, in chunks; prompts arrive at a stack with prefill and decode replicas. Both
 stacks have the same number of workers. Every token is compared with the undisturbed answer. `--shape` has real workers
 instead, with random weights of that shape, each on a GPU of its own; their tokens are not compared, since a batch's
-other rows may turn a tie. Prints a table, and adds a row to bench/LOG.md. On a busy machine gaps are of the machine
+other rows may turn a tie. Prints a table, and adds an entry to bench/LOG.md. On a busy machine gaps are of the machine
 too: the arms share it, so compare them.
 """
 
@@ -19,13 +19,13 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import date
 from pathlib import Path
 
 from bench import LOG
 from bench.disaggregation.interference_load import Heard, LoadShape, SteadyLoad
 from bench.gpu.model import write_config
 from bench.gpu.shapes import SHAPES
+from bench.harness.bench_log import BenchLog, LogEntry
 from quire.bench.statistics import percentile
 from quire.cli.terminal import table
 from quire.local.spec import StackSpec
@@ -102,8 +102,7 @@ def main() -> int:
     figures = {name: Figures.of(rounds) for name, rounds in heard.items()}
     print(show(figures))
     if arguments.log:
-        with LOG.open("a", encoding="utf-8") as log:
-            log.write(log_row(arguments, figures) + "\n")
+        BenchLog(LOG).put(log_entry(arguments, figures))
     ratio = figures["P/D"].p99 / figures["undisturbed"].p99
     return 0 if ratio <= WANTED and not any(each.wrong for each in figures.values()) else 1
 
@@ -128,7 +127,7 @@ def show(figures: dict[str, Figures]) -> str:
     return f"{table(header, rows, right=range(1, 7))}\n\n{wrong} answers with wrong tokens"
 
 
-def log_row(arguments: argparse.Namespace, figures: dict[str, Figures]) -> str:
+def log_entry(arguments: argparse.Namespace, figures: dict[str, Figures]) -> LogEntry:
     """For bench/LOG.md."""
     calm = figures["undisturbed"].p99
     each = "; ".join(f"{name} {f.p50:.1f} / {f.p99:.1f} ({f.p99 / calm:.2f} x)" for name, f in figures.items())
@@ -149,7 +148,7 @@ def log_row(arguments: argparse.Namespace, figures: dict[str, Figures]) -> str:
         f"{' and '.join(f'{f.first:.0f}' for f in long)} ms; {sum(f.wrong for f in figures.values())} wrong"
     )
     cpu = f"{os.cpu_count()} vCPU, load average {os.getloadavg()[0]:.0f}"
-    return f"| {date.today().isoformat()} | {told} | {PREDICTION} | {result} | {cpu} |"
+    return LogEntry(told, PREDICTION, result, cpu)
 
 
 def workers(arguments: argparse.Namespace) -> str:
@@ -203,7 +202,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ramp-s", type=float, default=4.0)
     parser.add_argument("--seconds", type=float, default=15.0, help="that are measured, of each round")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--log", action=argparse.BooleanOptionalAction, default=True, help="add a row to bench/LOG.md")
+    parser.add_argument(
+        "--log", action=argparse.BooleanOptionalAction, default=True, help="add an entry to bench/LOG.md"
+    )
     return parser
 
 

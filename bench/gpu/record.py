@@ -1,6 +1,6 @@
 """Recorder: what a stage found: a JSON line of each check in a file, what failed and a line a group on the screen.
 
-The bench log's row is there from the first check on and is written anew with each: a stage that is killed leaves what
+The bench log's entry is there from the first check on and is written anew with each: a stage that is killed leaves what
 was checked until then, and that it did not end.
 """
 
@@ -13,10 +13,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from datetime import date
 from pathlib import Path
 
-from bench.gpu.log_row import LogRow
+from bench.harness.bench_log import BenchLog, LogEntry
 
 Figure = float | int | str | bool | None
 _TOLD = 400
@@ -31,7 +30,7 @@ class Recorder:
     stage: int
     machine: str
     out: Path | None = None
-    log: LogRow | None = None
+    log: BenchLog | None = None
     lines: list[dict[str, object]] = field(default_factory=list)
     _began: float = field(default_factory=time.perf_counter)
     _group: str = ""
@@ -91,7 +90,7 @@ class Recorder:
             "did_not_end": self._cut,
             "seconds": round(time.perf_counter() - self._began),
         }
-        self._write(summary | {"row": self.log_row()})
+        self._write(summary | {"entry": self.log_entry().text()})
         print(json.dumps(summary), flush=True)
 
     @property
@@ -104,8 +103,8 @@ class Recorder:
         """Names of what failed."""
         return [str(line["check"]) for line in self.lines if line["result"] == "FAILED"]
 
-    def log_row(self) -> str:
-        """The bench log's row."""
+    def log_entry(self) -> LogEntry:
+        """The bench log's entry."""
         told = [_counted(self.lines)]
         if not self._ended:
             told[0] += f", and it did not end ({self._cut or 'killed'} in {self._group or 'no part yet'})"
@@ -113,15 +112,7 @@ class Recorder:
             told[0] += f" (failed: {', '.join(self.failed)})"
         told += [_spell(line) for line in self.lines if line["result"] == "measured"]
         told.append(f"{time.perf_counter() - self._began:.0f} s")
-        cells = (
-            date.today().isoformat(),
-            f"`make gpu-check STAGE={self.stage}`",
-            "every check holds",
-            "; ".join(told),
-            self.machine,
-        )
-        # What others say may hold anything; a row is one line of five cells.
-        return f"| {' | '.join(' '.join(cell.split()).replace('|', '/') for cell in cells)} |"
+        return LogEntry(f"`make gpu-check STAGE={self.stage}`", "every check holds", "; ".join(told), self.machine)
 
     def _add(self, name: str, result: str, figures: dict[str, Figure]) -> None:
         line: dict[str, object] = {"stage": self.stage, "check": name, "result": result, **figures}
@@ -135,7 +126,7 @@ class Recorder:
 
     def _keep(self) -> None:
         if self.log is not None:
-            self.log.put(self.log_row())
+            self.log.put(self.log_entry())
 
     def _write(self, line: dict[str, object]) -> None:
         if self.out is not None:

@@ -9,7 +9,7 @@
 7  KV pages from GPU to GPU, beside one plain copy (two GPUs)
 
 Prints what fails, figures, a line for each part and one of JSON at the end; `--out` takes a JSON line for each check.
-The row of bench/LOG.md is there from the start on, for a stage that is killed. Without a GPU a stage runs tiny, its
+The entry of bench/LOG.md is there from the start on, for a stage that is killed. Without a GPU a stage runs tiny, its
 kernels under Triton's interpreter, or says what it skips; nothing is logged then.
 """
 
@@ -24,8 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import LOG
-from bench.gpu.log_row import LogRow
 from bench.gpu.record import Recorder
+from bench.harness.bench_log import BenchLog
 from tests.gpu.interpreter import choose_interpreter
 
 # Parts by stage, each with the module that has its `run`.
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.error(f"stage {args.stage} has no {', '.join(unknown)}: its parts are {', '.join(parts)}")
     tiny = choose_interpreter() or args.tiny
     logged = not (args.no_log or tiny)
-    recorder = Recorder(args.stage, _machine(), args.out, LogRow(LOG) if logged else None)
+    recorder = Recorder(args.stage, _machine(), args.out, BenchLog(LOG) if logged else None)
     before = signal.signal(signal.SIGTERM, _terminated)
     try:
         for part in args.parts or parts:

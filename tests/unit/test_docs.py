@@ -62,6 +62,24 @@ def test_the_workers_readme_has_a_word_for_each_file(folder: str) -> None:
     )
 
 
+def test_the_benchmarks_page_names_each_file_of_bench() -> None:
+    text = (ROOT / "docs" / "benchmarks.md").read_text()
+    rows = {m[1]: m[2] for m in re.finditer(r"^\| `(bench[\w/]*)` \| (.*) \|$", text, re.MULTILINE)}
+    unnamed = []
+    for path in sorted((ROOT / "bench").rglob("*.py")):
+        name = path.relative_to(ROOT).with_suffix("")
+        folder = str(name.parent)
+        if path.name == "__init__.py":
+            continue
+        program = ".".join(name.parts).removesuffix(".__main__")
+        if f"`{program}`" not in text and f"`{path.name}`" not in rows.get(folder, ""):
+            unnamed.append(str(path.relative_to(ROOT)))
+    assert not unnamed
+    for folder, files in rows.items():
+        for file in re.findall(r"`(\w+\.py)`", files):
+            assert (ROOT / folder / file).is_file(), f"{folder}/{file} is named and not there"
+
+
 def test_make_targets_are_there() -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     named = {match for path in DOCUMENTS for match in re.findall(r"`make ([a-z-]+)`", path.read_text())}

@@ -57,6 +57,11 @@ def test_common_imports_no_service() -> None:
         assert not top(imports(path)) & {f"quire_{s}" for s in SERVICES}, path
 
 
+def test_benchmarks_import_no_tests() -> None:
+    for path in sources("bench"):
+        assert "tests" not in top(imports(path)), path
+
+
 def test_the_public_package_is_light() -> None:
     for path in sources("quire"):
         heavy = top(imports(path)) & {"quire_common", "torch", "numpy", *(f"quire_{s}" for s in SERVICES)}

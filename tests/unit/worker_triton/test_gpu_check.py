@@ -17,8 +17,8 @@ import torch
 
 from bench.gpu import served_table, services, table
 from bench.gpu.http_load import HttpLoad
-from bench.gpu.log_row import LogRow
 from bench.gpu.record import Recorder
+from bench.harness.bench_log import BenchLog, LogEntry, read_entries
 from quire_common.sequence import Sequence, Stop
 from tests.gpu import check, engines
 from tests.unit.worker_model.folders import load_dummy_model
@@ -192,22 +192,22 @@ class TestRowsThatFail:
 @pytest.fixture
 def log(tmp_path: Path) -> Path:
     file = tmp_path / "LOG.md"
-    file.write_text("| date |\n|---|")
+    file.write_text("# Bench log\n")
     return file
 
 
 def test_a_failure_is_told_and_logged(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recorder = Recorder(1, "a machine", log=LogRow(log))
+    recorder = Recorder(1, "a machine", log=BenchLog(log))
     with recorder.group("all of it"):
         recorder.check("first", True)
         recorder.check("second", False, worst=3.0, told="a | b\nc")
         recorder.skip("third", "there is no GPU")
         recorder.figure("fourth", us=1.23456)
     recorder.end()
-    row = log.read_text().splitlines()[-1]
-    assert not recorder.good and len(log.read_text().splitlines()) == 3
-    assert "1 checks hold, 1 fail, 1 skipped (failed: second); fourth: us 1.235" in row
-    assert row.startswith("| 20") and row.count("|") == 6
+    (entry,) = read_entries(log.read_text())
+    assert not recorder.good
+    assert "1 checks hold, 1 fail, 1 skipped (failed: second); fourth: us 1.235" in entry.result
+    assert entry.what == "`make gpu-check STAGE=1`" and entry.machine == "a machine"
     told = capsys.readouterr()
     assert "FAILED: second: worst 3, told a | b" in told.err
     figure, part, summary = told.out.splitlines()
@@ -231,20 +231,34 @@ def test_what_fails_by_itself_ends_nothing_else(capsys: pytest.CaptureFixture[st
         raise SystemExit(143)
 
 
-def test_a_row_stays_where_it_is_while_others_come(log: Path) -> None:
-    row = LogRow(log)
-    row.put("| first |")
-    log.write_text(log.read_text() + "| another's |\n")
-    row.put("| second |")
-    assert log.read_text().splitlines()[2:] == ["| second |", "| another's |"]
+def test_an_entry_stays_where_it_is_while_others_come(log: Path) -> None:
+    first, second, other = (LogEntry(what, "faster", "as fast", "a machine") for what in ("first", "second", "other"))
+    mine = BenchLog(log)
+    mine.put(first)
+    BenchLog(log).put(other)
+    mine.put(second)
+    assert read_entries(log.read_text()) == [second, other]
+    assert log.read_text().startswith("# Bench log\n\n### 20")
+
+
+def test_a_long_entry_is_read_as_it_was_written() -> None:
+    what = "`bench.gpu.engine --models 0.6B`: " + "sequences that decode, " * 12 + "greedy"
+    entry = LogEntry(
+        what, "no slower", "1.2 / 1.3 ms: " + "a figure; " * 40 + "the end", "one GPU | torch", "2026-11-21"
+    )
+    (found,) = read_entries(entry.text())
+    assert max(map(len, entry.text().splitlines())) <= 120
+    assert found.what.replace(":", "") == what.replace(":", "") and found.result == entry.result
+    assert (found.machine, found.day) == (entry.machine, entry.day)
 
 
 def test_what_was_checked_is_logged_before_the_end(log: Path) -> None:
-    """Nothing runs when a process is killed: the row must have been written by then."""
-    recorder = Recorder(1, "a machine", log=LogRow(log))
+    """Nothing runs when a process is killed: the entry must have been written by then."""
+    recorder = Recorder(1, "a machine", log=BenchLog(log))
     with recorder.group("steps"):
         recorder.check("first", True)
-        assert "1 checks hold, 0 fail, 0 skipped, and it did not end (killed in steps)" in log.read_text()
+        (entry,) = read_entries(log.read_text())
+        assert "1 checks hold, 0 fail, 0 skipped, and it did not end (killed in steps)" in entry.result
     recorder.end()
     assert "did not end" not in log.read_text()
 
@@ -266,20 +280,20 @@ class TestStagesThatAreCutShort:
         monkeypatch.setitem(sys.modules, f"made_here.{name}", module)
         monkeypatch.setitem(check.STAGES, 1, check.STAGES[1] | {name: f"made_here.{name}"})
 
-    def test_a_time_limit_leaves_a_row(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_time_limit_leaves_an_entry(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.part(monkeypatch, "slow", lambda: signal.raise_signal(signal.SIGTERM))
         with pytest.raises(SystemExit) as ended:
             check.main(["--stage", "1", "--parts", "slow"])
-        row = log.read_text().splitlines()[-1]
+        (entry,) = read_entries(log.read_text())
         assert ended.value.code == 143
-        assert "1 checks hold, 0 fail, 0 skipped, and it did not end (SystemExit 143 in slow)" in row
+        assert "1 checks hold, 0 fail, 0 skipped, and it did not end (SystemExit 143 in slow)" in entry.result
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
     def test_an_error_ends_its_part_alone(self, log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.part(monkeypatch, "broken", lambda: 1 // 0)
         self.part(monkeypatch, "sound", lambda: None)
         assert check.main(["--stage", "1", "--parts", "broken", "sound"]) == 1
-        assert "2 checks hold, 1 fail, 0 skipped (failed: broken ends)" in log.read_text().splitlines()[-1]
+        assert "2 checks hold, 1 fail, 0 skipped (failed: broken ends)" in read_entries(log.read_text())[0].result
 
     def test_an_unknown_part_is_refused(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):

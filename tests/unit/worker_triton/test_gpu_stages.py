@@ -18,6 +18,7 @@ from bench.gpu.figures import COLD_START, OVER_GREEDY, OVER_HTTP, ROWS
 from bench.gpu.http_load import HttpLoad
 from bench.gpu.kernel_table import roofline
 from bench.gpu.shapes import SHAPES
+from bench.harness.bench_log import read_entries
 from tests.gpu import check
 
 FIGURES = ("seconds", "output_tok_s", "input_tok_s", "first_ms", "itl_ms", "tpot_ms", "host_us_per_step", "steps")
@@ -70,7 +71,7 @@ def a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(check, "LOG", tmp_path / "LOG.md")
-    (tmp_path / "LOG.md").write_text("| date |\n|---|\n")
+    (tmp_path / "LOG.md").write_text("# Bench log\n")
     monkeypatch.setattr(subprocess, "run", process)
     for module in (served_table, services):
         monkeypatch.setattr(module, "LocalStack", Stack)
@@ -90,9 +91,10 @@ def stage(number: int, folder: Path, *more: str) -> dict[str, dict[str, object]]
     out = folder / "out.jsonl"
     assert check.main(["--stage", str(number), "--out", str(out), *more]) == 0
     *found, summary = map(json.loads, out.read_text().splitlines())
-    (row,) = (folder / "LOG.md").read_text().splitlines()[2:]
-    assert summary["row"] == row and "NVIDIA H200" in row and row.count("|") == 6
-    assert all(str(line["check"]) in row for line in found if line["result"] == "measured")
+    log = (folder / "LOG.md").read_text()
+    (entry,) = read_entries(log)
+    assert log.endswith(summary["entry"]) and "NVIDIA H200" in entry.machine
+    assert all(str(line["check"]) in entry.result for line in found if line["result"] == "measured")
     by_name = {str(line["check"]): line for line in found}
     assert len(by_name) == len(found) - (1 if number == 4 else 0), "names tell rows apart"
     return by_name
