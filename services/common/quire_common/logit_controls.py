@@ -2,18 +2,20 @@
 
 vLLM's names and meanings. A sequence that asks for none of it has no LogitControls at all, so that it costs nothing.
 The order in which they are applied is the worker's: see quire_worker.sampling.row_controls.
+
+All siblings of a request repeat its controls on the wire. Each process parses, checks and writes those with lists once,
+and all sequences share one object: a list of thousands of ids costs a millisecond and half a megabyte otherwise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import Final
+from weakref import WeakValueDictionary
 
+from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument
-
-if TYPE_CHECKING:
-    from quire.v1 import common_pb2 as pb
 
 # Bounds that keep a Grant of several hundred starts far below what gRPC carries.
 MAX_BIASES = 1024
@@ -27,7 +29,16 @@ MIN_REPETITION_PENALTY = 2.0**-126
 MAX_REPETITION_PENALTY = 3.4028234663852886e38
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
+class _Derived:
+    """What was found out of controls once, for all sequences that share them."""
+
+    wire: bytes = b""
+    checked: bool = False
+    span: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class LogitControls:
     """presence and frequency count the output, repetition prompt and output; `bad_words` are sequences of token ids
     that may not come to stand in the output; `allowed_token_ids` empty: all."""
@@ -39,13 +50,71 @@ class LogitControls:
     """By token id, ascending."""
     allowed_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
+    derived: _Derived = field(default_factory=_Derived, init=False, compare=False, repr=False)
+
+    @property
+    def has_lists(self) -> bool:
+        """Whether it holds more than three numbers."""
+        return bool(self.logit_bias or self.allowed_token_ids or self.bad_words)
+
+    @property
+    def token_span(self) -> tuple[int, int]:
+        """The lowest and the highest token id that the lists name; (0, 0) where they name none."""
+        if self.derived.span is None:
+            biased = [token for token, _bias in self.logit_bias]
+            named = [ids for ids in (biased, self.allowed_token_ids, *self.bad_words) if ids]
+            self.derived.span = min(map(min, named), default=0), max(map(max, named), default=0)
+        return self.derived.span
 
 
 NEUTRAL = LogitControls()
+_FIELDS: Final = frozenset(
+    (
+        "presence_penalty",
+        "frequency_penalty",
+        "repetition_penalty",
+        "logit_bias",
+        "allowed_token_ids",
+        "bad_words_ids",
+    )
+)
+_OTHER_FIELDS: Final = tuple(each.name for each in pb.SamplingParams.DESCRIPTOR.fields if each.name not in _FIELDS)
+# By their bytes; an entry goes with the last sequence that holds its controls.
+_SHARED: Final[WeakValueDictionary[bytes, LogitControls]] = WeakValueDictionary()
 
 
 def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> None:
     """Domain to wire."""
+    if not controls.has_lists:
+        _write(controls, message)
+        return
+    if not controls.derived.wire:
+        alone = pb.SamplingParams()
+        _write(controls, alone)
+        controls.derived.wire = alone.SerializeToString(deterministic=True)
+    message.MergeFromString(controls.derived.wire)
+
+
+def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
+    """Wire to domain, not checked yet; None where nothing is asked. Equal lists are one object while any sequence
+    holds it."""
+    if not (message.logit_bias or message.allowed_token_ids or message.bad_words_ids):
+        found = _read(message)
+        return None if found == NEUTRAL else found
+    alone = pb.SamplingParams()
+    alone.CopyFrom(message)
+    for name in _OTHER_FIELDS:
+        alone.ClearField(name)
+    wire = alone.SerializeToString(deterministic=True)
+    shared = _SHARED.get(wire)
+    if shared is None:
+        shared = _read(message)
+        shared.derived.wire = wire
+        _SHARED[wire] = shared
+    return shared
+
+
+def _write(controls: LogitControls, message: pb.SamplingParams) -> None:
     message.presence_penalty = controls.presence_penalty
     message.frequency_penalty = controls.frequency_penalty
     message.repetition_penalty = controls.repetition_penalty
@@ -55,9 +124,8 @@ def controls_into_pb(controls: LogitControls, message: pb.SamplingParams) -> Non
     message.bad_words_ids.extend(pack_i32(word) for word in controls.bad_words)
 
 
-def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
-    """Wire to domain, not checked yet; None where nothing is asked."""
-    found = LogitControls(
+def _read(message: pb.SamplingParams) -> LogitControls:
+    return LogitControls(
         presence_penalty=message.presence_penalty,
         frequency_penalty=message.frequency_penalty,
         repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
@@ -65,7 +133,6 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
         allowed_token_ids=tuple(i32(message.allowed_token_ids, "allowed_token_ids").tolist()),
         bad_words=tuple(tuple(i32(word, "bad_words_ids").tolist()) for word in message.bad_words_ids),
     )
-    return None if found == NEUTRAL else found
 
 
 def control_values(controls: LogitControls) -> int:
@@ -81,6 +148,12 @@ def controls_bytes(controls: LogitControls) -> int:
 
 def check_controls(controls: LogitControls) -> None:
     """Raise InvalidArgument for a value outside its range and a list that is too long."""
+    if not controls.derived.checked:
+        _check(controls)
+        controls.derived.checked = True
+
+
+def _check(controls: LogitControls) -> None:
     penalties = (
         ("presence_penalty", abs(controls.presence_penalty) <= MAX_PENALTY, "from -2 to 2"),
         ("frequency_penalty", abs(controls.frequency_penalty) <= MAX_PENALTY, "from -2 to 2"),
@@ -124,6 +197,9 @@ def check_controls(controls: LogitControls) -> None:
 
 def check_vocabulary(controls: LogitControls, vocab_size: int) -> None:
     """Raise InvalidArgument where a token is named that the model does not have."""
+    lowest, highest = controls.token_span
+    if lowest >= 0 and highest < vocab_size:
+        return
     for name, tokens in (
         ("logit_bias", [token for token, _bias in controls.logit_bias]),
         ("allowed_token_ids", list(controls.allowed_token_ids)),
