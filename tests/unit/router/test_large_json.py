@@ -61,12 +61,37 @@ def test_ids_of_a_long_prompt_are_read_in_pieces() -> None:
     assert not many_ids([1] * 100) and not many_ids("a" * 100_000) and not many_ids(["a"] * 1000)
     for wrong, code in (
         (True, "BAD_TYPE"),
+        (False, "BAD_TYPE"),
         ("1", "BAD_TYPE"),
+        (1.0, "BAD_TYPE"),
+        (None, "BAD_TYPE"),
+        (2**70, "TOKEN_OUT_OF_RANGE"),
+        (-(2**70), "TOKEN_OUT_OF_RANGE"),
         (-1, "TOKEN_OUT_OF_RANGE"),
         (2**31, "TOKEN_OUT_OF_RANGE"),
     ):
         with pytest.raises(InvalidArgument, match=code):
             token_prompt([*ids, wrong])
+        with pytest.raises(InvalidArgument, match=code):
+            token_prompt([0, 1, wrong, 1, 0])
+    assert token_prompt([0, 1, 0, 2**31 - 1]).ids.tolist() == [0, 1, 0, 2**31 - 1]
+    assert token_prompt([]).ids.dtype == np.int32
+
+
+class Ids(list[Any]):
+    """Counts as a whole, and shows its first item alone."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("each item was looked at")
+
+    def __getitem__(self, key: Any) -> Any:
+        assert key == 0, "more than the first item was looked at"
+        return super().__getitem__(key)
+
+
+def test_whether_a_prompt_is_long_is_known_without_a_look_at_each_id() -> None:
+    assert not many_ids(Ids([7] * 8192))
+    assert many_ids(Ids([7] * 8193))
 
 
 @pytest.mark.parametrize("items", [0, 1, 1023, 1024, 1025, 5000])

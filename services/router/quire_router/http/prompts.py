@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -60,23 +61,40 @@ def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
     column = np.empty(len(ids), np.int32)
     for at in range(0, len(ids), _PIECE_IDS):
         piece = ids[at : at + _PIECE_IDS]
-        if not set(map(type, piece)) <= {int}:
-            raise bad_type(name, next(item for item in piece if not _is_int(item)), "an integer")
-        if not (min(piece) >= 0 and max(piece) <= MAX_INT32):
-            wrong = next(item for item in piece if not 0 <= item <= MAX_INT32)
-            raise InvalidArgument(
-                "TOKEN_OUT_OF_RANGE",
-                f"Token id {wrong} is no int32.",
-                "Send ids of the vocabulary.",
-                param=name.removesuffix("[]"),
-            )
-        column[at : at + _PIECE_IDS] = piece
+        try:
+            # A third of numpy's time, and it takes integers of 32 bits alone: but for a bool, which becomes 0 or 1.
+            struct.pack_into(f"{len(piece)}i", column.data, 4 * at, *piece)
+        except struct.error:
+            raise _bad_id(piece, name) from None
+        packed = column[at : at + _PIECE_IDS]
+        least = packed.min()
+        if least < 0 or (least <= 1 and not all(_is_int(piece[i]) for i in np.flatnonzero(packed <= 1).tolist())):
+            raise _bad_id(piece, name)
     return TokenPrompt(column)
+
+
+def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
+    """The error for the first that is no integer, or else for the first that is no int32 of at least 0."""
+    for item in ids:
+        if not _is_int(item):
+            return bad_type(name, item, "an integer")
+    wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
+    return InvalidArgument(
+        "TOKEN_OUT_OF_RANGE",
+        f"Token id {wrong} is no int32.",
+        "Send ids of the vocabulary.",
+        param=name.removesuffix("[]"),
+    )
 
 
 def many_ids(prompt: Any) -> bool:
     """Whether token ids, alone or in lists, are so many that they are better read in a thread."""
     if not isinstance(prompt, list):
+        return False
+    if len(prompt) > MOST_VALUES:
+        return True
+    # A list that begins with an id may hold no list.
+    if not prompt or not isinstance(prompt[0], list):
         return False
     return len(prompt) + sum(len(item) for item in prompt[:MAX_PROMPTS] if isinstance(item, list)) > MOST_VALUES
 
