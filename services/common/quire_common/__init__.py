@@ -6,4 +6,4 @@ import os
 # a service sees it; without, the one that waits for it reads it: a third less time for each message between services.
 os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_client,-event_engine_listener")
 # Then nobody reads a refused connection while no call waits, unless a timer does: it is due every 5 s by default.
-os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "100")
+os.environ.setdefault("GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS", "500")
