@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire.v1 import worker_pb2
-from quire_common.columns import NO_U8, equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, saturated_u32, u8
+from quire_common.columns import MAX_U32, NO_U8, equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, saturated_u32, u8
 from quire_common.credit.grant import empty, empty_i64
 from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
 from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb
@@ -101,7 +101,8 @@ def encode_report(report: Report) -> worker_pb2.Report:
         heartbeat=report.heartbeat,
     )
     for timing in report.timing:
-        wait, prepare, forward, sample, copy = map(saturated_u32, timing)
+        fits = min(timing) >= 0 and max(timing) <= MAX_U32
+        wait, prepare, forward, sample, copy = timing if fits else map(saturated_u32, timing)
         message.timing.add(wait=wait, prepare=prepare, forward=forward, sample=sample, copy=copy)
     # A group is written where any of its columns has rows: the receiver refuses columns that do not fit together.
     if len(report.step_applied) or len(report.step_rows) or len(report.step_prefill_tokens):

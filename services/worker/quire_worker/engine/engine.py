@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 DEPTH = 2
 _UNLIMITED = -1
-_RUNNING = int(SlotState.RUNNING)
 
 
 class Engine:
@@ -217,7 +216,7 @@ class Engine:
     def _view(self) -> SlotView:
         table = self.residents.table
         return SlotView(
-            runnable=table.state == _RUNNING,
+            runnable=table.state == SlotState.RUNNING,
             computed=table.computed,
             prefill_len=table.prefill_len,
             ceiling=table.ceiling(),

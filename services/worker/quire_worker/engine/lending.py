@@ -54,6 +54,8 @@ class Lending:
     def offer_ready(self) -> None:
         """Tell the mover of pages that have been filled since the last call. The next pages of all exports are looked
         at together."""
+        if not self._filling:
+            return
         ready = self._states.ready[self._next] >= self._needed
         if not ready.any():
             return

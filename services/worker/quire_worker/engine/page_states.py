@@ -58,7 +58,9 @@ class PageStates:
             self.running[pages] -= 1
         mine = pages[self.writer[pages] == slot]
         self.writer[mine] = NOBODY
-        self.setbacks += bool(((self.ready[mine] < self.page_size) & (self.refs[mine] > 0)).any())
+        held = mine[self.refs[mine] > 0]
+        if len(held):
+            self.setbacks += bool((self.ready[held] < self.page_size).any())
 
     def fill(self, pages: Int32, filled: Int32) -> None:
         """Raise watermarks; a watermark never falls, since what is there stays there."""
