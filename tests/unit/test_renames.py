@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tools.renames.apply_map import apply_map, rewrite
-from tools.renames.prove_map import differences, normal_form
+from tools.renames.prove_map import differences, merged, normal_form
 from tools.renames.rename_map import load_map
 
 MAP = """
@@ -120,6 +120,43 @@ def test_a_commit_that_did_more_is_found(tree: Path, old: str, new: str) -> None
     git(tree, "add", ".")
     git(tree, "commit", "-qm", "renamed and more")
     assert differences(tree, "HEAD", renames) == ["pack/room.py"]
+
+
+def test_an_identifier_is_both_name_and_attribute_within_the_maps_scope(tmp_path: Path) -> None:
+    (tmp_path / "map.toml").write_text('scope = ["pack/*"]\nidentifier = [{ old = "bell", new = "event" }]')
+    renames = load_map(tmp_path / "map.toml")
+    source = "def ring(bell: int) -> None:\n    ring(bell=bell).bell()\n"
+    assert rewrite(source, renames, "pack/a.py") == source.replace("bell", "event")
+    assert rewrite(source, renames, "other/a.py") == source
+
+
+def test_an_argument_by_keyword_may_keep_a_name_that_its_attribute_loses(tmp_path: Path) -> None:
+    text = """
+attribute = [{ old = "bell", new = "event" }, { old = "seat", new = "slot" }]
+keyword = [{ old = "bell", new = "bell", within = "A.f" }]
+"""
+    (tmp_path / "map.toml").write_text(text)
+    renames = load_map(tmp_path / "map.toml")
+    source = "class A:\n    def f(self):\n        f(bell=self.bell, seat=1)\n\ng(bell=2)\n"
+    wanted = "class A:\n    def f(self):\n        f(bell=self.event, slot=1)\n\ng(event=2)\n"
+    assert rewrite(source, renames, "a.py") == wanted
+    assert normal_form(source, renames, "a.py") == normal_form(wanted)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(bell):\n    event = bell\n    return event\n",
+        "def f(event):\n    return lambda: bell(event)\n",
+        "class A:\n    bell: int\n    def event(self):\n        pass\n",
+        "class A:\n    def f(self):\n        self.bell = self.event\n",
+    ],
+)
+def test_names_that_a_map_would_make_one_are_found(source: str, tmp_path: Path) -> None:
+    (tmp_path / "map.toml").write_text('identifier = [{ old = "bell", new = "event" }]')
+    renames = load_map(tmp_path / "map.toml")
+    assert merged(source, renames, "pack/a.py")
+    assert not merged(source.replace("event", "bells"), renames, "pack/a.py")
 
 
 def test_docstrings_and_the_order_of_imports_do_not_count() -> None:

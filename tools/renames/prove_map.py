@@ -1,7 +1,8 @@
 """Proves that a commit renamed by a map and did nothing else: the map, applied to the syntax trees of its parent, gives
 the commit's own. Docstrings, and the order of imports and of `__slots__` and `__all__`, do not count.
 
-The rules are written a second time here, for Python's own trees, so that the proof does not trust the rewriter.
+The rules are written a second time here, for Python's own trees, so that the proof does not trust the rewriter. Two
+names of one function, or two members of one class, that would become one are found too: equal trees would hide that.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ class _Renamer(ast.NodeTransformer):
         self._aliases: dict[str, str] = {}
         self._members: set[int] = set()
         self._slots: set[int] = set()
+        self._functions: list[dict[str, str]] = []
+        self._classes: list[dict[str, str]] = []
+        self.merged: set[str] = set()
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
         name = self._new("name", node.name)
@@ -41,7 +45,9 @@ class _Renamer(ast.NodeTransformer):
                 if _assigns(statement, ("__slots__",)) and isinstance(statement.value, ast.Tuple | ast.List):
                     self._slots.update(map(id, statement.value.elts))
             self._members.update(id(target) for target in targets if isinstance(target, ast.Name))
+        self._classes.append({})
         self._inside(node, node.name)
+        self._classes.pop()
         node.name = name
         return node
 
@@ -53,7 +59,7 @@ class _Renamer(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if id(node) in self._members:
-            node.id = self._new("attribute", node.id)
+            node.id = self._new("attribute", node.id, member=True)
         else:
             new = self._new("name", node.id)
             node.id = self._aliases.get(node.id, node.id) if new == node.id else new
@@ -61,7 +67,8 @@ class _Renamer(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
-        node.attr = self._new("attribute", node.attr)
+        of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
+        node.attr = self._new("attribute", node.attr, member=of_self)
         return node
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
@@ -72,7 +79,7 @@ class _Renamer(ast.NodeTransformer):
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
         self.generic_visit(node)
         if node.arg is not None:
-            node.arg = self._new("attribute", node.arg)
+            node.arg = self._new("keyword", node.arg)
         return node
 
     def visit_MatchClass(self, node: ast.MatchClass) -> ast.AST:
@@ -127,8 +134,10 @@ class _Renamer(ast.NodeTransformer):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         kind = "attribute" if id(node) in self._members else "name"
-        name = self._new(kind, node.name)
+        name = self._new(kind, node.name, member=kind == "attribute")
+        self._functions.append({})
         self._inside(node, node.name)
+        self._functions.pop()
         node.name = name
         return node
 
@@ -137,8 +146,13 @@ class _Renamer(ast.NodeTransformer):
         self.generic_visit(node)
         self._definitions.pop()
 
-    def _new(self, kind: str, old: str) -> str:
-        return self._renames.renamed(kind, old, self._path, ".".join(self._definitions))
+    def _new(self, kind: str, old: str, *, member: bool = False) -> str:
+        definition = ".".join(self._definitions)
+        new = self._renames.renamed(kind, old, self._path, definition)
+        for owner in self._classes[-1:] if member else self._functions if kind == "name" else ():
+            if (other := owner.setdefault(new, old)) != old:
+                self.merged.add(f"{self._path}: {' and '.join(sorted((other, old)))} of {definition} become {new}")
+        return new
 
 
 def normal_form(source: str, renames: RenameMap | None = None, path: str = "") -> str:
@@ -156,14 +170,22 @@ def normal_form(source: str, renames: RenameMap | None = None, path: str = "") -
     return ast.dump(tree)
 
 
+def merged(source: str, renames: RenameMap, path: str) -> list[str]:
+    """Names of one function, and members of one class, that the map makes one."""
+    renamer = _Renamer(renames, path)
+    renamer.visit(ast.parse(source))
+    return sorted(renamer.merged)
+
+
 def differences(root: Path, commit: str, renames: RenameMap) -> list[str]:
-    """Files of a commit whose code is not that of its parent with the map applied."""
+    """Files of a commit whose code is not that of its parent with the map applied, and names that the map merges."""
     before, after = _python_files(root, f"{commit}^"), _python_files(root, commit)
     wanted = {path_of(path, renames): normal_form(source, renames, path) for path, source in before.items()}
     found = {path: normal_form(source) for path, source in after.items()}
     nothing = normal_form("")
     names = sorted({*wanted, *found})
-    return [name for name in names if wanted.get(name, nothing) != found.get(name, nothing)]
+    one = [each for path, source in before.items() for each in merged(source, renames, path)]
+    return one + [name for name in names if wanted.get(name, nothing) != found.get(name, nothing)]
 
 
 def _python_files(root: Path, revision: str) -> dict[str, str]:

@@ -14,9 +14,20 @@ old = "ring"
 new = "set"
 within = "Engine.flush"         # only inside that definition; anywhere unless said
 
+[[identifier]]                  # both: fields of dataclasses, parameters that are also given by keyword
+old = "bell"
+new = "event"
+
+[[keyword]]                     # arguments that are given by keyword, where they differ from the attribute of that name
+old = "bell"
+new = "bell"
+
 [[string]]                      # whole string literals
 old = "services.bell"
 new = "services.event"
+
+A `scope` at the top of the file is that of all tables without one. Tables may be written in a line each:
+`identifier = [{ old = "bell", new = "event" }]`.
 """
 
 from __future__ import annotations
@@ -26,7 +37,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
-KINDS = ("name", "attribute", "string")
+KINDS = ("name", "attribute", "keyword", "identifier", "string")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class RenameMap:
         for rule in self._by_old.get((kind, old), ()):
             if rule.applies(path, definition):
                 return rule.new
-        return old
+        return self.renamed("attribute", old, path, definition) if kind == "keyword" else old
 
     def module(self, dotted: str) -> str:
         """Where a module is afterwards, or what of it is named: longer names win."""
@@ -83,15 +94,18 @@ class RenameMap:
 def load_map(path: Path) -> RenameMap:
     """Raises ValueError for a table that is none of the kinds, and for one without an old or a new name."""
     tables = tomllib.loads(path.read_text())
+    everywhere = tables.pop("scope", ())
     if unknown := set(tables) - {*KINDS, "module"}:
         raise ValueError(f"{path} has tables that are no kind of rename: {sorted(unknown)}")
     modules = {str(each["old"]): str(each["new"]) for each in tables.get("module", [])}
-    rules = []
+    rules = list[Rule]()
     for kind in KINDS:
         for each in tables.get(kind, []):
             if set(each) - {"old", "new", "scope", "within"} or not (each.get("old") and each.get("new")):
                 raise ValueError(f"{path}: [[{kind}]] {each} needs old and new, and knows scope and within")
-            rules.append(Rule(kind, each["old"], each["new"], tuple(each.get("scope", ())), each.get("within", "")))
+            scope = tuple(each.get("scope", everywhere))
+            kinds = ("name", "attribute") if kind == "identifier" else (kind,)
+            rules.extend(Rule(one, each["old"], each["new"], scope, each.get("within", "")) for one in kinds)
     return RenameMap(modules, tuple(rules))
 
 
