@@ -18,7 +18,7 @@ from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.puts import MAX_FRAME_BYTES
 from quire_kvstore.tiers.make_tiers import make_tiers
-from quire_kvstore.tiers.redis_medium import redis_key
+from quire_kvstore.tiers.redis_backend import redis_key
 
 if TYPE_CHECKING:
     from bench.kvstore.pages import Pages
@@ -55,7 +55,7 @@ class StoreArm:
             self._put_part(pages, part)
         self._store.flush(LIMIT_S)
         took_s = time.perf_counter() - begin
-        below = [tier for tier in self._store.stats().tiers if tier.medium != "ram"]
+        below = [tier for tier in self._store.stats().tiers if tier.name != "ram"]
         if any(tier.figures.dropped or tier.figures.errors or tier.figures.corrupt for tier in below):
             raise SystemExit(f"pages did not reach the tier: {below}")
         return took_s

@@ -19,7 +19,7 @@ from redis import Redis
 
 from quire.models import find_model
 from quire_common.pages import HEADER_BYTES, PageExtras, PageHeader, PageKey, PageRun, chain_hashes, frame_page
-from quire_kvstore.tiers.redis_medium import PREFIX
+from quire_kvstore.tiers.redis_backend import PREFIX
 from tests.chaos.spoil import spoil_memory
 from tests.chaos.tier_rig import TierRig, prompts, tier
 from tests.contract.kvstore_process import Connection, KvstoreProcess

@@ -97,8 +97,8 @@ def test_a_byte_that_went_bad_in_memory_is_a_miss_and_counted_and_gone(
     with mover_side(running.address, choice) as mover:
         mover.store(A)
         lease = mover.look_up(A)
-        offsets = running.service.store.places(lease)[1]
-        with running.service.store._tier._arena.view(offsets[3], HEADER_BYTES + PAGE_BYTES) as view:
+        offsets = running.service.store.page_locations(lease)[1]
+        with running.service.store._ram._arena.view(offsets[3], HEADER_BYTES + PAGE_BYTES) as view:
             view[place] ^= 0x10
         assert mover.load(A, lease) == 3
         assert running.client.lookup(A, pin=False).pages == 3
@@ -120,18 +120,18 @@ def test_a_byte_that_goes_bad_while_its_page_is_sent_is_a_miss_and_counted_and_g
     ):
         mover.store(A)
         lease, store = mover.look_up(A), running.service.store
-        offset, look = store.places(lease)[1][3], store.check
+        offset, look = store.page_locations(lease)[1][3], store.verify_page
         spoilt: list[int] = []
 
         def look_and_spoil(lease_id: bytes, index: int) -> bool:
             intact = look(lease_id, index)
             if index == 3 and not spoilt:
                 spoilt.append(index)
-                with store._tier._arena.view(offset, HEADER_BYTES + page_bytes) as view:
+                with store._ram._arena.view(offset, HEADER_BYTES + page_bytes) as view:
                     view[-1] ^= 0x10
             return intact
 
-        monkeypatch.setattr(store, "check", look_and_spoil)
+        monkeypatch.setattr(store, "verify_page", look_and_spoil)
         assert mover.load(A, lease) == 3 and spoilt
         assert store.stats().counts.corrupt == 1
         assert running.client.lookup(A, pin=False).pages == 3

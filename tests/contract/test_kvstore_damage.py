@@ -28,7 +28,7 @@ def test_a_page_damaged_on_its_way_is_refused_and_the_others_stay(running: Runni
 
 def test_a_page_damaged_in_memory_is_a_miss_once_and_then_gone(running: Running) -> None:
     running.put(A)
-    tier = running.service.store._tier
+    tier = running.service.store._ram
     page = tier.get(A.key(1))
     assert page is not None
     with tier.view(page) as view:
@@ -50,7 +50,7 @@ def test_a_page_damaged_in_memory_is_a_miss_once_and_then_gone(running: Running)
 def test_a_page_that_a_reader_found_wrong_is_looked_at_and_wanted_again_if_it_is(running: Running) -> None:
     running.put(A)
     lookup = running.client.lookup(A)
-    tier = running.service.store._tier
+    tier = running.service.store._ram
     page = tier.get(A.key(1))
     assert page is not None
     assert running.client.check(lookup.lease, 1), "it was the way, or the reader"

@@ -155,7 +155,7 @@ def test_a_page_that_its_reader_doubts_is_looked_at(running: Running) -> None:
         for client in (tcp, unix):
             client.send(Kind.DAMAGED, page=3)
             assert client.answer()[0].page == 1, "it is intact: the fault was on the way"
-        arena = running.service.store._tier._arena
+        arena = running.service.store._ram._arena
         with arena.view(told.offsets[3], FRAMED_BYTES) as view:
             view[500] ^= 1
         unix.send(Kind.DAMAGED, page=3)

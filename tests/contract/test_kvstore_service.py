@@ -184,7 +184,7 @@ def test_a_client_that_dies_in_mid_put_leaves_nothing(running: Running) -> None:
     assert running.client.lookup(A, pin=False).pages == 0
     eventually(lambda: running.service.store.stats().pending_bytes == 0)
     assert running.put(A) == 8, "the pages are wanted again"
-    eventually(lambda: len(running.service._transfers) == 0)
+    eventually(lambda: len(running.service._stream_limiter) == 0)
 
 
 def test_a_failing_source_releases_its_put_at_once(running: Running, caplog: pytest.LogCaptureFixture) -> None:
@@ -260,10 +260,10 @@ def test_leases_transfers_and_watchers_are_bounded() -> None:
         running.client.release(leases[0])
         begun = begin(running, B)
         stalled = running.stub.Put.future(stall(begun.lease))
-        eventually(lambda: len(running.service._transfers) == 1)
+        eventually(lambda: len(running.service._stream_limiter) == 1)
         assert refusal(lambda: list(running.client.get_pages(leases[1]))).code == "TOO_MANY_TRANSFERS"
         assert isinstance(refusal(stalled.result), QuireError), "a stalled stream is cut off in the end"
-        eventually(lambda: len(running.service._transfers) == 0)
+        eventually(lambda: len(running.service._stream_limiter) == 0)
         assert len(list(running.client.get_pages(leases[1]))) == 8
         watching = running.stub.Watch(common_pb2.WatchPagesRequest())
         next(watching)

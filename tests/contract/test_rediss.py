@@ -12,7 +12,7 @@ import pytest
 from quire_common.discovery import Endpoint, make_discovery
 from quire_common.errors import Unavailable
 from quire_kvstore.tiers.redis_address import RedisAddress
-from quire_kvstore.tiers.redis_wire import RedisLost, RedisWire
+from quire_kvstore.tiers.redis_connection import RedisConnection, RedisConnectionLost
 from quire_router.http.responses.store import RedisStore
 from quire_router.limits.bucket import Levels
 from quire_router.limits.shared_buckets import FAILURES, SharedBuckets
@@ -46,20 +46,20 @@ def wrong_urls(server: RedisServer, tmp_path: Path) -> list[str]:
 
 
 def test_a_kvstores_pages_travel_by_tls(server: RedisServer) -> None:
-    wire = RedisWire(RedisAddress.parse(server.url), LIMIT_S)
+    wire = RedisConnection(RedisAddress.parse(server.url), LIMIT_S)
     for size in (0, 5000, 1 << 14, (1 << 21) + 7):
         value = memoryview(bytes(index % 251 for index in range(997)) * (size // 997 + 1))[:size]
-        assert wire.ask([(b"SET", b"key", value, b"EX", b"60"), (b"STRLEN", b"key")]) == [b"OK", size]
+        assert wire.execute([(b"SET", b"key", value, b"EX", b"60"), (b"STRLEN", b"key")]) == [b"OK", size]
         into = memoryview(bytearray(size))
         wire.send([(b"GET", b"key")])
-        assert wire.answer(into) == size and into == value
+        assert wire.read_reply(into) == size and into == value
     wire.close()
 
 
 def test_a_kvstore_says_nothing_to_who_is_not_vouched_for(server: RedisServer, wrong_urls: list[str]) -> None:
     for url in wrong_urls:
-        with pytest.raises(RedisLost) as lost:
-            RedisWire(RedisAddress.parse(url), LIMIT_S)
+        with pytest.raises(RedisConnectionLost) as lost:
+            RedisConnection(RedisAddress.parse(url), LIMIT_S)
         assert isinstance(lost.value.__cause__, ssl.SSLCertVerificationError) is url.startswith("rediss:")
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire_common.pages import HEADER_BYTES, PageExtras, PageKey, PageRun, chain_hashes
-from quire_kvstore import page_store, put_desk
+from quire_kvstore import page_store, put_manager
 from quire_scheduler.core.replica import Replica
 from quire_scheduler.kv import kv_traffic, page_identity, prefix_cache
 from quire_scheduler.kv.offload import Offload
@@ -124,7 +124,7 @@ def keys_without_group(patch: MonkeyPatch) -> None:
 def rot_not_seen_by_the_store(patch: MonkeyPatch) -> None:
     """The kvstore keeps what came, and hands out what it has. This one alone is no rule of exactness: the worker looks
     too."""
-    for module in (page_store, put_desk):
+    for module in (page_store, put_manager):
         patch.setattr(module, "is_intact", lambda framed, key, checksum=None: True)
 
 

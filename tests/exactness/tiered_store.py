@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.exactness.virtual_kvstore import StoreWeather
 
 # Pages are spoiled on purpose, which would fill the log.
-for _name in ("quire_worker.mover.carrier", "quire_kvstore.page_store", "quire_kvstore.put_desk"):
+for _name in ("quire_worker.mover.carrier", "quire_kvstore.page_store", "quire_kvstore.put_manager"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 _FRAME_BYTES = 1 << 16
 _LEASE_MS = 30_000
@@ -149,8 +149,9 @@ class TieredStore(VirtualStore):
                 framed += part
             yield index, self._spoiled(framed, "get")
 
-    def check(self, lease: bytes, index: int, context: object) -> bool:
-        return self._store.check(lease, index)
+    def verify_page(self, lease: bytes, index: int, context: object) -> bool:
+        """See KvClient."""
+        return self._store.verify_page(lease, index)
 
     def _run(self, lookup: Lookup) -> PageRun:
         return PageRun(self._kept.namespace, 0, lookup.hashes)

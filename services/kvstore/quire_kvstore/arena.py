@@ -19,7 +19,7 @@ import os
 import secrets
 import struct
 
-from quire_kvstore.slabs import Slabs
+from quire_kvstore.slab_allocator import SlabAllocator
 
 HEAD_BYTES = 512
 # In <linux/fcntl.h>; Python's fcntl does not know it.
@@ -38,7 +38,7 @@ class Arena:
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
-        self._slabs = Slabs(capacity_bytes)
+        self._slabs = SlabAllocator(capacity_bytes)
         fd = os.memfd_create("quire-kvstore-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, capacity_bytes)
@@ -67,7 +67,7 @@ class Arena:
 
     def allocate(self, size: int) -> int | None:
         """The offset of room for a page, with a generation of its own; None where there is none."""
-        slab = self._slabs.take(self.footprint(size))
+        slab = self._slabs.allocate(self.footprint(size))
         if slab is None:
             return None
         _GENERATION.pack_into(self._view, slab + HEAD_BYTES - _GENERATION_AT, self._next_generation)
@@ -77,7 +77,7 @@ class Arena:
     def free(self, offset: int) -> None:
         """Take a page's room back; raises KeyError if there is none."""
         slab = offset - HEAD_BYTES
-        self._slabs.give_back(slab)
+        self._slabs.free(slab)
         _GENERATION.pack_into(self._view, offset - _GENERATION_AT, 0)
 
     def generation(self, offset: int) -> int:

@@ -44,29 +44,29 @@ class Watcher:
         return self._closed
 
     @property
-    def knows_all(self) -> bool:
+    def is_current(self) -> bool:
         """Whether it has missed nothing so far."""
         return self.at == self._feed.sequence
 
-    def next(self, pause_s: float = 0.0) -> list[PageChange] | None:
+    def wait_for_changes(self, pause_s: float = 0.0) -> list[PageChange] | None:
         """Let `pause_s` pass, then wait for changes. None: the tail does not reach back so far, or it is closed."""
         feed = self._feed
-        with feed.wake:
+        with feed.changed:
             if pause_s > 0:
-                feed.wake.wait_for(lambda: self._closed, pause_s)
-            feed.wake.wait_for(lambda: self._closed or self.at != feed.sequence)
-            changes = None if self._closed else feed.after(self.at)
+                feed.changed.wait_for(lambda: self._closed, pause_s)
+            feed.changed.wait_for(lambda: self._closed or self.at != feed.sequence)
+            changes = None if self._closed else feed.changes_after(self.at)
             if changes:
                 self.at = changes[-1].sequence
             return changes
 
     def close(self) -> None:
         """End it; callable from any thread, also more than once."""
-        with self._feed.wake:
+        with self._feed.changed:
             self._closed = True
-            self._feed.wake.notify_all()
+            self._feed.changed.notify_all()
 
-    def restart(self) -> int:
+    def start_snapshot(self) -> int:
         """A snapshot is taken now; returns the number that it stands for."""
         self.at = self._feed.sequence
         return self.at
@@ -77,7 +77,7 @@ class PageFeed:
 
     def __init__(self, max_watchers: int, tail: int) -> None:
         self.sequence = 0
-        self.wake = threading.Condition()
+        self.changed = threading.Condition()
         self._max_watchers = max_watchers
         self._watchers: list[Watcher] = []
         self._changes: deque[PageChange] = deque(maxlen=tail)
@@ -91,19 +91,19 @@ class PageFeed:
     ) -> None:
         """Number a change and let everybody know."""
         if stored or removed:
-            with self.wake:
+            with self.changed:
                 self.sequence += 1
                 self._changes.append(PageChange(self.sequence, tuple(stored), tuple(parents), tuple(removed)))
-                self.wake.notify_all()
+                self.changed.notify_all()
 
-    def renew(self) -> None:
+    def force_snapshots(self) -> None:
         """More has changed than can be told one by one: everybody takes a new snapshot."""
-        with self.wake:
+        with self.changed:
             self.sequence += 1
             self._changes.clear()
-            self.wake.notify_all()
+            self.changed.notify_all()
 
-    def after(self, at: int) -> list[PageChange] | None:
+    def changes_after(self, at: int) -> list[PageChange] | None:
         """Changes later than `at`; None where the tail does not reach back so far. Called with `wake` held."""
         if at == self.sequence:
             return []
@@ -111,7 +111,7 @@ class PageFeed:
             return None
         return list(islice(self._changes, at + 1 - self._changes[0].sequence, None))
 
-    def open(self, at: int = -1) -> Watcher:
+    def add_watcher(self, at: int = -1) -> Watcher:
         """A watcher that goes on behind change `at`; raises Overloaded."""
         if len(self._watchers) >= self._max_watchers:
             raise Overloaded(
@@ -126,7 +126,7 @@ class PageFeed:
         self._watchers.append(watcher)
         return watcher
 
-    def drop(self, watcher: Watcher) -> None:
+    def remove_watcher(self, watcher: Watcher) -> None:
         """The peer has gone."""
         if watcher in self._watchers:
             self._watchers.remove(watcher)

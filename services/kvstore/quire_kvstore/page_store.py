@@ -19,14 +19,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from quire_common.errors import InvalidArgument, NotFound, TooLarge
-from quire_kvstore.ladder import Ladder
 from quire_kvstore.leases import Lease, LeaseTable
 from quire_kvstore.page_feed import PageFeed
-from quire_kvstore.put_desk import PutDesk, Room, is_intact
+from quire_kvstore.put_manager import PageBuffer, PutManager, is_intact
 from quire_kvstore.puts import MAX_FRAME_BYTES, Put
-from quire_kvstore.ram_tier import MEDIUM, RamPage, RamTier
-from quire_kvstore.store_stats import FoundCounts, StoreCounts, StoreStats, TierPicture
-from quire_kvstore.tiers.medium import TierFigures
+from quire_kvstore.ram_tier import RAM, RamPage, RamTier
+from quire_kvstore.store_stats import LookupCounts, StoreCounts, StoreStats, TierStats
+from quire_kvstore.tier_manager import TierManager
+from quire_kvstore.tiers.backend import TierFigures
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -42,11 +42,11 @@ _CLOSE_LIMIT_S = 5.0
 
 
 @dataclass(frozen=True)
-class Pinned:
+class PinnedPages:
     """What a lookup's lease holds. `medium` is the slowest that a page had to come from."""
 
     pages: tuple[RamPage, ...]
-    medium: str
+    slowest_tier: str
 
 
 class PutOffer(NamedTuple):
@@ -54,7 +54,7 @@ class PutOffer(NamedTuple):
     pages, from the first on, are here, on their way or wanted; for the next there was no room."""
 
     wanted: list[int]
-    lease: Lease[Pinned | Put] | None
+    lease: Lease[PinnedPages | Put] | None
     admitted: int
 
 
@@ -69,31 +69,31 @@ class PageStore:
     ) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._tier = RamTier(config.ram_bytes, config.ram_policy)
-        self._leases: LeaseTable[Pinned | Put] = LeaseTable(
+        self._ram = RamTier(config.ram_bytes, config.ram_policy)
+        self._leases: LeaseTable[PinnedPages | Put] = LeaseTable(
             config.max_leases, config.default_lease_ms, config.max_lease_ms, clock
         )
         self._feed = PageFeed(config.max_watchers, config.watch_queue)
         self._tiers = tiers
-        self._ladder = Ladder(self._lock, self._tier, self._feed, tiers, config.max_prefetches)
+        self._tier_manager = TierManager(self._lock, self._ram, self._feed, tiers, config.max_prefetches)
         self._counts = StoreCounts()
-        self._found = FoundCounts((MEDIUM, *(tier.medium.name for tier in tiers)))
-        self._puts = PutDesk(config, self._lock, self._tier, self._ladder, self._counts, self._put)
+        self._lookup_counts = LookupCounts((RAM, *(tier.backend.name for tier in tiers)))
+        self._puts = PutManager(config, self._lock, self._ram, self._tier_manager, self._counts, self._find_put)
         self._draining = False
 
     @property
     def watched(self) -> bool:
         """Whether those who watch are told of all that lookups find: not of what others put in a shared tier."""
-        return all(tier.medium.local for tier in self._tiers)
+        return all(tier.backend.local for tier in self._tiers)
 
     def start(self) -> None:
         """Open the tiers below memory; one that cannot be opened is done without."""
         for tier in self._tiers:
-            tier.start(self._ladder)
+            tier.start(self._tier_manager)
 
     def lookup(
         self, run: PageRun, lease_ms: int, *, pin: bool, wait_s: float | None = None
-    ) -> tuple[int, Lease[Pinned | Put] | None]:
+    ) -> tuple[int, Lease[PinnedPages | Put] | None]:
         """Length of the longest prefix that is here, and the lease that keeps it; no lease if nothing was found.
 
         Pages of the tiers below are waited for, `wait_s` or the configured time; what has come by then counts.
@@ -106,18 +106,20 @@ class PageStore:
             if self._draining:
                 return 0, None
             if not pin:
-                return next((i for i, key in enumerate(keys) if not self._ladder.has(key)), len(keys)), None
-            prefetch = self._ladder.gather(keys, wait_s)
-            held = self._ladder.end(prefetch)
+                return next((i for i, key in enumerate(keys) if not self._tier_manager.has_page(key)), len(keys)), None
+            prefetch = self._tier_manager.fetch_prefix(keys, wait_s)
+            held = self._tier_manager.end_prefetch(prefetch)
             lease = None
             try:
                 if held and not self._draining:
-                    lease = self._leases.grant(Pinned(tuple(held), self._found.slowest(prefetch, len(held))), lease_ms)
+                    lease = self._leases.grant(
+                        PinnedPages(tuple(held), self._lookup_counts.slowest_tier(prefetch, len(held))), lease_ms
+                    )
             finally:
                 if lease is None:
-                    self._tier.unpin(held)
+                    self._ram.unpin(held)
             found = len(held) if lease else 0
-            self._found.count(prefetch, found)
+            self._lookup_counts.count(prefetch, found)
             self._counts.hits += found
             self._counts.misses += len(keys) - found
             return found, lease
@@ -125,46 +127,46 @@ class PageStore:
     def read(self, lease_id: bytes, index: int, offset: int, size: int) -> tuple[bytes, bool]:
         """A copy of a part of a pinned page, and whether it is its last; raises NotFound as soon as the lease has
         expired, and where the page has gone bad in memory, which is looked at when its first part is read."""
-        if offset == 0 and not self.check(lease_id, index):
+        if offset == 0 and not self.verify_page(lease_id, index):
             raise NotFound("PAGE_LOST", "A page of the lease went bad in memory.", "Treat it as a miss.")
-        with self.reading(lease_id, index) as framed:
+        with self.page_view(lease_id, index) as framed:
             return bytes(framed[offset : offset + size]), offset + size >= len(framed)
 
     @contextlib.contextmanager
-    def reading(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
+    def page_view(self, lease_id: bytes, index: int) -> Iterator[memoryview]:
         """The bytes of a pinned page, which stay as they are meanwhile, also where the lease ends; raises NotFound."""
         with self._lock:
-            page = self._pinned(lease_id).pages[index]
-            self._tier.lend(page)
+            page = self._find_pinned(lease_id).pages[index]
+            self._ram.acquire_page(page)
         try:
-            with self._tier.view(page) as framed:
+            with self._ram.view(page) as framed:
                 yield framed
         finally:
             with self._lock:
-                self._tier.give_back(page)
+                self._ram.release_page(page)
 
-    def check(self, lease_id: bytes, index: int) -> bool:
+    def verify_page(self, lease_id: bytes, index: int) -> bool:
         """Whether a pinned page is what its key says; one that is not is dropped and counted. Raises NotFound."""
         with self._lock:
-            page = self._pinned(lease_id).pages[index]
-        with self.reading(lease_id, index) as framed:
+            page = self._find_pinned(lease_id).pages[index]
+        with self.page_view(lease_id, index) as framed:
             intact = not page.dropped and is_intact(framed, page.key)
         if not intact:
             with self._lock:
-                self._ladder.drop(page)
+                self._tier_manager.drop_damaged(page)
         return intact
 
-    def places(self, lease_id: bytes) -> tuple[Lease[Pinned | Put], list[int], list[int]]:
+    def page_locations(self, lease_id: bytes) -> tuple[Lease[PinnedPages | Put], list[int], list[int]]:
         """The lease itself, and offset and generation of each of its pages in the arena; raises NotFound."""
         with self._lock:
-            pages = self._pinned(lease_id).pages
-            generations = [self._tier.generation(page) for page in pages]
+            pages = self._find_pinned(lease_id).pages
+            generations = [self._ram.generation(page) for page in pages]
             return self._leases.find(lease_id), [page.offset for page in pages], generations
 
-    def readable(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
+    def readable_indices(self, lease_id: bytes, indices: Sequence[int]) -> Sequence[int]:
         """The indices that a read may ask for, all if none is given; raises NotFound, InvalidArgument."""
         with self._lock:
-            count = len(self._pinned(lease_id).pages)
+            count = len(self._find_pinned(lease_id).pages)
         for index in indices:
             if not 0 <= index < count:
                 raise InvalidArgument(
@@ -177,14 +179,14 @@ class PageStore:
         if start >= self._config.ram_bytes:
             return False
         try:
-            self._tier.populate(start, size)
+            self._ram.populate(start, size)
         except OSError:
             return False
         return True
 
-    def share(self) -> int | None:
+    def shareable_fd(self) -> int | None:
         """See RamTier."""
-        return self._tier.share()
+        return self._ram.shareable_fd()
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
         """Say which pages are wanted.
@@ -213,30 +215,30 @@ class PageStore:
         if len(part) > MAX_FRAME_BYTES:
             message = f"A frame has {len(part)} bytes, more than {MAX_FRAME_BYTES}."
             raise InvalidArgument("BAD_PUT_FRAME", message, "Send frames of at most 1 MiB.")
-        with self.writing(lease_id, index, offset, len(part)) as room:
-            room.view[:] = part
+        with self.page_buffer(lease_id, index, offset, len(part)) as buffer:
+            buffer.view[:] = part
 
-    def writing(
+    def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
-    ) -> contextlib.AbstractContextManager[Room]:
+    ) -> contextlib.AbstractContextManager[PageBuffer]:
         """See PutDesk."""
-        return self._puts.writing(lease_id, index, offset, size)
+        return self._puts.page_buffer(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:
         """How many of a put's pages have come whole; raises NotFound."""
         with self._lock:
-            put = self._put(lease_id)
+            put = self._find_put(lease_id)
             return sum(put.complete(index) for index in put.offsets)
 
     def commit(self, lease_id: bytes) -> tuple[int, int]:
         """End a put; returns how many pages became visible and how many were refused. Raises NotFound."""
         with self._lock:
-            put = self._put(lease_id)
+            put = self._find_put(lease_id)
             self._leases.end(lease_id)
             stored = self._puts.finish(put, publish=True)
             return stored, len(put.offsets) - stored
 
-    def key_of(self, handle: bytes) -> tuple[bytes, bytes] | None:
+    def lease_key_of(self, handle: bytes) -> tuple[bytes, bytes] | None:
         """Name and key of the living lease with this handle (see quire_common.kv_data)."""
         with self._lock:
             lease = self._leases.by_handle(handle)
@@ -251,7 +253,7 @@ class PageStore:
         """End leases; unknown ones are none. Returns how many ended."""
         with self._lock:
             ended = [lease for lease_id in lease_ids if (lease := self._leases.end(lease_id))]
-            self._let_go(ended)
+            self._end_leases(ended)
             return len(ended)
 
     def sweep(self) -> None:
@@ -262,35 +264,35 @@ class PageStore:
     def open_watch(self, at: int = -1) -> Watcher:
         """A watcher; raises Overloaded. Without `at`, call `snapshot` before `next`; in the end `close_watch`."""
         with self._lock:
-            return self._feed.open(at)
+            return self._feed.add_watcher(at)
 
     def snapshot(self, watcher: Watcher) -> tuple[int, dict[str, list[PageKey]]]:
         """Sequence number and all pages of this instance by medium; the watcher goes on from there."""
         with self._lock:
-            return watcher.restart(), self._ladder.held()
+            return watcher.start_snapshot(), self._tier_manager.held_keys()
 
     def close_watch(self, watcher: Watcher) -> None:
         """The peer has gone."""
         with self._lock:
-            self._feed.drop(watcher)
+            self._feed.remove_watcher(watcher)
 
     def stats(self) -> StoreStats:
         """Counts and fill."""
         with self._lock:
             self._expire()
             puts = sum(isinstance(lease.held, Put) for lease in self._leases)
-            counts = dataclasses.replace(self._counts, corrupt=self._counts.corrupt + self._ladder.damaged_pages)
+            counts = dataclasses.replace(self._counts, corrupt=self._counts.corrupt + self._tier_manager.damaged_pages)
             return StoreStats(
                 counts,
-                len(self._tier),
-                self._tier.used_bytes,
-                self._tier.capacity_bytes,
-                self._tier.evictions,
+                len(self._ram),
+                self._ram.used_bytes,
+                self._ram.capacity_bytes,
+                self._ram.evictions,
                 len(self._leases) - puts,
                 puts,
                 self._puts.pending_bytes,
                 len(self._feed),
-                (self._picture(counts), *(self._found.picture(tier.medium) for tier in self._tiers)),
+                (self._ram_stats(counts), *(self._lookup_counts.tier_stats(tier.backend) for tier in self._tiers)),
             )
 
     def drain(self) -> None:
@@ -311,8 +313,8 @@ class PageStore:
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:
             self._feed.close()
-            if self._puts.wait_quiet(_CLOSE_LIMIT_S) and all(ended):
-                self._tier.close()
+            if self._puts.wait_for_writers(_CLOSE_LIMIT_S) and all(ended):
+                self._ram.close()
 
     def check_integrity(self) -> None:
         """Everything agrees: pins with leases, memory with pages and puts, bounds with what they bound."""
@@ -327,8 +329,8 @@ class PageStore:
                 else:
                     for page in lease.held.pages:
                         pins[page] = pins.get(page, 0) + 1
-            self._tier.check_integrity(pins, self._puts.check_integrity(puts) | self._ladder.reserved())
-            self._ladder.check_integrity()
+            self._ram.check_integrity(pins, self._puts.check_integrity(puts) | self._tier_manager.load_buffers())
+            self._tier_manager.check_integrity()
             assert len(self._leases) <= self._config.max_leases
 
     def _keys(self, run: PageRun) -> tuple[PageKey, ...]:
@@ -341,36 +343,36 @@ class PageStore:
             )
         return run.keys()
 
-    def _picture(self, counts: StoreCounts) -> TierPicture:
-        figures = self._found.of(
-            MEDIUM,
+    def _ram_stats(self, counts: StoreCounts) -> TierStats:
+        figures = self._lookup_counts.with_lookups(
+            RAM,
             TierFigures(
                 stored=counts.stored,
                 corrupt=counts.corrupt,
                 dropped=counts.refused,
-                evictions=self._tier.evictions,
+                evictions=self._ram.evictions,
             ),
         )
-        return TierPicture(MEDIUM, len(self._tier), self._tier.used_bytes, self._tier.capacity_bytes, True, figures)
+        return TierStats(RAM, len(self._ram), self._ram.used_bytes, self._ram.capacity_bytes, True, figures)
 
     def _expire(self) -> None:
-        self._let_go(self._leases.expire())
+        self._end_leases(self._leases.expire())
 
-    def _let_go(self, ended: Sequence[Lease[Pinned | Put]]) -> None:
+    def _end_leases(self, ended: Sequence[Lease[PinnedPages | Put]]) -> None:
         for lease in ended:
             if isinstance(lease.held, Put):
                 self._puts.finish(lease.held, publish=False)
             else:
-                self._tier.unpin(lease.held.pages)
+                self._ram.unpin(lease.held.pages)
 
-    def _pinned(self, lease_id: bytes) -> Pinned:
+    def _find_pinned(self, lease_id: bytes) -> PinnedPages:
         held = self._leases.find(lease_id).held
         if isinstance(held, Put):
             raise NotFound("LEASE_UNKNOWN", "The lease is a put's.", "Look the pages up.", param="lease")
         return held
 
-    def _put(self, lease_id: bytes) -> Put:
+    def _find_put(self, lease_id: bytes) -> Put:
         held = self._leases.find(lease_id).held
-        if isinstance(held, Pinned):
+        if isinstance(held, PinnedPages):
             raise NotFound("LEASE_UNKNOWN", "The lease is a lookup's.", "Begin a put.", param="lease")
         return held

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire.v1 import common_pb2
 from quire_common.page_events import FRAME_PAGES, joined
-from quire_kvstore.ram_tier import MEDIUM
+from quire_kvstore.ram_tier import RAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,12 +35,12 @@ def watch_pages(
         if not context.add_callback(watcher.close):
             return
         sent_s = time.monotonic()
-        if resumes and watcher.knows_all:
+        if resumes and watcher.is_current:
             yield common_pb2.PageEvents(epoch=epoch, sequence=watcher.at)
         while not watcher.closed:
             if watcher.at < 0:
                 yield from _snapshot(epoch, *store.snapshot(watcher))
-            while (changes := watcher.next(sent_s + interval_s - time.monotonic())) is not None:
+            while (changes := watcher.wait_for_changes(sent_s + interval_s - time.monotonic())) is not None:
                 since_s, sent_s = sent_s, time.monotonic()
                 # They came after the last frame: that is all that is known, and little is waited beyond `interval_s`.
                 age_us = int(min(sent_s - since_s, interval_s) * 1e6)
@@ -55,18 +55,18 @@ def _snapshot(
 ) -> Iterator[common_pb2.PageEvents]:
     """At least one frame, also of nothing: it tells the watcher that it is complete."""
     frames = [
-        (medium, keys[start : start + FRAME_PAGES])
-        for medium, keys in held.items()
+        (tier, keys[start : start + FRAME_PAGES])
+        for tier, keys in held.items()
         for start in range(0, len(keys), FRAME_PAGES)
-    ] or [(MEDIUM, [])]
-    for number, (medium, part) in enumerate(frames, 1):
+    ] or [(RAM, [])]
+    for number, (tier, part) in enumerate(frames, 1):
         yield common_pb2.PageEvents(
             epoch=epoch,
             sequence=sequence,
             snapshot=True,
             snapshot_complete=number == len(frames),
             stored=[
-                common_pb2.StoredPages(namespace=namespace, group=group, hashes=hashes, medium=medium)
+                common_pb2.StoredPages(namespace=namespace, group=group, hashes=hashes, medium=tier)
                 for (namespace, group), hashes in _by_pool(part).items()
             ],
         )
@@ -77,7 +77,7 @@ def _change(epoch: common_pb2.Epoch, change: PageChange, age_us: int) -> common_
     last = b""
     for key, parent in zip(change.stored, change.parents, strict=True):
         if not events.stored or parent != last:
-            events.stored.add(namespace=key.namespace, group=key.group, parent=parent, medium=MEDIUM)
+            events.stored.add(namespace=key.namespace, group=key.group, parent=parent, medium=RAM)
         events.stored[-1].hashes.append(key.hash)
         last = key.hash
     for (namespace, group), hashes in _by_pool(change.removed).items():

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from quire_kvstore.tiers.medium import PageJob
+from quire_kvstore.tiers.backend import PageJob
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,13 +33,13 @@ class Prefetch:
         self.outstanding = 0
         self.closed = False
         self.pages: dict[int, RamPage] = {}
-        self.media: dict[int, str] = {}
+        self.tier_names: dict[int, str] = {}
         self.ready = 0
         """How many pages are here, from the first on."""
         self._limit = len(keys)
 
     @property
-    def hungry(self) -> bool:
+    def has_next(self) -> bool:
         """Whether there is more to be looked at now."""
         return not self.closed and self.cursor < self._limit and self.outstanding < WINDOW
 
@@ -52,15 +52,15 @@ class Prefetch:
         """Whether this page would still be of use."""
         return not self.closed and index < self._limit
 
-    def settle(self, index: int, page: RamPage, medium: str) -> None:
+    def add_page(self, index: int, page: RamPage, tier_name: str) -> None:
         """A page is here, pinned for this lookup."""
         self.pages[index] = page
-        self.media[index] = medium
+        self.tier_names[index] = tier_name
         while self.ready in self.pages:
             self.ready += 1
         self.changed.notify_all()
 
-    def cut(self, index: int) -> None:
+    def truncate(self, index: int) -> None:
         """A page cannot be had: nothing after it is of use."""
         self._limit = min(self._limit, index)
         self.changed.notify_all()
@@ -87,7 +87,7 @@ class Load(PageJob):
         """Whether any lookup still has a use for it."""
         return any(prefetch.wants(index) for prefetch, index in self.waiters)
 
-    def leave(self) -> tuple[int, int]:
+    def release_buffer(self) -> tuple[int, int]:
         """Let go of the memory that it was given; returns its place and size."""
         assert self.view is not None, "it was given a place"
         size = len(self.view)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from quire_common.pages import PageKey
 
-MEDIUM = "ram"
+RAM = "ram"
 
 
 @dataclass(eq=False, slots=True)
@@ -30,7 +30,7 @@ class RamPage:
     offset: int
     size: int
     pins: int = 0
-    loans: int = 0
+    readers: int = 0
     hits: int = 0
     dropped: bool = False
 
@@ -43,8 +43,8 @@ class RamTier:
         self._pages: dict[PageKey, RamPage] = {}
         self._policy = make_policy(policy, capacity_bytes)
         self._evictable_bytes = 0
-        self._lent: dict[PageKey, RamPage] = {}
-        self._condemned: set[RamPage] = set()
+        self._being_read: dict[PageKey, RamPage] = {}
+        self._dropped_pages: set[RamPage] = set()
         self._evicted: list[PageKey] = []
         self.evictions = 0
 
@@ -92,21 +92,21 @@ class RamTier:
             if page.pins == 0 and not page.dropped:
                 self._policy.release(page.key)
                 self._evictable_bytes += Arena.footprint(page.size)
-            self._bury(page)
+            self._free_if_unused(page)
 
-    def lend(self, page: RamPage) -> None:
+    def acquire_page(self, page: RamPage) -> None:
         """Keep a visible page while it is copied, which is no use of it."""
-        page.loans += 1
-        self._lent[page.key] = page
+        page.readers += 1
+        self._being_read[page.key] = page
 
-    def give_back(self, page: RamPage) -> None:
+    def release_page(self, page: RamPage) -> None:
         """Undo one `lend`."""
-        page.loans -= 1
-        if page.loans == 0 and self._lent.get(page.key) is page:
-            del self._lent[page.key]
-        self._bury(page)
+        page.readers -= 1
+        if page.readers == 0 and self._being_read.get(page.key) is page:
+            del self._being_read[page.key]
+        self._free_if_unused(page)
 
-    def drop(self, page: RamPage) -> None:
+    def drop_page(self, page: RamPage) -> None:
         """Take a page away from those who look for it; nothing if that has been done."""
         if page.dropped:
             return
@@ -115,10 +115,10 @@ class RamTier:
         self._policy.discard(page.key)
         if page.pins == 0:
             self._evictable_bytes -= Arena.footprint(page.size)
-        if self._lent.get(page.key) is page:
-            del self._lent[page.key]
-        self._condemned.add(page)
-        self._bury(page)
+        if self._being_read.get(page.key) is page:
+            del self._being_read[page.key]
+        self._dropped_pages.add(page)
+        self._free_if_unused(page)
 
     def can_reserve(self, size: int) -> bool:
         """Whether there is memory for a page, counting what may be evicted; fragments may still prove it wrong."""
@@ -163,11 +163,11 @@ class RamTier:
         """See Arena."""
         self._arena.populate(start, size)
 
-    def share(self) -> int | None:
+    def shareable_fd(self) -> int | None:
         """A descriptor of all memory, for other processes to read pages from; None where it cannot be sealed."""
         return self._arena.fd
 
-    def take_evicted(self) -> list[PageKey]:
+    def take_evicted_keys(self) -> list[PageKey]:
         """What was evicted since the last call: for those who watch."""
         evicted, self._evicted = self._evicted, []
         return evicted
@@ -185,26 +185,26 @@ class RamTier:
         for key, page in self._pages.items():
             assert page.key == key and not page.dropped
             assert page.pins == pins.get(page, 0), "pins are what the leases hold"
-            assert (page.loans > 0) == (key in self._lent)
+            assert (page.readers > 0) == (key in self._being_read)
         assert set(evictable) == {key for key, page in self._pages.items() if not page.pins}, "exactly the unpinned"
-        for page in self._condemned:
+        for page in self._dropped_pages:
             assert page.dropped and page.pins == pins.get(page, 0), "pins are what the leases hold"
-            assert page.pins or page.loans, "nobody reads it: it should be gone"
-        assert set(pins) <= alive | self._condemned, "a pinned page has its memory"
-        footprints = [Arena.footprint(page.size) for page in alive | self._condemned]
+            assert page.pins or page.readers, "nobody reads it: it should be gone"
+        assert set(pins) <= alive | self._dropped_pages, "a pinned page has its memory"
+        footprints = [Arena.footprint(page.size) for page in alive | self._dropped_pages]
         pending = [Arena.footprint(size) for size in reserved.values()]
         assert self.used_bytes == sum(footprints) + sum(pending), "memory belongs to a page or is reserved"
         assert self._evictable_bytes == sum(Arena.footprint(self._pages[key].size) for key in evictable)
-        offsets = [page.offset for page in alive | self._condemned] + list(reserved)
+        offsets = [page.offset for page in alive | self._dropped_pages] + list(reserved)
         assert len(offsets) == len(set(offsets)), "no memory has two owners"
 
-    def _bury(self, page: RamPage) -> None:
-        if page.dropped and not page.pins and not page.loans and page in self._condemned:
-            self._condemned.remove(page)
+    def _free_if_unused(self, page: RamPage) -> None:
+        if page.dropped and not page.pins and not page.readers and page in self._dropped_pages:
+            self._dropped_pages.remove(page)
             self._arena.free(page.offset)
 
     def _evict(self) -> bool:
-        key = self._policy.evict(self._lent)
+        key = self._policy.evict(self._being_read)
         if key is None:
             return False
         page = self._pages.pop(key)

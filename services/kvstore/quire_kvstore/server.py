@@ -13,10 +13,10 @@ from quire_common.config import split_address
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.data_port import DataPort
 from quire_kvstore.page_store import PageStore
-from quire_kvstore.servicer import DataWays, KvStoreServicer
+from quire_kvstore.servicer import DataEndpoints, KvStoreServicer
 from quire_kvstore.store_metrics import StoreMetrics
+from quire_kvstore.stream_limiter import StreamLimiter
 from quire_kvstore.tiers.make_tiers import make_tiers
-from quire_kvstore.transfers import Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class KvstoreService:
     def __init__(self, config: KvstoreConfig) -> None:
         self.store = PageStore(config, tiers=make_tiers(config))
         self._config = config
-        self._transfers = Transfers(config.max_transfers, config.transfer_timeout_s)
+        self._stream_limiter = StreamLimiter(config.max_transfers, config.transfer_timeout_s)
         self._data = DataPort(config, split_address(config.listen, "--listen")[0], self.store)
         self._metrics = StoreMetrics()
         self._stopping = threading.Event()
@@ -54,8 +54,8 @@ class KvstoreService:
     def register(self, server: grpc.Server) -> Sequence[str]:
         """Put the KvStore contract on the server."""
         epoch = common_pb2.Epoch(boot_id=secrets.randbits(64), run=1)
-        ways = DataWays(self._data.arena, self._data.port)
-        servicer = KvStoreServicer(self.store, self._transfers, epoch, ways, self._config.prefetch_ms / 1000)
+        endpoints = DataEndpoints(self._data.arena, self._data.port)
+        servicer = KvStoreServicer(self.store, self._stream_limiter, epoch, endpoints, self._config.prefetch_ms / 1000)
         kvstore_pb2_grpc.add_KvStoreServicer_to_server(servicer, server)
         return [kvstore_pb2.DESCRIPTOR.services_by_name["KvStore"].full_name]
 
@@ -73,7 +73,7 @@ class KvstoreService:
         Leases are not waited for: a miss is cheap."""
         deadline = time.monotonic() + timeout_s
         self.store.drain()
-        self._transfers.drain(timeout_s)
+        self._stream_limiter.drain(timeout_s)
         self._data.drain(max(deadline - time.monotonic(), 0.0))
         self.store.flush(max(deadline - time.monotonic(), 0.0))
 
@@ -97,5 +97,5 @@ class KvstoreService:
     def _sweep(self) -> None:
         while not self._stopping.wait(self._config.sweep_s):
             self.store.sweep()
-            self._transfers.sweep()
+            self._stream_limiter.sweep()
             self._metrics.update(self.store.stats())

@@ -10,10 +10,10 @@ from quire.v1 import common_pb2, kvstore_pb2, kvstore_pb2_grpc
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument
 from quire_common.pages import PageRun
-from quire_kvstore.page_store import Pinned
+from quire_kvstore.page_store import PinnedPages
 from quire_kvstore.page_watch import watch_pages
 from quire_kvstore.puts import MAX_FRAME_BYTES
-from quire_kvstore.ram_tier import MEDIUM
+from quire_kvstore.ram_tier import RAM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     import grpc
 
     from quire_kvstore.page_store import PageStore
-    from quire_kvstore.store_stats import TierPicture
-    from quire_kvstore.transfers import Transfers
+    from quire_kvstore.store_stats import TierStats
+    from quire_kvstore.stream_limiter import StreamLimiter
 
 # Of the time that a caller leaves, the part that its lookup may wait for pages.
-_SHARE = 0.6
+_WAIT_SHARE = 0.6
 
 
 @dataclass(frozen=True)
-class DataWays:
+class DataEndpoints:
     """How pages travel beside gRPC: the arena's socket and the data port, empty and 0 where there is none."""
 
     arena: str = ""
     port: int = 0
 
 
-NO_DATA_WAYS = DataWays()
+NO_DATA_ENDPOINTS = DataEndpoints()
 
 
 class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
@@ -45,15 +45,15 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
     def __init__(
         self,
         store: PageStore,
-        transfers: Transfers,
+        stream_limiter: StreamLimiter,
         epoch: common_pb2.Epoch,
-        ways: DataWays = NO_DATA_WAYS,
+        endpoints: DataEndpoints = NO_DATA_ENDPOINTS,
         prefetch_s: float = 0.0,
     ) -> None:
         self._store = store
-        self._transfers = transfers
+        self._stream_limiter = stream_limiter
         self._epoch = epoch
-        self._ways = ways
+        self._endpoints = endpoints
         self._prefetch_s = prefetch_s
 
     def LookupAndPin(
@@ -64,28 +64,28 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         pages, lease = self._store.lookup(_run(request.keys), request.lease_ms, pin=not request.no_pin, wait_s=wait_s)
         if lease and not context.is_active():
             self._store.release([lease.id])  # nobody hears of it any more
-        medium = lease.held.medium if lease and isinstance(lease.held, Pinned) else MEDIUM
+        tier = lease.held.slowest_tier if lease and isinstance(lease.held, PinnedPages) else RAM
         response = kvstore_pb2.LookupAndPinResponse(
             pages=pages,
             lease=lease.id if lease else b"",
             epoch=self._epoch,
             lease_ms=lease.granted_ms if lease else 0,
-            medium=medium if pages else "",
+            medium=tier if pages else "",
             watched=self._store.watched,
         )
         if request.direct and lease:
-            self._say_how(response, lease.id)
+            self._fill_access(response, lease.id)
         response.elapsed_us = int((time.perf_counter() - started) * 1e6)
         return response
 
     def Attach(self, request: kvstore_pb2.AttachRequest, context: grpc.ServicerContext) -> kvstore_pb2.AttachResponse:
         response = kvstore_pb2.AttachResponse(epoch=self._epoch)
-        self._say_how(response, request.lease)
+        self._fill_access(response, request.lease)
         return response
 
     def Check(self, request: kvstore_pb2.CheckRequest, context: grpc.ServicerContext) -> kvstore_pb2.CheckResponse:
-        (index,) = self._store.readable(request.lease, [request.page])
-        return kvstore_pb2.CheckResponse(intact=self._store.check(request.lease, index))
+        (index,) = self._store.readable_indices(request.lease, [request.page])
+        return kvstore_pb2.CheckResponse(intact=self._store.verify_page(request.lease, index))
 
     def BeginPut(
         self, request: kvstore_pb2.BeginPutRequest, context: grpc.ServicerContext
@@ -98,8 +98,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
             lease=lease.id,
             lease_key=lease.key,
             epoch=self._epoch,
-            arena=self._ways.arena,
-            data_port=self._ways.port,
+            arena=self._endpoints.arena,
+            data_port=self._endpoints.port,
             admitted=admitted,
         )
 
@@ -107,7 +107,7 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         self, request_iterator: Iterator[kvstore_pb2.PutFrame], context: grpc.ServicerContext
     ) -> kvstore_pb2.PutResponse:
         lease = b""
-        with self._transfers.track(context):
+        with self._stream_limiter.track(context):
             for frame in request_iterator:
                 lease = lease or frame.lease or _no_lease()
                 self._store.write(lease, frame.page, frame.offset, frame.data)
@@ -120,8 +120,8 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
         return kvstore_pb2.CommitPutResponse(stored=stored, refused=refused)
 
     def Get(self, request: kvstore_pb2.GetRequest, context: grpc.ServicerContext) -> Iterator[kvstore_pb2.GetFrame]:
-        indices = self._store.readable(request.lease, i32(request.pages, "pages").tolist())
-        with self._transfers.track(context):
+        indices = self._store.readable_indices(request.lease, i32(request.pages, "pages").tolist())
+        with self._stream_limiter.track(context):
             for index in indices:
                 offset, last = 0, False
                 while not last:
@@ -149,32 +149,32 @@ class KvStoreServicer(kvstore_pb2_grpc.KvStoreServicer):
             tiers=[_tier_stats(tier) for tier in stats.tiers],
             leases=stats.leases,
             pending_puts=stats.pending_puts,
-            arena=self._ways.arena,
-            data_port=self._ways.port,
+            arena=self._endpoints.arena,
+            data_port=self._endpoints.port,
         )
 
-    def _say_how(
+    def _fill_access(
         self, response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse, lease_id: bytes
     ) -> None:
         """Fill in what the pages' reader needs to fetch them beside gRPC."""
-        lease, offsets, generations = self._store.places(lease_id)
+        lease, offsets, generations = self._store.page_locations(lease_id)
         response.lease_key = lease.key
-        response.data_port = self._ways.port
-        if self._ways.arena:
-            response.arena = self._ways.arena
+        response.data_port = self._endpoints.port
+        if self._endpoints.arena:
+            response.arena = self._endpoints.arena
             response.offsets.extend(offsets)
             response.generations.extend(generations)
 
     def _wait_s(self, context: grpc.ServicerContext) -> float:
         """Of the caller's time so much that the answer still reaches it."""
         remaining_s = context.time_remaining()
-        return self._prefetch_s if remaining_s is None else min(self._prefetch_s, _SHARE * remaining_s)
+        return self._prefetch_s if remaining_s is None else min(self._prefetch_s, _WAIT_SHARE * remaining_s)
 
 
-def _tier_stats(tier: TierPicture) -> kvstore_pb2.TierStats:
+def _tier_stats(tier: TierStats) -> kvstore_pb2.TierStats:
     figures = tier.figures
     return kvstore_pb2.TierStats(
-        medium=tier.medium,
+        medium=tier.name,
         pages=tier.pages,
         bytes=tier.used_bytes,
         capacity_bytes=tier.capacity_bytes,

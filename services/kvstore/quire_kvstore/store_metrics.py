@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from quire_common.telemetry.metrics import counter, gauge
 from quire_kvstore.store_stats import StoreCounts
-from quire_kvstore.tiers.medium import TierFigures
+from quire_kvstore.tiers.backend import TierFigures
 
 if TYPE_CHECKING:
-    from quire_kvstore.store_stats import StoreStats, TierPicture
+    from quire_kvstore.store_stats import StoreStats, TierStats
 
 _TIER_COUNTERS = {
     "hits": ("quire_kvstore_tier_hits_total", "Pages of lookups' answers that came from this tier."),
@@ -71,10 +71,10 @@ class StoreMetrics:
         for tier in stats.tiers:
             self._update_tier(tier)
 
-    def _update_tier(self, tier: TierPicture) -> None:
-        last = self._last_of_tier.get(tier.medium, TierFigures())
+    def _update_tier(self, tier: TierStats) -> None:
+        last = self._last_of_tier.get(tier.name, TierFigures())
         for figure, metric in self._tier_counters.items():
-            metric.labels(tier.medium).inc(getattr(tier.figures, figure) - getattr(last, figure))
-        self._last_of_tier[tier.medium] = tier.figures
+            metric.labels(tier.name).inc(getattr(tier.figures, figure) - getattr(last, figure))
+        self._last_of_tier[tier.name] = tier.figures
         for name, value in self._tier_gauges.items():
-            value.labels(tier.medium).set(getattr(tier, name))
+            value.labels(tier.name).set(getattr(tier, name))

@@ -6,13 +6,13 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from quire_kvstore.tiers.medium import TierFigures
+from quire_kvstore.tiers.backend import TierFigures
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_kvstore.prefetch import Prefetch
-    from quire_kvstore.tiers.medium import Medium
+    from quire_kvstore.tiers.backend import TierBackend
 
 
 @dataclass
@@ -27,10 +27,10 @@ class StoreCounts:
 
 
 @dataclass(frozen=True)
-class TierPicture:
+class TierStats:
     """One tier, RAM or below. What one tier misses is asked of the next; its `misses` are what it did not answer."""
 
-    medium: str
+    name: str
     pages: int
     used_bytes: int
     capacity_bytes: int
@@ -51,36 +51,36 @@ class StoreStats:
     pending_puts: int
     pending_bytes: int
     watchers: int
-    tiers: tuple[TierPicture, ...] = ()
+    tiers: tuple[TierStats, ...] = ()
 
 
-class FoundCounts:
+class LookupCounts:
     """Where lookups found their pages. `media`: the fastest first."""
 
-    def __init__(self, media: Sequence[str]) -> None:
-        self._media = {medium: TierFigures() for medium in media}
+    def __init__(self, tier_names: Sequence[str]) -> None:
+        self._by_tier = {tier: TierFigures() for tier in tier_names}
 
     def count(self, prefetch: Prefetch, found: int) -> None:
         """A lookup was answered with so many pages; what one tier did not answer was asked of the next."""
         asked = len(prefetch.keys)
-        for medium, figures in self._media.items():
-            hits = sum(prefetch.media[index] == medium for index in range(found))
+        for tier, figures in self._by_tier.items():
+            hits = sum(prefetch.tier_names[index] == tier for index in range(found))
             asked -= hits
             figures.hits += hits
             figures.misses += asked
 
-    def slowest(self, prefetch: Prefetch, found: int) -> str:
+    def slowest_tier(self, prefetch: Prefetch, found: int) -> str:
         """Of the media that the first pages came from."""
-        used = {prefetch.media[index] for index in range(found)}
-        return next(medium for medium in reversed(self._media) if medium in used)
+        used = {prefetch.tier_names[index] for index in range(found)}
+        return next(tier for tier in reversed(self._by_tier) if tier in used)
 
-    def of(self, medium: str, figures: TierFigures) -> TierFigures:
+    def with_lookups(self, tier: str, figures: TierFigures) -> TierFigures:
         """A tier's own figures with what lookups found there."""
-        found = self._media[medium]
+        found = self._by_tier[tier]
         return dataclasses.replace(figures, hits=found.hits, misses=found.misses)
 
-    def picture(self, medium: Medium) -> TierPicture:
+    def tier_stats(self, backend: TierBackend) -> TierStats:
         """Of a tier below RAM."""
-        figures = self.of(medium.name, medium.counts.now())
-        sizes = (medium.pages, medium.used_bytes, medium.capacity_bytes)
-        return TierPicture(medium.name, *sizes, medium.available, figures)
+        figures = self.with_lookups(backend.name, backend.counts.snapshot())
+        sizes = (backend.pages, backend.used_bytes, backend.capacity_bytes)
+        return TierStats(backend.name, *sizes, backend.available, figures)

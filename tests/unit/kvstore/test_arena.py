@@ -11,8 +11,8 @@ import random
 import pytest
 
 from quire_kvstore.arena import HEAD_BYTES, SEALS, Arena
-from quire_kvstore.extents import Extents
-from quire_kvstore.slabs import SPAN_BYTES, Slabs
+from quire_kvstore.extent_allocator import ExtentAllocator
+from quire_kvstore.slab_allocator import SPAN_BYTES, SlabAllocator
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -151,23 +151,23 @@ def test_where_the_kernel_cannot_seal_nobody_gets_the_memory(monkeypatch: pytest
 
 
 def test_small_pages_share_spans_and_leave_room_for_large_ones() -> None:
-    slabs = Slabs(4 * SPAN_BYTES)
-    small = [slabs.take(SPAN_BYTES // 16) for _ in range(17)]
+    slabs = SlabAllocator(4 * SPAN_BYTES)
+    small = [slabs.allocate(SPAN_BYTES // 16) for _ in range(17)]
     assert all(slab is not None and slab < 2 * SPAN_BYTES for slab in small), "in two spans"
-    large = [slabs.take(SPAN_BYTES) for _ in range(3)]
+    large = [slabs.allocate(SPAN_BYTES) for _ in range(3)]
     assert large == [2 * SPAN_BYTES, 3 * SPAN_BYTES, None]
     slabs.check_integrity()
-    slabs.give_back(small[16])  # type: ignore[arg-type]  # all were there
-    assert slabs.take(SPAN_BYTES) == SPAN_BYTES, "an empty span is anybody's"
+    slabs.free(small[16])  # type: ignore[arg-type]  # all were there
+    assert slabs.allocate(SPAN_BYTES) == SPAN_BYTES, "an empty span is anybody's"
     for slab in small[:16]:
-        slabs.give_back(slab)  # type: ignore[arg-type]  # as above
+        slabs.free(slab)  # type: ignore[arg-type]  # as above
     slabs.check_integrity()
-    assert slabs.take(SPAN_BYTES // 2) == 0
+    assert slabs.allocate(SPAN_BYTES // 2) == 0
 
 
 def test_a_span_takes_what_room_there_is() -> None:
-    extents = Extents(1000)
-    assert extents.take(300, 10) == (0, 3)
-    assert extents.take(300, 10) is None
-    assert extents.take(50, 10) == (900, 2)
+    extents = ExtentAllocator(1000)
+    assert extents.allocate(300, 10) == (0, 3)
+    assert extents.allocate(300, 10) is None
+    assert extents.allocate(50, 10) == (900, 2)
     extents.check_integrity()

@@ -203,10 +203,10 @@ def test_a_disk_that_cannot_be_written_is_read_and_tried_again(
         disk.code = code
         assert put(store, B) == (8, 0), "nobody who puts hears of it"
         eventually(lambda: tier(store, "disk").figures.dropped == 8)
-        picture = tier(store, "disk")
-        assert picture.figures.errors >= 1 and not picture.available
+        stats = tier(store, "disk")
+        assert stats.figures.errors >= 1 and not stats.available
         kept = 4 if code in (errno.ENOSPC, errno.EDQUOT) else 8
-        assert picture.pages <= kept, "on a full disk our oldest pages make room"
+        assert stats.pages <= kept, "on a full disk our oldest pages make room"
         assert not list(tmp_path.rglob("*.tmp"))
         assert found(store, B) == (8, "ram")
         forget_memory(store)
@@ -297,7 +297,7 @@ def test_who_watches_hears_of_pages_that_were_found_late(tmp_path: Path) -> None
         os.close(claimed)
         eventually(lambda: tier(store, "disk").available)
         put(store, B)
-        assert watcher.next() is None, "a snapshot is needed"
+        assert watcher.wait_for_changes() is None, "a snapshot is needed"
         assert set(store.snapshot(watcher)[1]["disk"]) == set(A.keys())
 
 
@@ -367,5 +367,5 @@ def test_a_folder_that_is_deleted_meanwhile_is_made_anew(tmp_path: Path) -> None
 
 def test_no_room_at_all_is_no_disk_tier(tmp_path: Path) -> None:
     with tiered(disk=tmp_path / "pages", disk_bytes=0) as store:
-        assert [picture.medium for picture in store.stats().tiers] == ["ram"]
+        assert [stats.name for stats in store.stats().tiers] == ["ram"]
     assert not (tmp_path / "pages").exists()

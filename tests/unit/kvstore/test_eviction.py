@@ -84,7 +84,7 @@ def test_an_expired_lease_reads_nothing_even_if_its_pages_are_still_there(make_s
     clock.now_s += 0.5
     for call in (
         lambda: store.read(lease.id, 0, 100, 100),
-        lambda: store.readable(lease.id, []),
+        lambda: store.readable_indices(lease.id, []),
         lambda: store.renew(lease.id, 500),
     ):
         with pytest.raises(NotFound):

@@ -136,7 +136,7 @@ def test_a_lease_is_good_for_its_own_kind_alone(make_store: MakeStore) -> None:
         lambda: store.commit(reading.id),
         lambda: store.complete_pages(reading.id),
         lambda: store.read(putting.id, 0, 0, 10),
-        lambda: store.readable(putting.id, []),
+        lambda: store.readable_indices(putting.id, []),
     ):
         with pytest.raises(NotFound):
             call()
@@ -184,11 +184,11 @@ def test_indices_are_checked(make_store: MakeStore) -> None:
     put(store, part(A, 0, 3))
     _, lease = store.lookup(A, 0, pin=True)
     assert lease is not None
-    assert list(store.readable(lease.id, [])) == [0, 1, 2]
-    assert list(store.readable(lease.id, [2, 0])) == [2, 0]
+    assert list(store.readable_indices(lease.id, [])) == [0, 1, 2]
+    assert list(store.readable_indices(lease.id, [2, 0])) == [2, 0]
     for bad in (3, -1):
         with pytest.raises(InvalidArgument, match="the lease has 3"):
-            store.readable(lease.id, [bad])
+            store.readable_indices(lease.id, [bad])
 
 
 def test_hits_and_misses_are_counted_in_pages(make_store: MakeStore) -> None:
@@ -208,7 +208,7 @@ def test_a_watcher_sees_every_change_after_its_snapshot(make_store: MakeStore) -
     assert set(held["ram"]) == set(part(A, 0, 4).keys())
     put(store, B)
     believed = set(held["ram"])
-    changes = watcher.next() or []
+    changes = watcher.wait_for_changes() or []
     assert [change.sequence for change in changes] == [sequence + 1, sequence + 2]
     for change in changes:
         believed = believed - set(change.removed) | set(change.stored)
@@ -226,7 +226,7 @@ def test_draining_finds_and_wants_nothing(make_store: MakeStore) -> None:
     store.drain()
     assert store.lookup(A, 0, pin=True) == (0, None)
     assert store.begin_put(B, BODY_BYTES, 0)[:2] == ([], None)
-    assert watcher.next() is None and watcher.closed
+    assert watcher.wait_for_changes() is None and watcher.closed
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -26,7 +26,7 @@ from tests.unit.kvstore.pages import (
     put,
     read_all,
 )
-from tests.unit.kvstore.scripted_medium import ScriptedMedium
+from tests.unit.kvstore.scripted_backend import ScriptedBackend
 from tests.unit.kvstore.tiers import eventually, forget_memory, found, tier, tiered
 
 if TYPE_CHECKING:
@@ -41,80 +41,80 @@ LONG_S = 60.0
 
 @contextlib.contextmanager
 def over(
-    *media: ScriptedMedium, pages: int = 64, threads: int = 1, read_queue: int = 1000, **changes: object
+    *backends: ScriptedBackend, pages: int = 64, threads: int = 1, read_queue: int = 1000, **changes: object
 ) -> Iterator[PageStore]:
     settings = TierSettings(None, threads, 1, read_queue, 100)
-    store = PageStore(replace(config(pages), **changes), tiers=[Tier(medium, settings) for medium in media])  # type: ignore[arg-type]  # changes by name
+    store = PageStore(replace(config(pages), **changes), tiers=[Tier(backend, settings) for backend in backends])  # type: ignore[arg-type]  # changes by name
     store.start()
     try:
         yield store
-        for medium in media:
-            medium.release_all()
-        eventually(lambda: not store._ladder._loading)
+        for backend in backends:
+            backend.release_all()
+        eventually(lambda: not store._tier_manager._loading)
         store.check_integrity()
     finally:
-        for medium in media:
-            medium.release_all()
+        for backend in backends:
+            backend.release_all()
         store.drain()
         store.close()
 
 
-def holding(*runs: PageRun, free: bool = True, blind: bool = False) -> ScriptedMedium:
-    medium = ScriptedMedium(free=free, blind=blind)
-    medium.held = {run.key(index): framed(run, index) for run in runs for index in range(len(run))}
-    return medium
+def holding(*runs: PageRun, free: bool = True, blind: bool = False) -> ScriptedBackend:
+    backend = ScriptedBackend(free=free, blind=blind)
+    backend.held = {run.key(index): framed(run, index) for run in runs for index in range(len(run))}
+    return backend
 
 
 def test_the_deadline_keeps_what_has_come() -> None:
-    medium = holding(A, free=False)
-    with over(medium) as store:
-        medium.allow(3)
+    backend = holding(A, free=False)
+    with over(backend) as store:
+        backend.allow(3)
         pages, lease = store.lookup(A, 0, pin=True, wait_s=1.5)
         assert pages == 3 and lease is not None
         for index in range(3):
             read_all(store, lease.id, A, index)
         store.release([lease.id])
-        medium.release_all()
+        backend.release_all()
         eventually(lambda: store.stats().pages == 4)
-        assert medium.reads == [A.key(index) for index in range(4)], "what had begun still comes, the rest is not read"
+        assert backend.reads == [A.key(index) for index in range(4)], "what had begun still comes, the rest is not read"
         assert found(store, A, wait_s=LONG_S) == (8, "scripted")
-        assert len(medium.reads) == 8
+        assert len(backend.reads) == 8
 
 
 def test_no_time_means_memory_alone() -> None:
-    medium = holding(A, free=False)
-    with over(medium) as store:
+    backend = holding(A, free=False)
+    with over(backend) as store:
         assert store.lookup(A, 0, pin=True, wait_s=0) == (0, None)
         put(store, part(B, 0, 2))
         assert found(store, B, wait_s=0) == (2, "ram")
-        assert not medium.reads
+        assert not backend.reads
 
 
 def test_pages_wanted_by_many_are_read_once() -> None:
-    medium = holding(A, free=False)
-    with over(medium, pages=16) as store, futures.ThreadPoolExecutor(6) as pool:
+    backend = holding(A, free=False)
+    with over(backend, pages=16) as store, futures.ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(found, store, A, LONG_S) for _ in range(6)]
-        eventually(lambda: store._ladder._waiting == 6)
-        medium.release_all()
+        eventually(lambda: store._tier_manager._waiting == 6)
+        backend.release_all()
         assert [each.result(timeout=60) for each in asked] == [(8, "scripted")] * 6
-        assert sorted(medium.reads, key=A.keys().index) == list(A.keys())
-    figures = store._found.of("scripted", medium.counts.now())
+        assert sorted(backend.reads, key=A.keys().index) == list(A.keys())
+    figures = store._lookup_counts.with_lookups("scripted", backend.counts.snapshot())
     assert figures.hits == 48
 
 
 def test_a_gap_ends_the_prefix_at_once() -> None:
-    medium = holding(A, blind=True)
-    del medium.held[A.key(3)]
-    with over(medium) as store:
+    backend = holding(A, blind=True)
+    del backend.held[A.key(3)]
+    with over(backend) as store:
         assert found(store, A, wait_s=LONG_S) == (3, "scripted")
         assert found(store, B, wait_s=LONG_S) == (0, "")
 
 
 def test_a_cold_lookup_of_a_long_prompt_asks_for_one_window_at_most() -> None:
-    medium = holding(blind=True)
-    with over(medium, read_queue=WINDOW) as store:
+    backend = holding(blind=True)
+    with over(backend, read_queue=WINDOW) as store:
         assert found(store, chain("long", 4000), wait_s=LONG_S) == (0, "")
-        assert len(medium.reads) <= WINDOW and medium.counts.now().dropped == 0
+        assert len(backend.reads) <= WINDOW and backend.counts.snapshot().dropped == 0
 
 
 def test_a_long_prefix_comes_window_by_window() -> None:
@@ -131,18 +131,18 @@ def test_what_one_tier_has_lost_the_next_may_have() -> None:
     with over(upper, lower) as store:
         assert found(store, A, wait_s=LONG_S) == (8, "lower")
         assert set(lower.reads) == {A.key(2), A.key(4)}
-        assert [picture.figures.hits for picture in store.stats().tiers] == [0, 6, 2]
-        assert [picture.figures.misses for picture in store.stats().tiers] == [8, 2, 0]
-        assert upper.counts.now().corrupt == 2 and upper.pages == 6
+        assert [stats.figures.hits for stats in store.stats().tiers] == [0, 6, 2]
+        assert [stats.figures.misses for stats in store.stats().tiers] == [8, 2, 0]
+        assert upper.counts.snapshot().corrupt == 2 and upper.pages == 6
 
 
 def test_pages_in_memory_beyond_a_gap_are_used_and_let_go() -> None:
-    medium = holding(part(A, 2, 4))
-    with over(medium, pages=10) as store:
+    backend = holding(part(A, 2, 4))
+    with over(backend, pages=10) as store:
         put(store, part(A, 0, 2))
         put(store, part(A, 4, 8))
         assert found(store, A, wait_s=LONG_S) == (8, "scripted")
-        del medium.held[A.key(3)]
+        del backend.held[A.key(3)]
         forget_memory(store)
         put(store, part(A, 0, 2))
         put(store, part(A, 4, 8))
@@ -151,8 +151,8 @@ def test_pages_in_memory_beyond_a_gap_are_used_and_let_go() -> None:
 
 
 def test_no_room_in_memory_ends_the_prefix() -> None:
-    medium = holding(B)
-    with over(medium, pages=8) as store:
+    backend = holding(B)
+    with over(backend, pages=8) as store:
         put(store, part(A, 0, 5))
         pages, lease = store.lookup(A, 0, pin=True)
         assert pages == 5 and lease is not None
@@ -164,56 +164,56 @@ def test_no_room_in_memory_ends_the_prefix() -> None:
 
 
 def test_a_full_queue_is_a_miss() -> None:
-    medium = holding(A, free=False)
-    with over(medium, read_queue=2) as store:
+    backend = holding(A, free=False)
+    with over(backend, read_queue=2) as store:
         assert store.lookup(A, 0, pin=True, wait_s=0.1) == (0, None)
-        assert medium.counts.now().dropped >= 1
-        medium.release_all()
-        eventually(lambda: not store._ladder._loading)
+        assert backend.counts.snapshot().dropped >= 1
+        backend.release_all()
+        eventually(lambda: not store._tier_manager._loading)
         assert found(store, A, wait_s=LONG_S)[0] >= 2
 
 
 def test_so_many_lookups_wait_and_no_more() -> None:
-    medium = holding(A, B, free=False)
-    with over(medium, max_prefetches=1) as store, futures.ThreadPoolExecutor(1) as pool:
+    backend = holding(A, B, free=False)
+    with over(backend, max_prefetches=1) as store, futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(found, store, A, LONG_S)
-        eventually(lambda: store._ladder._waiting == 1)
+        eventually(lambda: store._tier_manager._waiting == 1)
         assert store.lookup(B, 0, pin=True, wait_s=LONG_S) == (0, None)
-        medium.release_all()
+        backend.release_all()
         assert waiting.result(timeout=60) == (8, "scripted")
         assert found(store, B, LONG_S) == (8, "scripted")
 
 
 def test_a_put_and_a_load_of_the_same_page_agree() -> None:
-    medium = holding(A, free=False, blind=True)
-    with over(medium) as store, futures.ThreadPoolExecutor(1) as pool:
+    backend = holding(A, free=False, blind=True)
+    with over(backend) as store, futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(found, store, A, LONG_S)
-        assert medium.begun.acquire(timeout=60)
+        assert backend.begun.acquire(timeout=60)
         wanted, lease, _ = store.begin_put(A, BODY_BYTES, 0)
         assert wanted == list(range(8)) and lease is not None
         for index in wanted:
             store.write(lease.id, index, 0, framed(A, index))
-        medium.allow(4)
+        backend.allow(4)
         eventually(lambda: store.stats().pages >= 4)
         assert store.commit(lease.id) == (8, 0)
-        medium.release_all()
+        backend.release_all()
         assert waiting.result(timeout=60) == (8, "scripted")
         assert store.stats().used_bytes == 8 * PLACE_BYTES
 
 
 def test_a_medium_with_a_bug_is_a_miss() -> None:
-    medium = holding(A)
-    with over(medium) as store:
-        medium.broken = True
+    backend = holding(A)
+    with over(backend) as store:
+        backend.broken = True
         assert found(store, A, wait_s=LONG_S) == (0, "")
-        assert medium.counts.now().errors >= 1
-        medium.broken = False
+        assert backend.counts.snapshot().errors >= 1
+        backend.broken = False
         assert found(store, A, wait_s=LONG_S) == (8, "scripted")
 
 
 def test_a_refused_lease_leaves_nothing_pinned() -> None:
-    medium = holding(A, B)
-    with over(medium, pages=16, max_leases=1) as store:
+    backend = holding(A, B)
+    with over(backend, pages=16, max_leases=1) as store:
         _, lease = store.lookup(A, 0, pin=True, wait_s=LONG_S)
         with pytest.raises(Overloaded):
             store.lookup(B, 0, pin=True, wait_s=LONG_S)
@@ -222,12 +222,12 @@ def test_a_refused_lease_leaves_nothing_pinned() -> None:
 
 
 def test_a_store_that_drains_answers_who_waits_with_a_miss() -> None:
-    medium = holding(A, free=False)
-    with over(medium) as store, futures.ThreadPoolExecutor(1) as pool:
+    backend = holding(A, free=False)
+    with over(backend) as store, futures.ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(store.lookup, A, 0, pin=True, wait_s=LONG_S)
-        eventually(lambda: store._ladder._waiting == 1)
+        eventually(lambda: store._tier_manager._waiting == 1)
         store.drain()
-        medium.release_all()
+        backend.release_all()
         assert waiting.result(timeout=60) == (0, None)
 
 
@@ -267,7 +267,7 @@ def test_many_threads_over_a_small_memory_and_a_small_disk(tmp_path: Path, polic
     with tiered(pages=20, disk=tmp_path, disk_pages=30, disk_policy=policy, ram_policy=policy) as store:
         with futures.ThreadPoolExecutor(6) as pool:
             hits = sum(each.result(timeout=120) for each in [pool.submit(work, store, seed) for seed in range(6)])
-        eventually(lambda: not store._ladder._loading)
+        eventually(lambda: not store._tier_manager._loading)
         store.flush(30)
         assert hits > 0
         stats = store.stats()
@@ -292,12 +292,12 @@ def test_watchers_follow_pages_through_the_tiers(tmp_path: Path) -> None:
         put(store, chain("last", 1))
         store.flush(30)
         believed: set[object] = set()
-        changes = watcher.next() or []
+        changes = watcher.wait_for_changes() or []
         assert len(changes) == store._feed.sequence - first
         for change in changes:
             believed.difference_update(change.removed)
             believed.update(change.stored)
-        present = set(filter(store._ladder.has, (*A.keys(), *B.keys(), *C.keys(), *chain("last", 1).keys())))
+        present = set(filter(store._tier_manager.has_page, (*A.keys(), *B.keys(), *C.keys(), *chain("last", 1).keys())))
         assert believed == present and len(present) >= 4
         held = store.snapshot(watcher)[1]
         assert {key for keys in held.values() for key in keys} == present

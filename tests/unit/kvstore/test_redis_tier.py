@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from quire_common.errors import ConfigError
-from quire_kvstore.tiers.redis_medium import PREFIX, RedisMedium, redis_key
+from quire_kvstore.tiers.redis_backend import PREFIX, RedisBackend, redis_key
 from tests.redis_proxy import RedisProxy
 from tests.redis_server import RedisServer, redis_server
 from tests.unit.kvstore.pages import FRAMED_BYTES, chain, framed, length, part, put
@@ -73,7 +73,7 @@ def test_watchers_hear_of_pages_that_came_from_redis(redis_server: RedisServer) 
         watcher = store.open_watch()
         assert store.snapshot(watcher)[1] == {"ram": []}
         assert found(store, part(A, 0, 3)) == (3, "redis")
-        changes = watcher.next() or []
+        changes = watcher.wait_for_changes() or []
         assert {key for change in changes for key in change.stored} == set(part(A, 0, 3).keys())
         parents = {change.stored[0]: change.parents[0] for change in changes}
         assert parents[A.key(2)] == A.hashes[1]
@@ -199,4 +199,4 @@ def test_a_page_that_is_damaged_on_the_disk_comes_from_redis(redis_server: Redis
 
 def test_a_url_that_is_none_is_refused_with_a_fix() -> None:
     with pytest.raises(ConfigError, match="redis_url"):
-        RedisMedium("memcached://somewhere", 1, 1.0, 1.0, 1)
+        RedisBackend("memcached://somewhere", 1, 1.0, 1.0, 1)

@@ -11,7 +11,7 @@ from quire.v1 import common_pb2
 from quire_common.page_events import FRAME_PAGES
 from quire_kvstore.page_store import PageStore
 from quire_kvstore.servicer import KvStoreServicer
-from quire_kvstore.transfers import Transfers
+from quire_kvstore.stream_limiter import StreamLimiter
 from tests.unit.kvstore.pages import chain, config, part, put
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def store() -> Iterator[PageStore]:
 
 
 def watch(store: PageStore, context: Context | None = None, **request: Any) -> Iterator[common_pb2.PageEvents]:
-    servicer = KvStoreServicer(store, Transfers(1, 1), EPOCH)
+    servicer = KvStoreServicer(store, StreamLimiter(1, 1), EPOCH)
     handler: Any = servicer.Watch
     events: Iterator[common_pb2.PageEvents] = handler(common_pb2.WatchPagesRequest(**request), context or Context())
     return events

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from quire_kvstore.arena import HEAD_BYTES
-from quire_kvstore.page_store import PageStore, Pinned
+from quire_kvstore.page_store import PageStore, PinnedPages
 from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.make_tiers import make_tiers
 from tests.unit.kvstore.pages import FRAMED_BYTES, config, read_all
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from quire_common.pages import PageRun
-    from quire_kvstore.store_stats import TierPicture
+    from quire_kvstore.store_stats import TierStats
 
 ON_DISK_BYTES = whole_blocks(FRAMED_BYTES)
 LIMIT_S = 30.0
@@ -41,9 +41,9 @@ def tiered(pages: int = 8, disk: Path | None = None, disk_pages: int = 64, **cha
         store.close()
 
 
-def tier(store: PageStore, medium: str) -> TierPicture:
+def tier(store: PageStore, tier_name: str) -> TierStats:
     """A tier's figures."""
-    return next(picture for picture in store.stats().tiers if picture.medium == medium)
+    return next(stats for stats in store.stats().tiers if stats.name == tier_name)
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -59,17 +59,17 @@ def found(store: PageStore, run: PageRun, wait_s: float | None = None) -> tuple[
     if lease is None:
         assert pages == 0
         return 0, ""
-    assert isinstance(lease.held, Pinned)
+    assert isinstance(lease.held, PinnedPages)
     for index in range(pages):
         read_all(store, lease.id, run, index)
     assert store.release([lease.id]) == 1
-    return pages, lease.held.medium
+    return pages, lease.held.slowest_tier
 
 
 def forget_memory(store: PageStore) -> None:
     """Everything leaves RAM, as if other pages had pushed it out."""
     with store._lock:
-        offset = store._tier.reserve(store._tier.capacity_bytes - HEAD_BYTES)
+        offset = store._ram.reserve(store._ram.capacity_bytes - HEAD_BYTES)
         assert offset is not None, "something is pinned"
-        store._tier.cancel(offset)
-        store._ladder.publish_evictions()
+        store._ram.cancel(offset)
+        store._tier_manager.publish_evictions()

@@ -53,12 +53,12 @@ class DataPort:
             listener = _tcp_listener(host, config.data_port)
             self.port = int(listener.getsockname()[1])
             self._listeners[listener.fileno()] = (listener, DataMetrics("tcp"))
-        if config.share_memory and store.share() is not None:
+        if config.share_memory and store.shareable_fd() is not None:
             self.arena = ARENA_PREFIX + secrets.token_hex(16)
-            near = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            near.bind("\0" + self.arena)
-            near.listen(_BACKLOG)
-            self._listeners[near.fileno()] = (near, DataMetrics("shm"))
+            unix_listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            unix_listener.bind("\0" + self.arena)
+            unix_listener.listen(_BACKLOG)
+            self._listeners[unix_listener.fileno()] = (unix_listener, DataMetrics("shm"))
 
     def start(self) -> None:
         """Take connections."""
@@ -114,7 +114,7 @@ class DataPort:
         with self._lock:
             if len(self._sessions) >= config.max_data_connections:
                 metrics.refused("too_many")
-                oldest = next((each for each in self._sessions if not each.proven), None)
+                oldest = next((each for each in self._sessions if not each.authenticated), None)
                 if oldest is None:
                     connection.close()
                     return

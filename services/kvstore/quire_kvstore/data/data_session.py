@@ -15,7 +15,7 @@ from quire_common.errors import QuireError, Unsupported
 from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
-from quire_kvstore.data.lent_memory import LentMemory
+from quire_kvstore.data.client_memory import ClientMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +44,17 @@ class DataSession:
         self._transfer_s = config.transfer_timeout_s
         self._max_lent_bytes = config.max_lent_bytes
         self._seals: dict[bytes, Seals] = {}
-        self._lent: LentMemory | None = None
-        self._spoiled: QuireError | None = None
-        self.proven = False
+        self._client_memory: ClientMemory | None = None
+        self._put_error: QuireError | None = None
+        self.authenticated = False
         self.busy = False
-        self._handlers: dict[Kind, Callable[[Arrived, Seals, bytes], None]] = {Kind.DAMAGED: self._damaged}
+        self._handlers: dict[Kind, Callable[[Arrived, Seals, bytes], None]] = {Kind.DAMAGED: self._verify_page}
         if connection.local:
-            self._handlers |= {Kind.MAP: self._map, Kind.LEND: self._lend, Kind.TAKE: self._take}
+            self._handlers |= {
+                Kind.MAP: self._send_arena_fd,
+                Kind.LEND: self._attach_memory,
+                Kind.TAKE: self._copy_from_client,
+            }
         else:
             self._handlers |= {Kind.GET: self._get, Kind.PUT: self._put}
 
@@ -66,8 +70,8 @@ class DataSession:
                 log.warning("a data connection was ended", reason=error.reason, cause=str(error))
         finally:
             self._connection.close()
-            if self._lent is not None:
-                self._lent.close()
+            if self._client_memory is not None:
+                self._client_memory.close()
 
     def stop(self) -> None:
         """End it, from another thread."""
@@ -75,7 +79,7 @@ class DataSession:
 
     def _next(self) -> bool:
         self.busy = False
-        if self.proven and not self._connection.wait(self._idle_s):
+        if self.authenticated and not self._connection.wait(self._idle_s):
             return False
         arrived = self._connection.receive()
         if arrived is None:
@@ -97,14 +101,14 @@ class DataSession:
     def _admit(self, arrived: Arrived) -> tuple[Seals, bytes]:
         """Whose frame it is. Also of a lease that has ended, where it was known here before: it is told so."""
         handle = arrived.head.handle
-        found = self._store.key_of(handle)
+        found = self._store.lease_key_of(handle)
         seals = self._seals.get(handle)
         if seals is None:
             if found is None:
                 raise DataBroken("unknown_lease", "no lease has this handle")
             seals = self._connection.server_seals(found[1])
         self._connection.admit(arrived, seals)
-        self.proven = True
+        self.authenticated = True
         if handle not in self._seals:
             if len(self._seals) >= _MAX_SEALS:
                 del self._seals[next(iter(self._seals))]
@@ -114,10 +118,10 @@ class DataSession:
     def _get(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
         asked = bytearray(arrived.head.length)
         self._connection.receive_payload(arrived, seals, memoryview(asked))
-        indices = self._store.readable(lease, i32(bytes(asked), "pages").tolist())
+        indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())
         deadline = time.monotonic() + self._transfer_s
         for index in indices:
-            with self._store.reading(lease, index) as framed:
+            with self._store.page_view(lease, index) as framed:
                 header, body = bytes(framed[:HEADER_BYTES]), framed[HEADER_BYTES:]
                 for start in range(0, len(body), BODY_BYTES):
                     part = body[start : start + BODY_BYTES]
@@ -134,50 +138,50 @@ class DataSession:
         head, first = arrived.head, arrived.head.offset == 0
         prefix = HEADER_BYTES if first else 0
         if first:
-            self._spoiled = None
+            self._put_error = None
         try:
-            if self._spoiled is None:
+            if self._put_error is None:
                 offset = 0 if first else HEADER_BYTES + head.offset
-                with self._store.writing(lease, head.page, offset, prefix + head.length) as room:
-                    room.view[:prefix] = head.page_header[:prefix]
-                    self._connection.receive_payload(arrived, seals, room.view[prefix:])
+                with self._store.page_buffer(lease, head.page, offset, prefix + head.length) as buffer:
+                    buffer.view[:prefix] = head.page_header[:prefix]
+                    self._connection.receive_payload(arrived, seals, buffer.view[prefix:])
                 self._metrics.bytes_in.inc(prefix + head.length)
                 if head.last:
                     self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
                 return
         except QuireError as error:
-            self._spoiled = error
+            self._put_error = error
         self._connection.receive_payload(arrived, seals, memoryview(bytearray(head.length)))
         if head.last:
-            raise self._spoiled
+            raise self._put_error
 
-    def _damaged(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        (index,) = self._store.readable(lease, [arrived.head.page])
-        self._end(arrived.head, seals, int(self._store.check(lease, index)))
+    def _verify_page(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        (index,) = self._store.readable_indices(lease, [arrived.head.page])
+        self._end(arrived.head, seals, int(self._store.verify_page(lease, index)))
 
-    def _map(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        self._store.readable(lease, ())
-        fd = self._store.share()
+    def _send_arena_fd(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        self._store.readable_indices(lease, ())
+        fd = self._store.shareable_fd()
         if fd is None:
             raise Unsupported("NO_SHARED_MEMORY", "The arena cannot be sealed.", "Use the data port.")
         self._connection.send(Head(Kind.END, arrived.head.handle), seals, fds=[fd])
 
-    def _lend(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+    def _attach_memory(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
         if len(arrived.fds) != 1:
             raise DataBroken("garbage", "nothing was lent")
-        if self._lent is not None:
-            self._lent.close()
-        self._lent = LentMemory(arrived.fds.pop(), self._max_lent_bytes)
+        if self._client_memory is not None:
+            self._client_memory.close()
+        self._client_memory = ClientMemory(arrived.fds.pop(), self._max_lent_bytes)
         self._end(arrived.head, seals, 0)
 
-    def _take(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        head, lent = arrived.head, self._lent
-        if lent is None:
+    def _copy_from_client(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+        head, client_memory = arrived.head, self._client_memory
+        if client_memory is None:
             raise DataBroken("garbage", "a page of no memory")
-        with self._store.writing(lease, head.page) as room:
-            room.view[:HEADER_BYTES] = head.page_header
-            room.checksum = lent.copy(head.offset, head.page_header, room.view[HEADER_BYTES:])
-            self._metrics.bytes_in.inc(len(room.view))
+        with self._store.page_buffer(lease, head.page) as buffer:
+            buffer.view[:HEADER_BYTES] = head.page_header
+            buffer.checksum = client_memory.copy(head.offset, head.page_header, buffer.view[HEADER_BYTES:])
+            self._metrics.bytes_in.inc(len(buffer.view))
         self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
 
     def _end(self, head: Head, seals: Seals, page: int) -> None:

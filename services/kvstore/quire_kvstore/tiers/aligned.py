@@ -16,7 +16,7 @@ BLOCK_BYTES = 4096
 # Of memory: a sector, which disks can address; who wants more says so.
 ALIGN_BYTES = 512
 # Below it, a copy is over before another thread could make use of the interpreter.
-_WORTH_LETTING_GO_BYTES = 32 << 10
+_MIN_WITHOUT_GIL_BYTES = 32 << 10
 
 
 def whole_blocks(size: int) -> int:
@@ -31,20 +31,20 @@ def is_aligned(view: memoryview) -> bool:
 
 def copy_bytes(target: memoryview, source: memoryview) -> None:
     """A copy, without the interpreter's lock where it takes a while."""
-    if len(source) < _WORTH_LETTING_GO_BYTES:
+    if len(source) < _MIN_WITHOUT_GIL_BYTES:
         target[:] = source
     else:
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
-class ThreadBlocks:
+class AlignedBuffers:
     """Aligned memory of each thread's own, kept between uses."""
 
     def __init__(self) -> None:
         self._local = threading.local()
 
     @contextlib.contextmanager
-    def lend(self, size: int) -> Iterator[memoryview]:
+    def borrow(self, size: int) -> Iterator[memoryview]:
         """So many bytes, of whatever content. Not to be borrowed twice at once by one thread."""
         block: mmap.mmap | None = getattr(self._local, "block", None)
         if block is None or len(block) < size:
@@ -53,7 +53,7 @@ class ThreadBlocks:
             yield view
 
 
-def after(parts: list[memoryview], done: int) -> list[memoryview]:
+def skip_bytes(parts: list[memoryview], done: int) -> list[memoryview]:
     """What follows the first `done` bytes of several pieces of memory in a row."""
     rest: list[memoryview] = []
     for part in parts:

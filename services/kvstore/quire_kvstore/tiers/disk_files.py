@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from quire_common.pages import HEADER_BYTES, PageCorrupt, PageHeader
-from quire_kvstore.tiers.aligned import BLOCK_BYTES, ThreadBlocks, after, copy_bytes, is_aligned, whole_blocks
+from quire_kvstore.tiers.aligned import BLOCK_BYTES, AlignedBuffers, copy_bytes, is_aligned, skip_bytes, whole_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,9 +61,9 @@ class DiskFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._direct = hasattr(os, "O_DIRECT")
-        self._straight_works = True
+        self._zero_copy_works = True
         self._numbers = itertools.count()
-        self._blocks = ThreadBlocks()
+        self._buffers = AlignedBuffers()
         self._lock_fd = -1
 
     @property
@@ -106,12 +106,12 @@ class DiskFiles:
 
     def write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         """Write a page. What was there under its name is replaced; on failure nothing is left."""
-        self._either_way(lambda: self._write(key, framed, stamp_ns))
+        self._with_fallback(lambda: self._write(key, framed, stamp_ns))
 
     def read(self, key: PageKey, into: memoryview, stamp_ns: int) -> int:
         """A framed page of a known length, as far as it is there; returns how much of it came, unchecked. It counts as
         used at `stamp_ns`. A file of another length is none of it."""
-        return self._either_way(lambda: self._read(key, into, stamp_ns))
+        return self._with_fallback(lambda: self._read(key, into, stamp_ns))
 
     def remove(self, key: PageKey) -> None:
         """Nothing if it is not there."""
@@ -129,7 +129,7 @@ class DiskFiles:
                 ours = _PAGE.fullmatch(entry.name) or _TEMPORARY.fullmatch(entry.name)
                 if not ours or not entry.is_file(follow_symlinks=False):
                     figures.foreign += 1
-                elif page := self._page_of(entry):
+                elif page := self._read_header(entry):
                     found.append(page)
                 else:
                     figures.removed += 1
@@ -141,15 +141,15 @@ class DiskFiles:
     def _write(self, key: PageKey, framed: memoryview, stamp_ns: int) -> None:
         path = self.path(key)
         temporary = path.with_name(f"{path.name}.{next(self._numbers)}.tmp")
-        straight = self._straight(framed)
-        tail = framed[straight:]
-        with self._blocks.lend(whole_blocks(len(tail))) as rest:
+        zero_copy = self._zero_copy_bytes(framed)
+        tail = framed[zero_copy:]
+        with self._buffers.borrow(whole_blocks(len(tail))) as rest:
             copy_bytes(rest[: len(tail)], tail)
             rest[len(tail) :] = bytes(len(rest) - len(tail))
             try:
                 fd = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 try:
-                    self._write_all(fd, framed[:straight], rest)
+                    self._write_all(fd, framed[:zero_copy], rest)
                     os.utime(fd, ns=(stamp_ns, stamp_ns))
                 finally:
                     os.close(fd)
@@ -164,10 +164,10 @@ class DiskFiles:
         try:
             if os.fstat(fd).st_size != whole_blocks(len(into)):
                 return 0
-            straight = self._straight(into)
-            tail = into[straight:]
-            with self._blocks.lend(whole_blocks(len(tail))) as rest:
-                got = _read_all(fd, [into[:straight], rest])
+            zero_copy = self._zero_copy_bytes(into)
+            tail = into[zero_copy:]
+            with self._buffers.borrow(whole_blocks(len(tail))) as rest:
+                got = _read_all(fd, [into[:zero_copy], rest])
                 copy_bytes(tail, rest[: len(tail)])
             with contextlib.suppress(OSError):  # a read-only disk cannot note it
                 os.utime(fd, ns=(stamp_ns, stamp_ns))
@@ -175,7 +175,7 @@ class DiskFiles:
         finally:
             os.close(fd)
 
-    def _page_of(self, entry: os.DirEntry[str]) -> FoundPage | None:
+    def _read_header(self, entry: os.DirEntry[str]) -> FoundPage | None:
         try:
             fd = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW)
             try:
@@ -213,31 +213,31 @@ class DiskFiles:
                 return fd
         raise FileNotFoundError(errno.ENOENT, "the folder does not stay", str(path))
 
-    def _straight(self, framed: memoryview) -> int:
+    def _zero_copy_bytes(self, framed: memoryview) -> int:
         """How much of a page in memory the disk can take from there, or put there, by itself."""
-        return len(framed) // BLOCK_BYTES * BLOCK_BYTES if self._straight_works and is_aligned(framed) else 0
+        return len(framed) // BLOCK_BYTES * BLOCK_BYTES if self._zero_copy_works and is_aligned(framed) else 0
 
-    def _either_way(self, act: Callable[[], T]) -> T:
+    def _with_fallback(self, act: Callable[[], T]) -> T:
         """Straight, or else through memory of our own, which is aligned for every disk. Several threads may find out at
         once that straight does not work: each of them goes on the other way."""
-        straight = self._straight_works
+        zero_copy = self._zero_copy_works
         try:
             return act()
         except OSError as error:
-            if error.errno != errno.EINVAL or not straight:
+            if error.errno != errno.EINVAL or not zero_copy:
                 raise
-            self._straight_works = False
+            self._zero_copy_works = False
             return act()
 
-    def _write_all(self, fd: int, straight: memoryview, rest: memoryview) -> None:
-        parts = [straight, rest]
+    def _write_all(self, fd: int, zero_copy: memoryview, rest: memoryview) -> None:
+        parts = [zero_copy, rest]
         done, size = 0, sum(map(len, parts))
         while done < size:
             try:
-                count = os.pwritev(fd, after(parts, done), done)
+                count = os.pwritev(fd, skip_bytes(parts, done), done)
             except OSError as error:
                 flags = fcntl.fcntl(fd, fcntl.F_GETFL)
-                if error.errno != errno.EINVAL or not flags & os.O_DIRECT or straight:
+                if error.errno != errno.EINVAL or not flags & os.O_DIRECT or zero_copy:
                     raise
                 self._direct = False  # it let us open the file so, but does not mean it
                 fcntl.fcntl(fd, fcntl.F_SETFL, flags & ~os.O_DIRECT)
@@ -250,7 +250,7 @@ class DiskFiles:
 def _read_all(fd: int, parts: list[memoryview]) -> int:
     got, size = 0, sum(map(len, parts))
     while got < size:
-        count = os.preadv(fd, after(parts, got), got)
+        count = os.preadv(fd, skip_bytes(parts, got), got)
         if count == 0:
             break
         got += count

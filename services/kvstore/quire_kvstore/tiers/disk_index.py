@@ -26,8 +26,8 @@ class DiskIndex:
         self._lock = threading.Lock()
         self._policy = make_policy(policy, capacity_bytes)
         self._sizes: dict[PageKey, int] = {}
-        self._coming: dict[PageKey, int] = {}
-        self._leaving: set[PageKey] = set()
+        self._being_written: dict[PageKey, int] = {}
+        self._being_removed: set[PageKey] = set()
         self._used_bytes = 0
 
     def __len__(self) -> int:
@@ -64,24 +64,24 @@ class DiskIndex:
                 if key in self._sizes:
                     self._policy.refresh(key)
 
-    def announce(self, key: PageKey, size: int) -> list[PageKey] | None:
+    def begin_write(self, key: PageKey, size: int) -> list[PageKey] | None:
         """Take room for a page; returns those that have to make it, which are to be removed and then `left`. None if
         the page is here, on its way or too big."""
         with self._lock:
-            if key in self._sizes or key in self._coming or key in self._leaving:
+            if key in self._sizes or key in self._being_written or key in self._being_removed:
                 return None
             room = whole_blocks(size)
-            if _room(self._coming) + room > self.capacity_bytes:
+            if _room(self._being_written) + room > self.capacity_bytes:
                 return None
             victims = self._evict(self._used_bytes + room - self.capacity_bytes)
-            self._coming[key] = size
+            self._being_written[key] = size
             self._used_bytes += room
             return victims
 
-    def settle(self, key: PageKey, *, written: bool) -> None:
+    def finish_write(self, key: PageKey, *, written: bool) -> None:
         """What was announced is there, or is not."""
         with self._lock:
-            size = self._coming.pop(key)
+            size = self._being_written.pop(key)
             if written:
                 self._sizes[key] = size
                 self._policy.add(key, whole_blocks(size))
@@ -93,10 +93,10 @@ class DiskIndex:
         with self._lock:
             return self._evict(room)
 
-    def left(self, keys: Iterable[PageKey]) -> None:
+    def finish_removal(self, keys: Iterable[PageKey]) -> None:
         """Evicted pages have been removed."""
         with self._lock:
-            self._leaving.difference_update(keys)
+            self._being_removed.difference_update(keys)
 
     def forget(self, key: PageKey) -> bool:
         """A page is not there any more; returns whether it was."""
@@ -113,8 +113,8 @@ class DiskIndex:
         with self._lock:
             order = list(self._policy)
             assert len(order) == len(self._sizes) and set(order) == set(self._sizes)
-            assert self._used_bytes == _room(self._sizes) + _room(self._coming) <= self.capacity_bytes
-            assert not self._sizes.keys() & (self._coming.keys() | self._leaving)
+            assert self._used_bytes == _room(self._sizes) + _room(self._being_written) <= self.capacity_bytes
+            assert not self._sizes.keys() & (self._being_written.keys() | self._being_removed)
 
     def _evict(self, room: int) -> list[PageKey]:
         victims: list[PageKey] = []
@@ -126,7 +126,7 @@ class DiskIndex:
             self._used_bytes -= freed
             room -= freed
             victims.append(key)
-        self._leaving.update(victims)
+        self._being_removed.update(victims)
         return victims
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from quire_kvstore.tiers.disk_medium import DiskMedium
-from quire_kvstore.tiers.redis_medium import RedisMedium
+from quire_kvstore.tiers.disk_backend import DiskBackend
+from quire_kvstore.tiers.redis_backend import RedisBackend
 from quire_kvstore.tiers.tier import WRITE_MODES, Tier, TierSettings
 
 if TYPE_CHECKING:
     from quire_kvstore.config import KvstoreConfig
-    from quire_kvstore.tiers.medium import Medium
+    from quire_kvstore.tiers.backend import TierBackend
 
 
 def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
@@ -23,29 +23,29 @@ def make_tiers(config: KvstoreConfig) -> tuple[Tier, ...]:
 def _disk(config: KvstoreConfig) -> Tier | None:
     if not config.disk_path or not config.disk_bytes:
         return None
-    medium = DiskMedium(
+    backend = DiskBackend(
         Path(config.disk_path),
         config.disk_bytes,
         config.disk_policy,
         config.disk_retry_s,
         config.disk_keep_free_bytes,
     )
-    return _tier(config, medium, config.disk_write, config.disk_read_threads, config.disk_write_threads)
+    return _tier(config, backend, config.disk_write, config.disk_read_threads, config.disk_write_threads)
 
 
 def _redis(config: KvstoreConfig) -> Tier | None:
     if not config.redis_url:
         return None
-    medium = RedisMedium(
+    backend = RedisBackend(
         config.redis_url,
         config.redis_ttl_s,
         config.redis_timeout_ms / 1000,
         config.redis_retry_s,
         config.max_page_bytes,
     )
-    return _tier(config, medium, config.redis_write, config.redis_read_threads, config.redis_write_threads)
+    return _tier(config, backend, config.redis_write, config.redis_read_threads, config.redis_write_threads)
 
 
-def _tier(config: KvstoreConfig, medium: Medium, write: str, read_threads: int, write_threads: int) -> Tier:
+def _tier(config: KvstoreConfig, backend: TierBackend, write: str, read_threads: int, write_threads: int) -> Tier:
     settings = TierSettings(WRITE_MODES[write], read_threads, write_threads, config.read_queue, config.write_queue)
-    return Tier(medium, settings)
+    return Tier(backend, settings)

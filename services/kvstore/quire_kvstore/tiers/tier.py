@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire_common.pages import PageCorrupt, check_page
 from quire_common.telemetry.logs import get_logger
-from quire_kvstore.tiers.medium import PageJob
+from quire_kvstore.tiers.backend import PageJob
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Medium
+    from quire_kvstore.tiers.backend import TierBackend
 
 log = get_logger(__name__)
-TEND_S = 0.1
+MAINTENANCE_S = 0.1
 # The longest that a write waits for reads to end.
-_WRITE_PATIENCE_S = 0.05
-_INTEGRITY_PATIENCE_S = 30.0
+_MAX_WRITE_DELAY_S = 0.05
+_FLUSH_TIMEOUT_S = 30.0
 # Pages are written when they are stored, when lookups have found them so often, or never.
 WRITE_MODES: dict[str, int | None] = {"write-through": 0, "selective": 2, "off": None}
 
@@ -45,115 +45,118 @@ class TierSettings:
 
 
 @dataclass(eq=False)
-class _Run:
+class _WriteRun:
     """Pages that were offered together, and how many of them are still to be written."""
 
     keys: Sequence[PageKey]
-    left: int
+    finish_removal: int
 
 
-class _Write(NamedTuple):
+class _PageWrite(NamedTuple):
     job: PageJob
-    run: _Run
+    run: _WriteRun
 
 
-class Upstairs(Protocol):
+class TierCallbacks(Protocol):
     """Whom a tier reads for and writes from. Called by the tier's threads, which hold no lock then."""
 
-    def place(self, job: PageJob, size: int) -> memoryview | None:
+    def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
         """Memory for the framed page; None where nobody waits for it any more or there is no room: then the job has
         ended with this call."""
 
-    def arrived(self, job: PageJob) -> None:
+    def on_page_read(self, job: PageJob) -> None:
         """The page is in its place, and right."""
 
-    def missed(self, job: PageJob) -> None:
+    def on_page_missed(self, job: PageJob) -> None:
         """It was not found here; its place, if it has one, is not used any more."""
 
-    def borrow(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
+    def borrow_page(self, key: PageKey) -> contextlib.AbstractContextManager[memoryview | None]:
         """The framed page, kept in memory meanwhile; None if it is not there any more."""
 
-    def gone(self, keys: Sequence[PageKey]) -> None:
+    def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
         """The medium does not hold these any more."""
 
-    def came(self) -> None:
+    def on_pages_found(self) -> None:
         """The medium holds pages that nobody has put there in this life."""
 
 
 class Tier:
     """See the module. `request`, `offer` and `touch` return at once; other methods are the owner's alone."""
 
-    def __init__(self, medium: Medium, settings: TierSettings) -> None:
-        self.medium = medium
+    def __init__(self, backend: TierBackend, settings: TierSettings) -> None:
+        self.backend = backend
         self.write_at = settings.write_at
         self._settings = settings
         lock = threading.Lock()
         self._lock = lock
         self._to_read = threading.Condition(lock)
         self._to_write = threading.Condition(lock)
-        self._settled = threading.Condition(lock)
+        self._write_done = threading.Condition(lock)
         """Something was written, or the threads are to end."""
         self._reads: deque[PageJob] = deque()
-        self._writes: deque[_Write] = deque()
+        self._writes: deque[_PageWrite] = deque()
         self._reading = self._writing = 0
         self._stopping = False
         self._threads: list[threading.Thread] = []
 
-    def start(self, upstairs: Upstairs) -> None:
+    def start(self, callbacks: TierCallbacks) -> None:
         """Open the medium and begin."""
-        self.medium.gone, self.medium.came = upstairs.gone, upstairs.came
-        self.medium.open()
-        name, settings = self.medium.name, self._settings
-        loops: list[tuple[str, Callable[[Upstairs], None], int]] = [
+        self.backend.on_pages_removed, self.backend.on_pages_found = (
+            callbacks.on_pages_removed,
+            callbacks.on_pages_found,
+        )
+        self.backend.open()
+        name, settings = self.backend.name, self._settings
+        loops: list[tuple[str, Callable[[TierCallbacks], None], int]] = [
             ("read", self._read_loop, settings.read_threads),
             ("write", self._write_loop, settings.write_threads),
-            ("tend", self._tend_loop, 1),
+            ("maintenance", self._maintenance_loop, 1),
         ]
         for what, loop, count in loops:
             for number in range(count):
-                thread = threading.Thread(target=loop, args=(upstairs,), name=f"{name}-{what}-{number}", daemon=True)
+                thread = threading.Thread(target=loop, args=(callbacks,), name=f"{name}-{what}-{number}", daemon=True)
                 self._threads.append(thread)
                 thread.start()
 
     def may_have(self, key: PageKey) -> bool:
         """Whether a read makes sense."""
-        return self.medium.may_have(key)
+        return self.backend.may_have(key)
 
-    def request(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
+    def request_reads(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
         """Read these, and answer by `Upstairs`; returns those for which there is no room."""
         with self._lock:
             room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
             self._reads.extend(jobs[:room])
             self._to_read.notify(len(jobs[:room]))
         if jobs[room:]:
-            self.medium.counts.add(dropped=len(jobs[room:]))
+            self.backend.counts.add(dropped=len(jobs[room:]))
         return jobs[room:]
 
-    def offer(self, keys: Sequence[PageKey]) -> None:
+    def offer_pages(self, keys: Sequence[PageKey]) -> None:
         """Write these pages, a run from its head on, if they are still in memory when their turn comes."""
         now = time.time_ns()
         jobs = [PageJob(key, now - index) for index, key in enumerate(keys)]
         with self._lock:
             room = max(self._settings.write_queue - len(self._writes), 0)
-            run = _Run(keys[:room], len(jobs[:room]))
-            self._writes.extend(_Write(job, run) for job in jobs[:room])
+            run = _WriteRun(keys[:room], len(jobs[:room]))
+            self._writes.extend(_PageWrite(job, run) for job in jobs[:room])
             self._to_write.notify(len(jobs[:room]))
         if jobs[room:]:
-            self.medium.counts.add(dropped=len(jobs[room:]))
+            self.backend.counts.add(dropped=len(jobs[room:]))
 
     def touch(self, keys: Sequence[PageKey]) -> None:
         """A run of pages was used; a prefix's tail is to go before its head."""
-        self.medium.touch(reversed(keys))
+        self.backend.touch(reversed(keys))
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until all that was offered is written; returns whether it is."""
         with self._lock:
-            return self._settled.wait_for(lambda: not self._writes and not self._writing, timeout_s)
+            return self._write_done.wait_for(lambda: not self._writes and not self._writing, timeout_s)
 
     def check_integrity(self) -> None:
         """Not to be asked while a lookup is under way."""
-        self.flush(_INTEGRITY_PATIENCE_S)
-        self.medium.check_integrity()
+        self.flush(_FLUSH_TIMEOUT_S)
+        self.backend.check_integrity()
 
     def close(self, timeout_s: float) -> bool:
         """Stop the threads; False if one hangs in the medium, which is then left alone."""
@@ -161,38 +164,38 @@ class Tier:
             self._stopping = True
             self._reads.clear()
             self._writes.clear()
-            for condition in (self._to_read, self._to_write, self._settled):
+            for condition in (self._to_read, self._to_write, self._write_done):
                 condition.notify_all()
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(deadline - time.monotonic(), 0.0))
         if any(thread.is_alive() for thread in self._threads):
             return False
-        self.medium.close()
+        self.backend.close()
         return True
 
-    def _read_loop(self, upstairs: Upstairs) -> None:
+    def _read_loop(self, callbacks: TierCallbacks) -> None:
         while True:
             with self._lock:
                 self._to_read.wait_for(lambda: self._reads or self._stopping)
                 if self._stopping:
                     return
-                count = min(len(self._reads), self.medium.read_batch)
+                count = min(len(self._reads), self.backend.read_batch)
                 batch = [self._reads.popleft() for _ in range(count)]
                 self._reading += 1
             try:
-                self._read(batch, upstairs)
+                self._read(batch, callbacks)
             finally:
                 with self._lock:
                     self._reading -= 1
                     if not self._reads and not self._reading:
                         self._to_write.notify_all()
 
-    def _read(self, batch: list[PageJob], upstairs: Upstairs) -> None:
+    def _read(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
         open_jobs = set(batch)
 
-        def place(job: PageJob, size: int) -> memoryview | None:
-            view = upstairs.place(job, size)
+        def allocate_buffer(job: PageJob, size: int) -> memoryview | None:
+            view = callbacks.allocate_buffer(job, size)
             if view is None:
                 open_jobs.discard(job)
             return view
@@ -203,76 +206,78 @@ class Tier:
             open_jobs.discard(job)
             intact = framed is not None and self._intact(job.key, framed)
             if framed is not None and intact:
-                self.medium.counts.add(bytes_read=len(framed))
-                upstairs.arrived(job)
+                self.backend.counts.add(bytes_read=len(framed))
+                callbacks.on_page_read(job)
                 return
             if framed is not None:
-                self.medium.counts.add(corrupt=1)
-                self.medium.discard(job.key)
-            upstairs.missed(job)
+                self.backend.counts.add(corrupt=1)
+                self.backend.discard(job.key)
+            callbacks.on_page_missed(job)
 
         try:
-            self.medium.read(batch, place, deliver)
+            self.backend.read(batch, allocate_buffer, deliver)
         except Exception:
-            log.exception("a read failed in an unforeseen way", medium=self.medium.name)
-            self.medium.counts.add(errors=1)
+            log.exception("a read failed in an unforeseen way", medium=self.backend.name)
+            self.backend.counts.add(errors=1)
         for job in batch:
             if job in open_jobs:
-                upstairs.missed(job)
+                callbacks.on_page_missed(job)
 
-    def _write_loop(self, upstairs: Upstairs) -> None:
+    def _write_loop(self, callbacks: TierCallbacks) -> None:
         while True:
             with self._lock:
                 self._to_write.wait_for(lambda: self._writes or self._stopping)
-                self._to_write.wait_for(lambda: self._stopping or not (self._reads or self._reading), _WRITE_PATIENCE_S)
+                self._to_write.wait_for(
+                    lambda: self._stopping or not (self._reads or self._reading), _MAX_WRITE_DELAY_S
+                )
                 if self._stopping:
                     return
-                count = min(len(self._writes), self.medium.write_batch)
+                count = min(len(self._writes), self.backend.write_batch)
                 batch = [self._writes.popleft() for _ in range(count)]
                 self._writing += 1
             try:
                 if batch:
-                    self._write([write.job for write in batch], upstairs)
-                for run in self._ended(batch):
-                    self.medium.refresh(reversed(run.keys))
+                    self._write([write.job for write in batch], callbacks)
+                for run in self._finished_runs(batch):
+                    self.backend.refresh(reversed(run.keys))
             except Exception:
-                log.exception("a write failed in an unforeseen way", medium=self.medium.name)
-                self.medium.counts.add(errors=1)
+                log.exception("a write failed in an unforeseen way", medium=self.backend.name)
+                self.backend.counts.add(errors=1)
             finally:
                 with self._lock:
                     self._writing -= 1
                     if not self._writes and not self._writing:
-                        self._settled.notify_all()
+                        self._write_done.notify_all()
 
-    def _ended(self, batch: Sequence[_Write]) -> list[_Run]:
+    def _finished_runs(self, batch: Sequence[_PageWrite]) -> list[_WriteRun]:
         """Runs that have all their pages written or dropped with this batch."""
         with self._lock:
             for write in batch:
-                write.run.left -= 1
-            return [run for run in dict.fromkeys(write.run for write in batch) if not run.left]
+                write.run.finish_removal -= 1
+            return [run for run in dict.fromkeys(write.run for write in batch) if not run.finish_removal]
 
-    def _write(self, batch: list[PageJob], upstairs: Upstairs) -> None:
+    def _write(self, batch: list[PageJob], callbacks: TierCallbacks) -> None:
         with contextlib.ExitStack() as borrowed:
-            views = [(job, borrowed.enter_context(upstairs.borrow(job.key))) for job in batch]
+            views = [(job, borrowed.enter_context(callbacks.borrow_page(job.key))) for job in batch]
             pages = [(job, framed) for job, framed in views if framed is not None]
-            kept = self.medium.write(pages) if pages else 0
+            kept = self.backend.write(pages) if pages else 0
         if len(batch) > kept:
-            self.medium.counts.add(dropped=len(batch) - kept)
+            self.backend.counts.add(dropped=len(batch) - kept)
 
     def _intact(self, key: PageKey, framed: memoryview) -> bool:
         try:
             check_page(framed, key).release()
         except PageCorrupt as error:
-            log.warning("a page is corrupt", medium=self.medium.name, reason=str(error))
+            log.warning("a page is corrupt", medium=self.backend.name, reason=str(error))
             return False
         return True
 
-    def _tend_loop(self, upstairs: Upstairs) -> None:
+    def _maintenance_loop(self, callbacks: TierCallbacks) -> None:
         while True:
             with self._lock:
-                if self._settled.wait_for(lambda: self._stopping, TEND_S):
+                if self._write_done.wait_for(lambda: self._stopping, MAINTENANCE_S):
                     return
             try:
-                self.medium.tend()
+                self.backend.maintain()
             except Exception:
-                log.exception("a medium cannot be tended", medium=self.medium.name)
+                log.exception("a medium cannot be tended", medium=self.backend.name)

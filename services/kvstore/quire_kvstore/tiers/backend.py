@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from quire_common.pages import PageKey
 
     Deliver = Callable[["PageJob", memoryview | None], None]
-    Place = Callable[["PageJob", int], memoryview | None]
-    Gone = Callable[[Sequence[PageKey]], None]
-    Came = Callable[[], None]
+    AllocateBuffer = Callable[["PageJob", int], memoryview | None]
+    PagesRemoved = Callable[[Sequence[PageKey]], None]
+    PagesFound = Callable[[], None]
 
 
 @dataclass(eq=False)
@@ -54,13 +54,13 @@ class TierCounts:
             for name, count in counts.items():
                 setattr(self._figures, name, getattr(self._figures, name) + count)
 
-    def now(self) -> TierFigures:
+    def snapshot(self) -> TierFigures:
         """A copy."""
         with self._lock:
             return TierFigures(**{field.name: getattr(self._figures, field.name) for field in fields(TierFigures)})
 
 
-class Medium(Protocol):
+class TierBackend(Protocol):
     """Where pages are kept. `may_have`, `touch`, `refresh` and the properties never wait for the medium and may be
     called by any thread; the other methods are called by the tier's threads alone and may take as long as the medium
     does. A medium that fails counts it and answers with a miss.
@@ -72,9 +72,9 @@ class Medium(Protocol):
     read_batch: int
     write_batch: int
     counts: TierCounts
-    gone: Gone
+    on_pages_removed: PagesRemoved
     """Told of pages that it no longer has; set by the tier."""
-    came: Came
+    on_pages_found: PagesFound
     """Told when it has found pages of an earlier life; set by the tier."""
 
     @property
@@ -108,10 +108,10 @@ class Medium(Protocol):
     def open(self) -> None:
         """Make ready, as far as possible."""
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Called several times a second: time to try again what failed."""
 
-    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         """Ask for each job's `place` by the framed page's size, which may be refused: nobody wants it any more, or
         there is no room. Fill it, and deliver what has come of it, or None. What is delivered has not been checked; a
         job that was not found may be delivered without a place."""

@@ -5,17 +5,17 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING
 
-from quire_kvstore.tiers.medium import TierCounts
+from quire_kvstore.tiers.backend import TierCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Came, Deliver, Gone, PageJob, Place
+    from quire_kvstore.tiers.backend import AllocateBuffer, Deliver, PageJob, PagesFound, PagesRemoved
 
 
-class ScriptedMedium:
-    """Implements Medium. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
+class ScriptedBackend:
+    """See Medium. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
 
     name = "scripted"
     local = True
@@ -27,8 +27,8 @@ class ScriptedMedium:
 
     def __init__(self, *, free: bool = True, blind: bool = False) -> None:
         self.counts = TierCounts()
-        self.gone: Gone = lambda keys: None
-        self.came: Came = lambda: None
+        self.on_pages_removed: PagesRemoved = lambda keys: None
+        self.on_pages_found: PagesFound = lambda: None
         self.held: dict[PageKey, bytes] = {}
         self.reads: list[PageKey] = []
         self.begun = threading.Semaphore(0)
@@ -65,13 +65,13 @@ class ScriptedMedium:
     def open(self) -> None:
         pass
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         pass
 
-    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         for job in jobs:
             page = self.held.get(job.key, b"")
-            into = place(job, len(page)) if page else None
+            into = allocate_buffer(job, len(page)) if page else None
             if page and into is None:
                 continue
             self.reads.append(job.key)
@@ -92,7 +92,7 @@ class ScriptedMedium:
 
     def discard(self, key: PageKey) -> None:
         if self.held.pop(key, None) is not None:
-            self.gone([key])
+            self.on_pages_removed([key])
 
     def close(self) -> None:
         pass

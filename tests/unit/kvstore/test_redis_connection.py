@@ -13,7 +13,7 @@ import pytest
 
 from quire_common.errors import ConfigError
 from quire_kvstore.tiers.redis_address import RedisAddress
-from quire_kvstore.tiers.redis_wire import RedisLost, RedisWire, Refusal
+from quire_kvstore.tiers.redis_connection import ErrorReply, RedisConnection, RedisConnectionLost
 from tests.redis_server import RedisServer, redis_server
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ HELLO = b"+PONG\r\n"
 
 
 @contextlib.contextmanager
-def wire_to(answers: bytes, step: int = 1 << 20, pause_s: float = 0.0, timeout_s: float = 30.0) -> Iterator[RedisWire]:
+def connection_to(
+    answers: bytes, step: int = 1 << 20, pause_s: float = 0.0, timeout_s: float = 30.0
+) -> Iterator[RedisConnection]:
     """A wire to a server that greets, and then says this whatever it is asked, `step` bytes at a time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = threading.Event()
@@ -40,12 +42,12 @@ def wire_to(answers: bytes, step: int = 1 << 20, pause_s: float = 0.0, timeout_s
 
         speaker = threading.Thread(target=speak)
         speaker.start()
-        wire = RedisWire(RedisAddress("127.0.0.1", listener.getsockname()[1]), timeout_s)
+        connection = RedisConnection(RedisAddress("127.0.0.1", listener.getsockname()[1]), timeout_s)
         try:
-            yield wire
+            yield connection
         finally:
             gone.set()
-            wire.close()
+            connection.close()
             speaker.join(60)
 
 
@@ -53,21 +55,21 @@ def wire_to(answers: bytes, step: int = 1 << 20, pause_s: float = 0.0, timeout_s
 def test_every_kind_of_answer_however_it_is_cut(step: int) -> None:
     value = bytes(range(256)) * 3
     said = b"+OK\r\n:42\r\n$-1\r\n-ERR no\r\n$768\r\n" + value + b"\r\n$4\r\n\r\n\r\n\r\n:7\r\n"
-    with wire_to(said, step) as wire:
+    with connection_to(said, step) as connection:
         into = memoryview(bytearray(768))
-        assert (wire.answer(), wire.answer(), wire.answer()) == (b"OK", 42, None)
-        refusal = wire.answer()
-        assert isinstance(refusal, Refusal) and str(refusal) == "ERR no"
-        assert wire.answer(into) == 768 and into == value
-        assert wire.answer() == b"\r\n\r\n"
-        assert wire.answer() == 7
+        assert (connection.read_reply(), connection.read_reply(), connection.read_reply()) == (b"OK", 42, None)
+        refusal = connection.read_reply()
+        assert isinstance(refusal, ErrorReply) and str(refusal) == "ERR no"
+        assert connection.read_reply(into) == 768 and into == value
+        assert connection.read_reply() == b"\r\n\r\n"
+        assert connection.read_reply() == 7
 
 
 def test_a_value_of_another_size_is_read_past() -> None:
-    with wire_to(b"$5\r\nhello\r\n:1\r\n") as wire:
+    with connection_to(b"$5\r\nhello\r\n:1\r\n") as connection:
         into = memoryview(bytearray(4))
-        assert wire.answer(into) == 5 and bytes(into) == bytes(4)
-        assert wire.answer() == 1
+        assert connection.read_reply(into) == 5 and bytes(into) == bytes(4)
+        assert connection.read_reply() == 1
 
 
 @pytest.mark.parametrize(
@@ -85,43 +87,43 @@ def test_a_value_of_another_size_is_read_past() -> None:
     ],
 )
 def test_what_no_redis_says_is_a_loss(said: bytes) -> None:
-    with wire_to(said) as wire, pytest.raises(RedisLost):
-        wire.answer()
-        wire.answer()
+    with connection_to(said) as connection, pytest.raises(RedisConnectionLost):
+        connection.read_reply()
+        connection.read_reply()
 
 
 def test_an_answer_that_trickles_is_too_slow() -> None:
     """Each byte is in time; the whole is not."""
-    with wire_to(b"+" + b"x" * 4000, step=1, pause_s=0.02, timeout_s=0.3) as wire:
+    with connection_to(b"+" + b"x" * 4000, step=1, pause_s=0.02, timeout_s=0.3) as connection:
         began = time.monotonic()
-        with pytest.raises(RedisLost, match="longer than"):
-            wire.answer()
+        with pytest.raises(RedisConnectionLost, match="longer than"):
+            connection.read_reply()
         assert time.monotonic() - began < 10
 
 
 def test_long_and_short_words_arrive_as_they_are(redis_server: RedisServer) -> None:
-    wire = RedisWire(RedisAddress.parse(redis_server.url), 30)
+    connection = RedisConnection(RedisAddress.parse(redis_server.url), 30)
     for size in (0, 1, 5000, 1 << 14, (1 << 21) + 7):
         value = memoryview(bytes(index % 251 for index in range(997)) * (size // 997 + 1))[:size]
-        assert wire.ask([(b"SET", b"key", value, b"EX", b"60"), (b"STRLEN", b"key")]) == [b"OK", size]
+        assert connection.execute([(b"SET", b"key", value, b"EX", b"60"), (b"STRLEN", b"key")]) == [b"OK", size]
         into = memoryview(bytearray(size))
-        wire.send([(b"GET", b"key")])
-        assert wire.answer(into) == size and into == value
-    wire.close()
+        connection.send([(b"GET", b"key")])
+        assert connection.read_reply(into) == size and into == value
+    connection.close()
 
 
 def test_databases_and_passwords(redis_server: RedisServer) -> None:
     port = redis_server.port
-    one = RedisWire(RedisAddress.parse(f"redis://127.0.0.1:{port}/1"), 30)
-    two = RedisWire(RedisAddress.parse(f"redis://127.0.0.1:{port}/2"), 30)
-    assert one.ask([(b"SET", b"key", b"1")]) == [b"OK"] and two.ask([(b"GET", b"key")]) == [None]
-    assert one.ask([(b"CONFIG", b"SET", b"requirepass", b"p@ss")]) == [b"OK"]
-    with pytest.raises(RedisLost, match="does not let us in"):
-        RedisWire(RedisAddress.parse(f"redis://127.0.0.1:{port}"), 30)
-    three = RedisWire(RedisAddress.parse(f"redis://:p%40ss@127.0.0.1:{port}/1"), 30)
-    assert three.ask([(b"GET", b"key")]) == [b"1"]
-    for wire in (one, two, three):
-        wire.close()
+    one = RedisConnection(RedisAddress.parse(f"redis://127.0.0.1:{port}/1"), 30)
+    two = RedisConnection(RedisAddress.parse(f"redis://127.0.0.1:{port}/2"), 30)
+    assert one.execute([(b"SET", b"key", b"1")]) == [b"OK"] and two.execute([(b"GET", b"key")]) == [None]
+    assert one.execute([(b"CONFIG", b"SET", b"requirepass", b"p@ss")]) == [b"OK"]
+    with pytest.raises(RedisConnectionLost, match="does not let us in"):
+        RedisConnection(RedisAddress.parse(f"redis://127.0.0.1:{port}"), 30)
+    three = RedisConnection(RedisAddress.parse(f"redis://:p%40ss@127.0.0.1:{port}/1"), 30)
+    assert three.execute([(b"GET", b"key")]) == [b"1"]
+    for connection in (one, two, three):
+        connection.close()
 
 
 def test_urls() -> None:
@@ -164,7 +166,7 @@ def test_tls_is_asked_for_with_the_hosts_name() -> None:
 
         server = threading.Thread(target=hang_up)
         server.start()
-        with pytest.raises(RedisLost) as caught:
-            RedisWire(RedisAddress.parse(f"rediss://127.0.0.1:{listener.getsockname()[1]}"), 30)
+        with pytest.raises(RedisConnectionLost) as caught:
+            RedisConnection(RedisAddress.parse(f"rediss://127.0.0.1:{listener.getsockname()[1]}"), 30)
         assert isinstance(caught.value.__cause__, ssl.SSLError)
         server.join(60)

@@ -22,9 +22,9 @@ def test_a_page_is_written_in_place(make_store: MakeStore) -> None:
     wanted, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     for index in wanted:
-        with store.writing(lease.id, index) as room:
-            assert len(room.view) == FRAMED_BYTES
-            room.view[:] = framed(A, index)
+        with store.page_buffer(lease.id, index) as buffer:
+            assert len(buffer.view) == FRAMED_BYTES
+            buffer.view[:] = framed(A, index)
     assert store.complete_pages(lease.id) == 4
     assert store.commit(lease.id) == (4, 0)
     _, found = store.lookup(A, 0, pin=True)
@@ -41,8 +41,8 @@ def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
     wanted, lease, _ = store.begin_put(part(A, 0, 2), BODY_BYTES, 0)
     assert lease is not None and wanted == [0, 1]
     store.write(lease.id, 0, 0, framed(A, 0))
-    with store.writing(lease.id, 1) as room:
-        room.view[:] = framed(A, 1)
+    with store.page_buffer(lease.id, 1) as buffer:
+        buffer.view[:] = framed(A, 1)
         if ending == "release":
             assert store.release([lease.id]) == 1
         elif ending == "commit":
@@ -56,10 +56,10 @@ def test_memory_of_an_ended_put_is_nobodys_until_its_writer_has_left(
         store.check_integrity()
         # Others take all the rest, and not this.
         assert put(store, chain("b", 4)) == (3, 0)
-        assert room.view == framed(A, 1)
+        assert buffer.view == framed(A, 1)
     assert store.stats().used_bytes == 3 * PLACE_BYTES
     assert length(store, A) == 0
-    with pytest.raises(NotFound), store.writing(lease.id, 1):
+    with pytest.raises(NotFound), store.page_buffer(lease.id, 1):
         pytest.fail("the put has ended")
 
 
@@ -77,15 +77,15 @@ def test_what_had_no_room_is_told(make_store: MakeStore) -> None:
 
 
 def test_a_page_has_one_writer_at_a_time(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quire_kvstore.put_desk._TAKE_OVER_S", 0.05)
+    monkeypatch.setattr("quire_kvstore.put_manager._WRITER_TIMEOUT_S", 0.05)
     store = make_store()
     _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
-    with store.writing(lease.id, 0) as room:
+    with store.page_buffer(lease.id, 0) as buffer:
         with pytest.raises(InvalidArgument, match="being written"):
             store.write(lease.id, 0, 0, framed(A, 0))
         store.write(lease.id, 1, 0, framed(A, 1))
-        room.view[:] = framed(A, 0)
+        buffer.view[:] = framed(A, 0)
     assert store.commit(lease.id) == (2, 2)
 
 
@@ -94,8 +94,8 @@ def test_a_page_started_anew_waits_for_the_writer_of_a_broken_connection(make_st
     _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     with ThreadPoolExecutor(1) as threads:
-        with pytest.raises(OSError), store.writing(lease.id, 0) as room:
-            room.view[:10] = b"x" * 10
+        with pytest.raises(OSError), store.page_buffer(lease.id, 0) as buffer:
+            buffer.view[:10] = b"x" * 10
             second = threads.submit(store.write, lease.id, 0, 0, framed(A, 0))
             with pytest.raises(TimeoutError):
                 second.result(timeout=0.1)
@@ -111,11 +111,11 @@ def test_a_writer_that_waits_for_a_put_that_ends_is_told_so(make_store: MakeStor
     _, lease, _ = store.begin_put(A, BODY_BYTES, 0)
     assert lease is not None
     with ThreadPoolExecutor(1) as threads:
-        with store.writing(lease.id, 0) as room:
+        with store.page_buffer(lease.id, 0) as buffer:
             second = threads.submit(store.write, lease.id, 0, 0, framed(A, 0))
             with pytest.raises(TimeoutError):
                 second.result(timeout=0.1)
-            room.view[:] = framed(A, 0)
+            buffer.view[:] = framed(A, 0)
             store.release([lease.id])
         with pytest.raises(NotFound):
             second.result(timeout=10)
@@ -128,8 +128,8 @@ def test_a_write_that_breaks_off_leaves_no_page_and_may_begin_anew(make_store: M
     assert lease is not None
     store.write(lease.id, 0, 0, framed(A, 0))
     assert store.complete_pages(lease.id) == 1
-    with pytest.raises(OSError), store.writing(lease.id, 0) as room:
-        room.view[:10] = b"x" * 10
+    with pytest.raises(OSError), store.page_buffer(lease.id, 0) as buffer:
+        buffer.view[:10] = b"x" * 10
         raise OSError("the peer has gone")
     assert store.complete_pages(lease.id) == 0
     with pytest.raises(InvalidArgument, match="expected 0"):
@@ -143,19 +143,19 @@ def test_pages_have_places_until_they_go_bad(make_store: MakeStore) -> None:
     put(store, A)
     _, lease = store.lookup(A, 0, pin=True)
     assert lease is not None
-    same, offsets, generations = store.places(lease.id)
+    same, offsets, generations = store.page_locations(lease.id)
     assert same is lease and len(set(offsets)) == len(set(generations)) == 4
-    with store.reading(lease.id, 2) as view:
+    with store.page_view(lease.id, 2) as view:
         assert view == framed(A, 2)
-    assert store.check(lease.id, 2) and store.stats().counts.corrupt == 0
-    store._tier._arena.view(offsets[2], FRAMED_BYTES)[200:201] = b"\xff" if framed(A, 2)[200] != 255 else b"\0"
-    assert not store.check(lease.id, 2)
+    assert store.verify_page(lease.id, 2) and store.stats().counts.corrupt == 0
+    store._ram._arena.view(offsets[2], FRAMED_BYTES)[200:201] = b"\xff" if framed(A, 2)[200] != 255 else b"\0"
+    assert not store.verify_page(lease.id, 2)
     assert store.stats().counts.corrupt == 1 and length(store, A) == 2
-    assert not store.check(lease.id, 2), "and it is counted once"
+    assert not store.verify_page(lease.id, 2), "and it is counted once"
     assert store.stats().counts.corrupt == 1
     store.release([lease.id])
     with pytest.raises(NotFound):
-        store.places(lease.id)
+        store.page_locations(lease.id)
 
 
 def test_a_handle_leads_to_a_living_lease_alone(make_store: MakeStore, clock: Clock) -> None:
@@ -163,9 +163,9 @@ def test_a_handle_leads_to_a_living_lease_alone(make_store: MakeStore, clock: Cl
     put(store, A)
     _, lease = store.lookup(A, 0, pin=True)
     assert lease is not None
-    assert store.key_of(lease.handle) == (lease.id, lease.key)
-    assert store.key_of(lease.id) is None
+    assert store.lease_key_of(lease.handle) == (lease.id, lease.key)
+    assert store.lease_key_of(lease.id) is None
     clock.now_s += 2
-    assert store.key_of(lease.handle) is None, "expired, though nobody has swept"
+    assert store.lease_key_of(lease.handle) is None, "expired, though nobody has swept"
     store.sweep()
-    assert store.key_of(lease.handle) is None
+    assert store.lease_key_of(lease.handle) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire_kvstore.extents import Extents
+from quire_kvstore.extent_allocator import ExtentAllocator
 
 # Pages larger than this have a span each.
 SPAN_BYTES = 1 << 20
@@ -24,25 +24,25 @@ class _Span:
     free: list[int]
 
 
-class Slabs:
+class SlabAllocator:
     """`capacity_bytes` in slabs."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
-        self._extents = Extents(capacity_bytes)
+        self._extents = ExtentAllocator(capacity_bytes)
         self._span_of: dict[int, _Span] = {}
         """By the start of each slab that somebody has."""
         self._open: dict[int, dict[int, _Span]] = {}
         """By slab size and start: spans with a free slab."""
 
-    def take(self, slab_bytes: int) -> int | None:
+    def allocate(self, slab_bytes: int) -> int | None:
         """The start of a slab, or None where none fits."""
         spans = self._open.setdefault(slab_bytes, {})
         if spans:
             span = spans[next(reversed(spans))]
         else:
-            extent = self._extents.take(slab_bytes, max(1, SPAN_BYTES // slab_bytes))
+            extent = self._extents.allocate(slab_bytes, max(1, SPAN_BYTES // slab_bytes))
             if extent is None:
                 return None
             start, slabs = extent
@@ -55,7 +55,7 @@ class Slabs:
         self.used_bytes += slab_bytes
         return slab
 
-    def give_back(self, slab: int) -> None:
+    def free(self, slab: int) -> None:
         """Undo a `take`; raises KeyError if there was none."""
         span = self._span_of.pop(slab)
         span.free.append(slab)
@@ -65,7 +65,7 @@ class Slabs:
             spans[span.start] = span
             return
         spans.pop(span.start, None)
-        self._extents.give_back(span.start)
+        self._extents.free(span.start)
 
     def check_integrity(self) -> None:
         """Spans are extents, and each slab of a span is either free or somebody's."""

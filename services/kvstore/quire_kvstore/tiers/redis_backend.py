@@ -17,22 +17,22 @@ from typing import TYPE_CHECKING
 
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
+from quire_kvstore.tiers.backend import TierCounts
 from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
-from quire_kvstore.tiers.medium import TierCounts
 from quire_kvstore.tiers.redis_address import RedisAddress
-from quire_kvstore.tiers.redis_wire import RedisLost, RedisWire, Refusal
+from quire_kvstore.tiers.redis_connection import ErrorReply, RedisConnection, RedisConnectionLost
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Came, Deliver, Gone, PageJob, Place
-    from quire_kvstore.tiers.redis_wire import Answer, Word
+    from quire_kvstore.tiers.backend import AllocateBuffer, Deliver, PageJob, PagesFound, PagesRemoved
+    from quire_kvstore.tiers.redis_connection import Argument, Reply
 
 log = get_logger(__name__)
 PREFIX = b"quire:page:"
 # Values that are asked for and have not come: what Redis keeps in memory for one reader.
-AHEAD_BYTES = 8 << 20
+READ_AHEAD_BYTES = 8 << 20
 _GROUP = struct.Struct("<I")
 _COMMANDS_PER_LENGTH = 2
 
@@ -42,7 +42,7 @@ def redis_key(key: PageKey) -> bytes:
     return PREFIX + key.namespace + key.hash + _GROUP.pack(key.group)
 
 
-class RedisMedium:
+class RedisBackend:
     """See Medium."""
 
     name = "redis"
@@ -55,8 +55,8 @@ class RedisMedium:
 
     def __init__(self, url: str, ttl_s: int, timeout_s: float, retry_s: float, max_page_bytes: int) -> None:
         self.counts = TierCounts()
-        self.gone: Gone = lambda keys: None
-        self.came: Came = lambda: None
+        self.on_pages_removed: PagesRemoved = lambda keys: None
+        self.on_pages_found: PagesFound = lambda: None
         self._address = RedisAddress.parse(url)
         self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
@@ -64,10 +64,10 @@ class RedisMedium:
         self._breaker = CircuitBreaker(retry_s, is_open=True)
         self._local = threading.local()
         self._lock = threading.Lock()
-        self._wires: set[RedisWire] = set()
-        self._doomed: deque[PageKey] = deque()
+        self._connections: set[RedisConnection] = set()
+        self._pending_deletes: deque[PageKey] = deque()
         # Connections of before the last outage are not tried.
-        self._life = 0
+        self._generation = 0
 
     @property
     def available(self) -> bool:
@@ -91,26 +91,26 @@ class RedisMedium:
     def open(self) -> None:
         """See Medium: the thread that tends it connects."""
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """See Medium: the probe of the half-open breaker, and what was left to be deleted while it was open."""
-        if self._breaker.closed and self._doomed:
-            self._delete_doomed()
+        if self._breaker.closed and self._pending_deletes:
+            self._flush_deletes()
         if self._breaker.closed or not self._breaker.allow():
             return
         try:
-            self._life += 1
-            self._wire()  # a new connection greets
-        except RedisLost as error:
-            self._failed(error)
+            self._generation += 1
+            self._connection()  # a new connection greets
+        except RedisConnectionLost as error:
+            self._on_lost(error)
         else:
             self._breaker.succeeded()
             log.info("redis answers", redis=str(self._address))
 
-    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         """See Medium. Lengths first: what is not there ends its prefix before the pages after it are fetched."""
-        told = self._ask([command for job in jobs for command in self._length_of(job)])
+        lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
-        for job, size in zip(jobs, told[::_COMMANDS_PER_LENGTH], strict=True):
+        for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
             if isinstance(size, int) and 0 < size <= self._max_value_bytes:
                 found.append((job, size))
                 continue
@@ -119,120 +119,122 @@ class RedisMedium:
                 self.discard(job.key)
             deliver(job, None)
         if found:
-            self._fetch(found, place, deliver)
-        self._delete_doomed()
+            self._fetch_values(found, allocate_buffer, deliver)
+        self._flush_deletes()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
         """See Medium. What is there already, from whomever, lives on for another time."""
-        there = self._ask([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
+        there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
-        answers = self._ask([(b"SET", redis_key(job.key), framed, b"EX", self._ttl) for job, framed in missing])
+        answers = self._execute([(b"SET", redis_key(job.key), framed, b"EX", self._ttl) for job, framed in missing])
         stored = [len(framed) for (_, framed), answer in zip(missing, answers, strict=True) if answer == b"OK"]
         self.counts.add(stored=len(stored), bytes_written=sum(stored))
         return kept + len(stored)
 
     def discard(self, key: PageKey) -> None:
         """See Medium. Not at once: answers to what was asked before may be under way."""
-        self._doomed.append(key)
+        self._pending_deletes.append(key)
 
     def close(self) -> None:
         """See Medium."""
         with self._lock:
-            for wire in self._wires:
-                wire.close()
-            self._wires.clear()
+            for connection in self._connections:
+                connection.close()
+            self._connections.clear()
 
     def check_integrity(self) -> None:
         """No thread has more than one connection."""
-        assert len(self._wires) <= threading.active_count()
+        assert len(self._connections) <= threading.active_count()
 
-    def _delete_doomed(self) -> None:
-        keys: list[Word] = []
+    def _flush_deletes(self) -> None:
+        keys: list[Argument] = []
         with contextlib.suppress(IndexError):  # other threads take some too
             while True:
-                keys.append(redis_key(self._doomed.popleft()))
+                keys.append(redis_key(self._pending_deletes.popleft()))
         if keys:
-            self._ask([(b"DEL", *keys)])
+            self._execute([(b"DEL", *keys)])
 
-    def _length_of(self, job: PageJob) -> tuple[tuple[Word, ...], tuple[Word, ...]]:
+    def _length_commands(self, job: PageJob) -> tuple[tuple[Argument, ...], tuple[Argument, ...]]:
         """_COMMANDS_PER_LENGTH commands: its length, and another life, since it is about to be read."""
         key = redis_key(job.key)
         return (b"STRLEN", key), (b"EXPIRE", key, self._ttl)
 
-    def _fetch(self, found: Iterable[tuple[PageJob, int]], place: Place, deliver: Deliver) -> None:
+    def _fetch_values(
+        self, found: Iterable[tuple[PageJob, int]], allocate_buffer: AllocateBuffer, deliver: Deliver
+    ) -> None:
         """Values of these sizes into their places. So much is asked for ahead that Redis never waits for us."""
         to_ask, asked_bytes = deque(found), 0
         asked: deque[tuple[PageJob, memoryview]] = deque()
         try:
-            wire = self._wire()
+            connection = self._connection()
             while to_ask or asked:
-                commands: list[Sequence[Word]] = []
-                while to_ask and (not asked or asked_bytes + to_ask[0][1] <= AHEAD_BYTES):
+                commands: list[Sequence[Argument]] = []
+                while to_ask and (not asked or asked_bytes + to_ask[0][1] <= READ_AHEAD_BYTES):
                     job, size = to_ask.popleft()
-                    if (view := place(job, size)) is not None:
+                    if (view := allocate_buffer(job, size)) is not None:
                         asked.append((job, view))
                         asked_bytes += size
                         commands.append((b"GET", redis_key(job.key)))
                 if commands:
-                    wire.send(commands)
+                    connection.send(commands)
                 if asked:
                     job, view = asked[0]
                     size = len(view)
-                    answer = wire.answer(view)
+                    answer = connection.read_reply(view)
                     asked.popleft()
                     asked_bytes -= size
-                    self._count_refusals([answer])
+                    self._count_errors([answer])
                     came = view if answer == size else view[:0]
                     deliver(job, came if isinstance(answer, int) else None)
-        except RedisLost as error:
-            self._failed(error)
+        except RedisConnectionLost as error:
+            self._on_lost(error)
             for job, _ in (*asked, *to_ask):
                 deliver(job, None)
         except BaseException:
-            self._hang_up()  # answers that nobody read would be taken for the next ones
+            self._disconnect()  # answers that nobody read would be taken for the next ones
             raise
 
-    def _ask(self, commands: Sequence[Sequence[Word]]) -> list[Answer]:
+    def _execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
         """The answers, errors of single commands among them; None for all where Redis is away."""
         if not commands or not self._breaker.closed:
             return [None] * len(commands)
         try:
-            answers = self._wire().ask(commands)
-        except RedisLost as error:
-            self._failed(error)
+            answers = self._connection().execute(commands)
+        except RedisConnectionLost as error:
+            self._on_lost(error)
             return [None] * len(commands)
-        self._count_refusals(answers)
+        self._count_errors(answers)
         return answers
 
-    def _count_refusals(self, answers: Sequence[Answer]) -> None:
-        refusals = [answer for answer in answers if isinstance(answer, Refusal)]
-        if refusals:
-            self.counts.add(errors=len(refusals))
-            log.warning("redis refuses", redis=str(self._address), reason=str(refusals[0]), count=len(refusals))
+    def _count_errors(self, answers: Sequence[Reply]) -> None:
+        errors = [answer for answer in answers if isinstance(answer, ErrorReply)]
+        if errors:
+            self.counts.add(errors=len(errors))
+            log.warning("redis refuses", redis=str(self._address), reason=str(errors[0]), count=len(errors))
 
-    def _wire(self) -> RedisWire:
+    def _connection(self) -> RedisConnection:
         """The calling thread's connection; raises RedisLost."""
-        wire: RedisWire | None = getattr(self._local, "wire", None)
-        if wire is None or self._local.life != self._life:
-            self._hang_up()
-            self._local.life = self._life
-            wire = self._local.wire = RedisWire(self._address, self._timeout_s)
+        connection: RedisConnection | None = getattr(self._local, "connection", None)
+        if connection is None or self._local.generation != self._generation:
+            self._disconnect()
+            self._local.generation = self._generation
+            connection = self._local.connection = RedisConnection(self._address, self._timeout_s)
             with self._lock:
-                self._wires.add(wire)
-        return wire
+                self._connections.add(connection)
+        return connection
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         """Close the calling thread's connection, if it has one."""
-        wire: RedisWire | None = getattr(self._local, "wire", None)
-        if wire is not None:
-            self._local.wire = None
+        connection: RedisConnection | None = getattr(self._local, "connection", None)
+        if connection is not None:
+            self._local.connection = None
             with self._lock:
-                self._wires.discard(wire)
-            wire.close()
+                self._connections.discard(connection)
+            connection.close()
 
-    def _failed(self, error: Exception) -> None:
-        self._hang_up()
+    def _on_lost(self, error: Exception) -> None:
+        self._disconnect()
         self.counts.add(errors=1)
         if self._breaker.failed():
             log.warning("redis is away, its pages are misses", redis=str(self._address), reason=str(error))

@@ -20,27 +20,27 @@ from quire_common.errors import InvalidArgument, TooLarge
 from quire_common.pages import HEADER_BYTES, PageCorrupt, check_parts
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.puts import Put
-from quire_kvstore.ram_tier import MEDIUM
+from quire_kvstore.ram_tier import RAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from quire_common.pages import PageKey, PageRun
     from quire_kvstore.config import KvstoreConfig
-    from quire_kvstore.ladder import Ladder
     from quire_kvstore.ram_tier import RamPage, RamTier
     from quire_kvstore.store_stats import StoreCounts
+    from quire_kvstore.tier_manager import TierManager
 
     FindPut = Callable[[bytes], Put]
 
 log = get_logger(__name__)
-_TAKE_OVER_S = 2.0
+_WRITER_TIMEOUT_S = 2.0
 """A sender whose connection broke starts the page anew on another; the store waits so long for the first writer to
 notice and leave."""
 
 
 @dataclass(slots=True)
-class Room:
+class PageBuffer:
     """Memory for a part of a page."""
 
     view: memoryview
@@ -48,7 +48,7 @@ class Room:
     """Of the whole page, by who wrote it at once and summed what it wrote (`pages.copy_body`)."""
 
 
-class PutDesk:
+class PutManager:
     """See the module. `find_put` gives the living put of a lease, or raises NotFound; it wants the lock."""
 
     def __init__(
@@ -56,21 +56,21 @@ class PutDesk:
         config: KvstoreConfig,
         lock: threading.Lock,
         ram: RamTier,
-        ladder: Ladder,
+        tier_manager: TierManager,
         counts: StoreCounts,
         find_put: FindPut,
     ) -> None:
         self._config = config
         self._lock = lock
         self._ram = ram
-        self._ladder = ladder
+        self._tier_manager = tier_manager
         self._counts = counts
         self._find_put = find_put
         self._pending: set[PageKey] = set()
         self._orphans: dict[int, int] = {}
         """Memory, by offset, of ended puts that is still being written."""
         self._writers = 0
-        self._quiet = threading.Condition(lock)
+        self._writer_left = threading.Condition(lock)
         self.pending_bytes = 0
 
     def missing(self, keys: Sequence[PageKey], page_bytes: int) -> list[int]:
@@ -84,14 +84,14 @@ class PutDesk:
                 "Put smaller pages, or raise max_page_bytes.",
                 param="page_bytes",
             )
-        return [i for i, key in enumerate(keys) if key not in self._pending and not self._ladder.has(key)]
+        return [i for i, key in enumerate(keys) if key not in self._pending and not self._tier_manager.has_page(key)]
 
     def begin(self, run: PageRun, page_bytes: int, missing: Sequence[int]) -> Put | None:
         """A put of as many of the missing pages as there may be; None for none. Wants the lock."""
         keep = [page for index in range(len(run)) if (page := self._ram.get(run.key(index)))]
         offsets = self._reserve(missing, HEADER_BYTES + page_bytes, keep)
         self._counts.refused += len(missing) - len(offsets)
-        self._ladder.publish_evictions()
+        self._tier_manager.publish_evictions()
         if not offsets:
             return None
         put = Put(run, page_bytes, offsets)
@@ -100,14 +100,16 @@ class PutDesk:
         return put
 
     @contextlib.contextmanager
-    def writing(self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None) -> Iterator[Room]:
+    def page_buffer(
+        self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
+    ) -> Iterator[PageBuffer]:
         """Memory for a part of a page, for all of it by default, which the caller fills; where that fails, none of the
         page has come. A page's first part waits for another stream that still writes the page, `_TAKE_OVER_S` at most.
         Raises NotFound, InvalidArgument. Without the lock."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):
-                self._quiet.wait_for(lambda: index not in put.busy, _TAKE_OVER_S)
+                self._writer_left.wait_for(lambda: index not in put.busy, _WRITER_TIMEOUT_S)
                 put = self._find_put(lease_id)  # it may have ended meanwhile
             size = put.framed_bytes if size is None else size
             start = put.begin(index, offset, size)
@@ -115,11 +117,11 @@ class PutDesk:
         received, intact = 0, None
         try:
             with self._ram.reserved(start, size) as view:
-                yield (room := Room(view))
+                yield (buffer := PageBuffer(view))
             received = offset + size
             if received == put.framed_bytes:
                 with self._ram.reserved(put.offsets[index], put.framed_bytes) as framed:
-                    intact = is_intact(framed, put.run.key(index), room.checksum)
+                    intact = is_intact(framed, put.run.key(index), buffer.checksum)
         finally:
             with self._lock:
                 put.end(index, received)
@@ -129,11 +131,11 @@ class PutDesk:
                 if self._orphans.pop(put.offsets[index], None) is not None:
                     self._ram.cancel(put.offsets[index])
                 self._writers -= 1
-                self._quiet.notify_all()
+                self._writer_left.notify_all()
 
-    def wait_quiet(self, timeout_s: float) -> bool:
+    def wait_for_writers(self, timeout_s: float) -> bool:
         """Until nobody writes any more; False where that takes too long. Wants the lock."""
-        return self._quiet.wait_for(lambda: not self._writers, timeout_s)
+        return self._writer_left.wait_for(lambda: not self._writers, timeout_s)
 
     def finish(self, put: Put, *, publish: bool) -> int:
         """Forget the put, and publish its intact pages or none; returns how many. Wants the lock."""
@@ -155,7 +157,7 @@ class PutDesk:
         self._counts.stored += len(intact)
         self._counts.refused += len(put.offsets) - len(intact)
         parents = [put.run.hashes[index - 1] if index else b"" for index in intact]
-        self._ladder.stored([put.run.key(index) for index in intact], parents)
+        self._tier_manager.stored([put.run.key(index) for index in intact], parents)
         return len(intact)
 
     def check_integrity(self, puts: Sequence[Put]) -> dict[int, int]:
@@ -171,7 +173,7 @@ class PutDesk:
         """Memory for as many of the missing pages as there may be, from the first on; not at the cost of `keep`."""
         offsets: dict[int, int] = {}
         for page in keep:
-            self._ram.lend(page)
+            self._ram.acquire_page(page)
         for index in missing:
             pending_bytes = self.pending_bytes + size * (len(offsets) + 1)
             offset = self._ram.reserve(size) if pending_bytes <= self._config.max_pending_bytes else None
@@ -179,7 +181,7 @@ class PutDesk:
                 break
             offsets[index] = offset
         for page in keep:
-            self._ram.give_back(page)
+            self._ram.release_page(page)
         self._ram.refresh([page.key for page in keep])
         return offsets
 
@@ -189,6 +191,6 @@ def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None) -> 
     try:
         check_parts(framed[:HEADER_BYTES], framed[HEADER_BYTES:], key, checksum=checksum)
     except PageCorrupt as error:
-        log.warning("a page is corrupt", medium=MEDIUM, reason=str(error))
+        log.warning("a page is corrupt", medium=RAM, reason=str(error))
         return False
     return True

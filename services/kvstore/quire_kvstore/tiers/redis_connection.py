@@ -22,19 +22,19 @@ _BUFFER_BYTES = 64 << 10
 _LONGEST_LINE = 4096
 
 
-class RedisLost(Exception):  # one fact; the medium turns it into misses
+class RedisConnectionLost(Exception):  # one fact; the medium turns it into misses
     """The Redis is away, too slow, or says what no Redis says."""
 
 
-class Refusal(Exception):  # an answer, not raised: one command's error says nothing of the others'
+class ErrorReply(Exception):  # an answer, not raised: one command's error says nothing of the others'
     """A command's error."""
 
 
-Word = bytes | memoryview
-Answer = int | bytes | Refusal | None
+Argument = bytes | memoryview
+Reply = int | bytes | ErrorReply | None
 
 
-class RedisWire:
+class RedisConnection:
     """See the module. `timeout_s` bounds each answer, from when it is waited for to its end, and each send."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
@@ -42,68 +42,68 @@ class RedisWire:
         try:
             self._socket = address.connect(timeout_s)
         except OSError as error:
-            raise RedisLost(f"no connection to {address}: {error}") from error
-        self._all_at_once = 0 if address.tls else socket.MSG_WAITALL
+            raise RedisConnectionLost(f"no connection to {address}: {error}") from error
+        self._wait_all_flag = 0 if address.tls else socket.MSG_WAITALL
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._begin = self._end = 0
         self._timeout_s = timeout_s
         self._deadline_s = 0.0
         try:
-            self._greet(address)
+            self._handshake(address)
         except BaseException:
             self.close()
             raise
 
-    def ask(self, commands: Sequence[Sequence[Word]]) -> list[Answer]:
+    def execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
         """Send all, then read every answer. Raises RedisLost; a command's own error is its answer."""
         self.send(commands)
-        return [self.answer() for _ in commands]
+        return [self.read_reply() for _ in commands]
 
-    def send(self, commands: Sequence[Sequence[Word]]) -> None:
+    def send(self, commands: Sequence[Sequence[Argument]]) -> None:
         """Send commands; as many answers are to be read. Raises RedisLost."""
         waiting = bytearray()
         try:
-            for words in commands:
-                waiting += b"*%d\r\n" % len(words)
-                for word in words:
-                    waiting += b"$%d\r\n" % len(word)
-                    if len(word) >= _LONG_BYTES:
+            for arguments in commands:
+                waiting += b"*%d\r\n" % len(arguments)
+                for argument in arguments:
+                    waiting += b"$%d\r\n" % len(argument)
+                    if len(argument) >= _LONG_BYTES:
                         self._socket.sendall(waiting)
-                        self._socket.sendall(word)
+                        self._socket.sendall(argument)
                         waiting = bytearray()
                     else:
-                        waiting += word
+                        waiting += argument
                     waiting += b"\r\n"
             self._socket.sendall(waiting)
         except OSError as error:
-            raise RedisLost(f"sending failed: {error}") from error
+            raise RedisConnectionLost(f"sending failed: {error}") from error
 
-    def answer(self, into: memoryview | None = None) -> Answer:
+    def read_reply(self, into: memoryview | None = None) -> Reply:
         """The next answer. A value goes to `into`, if that is given and exactly of its size, and the answer is its
         length; a value of another size is read past, and its length is the answer too. Raises RedisLost."""
         self._deadline_s = time.monotonic() + self._timeout_s
-        line = self._line()
+        line = self._read_line()
         kind, rest = line[:1], line[1:]
         if kind == b"+":
             return rest
         if kind == b"-":
-            return Refusal(rest.decode("utf-8", "replace"))
+            return ErrorReply(rest.decode("utf-8", "replace"))
         number = _number(rest)
         if kind == b":":
             return number
         if kind != b"$":
-            raise RedisLost(f"an answer begins with {kind!r}")
+            raise RedisConnectionLost(f"an answer begins with {kind!r}")
         if number < 0:
             return None
         if into is None:
             if number > _BUFFER_BYTES:
-                raise RedisLost(f"a value of {number} bytes was not asked for")
+                raise RedisConnectionLost(f"a value of {number} bytes was not asked for")
             into = memoryview(bytearray(number))
-            self._fill(into)
+            self._read_exactly(into)
             self._end_of_value()
             return bytes(into)
         if len(into) == number:
-            self._fill(into)
+            self._read_exactly(into)
         else:
             self._skip(number)
         self._end_of_value()
@@ -114,19 +114,19 @@ class RedisWire:
         with contextlib.suppress(OSError):
             self._socket.close()
 
-    def _greet(self, address: RedisAddress) -> None:
-        commands: list[Sequence[Word]] = []
+    def _handshake(self, address: RedisAddress) -> None:
+        commands: list[Sequence[Argument]] = []
         if address.password:
             user = [address.user.encode()] if address.user else []
             commands.append([b"AUTH", *user, address.password.encode()])
         if address.db:
             commands.append([b"SELECT", b"%d" % address.db])
         commands.append([b"PING"])
-        for answer in self.ask(commands):
+        for answer in self.execute(commands):
             if not isinstance(answer, bytes):
-                raise RedisLost(f"{address} does not let us in: {answer}")
+                raise RedisConnectionLost(f"{address} does not let us in: {answer}")
 
-    def _line(self) -> bytes:
+    def _read_line(self) -> bytes:
         """Up to the next CRLF, which is taken too."""
         while True:
             have = bytes(self._buffer[self._begin : min(self._end, self._begin + _LONGEST_LINE)])
@@ -135,15 +135,15 @@ class RedisWire:
                 self._begin += end + 2
                 return have[:end]
             if len(have) >= _LONGEST_LINE:
-                raise RedisLost("an answer's first line does not end")
+                raise RedisConnectionLost("an answer's first line does not end")
             self._receive()
 
-    def _fill(self, into: memoryview) -> None:
+    def _read_exactly(self, into: memoryview) -> None:
         got = min(self._end - self._begin, len(into))
         into[:got] = self._buffer[self._begin : self._begin + got]
         self._begin += got
         while got < len(into):
-            got += self._receive_into(into[got:], self._all_at_once)
+            got += self._receive_into(into[got:], self._wait_all_flag)
 
     def _skip(self, count: int) -> None:
         while count:
@@ -155,9 +155,9 @@ class RedisWire:
 
     def _end_of_value(self) -> None:
         tail = memoryview(bytearray(2))
-        self._fill(tail)
+        self._read_exactly(tail)
         if bytes(tail) != b"\r\n":
-            raise RedisLost("a value is longer than it said")
+            raise RedisConnectionLost("a value is longer than it said")
 
     def _receive(self) -> None:
         """More into the buffer."""
@@ -171,11 +171,11 @@ class RedisWire:
         try:
             count = self._socket.recv_into(memory, len(memory), flags)
         except OSError as error:
-            raise RedisLost(f"receiving failed: {error}") from error
+            raise RedisConnectionLost(f"receiving failed: {error}") from error
         if not count:
-            raise RedisLost("the connection was closed")
+            raise RedisConnectionLost("the connection was closed")
         if time.monotonic() > self._deadline_s:
-            raise RedisLost(f"an answer took longer than {self._timeout_s} s")
+            raise RedisConnectionLost(f"an answer took longer than {self._timeout_s} s")
         return count
 
 
@@ -183,4 +183,4 @@ def _number(text: bytes) -> int:
     try:
         return int(text)
     except ValueError:
-        raise RedisLost(f"an answer's number is {text[:20]!r}") from None
+        raise RedisConnectionLost(f"an answer's number is {text[:20]!r}") from None

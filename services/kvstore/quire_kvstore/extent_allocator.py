@@ -8,7 +8,7 @@ from __future__ import annotations
 import bisect
 
 
-class Extents:
+class ExtentAllocator:
     """`capacity_bytes` in extents whose sizes their users choose."""
 
     def __init__(self, capacity_bytes: int) -> None:
@@ -17,7 +17,7 @@ class Extents:
         self._free_sizes = {0: capacity_bytes}
         self._used_sizes: dict[int, int] = {}
 
-    def take(self, unit: int, most: int) -> tuple[int, int] | None:
+    def allocate(self, unit: int, most: int) -> tuple[int, int] | None:
         """A new extent of one to `most` units, the first that has room for one, as many as fit there; its start and
         its number of units. None where not even one fits."""
         for index, start in enumerate(self._free_starts):
@@ -36,7 +36,7 @@ class Extents:
             return start, units
         return None
 
-    def give_back(self, start: int) -> None:
+    def free(self, start: int) -> None:
         """Undo a `take`; raises KeyError if there was none."""
         size = self._used_sizes.pop(start)
         index = bisect.bisect_left(self._free_starts, start)

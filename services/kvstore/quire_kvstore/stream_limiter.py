@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import grpc
 
 
-class Transfers:
+class StreamLimiter:
     """At most `limit` streams, cancelled after `timeout_s`."""
 
     def __init__(self, limit: int, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:

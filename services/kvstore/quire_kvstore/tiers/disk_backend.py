@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.aligned import whole_blocks
+from quire_kvstore.tiers.backend import TierCounts
 from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
 from quire_kvstore.tiers.disk_files import DiskFiles, ScanFigures
 from quire_kvstore.tiers.disk_index import DiskIndex
-from quire_kvstore.tiers.medium import TierCounts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from quire_common.pages import PageKey
-    from quire_kvstore.tiers.medium import Came, Deliver, Gone, PageJob, Place
+    from quire_kvstore.tiers.backend import AllocateBuffer, Deliver, PageJob, PagesFound, PagesRemoved
 
 log = get_logger(__name__)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -31,10 +31,10 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 # be read. Other errors, such as too many open files, say nothing about it.
 _PAGE_LOST = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EIO)
 # How many pages of the size of the refused one make room on a disk that is full.
-_PAGES_TO_GIVE = 4
+_PAGES_EVICTED_WHEN_FULL = 4
 
 
-class DiskMedium:
+class DiskBackend:
     """See Medium."""
 
     name = "disk"
@@ -44,20 +44,20 @@ class DiskMedium:
 
     def __init__(self, root: Path, capacity_bytes: int, policy: str, retry_s: float, keep_free_bytes: int = 0) -> None:
         self.counts = TierCounts()
-        self.gone: Gone = lambda keys: None
-        self.came: Came = lambda: None
+        self.on_pages_removed: PagesRemoved = lambda keys: None
+        self.on_pages_found: PagesFound = lambda: None
         self._files = DiskFiles(root)
-        self._where = str(root)
+        self._path = str(root)
         self._index = DiskIndex(capacity_bytes, policy)
-        self._opening = CircuitBreaker(retry_s)
-        self._writing = CircuitBreaker(retry_s)
+        self._open_breaker = CircuitBreaker(retry_s)
+        self._write_breaker = CircuitBreaker(retry_s)
         self._keep_free_bytes = keep_free_bytes
         self._is_open = False
 
     @property
     def available(self) -> bool:
         """See Medium: open and writable."""
-        return self._is_open and self._writing.closed
+        return self._is_open and self._write_breaker.closed
 
     @property
     def pages(self) -> int:
@@ -92,7 +92,7 @@ class DiskMedium:
 
     def open(self) -> None:
         """See Medium: claim the folder, and find the pages that are there."""
-        if self._is_open or not self._opening.allow():
+        if self._is_open or not self._open_breaker.allow():
             return
         started, figures = time.monotonic(), ScanFigures()
         try:
@@ -101,24 +101,24 @@ class DiskMedium:
         except OSError as error:
             self._files.close()
             self.counts.add(errors=1)
-            if self._opening.failed():
-                log.warning("the disk tier cannot be opened; it is tried again", path=self._where, reason=str(error))
+            if self._open_breaker.failed():
+                log.warning("the disk tier cannot be opened; it is tried again", path=self._path, reason=str(error))
             return
-        self._opening.succeeded()
+        self._open_breaker.succeeded()
         for page in found:
-            victims = self._index.announce(page.key, page.size)
+            victims = self._index.begin_write(page.key, page.size)
             if victims is None:
                 self._remove([page.key])
             else:
-                self._evicted(victims)
-                self._index.settle(page.key, written=True)
+                self._remove_evicted(victims)
+                self._index.finish_write(page.key, written=True)
         self.counts.add(foreign=figures.foreign, corrupt=figures.removed)
         if self.pages:
-            self.came()
+            self.on_pages_found()
         self._is_open = True
         log.info(
             "the disk tier is open",
-            path=self._where,
+            path=self._path,
             pages=self.pages,
             bytes=self.used_bytes,
             foreign=figures.foreign,
@@ -126,24 +126,24 @@ class DiskMedium:
             seconds=round(time.monotonic() - started, 3),
         )
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """See Medium."""
         self.open()
 
-    def read(self, jobs: Sequence[PageJob], place: Place, deliver: Deliver) -> None:
+    def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
         """See Medium."""
         for job in jobs:
             size = self._index.size(job.key)
             if size is None:  # it has gone meanwhile
                 deliver(job, None)
                 continue
-            into = place(job, size)
+            into = allocate_buffer(job, size)
             if into is None:
                 continue
             try:
                 got = self._files.read(job.key, into, job.stamp_ns)
             except OSError as error:
-                self._not_read(job.key, error)
+                self._on_read_error(job.key, error)
                 deliver(job, None)
             else:
                 deliver(job, into[:got])
@@ -156,7 +156,7 @@ class DiskMedium:
         """See Medium."""
         self._remove([key])  # before it is forgotten: until then nobody writes it anew
         if self._index.forget(key):
-            self.gone([key])
+            self.on_pages_removed([key])
 
     def close(self) -> None:
         """See Medium."""
@@ -172,36 +172,36 @@ class DiskMedium:
     def _write(self, job: PageJob, framed: memoryview) -> bool:
         if job.key in self._index:
             return True
-        if not self._is_open or not self._writing.allow():
+        if not self._is_open or not self._write_breaker.allow():
             return False
-        victims = self._index.announce(job.key, len(framed))
+        victims = self._index.begin_write(job.key, len(framed))
         if victims is None:
-            self._writing.succeeded()
+            self._write_breaker.succeeded()
             return False
-        self._evicted(victims)
+        self._remove_evicted(victims)
         try:
             self._files.require_free(len(framed) + self._keep_free_bytes)
             self._files.write(job.key, framed, job.stamp_ns)
         except OSError as error:
-            self._index.settle(job.key, written=False)
+            self._index.finish_write(job.key, written=False)
             self.counts.add(errors=1)
-            if self._writing.failed():
-                log.warning("the disk tier cannot be written", path=self._where, reason=str(error))
+            if self._write_breaker.failed():
+                log.warning("the disk tier cannot be written", path=self._path, reason=str(error))
             if error.errno in _FULL:
-                self._evicted(self._index.evict(_PAGES_TO_GIVE * whole_blocks(len(framed))))
+                self._remove_evicted(self._index.evict(_PAGES_EVICTED_WHEN_FULL * whole_blocks(len(framed))))
             return False
-        self._index.settle(job.key, written=True)
+        self._index.finish_write(job.key, written=True)
         self.counts.add(stored=1, bytes_written=len(framed))
-        if self._writing.succeeded():
-            log.info("the disk tier can be written again", path=self._where)
+        if self._write_breaker.succeeded():
+            log.info("the disk tier can be written again", path=self._path)
         return True
 
-    def _evicted(self, victims: Sequence[PageKey]) -> None:
+    def _remove_evicted(self, victims: Sequence[PageKey]) -> None:
         if victims:
             self._remove(victims)
-            self._index.left(victims)
+            self._index.finish_removal(victims)
             self.counts.add(evictions=len(victims))
-            self.gone(victims)
+            self.on_pages_removed(victims)
 
     def _remove(self, keys: Sequence[PageKey]) -> None:
         for key in keys:
@@ -209,12 +209,12 @@ class DiskMedium:
                 self._files.remove(key)
             except OSError as error:
                 self.counts.add(errors=1)
-                log.warning("a page's file cannot be removed", path=self._where, reason=str(error))
+                log.warning("a page's file cannot be removed", path=self._path, reason=str(error))
 
-    def _not_read(self, key: PageKey, error: OSError) -> None:
+    def _on_read_error(self, key: PageKey, error: OSError) -> None:
         """A page cannot be read: now, or, where it is lost, ever."""
         if error.errno != errno.ENOENT:
             self.counts.add(errors=1)
-            log.warning("a page cannot be read", path=self._where, reason=str(error))
+            log.warning("a page cannot be read", path=self._path, reason=str(error))
         if error.errno in _PAGE_LOST:
             self.discard(key)

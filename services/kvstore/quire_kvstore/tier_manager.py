@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.prefetch import Load, Prefetch
-from quire_kvstore.ram_tier import MEDIUM
+from quire_kvstore.ram_tier import RAM
 
 if TYPE_CHECKING:
     import threading
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from quire_common.pages import PageKey
     from quire_kvstore.page_feed import PageFeed
     from quire_kvstore.ram_tier import RamPage, RamTier
-    from quire_kvstore.tiers.medium import PageJob
+    from quire_kvstore.tiers.backend import PageJob
     from quire_kvstore.tiers.tier import Tier
 
 log = get_logger(__name__)
 
 
-class Ladder:
+class TierManager:
     """See the module."""
 
     def __init__(
@@ -44,21 +44,21 @@ class Ladder:
         self._max_waiting = max_waiting
         self._waiting = 0
         self._loading: dict[PageKey, Load] = {}
-        self._adopting: dict[int, int] = {}
+        self._load_buffers: dict[int, int] = {}
         self.damaged_pages = 0
 
-    def gather(self, keys: Sequence[PageKey], wait_s: float) -> Prefetch:
+    def fetch_prefix(self, keys: Sequence[PageKey], wait_s: float) -> Prefetch:
         """A prefix of the keys: what is in memory, and what the tiers below bring within `wait_s`. The lock is let go
         while it waits. To be ended."""
         prefetch = Prefetch(keys, self._lock, time.time_ns())
-        self._pump(prefetch, deep=wait_s > 0 and self._waiting < self._max_waiting)
+        self._start_loads(prefetch, load_missing=wait_s > 0 and self._waiting < self._max_waiting)
         if not prefetch.done:
             self._waiting += 1
             prefetch.changed.wait_for(lambda: prefetch.done, wait_s)
             self._waiting -= 1
         return prefetch
 
-    def end(self, prefetch: Prefetch) -> list[RamPage]:
+    def end_prefetch(self, prefetch: Prefetch) -> list[RamPage]:
         """The pages that came, pinned; each has been found once more."""
         pages, beyond = prefetch.close()
         self._ram.unpin(beyond)
@@ -66,7 +66,7 @@ class Ladder:
             page.hits += 1
         for tier in self._tiers:
             tier.touch(prefetch.keys[: len(pages)])
-            self._offer(tier, [page.key for page in pages if page.hits == tier.write_at])
+            self._offer_pages(tier, [page.key for page in pages if page.hits == tier.write_at])
         return pages
 
     def stored(self, keys: Sequence[PageKey], parents: Sequence[bytes]) -> None:
@@ -74,34 +74,34 @@ class Ladder:
         self._feed.publish(keys, parents)
         for tier in self._tiers:
             if tier.write_at == 0:
-                self._offer(tier, keys)
+                self._offer_pages(tier, keys)
 
-    def drop(self, page: RamPage) -> None:
+    def drop_damaged(self, page: RamPage) -> None:
         """A page in memory is not what its key says."""
         if not page.dropped:
-            self._ram.drop(page)
+            self._ram.drop_page(page)
             self.damaged_pages += 1
-            self._tell_gone([page.key])
+            self._publish_removed([page.key])
 
-    def has(self, key: PageKey) -> bool:
+    def has_page(self, key: PageKey) -> bool:
         """Whether this instance holds a page, as far as is known without looking."""
         return key in self._ram or self._in_local_tier(key)
 
-    def held(self) -> dict[str, list[PageKey]]:
+    def held_keys(self) -> dict[str, list[PageKey]]:
         """All that this instance holds, by the fastest medium."""
-        found = {MEDIUM: list(self._ram)}
+        found = {RAM: list(self._ram)}
         for tier in self._tiers:
-            if tier.medium.local:
-                found[tier.medium.name] = [key for key in tier.medium.held_keys() if key not in self._ram]
+            if tier.backend.local:
+                found[tier.backend.name] = [key for key in tier.backend.held_keys() if key not in self._ram]
         return found
 
     def publish_evictions(self) -> None:
         """Tell those who watch what went since the last time."""
-        self._tell_gone(self._ram.take_evicted())
+        self._publish_removed(self._ram.take_evicted_keys())
 
-    def reserved(self) -> dict[int, int]:
+    def load_buffers(self) -> dict[int, int]:
         """Memory that loads are being read to."""
-        return self._adopting
+        return self._load_buffers
 
     def check_integrity(self) -> None:
         """Every load is waited for or was given up. Not to be asked while a lookup is under way."""
@@ -111,62 +111,62 @@ class Ladder:
 
     # Upstairs: called by the tiers' threads.
 
-    def place(self, job: PageJob, size: int) -> memoryview | None:
+    def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
         """See Upstairs. Nobody else knows of that memory until the page has arrived."""
         load = cast("Load", job)
         with self._lock:
             if not load.wanted():
-                self._fail(load)
+                self._fail_load(load)
                 return None
             if (page := self._ram.get(load.key)) is not None:  # a put has brought it meanwhile
-                self._settle(load, page)
+                self._complete_load(load, page)
                 return None
             offset = self._ram.reserve(size)
             self.publish_evictions()
             if offset is None:
-                self._fail(load)
+                self._fail_load(load)
                 return None
-            self._adopting[offset] = size
+            self._load_buffers[offset] = size
             load.offset, load.view = offset, self._ram.reserved(offset, size)
             return load.view
 
-    def arrived(self, job: PageJob) -> None:
+    def on_page_read(self, job: PageJob) -> None:
         """See Upstairs."""
         load = cast("Load", job)
         with self._lock:
-            offset, size = load.leave()
-            del self._adopting[offset]
+            offset, size = load.release_buffer()
+            del self._load_buffers[offset]
             if (page := self._ram.get(load.key)) is not None:
                 self._ram.cancel(offset)
-                self._settle(load, page)
+                self._complete_load(load, page)
                 return
             known = self._in_local_tier(load.key)
             page = self._ram.publish(load.key, offset, size, pinned=True)
-            self._settle(load, page)
+            self._complete_load(load, page)
             self._ram.unpin([page])
             if not known:
                 self._feed.publish([load.key], [load.parent])
             for tier in self._tiers[: load.tier]:
                 if tier.write_at == 0:
-                    self._offer(tier, [load.key])
+                    self._offer_pages(tier, [load.key])
 
-    def missed(self, job: PageJob) -> None:
+    def on_page_missed(self, job: PageJob) -> None:
         """See Upstairs: the next tier may have it."""
         load = cast("Load", job)
         with self._lock:
             if load.view is not None:
-                offset, _ = load.leave()
-                del self._adopting[offset]
+                offset, _ = load.release_buffer()
+                del self._load_buffers[offset]
                 self._ram.cancel(offset)
-            self._miss(load)
+            self._try_next_tier(load)
 
     @contextlib.contextmanager
-    def borrow(self, key: PageKey) -> Iterator[memoryview | None]:
+    def borrow_page(self, key: PageKey) -> Iterator[memoryview | None]:
         """See Upstairs."""
         with self._lock:
             page = self._ram.get(key)
             if page is not None:
-                self._ram.lend(page)
+                self._ram.acquire_page(page)
         if page is None:
             yield None
             return
@@ -175,91 +175,91 @@ class Ladder:
                 yield view
         finally:
             with self._lock:
-                self._ram.give_back(page)
+                self._ram.release_page(page)
 
-    def gone(self, keys: Sequence[PageKey]) -> None:
+    def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
         """See Upstairs."""
         with self._lock:
-            self._tell_gone(keys)
+            self._publish_removed(keys)
 
-    def came(self) -> None:
+    def on_pages_found(self) -> None:
         """See Upstairs. There may be more than a change can tell."""
         with self._lock:
-            self._feed.renew()
+            self._feed.force_snapshots()
 
-    def _pump(self, prefetch: Prefetch, *, deep: bool = True) -> None:
+    def _start_loads(self, prefetch: Prefetch, *, load_missing: bool = True) -> None:
         """Look at as many keys as the window has room for."""
         loads: dict[int, list[Load]] = {}
-        while prefetch.hungry:
+        while prefetch.has_next:
             index = prefetch.cursor
             key = prefetch.keys[index]
             if (page := self._ram.get(key)) is not None:
                 self._ram.pin([page])
-                prefetch.settle(index, page, MEDIUM)
-            elif not deep:
-                prefetch.cut(index)
+                prefetch.add_page(index, page, RAM)
+            elif not load_missing:
+                prefetch.truncate(index)
                 return
             elif (load := self._loading.get(key)) is not None:
                 load.waiters.append((prefetch, index))
                 prefetch.outstanding += 1
-            elif (number := self._tier_with(key, 0)) is not None:
+            elif (number := self._find_tier(key, 0)) is not None:
                 parent = prefetch.keys[index - 1].hash if index else b""
                 load = Load(key, prefetch.stamp_ns - index, parent, number, [(prefetch, index)])
                 self._loading[key] = load
                 prefetch.outstanding += 1
                 loads.setdefault(number, []).append(load)
             else:
-                prefetch.cut(index)
+                prefetch.truncate(index)
                 break
             prefetch.cursor += 1
         for number, of_tier in loads.items():
-            for refused in self._tiers[number].request(of_tier):
-                self._miss(cast("Load", refused))
+            for refused in self._tiers[number].request_reads(of_tier):
+                self._try_next_tier(cast("Load", refused))
 
-    def _miss(self, load: Load) -> None:
+    def _try_next_tier(self, load: Load) -> None:
         while load.wanted():
-            number = self._tier_with(load.key, load.tier + 1)
+            number = self._find_tier(load.key, load.tier + 1)
             if number is None:
                 break
             load.tier = number
-            if not self._tiers[number].request([load]):
+            if not self._tiers[number].request_reads([load]):
                 return
-        self._fail(load)
+        self._fail_load(load)
 
-    def _fail(self, load: Load) -> None:
+    def _fail_load(self, load: Load) -> None:
         """Nobody has it, or nobody wants it."""
         if self._loading.get(load.key) is load:
             del self._loading[load.key]
         for prefetch, index in load.waiters:
             prefetch.outstanding -= 1
-            prefetch.cut(index)
+            prefetch.truncate(index)
         load.waiters.clear()
 
-    def _settle(self, load: Load, page: RamPage) -> None:
+    def _complete_load(self, load: Load, page: RamPage) -> None:
         del self._loading[load.key]
-        medium = self._tiers[load.tier].medium.name
+        tier_name = self._tiers[load.tier].backend.name
         for prefetch, index in load.waiters:
             prefetch.outstanding -= 1
             if prefetch.wants(index):
                 self._ram.pin([page])
-                prefetch.settle(index, page, medium)
-                self._pump(prefetch)
+                prefetch.add_page(index, page, tier_name)
+                self._start_loads(prefetch)
         load.waiters.clear()
 
-    def _tier_with(self, key: PageKey, first: int) -> int | None:
+    def _find_tier(self, key: PageKey, first: int) -> int | None:
         for number in range(first, len(self._tiers)):
             if self._tiers[number].may_have(key):
                 return number
         return None
 
     def _in_local_tier(self, key: PageKey) -> bool:
-        return any(tier.medium.local and tier.may_have(key) for tier in self._tiers)
+        return any(tier.backend.local and tier.may_have(key) for tier in self._tiers)
 
-    def _offer(self, tier: Tier, keys: Sequence[PageKey]) -> None:
+    def _offer_pages(self, tier: Tier, keys: Sequence[PageKey]) -> None:
         """Local tiers know what they have; others find out."""
-        missing = [key for key in keys if not (tier.medium.local and tier.may_have(key))]
+        missing = [key for key in keys if not (tier.backend.local and tier.may_have(key))]
         if missing:
-            tier.offer(missing)
+            tier.offer_pages(missing)
 
-    def _tell_gone(self, keys: Sequence[PageKey]) -> None:
-        self._feed.publish(removed=[key for key in keys if not self.has(key)])
+    def _publish_removed(self, keys: Sequence[PageKey]) -> None:
+        self._feed.publish(removed=[key for key in keys if not self.has_page(key)])

@@ -26,7 +26,7 @@ from quire_common.pages import copy_body
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
-class LentMemory:
+class ClientMemory:
     """Takes over `fd`; raises DataBroken."""
 
     def __init__(self, fd: int, max_bytes: int) -> None:
