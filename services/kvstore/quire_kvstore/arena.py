@@ -96,7 +96,7 @@ class Arena:
             os.close(self.fd)
 
     def check_integrity(self) -> None:
-        """See Slabs."""
+        """See SlabAllocator."""
         self._slabs.check_integrity()
 
 

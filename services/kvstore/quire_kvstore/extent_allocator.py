@@ -37,7 +37,7 @@ class ExtentAllocator:
         return None
 
     def free(self, start: int) -> None:
-        """Undo a `take`; raises KeyError if there was none."""
+        """Undo an `allocate`; raises KeyError if there was none."""
         size = self._used_sizes.pop(start)
         index = bisect.bisect_left(self._free_starts, start)
         if index < len(self._free_starts) and self._free_starts[index] == start + size:

@@ -3,9 +3,9 @@
 One lock guards everything, and nothing slow happens under it: bytes are copied and checksums computed outside, by the
 thread that brings or fetches a page.
 
-    BeginPut   reserves memory; the pages are invisible, and no other put wants them meanwhile (put_desk.py)
+    BeginPut   reserves memory; the pages are invisible, and no other put wants them meanwhile (put_manager.py)
     CommitPut  makes the complete and intact ones visible, gives the memory of the others back
-    a lookup   pins what is in memory, and waits a while for what the tiers below may have (ladder.py)
+    a lookup   pins what is in memory, and waits a while for what the tiers below may have (tier_manager.py)
     a lease's end, by release or by time, unpins what a lookup pinned and drops a put that was not committed
 """
 
@@ -43,7 +43,7 @@ _CLOSE_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class PinnedPages:
-    """What a lookup's lease holds. `medium` is the slowest that a page had to come from."""
+    """What a lookup's lease holds. `slowest_tier` is the slowest tier that a page had to come from."""
 
     pages: tuple[RamPage, ...]
     slowest_tier: str
@@ -221,7 +221,7 @@ class PageStore:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> contextlib.AbstractContextManager[PageBuffer]:
-        """See PutDesk."""
+        """See PutManager."""
         return self._puts.page_buffer(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:
@@ -267,7 +267,7 @@ class PageStore:
             return self._feed.add_watcher(at)
 
     def snapshot(self, watcher: Watcher) -> tuple[int, dict[str, list[PageKey]]]:
-        """Sequence number and all pages of this instance by medium; the watcher goes on from there."""
+        """Sequence number and all pages of this instance by tier; the watcher goes on from there."""
         with self._lock:
             return watcher.start_snapshot(), self._tier_manager.held_keys()
 
@@ -308,7 +308,7 @@ class PageStore:
             tier.flush(max(deadline - time.monotonic(), 0.0))
 
     def close(self) -> None:
-        """Drop everything. Who still writes a page is waited for; a medium that hangs keeps its thread, and then the
+        """Drop everything. Who still writes a page is waited for; a backend that hangs keeps its thread, and then the
         memory stays too."""
         ended = [tier.close(_CLOSE_LIMIT_S) for tier in self._tiers]
         with self._lock:

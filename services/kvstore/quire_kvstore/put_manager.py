@@ -104,8 +104,8 @@ class PutManager:
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> Iterator[PageBuffer]:
         """Memory for a part of a page, for all of it by default, which the caller fills; where that fails, none of the
-        page has come. A page's first part waits for another stream that still writes the page, `_TAKE_OVER_S` at most.
-        Raises NotFound, InvalidArgument. Without the lock."""
+        page has come. A page's first part waits for another stream that still writes the page, at most
+        `_WRITER_TIMEOUT_S`. Raises NotFound, InvalidArgument. Without the lock."""
         with self._lock:
             put = self._find_put(lease_id)
             if put.restarts_under_writer(index, offset):
@@ -187,7 +187,7 @@ class PutManager:
 
 
 def is_intact(framed: memoryview, key: PageKey, checksum: int | None = None) -> bool:
-    """Whether a page in memory is what its key says; where it is not, that is logged. `checksum`: see Room."""
+    """Whether a page in memory is what its key says; where it is not, that is logged. `checksum`: see PageBuffer."""
     try:
         check_parts(framed[:HEADER_BYTES], framed[HEADER_BYTES:], key, checksum=checksum)
     except PageCorrupt as error:

@@ -1,9 +1,9 @@
 """Visible pages in memory: which there are, who pins them, which goes first. Knows nothing of leases or peers.
 
 Which goes first is the policy's; a run of pages is refreshed from its end, so that a prefix loses its tail before its
-head. A pinned page is never evicted, and counts as used when its last pin goes; a page on loan to a lower tier, which
-copies it, is not evicted either but keeps its place. A dropped page is gone at once for those who look, its memory when
-nobody reads it any more. Not thread-safe: the store's lock guards it.
+head. A pinned page is never evicted, and counts as used when its last pin goes; a page that a lower tier reads, to copy
+it, is not evicted either but keeps its place. A dropped page is gone at once for those who look, its memory when nobody
+reads it any more. Not thread-safe: the store's lock guards it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class RamTier:
         self._being_read[page.key] = page
 
     def release_page(self, page: RamPage) -> None:
-        """Undo one `lend`."""
+        """Undo one `acquire_page`."""
         page.readers -= 1
         if page.readers == 0 and self._being_read.get(page.key) is page:
             del self._being_read[page.key]
@@ -152,7 +152,7 @@ class RamTier:
         return page
 
     def view(self, page: RamPage) -> memoryview:
-        """The bytes of a page that is pinned or lent; the caller releases the view."""
+        """The bytes of a page that is pinned or acquired; the caller releases the view."""
         return self._arena.view(page.offset, page.size)
 
     def generation(self, page: RamPage) -> int:

@@ -56,7 +56,7 @@ class SlabAllocator:
         return slab
 
     def free(self, slab: int) -> None:
-        """Undo a `take`; raises KeyError if there was none."""
+        """Undo an `allocate`; raises KeyError if there was none."""
         span = self._span_of.pop(slab)
         span.free.append(slab)
         self.used_bytes -= span.slab_bytes

@@ -55,7 +55,7 @@ class StoreStats:
 
 
 class LookupCounts:
-    """Where lookups found their pages. `media`: the fastest first."""
+    """Where lookups found their pages. `tier_names`: the fastest first."""
 
     def __init__(self, tier_names: Sequence[str]) -> None:
         self._by_tier = {tier: TierFigures() for tier in tier_names}
@@ -70,7 +70,7 @@ class LookupCounts:
             figures.misses += asked
 
     def slowest_tier(self, prefetch: Prefetch, found: int) -> str:
-        """Of the media that the first pages came from."""
+        """The slowest of the tiers that the first pages came from."""
         used = {prefetch.tier_names[index] for index in range(found)}
         return next(tier for tier in reversed(self._by_tier) if tier in used)
 

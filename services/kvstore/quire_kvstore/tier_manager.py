@@ -5,7 +5,7 @@ time; a page that several lookups want is loaded once. Down: pages go to each ti
 have found them often enough, and stay in memory too. A page counts as this instance's, for those who watch, while it is
 in memory or in a local tier.
 
-Methods are called under the store's lock, but for those of Upstairs, which tiers call from their own threads.
+Methods are called under the store's lock, but for those of TierCallbacks, which tiers call from their own threads.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TierManager:
         return key in self._ram or self._in_local_tier(key)
 
     def held_keys(self) -> dict[str, list[PageKey]]:
-        """All that this instance holds, by the fastest medium."""
+        """All that this instance holds, by the fastest tier that has it."""
         found = {RAM: list(self._ram)}
         for tier in self._tiers:
             if tier.backend.local:
@@ -109,10 +109,10 @@ class TierManager:
         for key, load in self._loading.items():
             assert load.key == key and load.waiters, "a load has somebody who asked for it"
 
-    # Upstairs: called by the tiers' threads.
+    # TierCallbacks: called by the tiers' threads.
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """See Upstairs. Nobody else knows of that memory until the page has arrived."""
+        """See TierCallbacks. Nobody else knows of that memory until the page has arrived."""
         load = cast("Load", job)
         with self._lock:
             if not load.wanted():
@@ -131,7 +131,7 @@ class TierManager:
             return load.view
 
     def on_page_read(self, job: PageJob) -> None:
-        """See Upstairs."""
+        """See TierCallbacks."""
         load = cast("Load", job)
         with self._lock:
             offset, size = load.release_buffer()
@@ -151,7 +151,7 @@ class TierManager:
                     self._offer_pages(tier, [load.key])
 
     def on_page_missed(self, job: PageJob) -> None:
-        """See Upstairs: the next tier may have it."""
+        """See TierCallbacks: the next tier may have it."""
         load = cast("Load", job)
         with self._lock:
             if load.view is not None:
@@ -162,7 +162,7 @@ class TierManager:
 
     @contextlib.contextmanager
     def borrow_page(self, key: PageKey) -> Iterator[memoryview | None]:
-        """See Upstairs."""
+        """See TierCallbacks."""
         with self._lock:
             page = self._ram.get(key)
             if page is not None:
@@ -178,12 +178,12 @@ class TierManager:
                 self._ram.release_page(page)
 
     def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
-        """See Upstairs."""
+        """See TierCallbacks."""
         with self._lock:
             self._publish_removed(keys)
 
     def on_pages_found(self) -> None:
-        """See Upstairs. There may be more than a change can tell."""
+        """See TierCallbacks. There may be more than a change can tell."""
         with self._lock:
             self._feed.force_snapshots()
 

@@ -1,4 +1,4 @@
-"""A medium in memory that answers when a test lets it."""
+"""A backend in memory that answers when a test lets it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedBackend:
-    """See Medium. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
+    """See TierBackend. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
 
     name = "scripted"
     local = True

@@ -27,7 +27,7 @@ HELLO = b"+PONG\r\n"
 def connection_to(
     answers: bytes, step: int = 1 << 20, pause_s: float = 0.0, timeout_s: float = 30.0
 ) -> Iterator[RedisConnection]:
-    """A wire to a server that greets, and then says this whatever it is asked, `step` bytes at a time."""
+    """A connection to a server that greets, and then says this whatever it is asked, `step` bytes at a time."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         gone = threading.Event()
 

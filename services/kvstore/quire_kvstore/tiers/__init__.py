@@ -1,1 +1,1 @@
-"""What lies below the RAM tier: media that may be slow, full, broken or away, and only the metrics notice."""
+"""What lies below the RAM tier: backends that may be slow, full, broken or away, and only the metrics notice."""

@@ -1,4 +1,4 @@
-"""What a tier below RAM is to the rest: a medium that keeps framed pages, or does not, and never raises."""
+"""What a tier below RAM is to the rest: a backend that keeps framed pages, or does not, and never raises."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TierCounts:
 class TierBackend(Protocol):
     """Where pages are kept. `may_have`, `touch`, `refresh` and the properties never wait for the medium and may be
     called by any thread; the other methods are called by the tier's threads alone and may take as long as the medium
-    does. A medium that fails counts it and answers with a miss.
+    does. A backend that fails counts it and answers with a miss.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""The tiers that a configuration asks for, the fastest first. A further medium is a function more in this list."""
+"""The tiers that a configuration asks for, the fastest first. A further backend is a function more in this list."""
 
 from __future__ import annotations
 

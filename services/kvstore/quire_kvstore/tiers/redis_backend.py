@@ -3,7 +3,7 @@
     quire:page: | namespace (32) | H (32) | group (u32, little-endian)    ->    the framed page
 
 Commands travel in pipelines, on a connection of each thread's own. A Redis that is away, or slower than `timeout_s`,
-is left alone for `retry_s` and then greeted by the thread that tends the tier, so that no lookup ever waits for one
+is left alone for `retry_s` and then greeted by the thread that maintains the tier, so that no lookup ever waits for one
 that is known to be bad. A page lives for `ttl_s` since it was last put or read.
 """
 
@@ -43,7 +43,7 @@ def redis_key(key: PageKey) -> bytes:
 
 
 class RedisBackend:
-    """See Medium."""
+    """See TierBackend."""
 
     name = "redis"
     local = False
@@ -71,28 +71,28 @@ class RedisBackend:
 
     @property
     def available(self) -> bool:
-        """See Medium."""
+        """See TierBackend."""
         return self._breaker.closed
 
     def held_keys(self) -> list[PageKey]:
-        """See Medium: nobody asks a Redis full of pages for all of them."""
+        """See TierBackend: nobody asks a Redis full of pages for all of them."""
         return []
 
     def may_have(self, key: PageKey) -> bool:
-        """See Medium: only Redis itself knows, unless it is away."""
+        """See TierBackend: only Redis itself knows, unless it is away."""
         return self._breaker.closed
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """See Medium: Redis has its own idea of age."""
+        """See TierBackend: Redis has its own idea of age."""
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """See Medium: and of order."""
+        """See TierBackend: and of order."""
 
     def open(self) -> None:
-        """See Medium: the thread that tends it connects."""
+        """See TierBackend: the tier's maintenance thread connects."""
 
     def maintain(self) -> None:
-        """See Medium: the probe of the half-open breaker, and what was left to be deleted while it was open."""
+        """See TierBackend: the probe of the half-open breaker, and what was left to be deleted while it was open."""
         if self._breaker.closed and self._pending_deletes:
             self._flush_deletes()
         if self._breaker.closed or not self._breaker.allow():
@@ -107,7 +107,7 @@ class RedisBackend:
             log.info("redis answers", redis=str(self._address))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """See Medium. Lengths first: what is not there ends its prefix before the pages after it are fetched."""
+        """See TierBackend. Lengths first: what is not there ends its prefix before the pages after it are fetched."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
@@ -123,7 +123,7 @@ class RedisBackend:
         self._flush_deletes()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
-        """See Medium. What is there already, from whomever, lives on for another time."""
+        """See TierBackend. What is there already, from whomever, lives on for another time."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
@@ -133,11 +133,11 @@ class RedisBackend:
         return kept + len(stored)
 
     def discard(self, key: PageKey) -> None:
-        """See Medium. Not at once: answers to what was asked before may be under way."""
+        """See TierBackend. Not at once: answers to what was asked before may be under way."""
         self._pending_deletes.append(key)
 
     def close(self) -> None:
-        """See Medium."""
+        """See TierBackend."""
         with self._lock:
             for connection in self._connections:
                 connection.close()
@@ -214,7 +214,7 @@ class RedisBackend:
             log.warning("redis refuses", redis=str(self._address), reason=str(errors[0]), count=len(errors))
 
     def _connection(self) -> RedisConnection:
-        """The calling thread's connection; raises RedisLost."""
+        """The calling thread's connection; raises RedisConnectionLost."""
         connection: RedisConnection | None = getattr(self._local, "connection", None)
         if connection is None or self._local.generation != self._generation:
             self._disconnect()

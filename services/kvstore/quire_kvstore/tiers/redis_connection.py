@@ -1,7 +1,7 @@
 """One connection to a Redis, in its protocol (RESP2): commands out in pipelines, answers in, values without a copy.
 
 A value is sent from the memory that it is in and received to the memory that it is for. Knows nothing of pages. Not
-thread-safe. After a RedisLost the connection is of no use any more.
+thread-safe. After a RedisConnectionLost the connection is of no use any more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BUFFER_BYTES = 64 << 10
 _LONGEST_LINE = 4096
 
 
-class RedisConnectionLost(Exception):  # one fact; the medium turns it into misses
+class RedisConnectionLost(Exception):  # one fact; the backend turns it into misses
     """The Redis is away, too slow, or says what no Redis says."""
 
 
@@ -38,7 +38,7 @@ class RedisConnection:
     """See the module. `timeout_s` bounds each answer, from when it is waited for to its end, and each send."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
-        """Connects and says who we are; raises RedisLost."""
+        """Connects and says who we are; raises RedisConnectionLost."""
         try:
             self._socket = address.connect(timeout_s)
         except OSError as error:
@@ -55,12 +55,12 @@ class RedisConnection:
             raise
 
     def execute(self, commands: Sequence[Sequence[Argument]]) -> list[Reply]:
-        """Send all, then read every answer. Raises RedisLost; a command's own error is its answer."""
+        """Send all, then read every answer. Raises RedisConnectionLost; a command's own error is its answer."""
         self.send(commands)
         return [self.read_reply() for _ in commands]
 
     def send(self, commands: Sequence[Sequence[Argument]]) -> None:
-        """Send commands; as many answers are to be read. Raises RedisLost."""
+        """Send commands; as many answers are to be read. Raises RedisConnectionLost."""
         waiting = bytearray()
         try:
             for arguments in commands:
@@ -80,7 +80,7 @@ class RedisConnection:
 
     def read_reply(self, into: memoryview | None = None) -> Reply:
         """The next answer. A value goes to `into`, if that is given and exactly of its size, and the answer is its
-        length; a value of another size is read past, and its length is the answer too. Raises RedisLost."""
+        length; a value of another size is read past, and its length is the answer too. Raises RedisConnectionLost."""
         self._deadline_s = time.monotonic() + self._timeout_s
         line = self._read_line()
         kind, rest = line[:1], line[1:]

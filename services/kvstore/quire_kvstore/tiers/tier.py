@@ -1,4 +1,4 @@
-"""A medium with the threads and queues that keep it from holding anybody up. Knows nothing of leases or memory.
+"""A backend with the threads and queues that keep it from holding anybody up. Knows nothing of leases or memory.
 
 Reads and writes have threads of their own, and a write waits while reads are under way, though not for ever. Both
 queues are bounded: what finds no room is dropped, a read as a miss. Every page is checked on its way up. On its way
@@ -74,10 +74,10 @@ class TierCallbacks(Protocol):
         """The framed page, kept in memory meanwhile; None if it is not there any more."""
 
     def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
-        """The medium does not hold these any more."""
+        """The backend does not hold these any more."""
 
     def on_pages_found(self) -> None:
-        """The medium holds pages that nobody has put there in this life."""
+        """The backend holds pages that nobody has put there in this life."""
 
 
 class Tier:
@@ -100,7 +100,7 @@ class Tier:
         self._threads: list[threading.Thread] = []
 
     def start(self, callbacks: TierCallbacks) -> None:
-        """Open the medium and begin."""
+        """Open the backend and begin."""
         self.backend.on_pages_removed, self.backend.on_pages_found = (
             callbacks.on_pages_removed,
             callbacks.on_pages_found,
@@ -123,7 +123,7 @@ class Tier:
         return self.backend.may_have(key)
 
     def request_reads(self, jobs: Sequence[PageJob]) -> Sequence[PageJob]:
-        """Read these, and answer by `Upstairs`; returns those for which there is no room."""
+        """Read these, and answer by `TierCallbacks`; returns those for which there is no room."""
         with self._lock:
             room = 0 if self._stopping else max(self._settings.read_queue - len(self._reads), 0)
             self._reads.extend(jobs[:room])
@@ -159,7 +159,7 @@ class Tier:
         self.backend.check_integrity()
 
     def close(self, timeout_s: float) -> bool:
-        """Stop the threads; False if one hangs in the medium, which is then left alone."""
+        """Stop the threads; False if one hangs in the backend, which is then left alone."""
         with self._lock:
             self._stopping = True
             self._reads.clear()
