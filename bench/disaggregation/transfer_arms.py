@@ -25,7 +25,7 @@ from bench.kvstore.pages import NAMESPACE
 from quire_common.config import ServiceConfig
 from quire_common.credit import MoveKind, PageMove
 from quire_common.credit.hello import RankAddress
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_worker.config import WorkerConfig
 from quire_worker.mover.copier import HostCopier
 from quire_worker.mover.mover_process import MoverProcess
@@ -135,7 +135,7 @@ class Engine:
         dial = TunnelDial(ServiceConfig()) if access.grpc else connect
         address = access.grpc or access.tcp or access.socket
         while time.monotonic() < deadline:
-            with contextlib.suppress(DataBroken, OSError):
+            with contextlib.suppress(DataConnectionError, OSError):
                 dial(address, _CONNECT_S).close()
                 return
             self._woken.wait(_CONNECT_S)

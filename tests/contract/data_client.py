@@ -12,7 +12,7 @@ from quire_common.kv_data.lease_key import handle_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_common.kv_data.connection import Arrived
+    from quire_common.kv_data.connection import ReceivedFrame
     from quire_common.kv_data.seal import Seals
 
 WAIT_S = 60.0
@@ -23,7 +23,7 @@ class DataClient:
 
     def __init__(self, address: tuple[str, int] | str, key: bytes, handle: bytes = b"") -> None:
         self.connection = DataConnection(dial(address), WAIT_S)
-        self.connection.enter()
+        self.connection.client_handshake()
         self.handle = handle or handle_of(key)
         self.seals: Seals = self.connection.client_seals(key)
 
@@ -41,16 +41,16 @@ class DataClient:
         head = Head(kind, self.handle, page, offset, len(payload), last, header)
         self.connection.send(head, self.seals, payload, fds)
 
-    def arrived(self) -> Arrived | None:
+    def arrived(self) -> ReceivedFrame | None:
         return self.connection.receive()
 
     def answer(self) -> tuple[Head, bytes]:
-        arrived = self.connection.receive()
-        assert arrived is not None, "the store has ended the connection"
-        head = self.connection.admit(arrived, self.seals)
+        frame = self.connection.receive()
+        assert frame is not None, "the store has ended the connection"
+        head = self.connection.verify_head(frame, self.seals)
         payload = bytearray(head.length)
         if head.length:
-            self.connection.receive_payload(arrived, self.seals, memoryview(payload))
+            self.connection.receive_payload(frame, self.seals, memoryview(payload))
         return head, bytes(payload)
 
     def refusal(self) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from quire_common.errors import Unavailable
-from quire_common.kv_client import Abandoned, BegunPut
+from quire_common.kv_client import StartedPut, TransferCancelled
 from quire_common.pages import HEADER_BYTES
 from quire_kvstore.arena import Arena
 from quire_worker.mover.transports.shm_transport import ShmTransport
@@ -174,16 +174,16 @@ def test_a_lease_that_is_not_there_is_a_miss(running: Running, choice: str) -> N
 def test_an_abandoned_move_leaves_nothing_behind(running: Running, choice: str) -> None:
     def abandon(index: int) -> None:
         if index == 2:
-            raise Abandoned
+            raise TransferCancelled
 
     with mover_side(running.address, choice) as mover:
-        with pytest.raises(Abandoned):
+        with pytest.raises(TransferCancelled):
             mover.store(A, abandon)
         eventually(lambda: running.service.store.stats().pending_puts == 0)
         assert running.client.lookup(A, pin=False).pages == 0
         assert mover.store(A) == 8
         lease = mover.look_up(A)
-        with pytest.raises(Abandoned):
+        with pytest.raises(TransferCancelled):
             mover.load(A, lease, abandon)
         assert mover.load(A, lease) == 8
 
@@ -194,7 +194,7 @@ def with_access(mover: MoverSide, **changes: Any) -> None:
     lying = lambda *a, **k: dataclasses.replace(attach(*a, **k), **changes)  # noqa: E731 - one expression
     mover.client.attach = lying  # type: ignore[method-assign]  # a liar in between
 
-    def begin_put(*args: Any, **named: Any) -> BegunPut:
+    def begin_put(*args: Any, **named: Any) -> StartedPut:
         begun = begin(*args, **named)
         return dataclasses.replace(begun, access=dataclasses.replace(begun.access, **changes))
 
@@ -245,7 +245,7 @@ def test_places_that_are_none_are_misses(running: Running, changes: dict[str, An
 )
 def test_only_a_kvstores_socket_is_dialled(running: Running, arena: str) -> None:
     with mover_side(running.address, "auto") as mover:
-        assert not ShmTransport().offered(dataclasses.replace(mover.client.ways(), arena=arena))
+        assert not ShmTransport().offered(dataclasses.replace(mover.client.data_endpoints(), arena=arena))
         with_access(mover, arena=arena)
         assert mover.store(A) == 8
         assert mover.carrier.transport == "tcp"

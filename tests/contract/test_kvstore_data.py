@@ -110,16 +110,16 @@ def test_pages_are_read_where_they_lie(running: Running) -> None:
     assert (attached.lease_key, attached.arena, attached.data_port) == (told.lease_key, told.arena, told.data_port)
     with over_unix(told) as client:
         client.send(Kind.MAP)
-        arrived = client.arrived()
-        assert arrived is not None and client.connection.admit(arrived, client.seals).kind is Kind.END
-        (fd,) = arrived.fds
+        frame = client.arrived()
+        assert frame is not None and client.connection.verify_head(frame, client.seals).kind is Kind.END
+        (fd,) = frame.fds
         with pytest.raises(OSError):
             os.pwrite(fd, b"x", told.offsets[0])
         with mmap.mmap(fd, 0, prot=mmap.PROT_READ) as arena:
             for index, (offset, generation) in enumerate(zip(told.offsets, told.generations, strict=True)):
                 assert arena[offset : offset + FRAMED_BYTES] == framed(A, index)
                 assert int.from_bytes(arena[offset - 64 : offset - 56], "little") == generation
-            arrived.close_fds()
+            frame.close_fds()
             # The lease ends and others take the place: its generation says so.
             running.client.release(told.lease)
             assert running.client.put_pages(B, "uint8", 8 * BODY_BYTES, lambda i: body(B, i, 8 * BODY_BYTES)).stored

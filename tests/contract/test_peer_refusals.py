@@ -98,8 +98,8 @@ def test_pages_that_the_export_has_not_are_refused(transport: str) -> None:
             connection = dial(here, transport)
             seals, payload = connection.client_seals(KEY), pack_i32(asked)
             connection.send(Head(Kind.GET, handle_of(KEY), length=len(payload)), seals, payload)
-            arrived = connection.receive()
-            assert arrived is not None and connection.admit(arrived, seals).kind is Kind.REFUSED
+            frame = connection.receive()
+            assert frame is not None and connection.verify_head(frame, seals).kind is Kind.REFUSED
             connection.close()
 
 

@@ -34,14 +34,14 @@ class Puller:
         """Pages of the next frame, for which the engine goes on."""
         while True:
             rig.until(lambda: self.connection.wait(0))
-            arrived = self.connection.receive()
-            assert arrived is not None
-            head = self.connection.admit(arrived, self.seals)
+            frame = self.connection.receive()
+            assert frame is not None
+            head = self.connection.verify_head(frame, self.seals)
             if head.kind is Kind.ALIVE:
                 continue
             assert head.kind is Kind.SHOWN
             payload = bytearray(head.length)
-            self.connection.receive_payload(arrived, self.seals, memoryview(payload))
+            self.connection.receive_payload(frame, self.seals, memoryview(payload))
             return range(head.page, head.page + len(unpack_places(payload)))
 
     def taken(self, page: int) -> None:
@@ -49,10 +49,10 @@ class Puller:
 
     def ended(self) -> bool:
         """Whether nothing more comes but pages that were under way."""
-        while (arrived := self.connection.receive()) is not None:
-            if self.connection.admit(arrived, self.seals).kind is not Kind.SHOWN:
+        while (frame := self.connection.receive()) is not None:
+            if self.connection.verify_head(frame, self.seals).kind is not Kind.SHOWN:
                 return True
-            self.connection.receive_payload(arrived, self.seals, memoryview(bytearray(arrived.head.length)))
+            self.connection.receive_payload(frame, self.seals, memoryview(bytearray(frame.head.length)))
         return True
 
 

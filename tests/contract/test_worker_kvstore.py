@@ -18,7 +18,7 @@ import pytest
 
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
-from quire_common.kv_client import Abandoned, KvClient
+from quire_common.kv_client import KvClient, TransferCancelled
 from quire_common.pages import PageRun, chain_hashes
 from quire_common.sequence import RequestContext
 from quire_common.telemetry.interceptors import sync_server_interceptors
@@ -205,10 +205,10 @@ def test_a_put_that_is_abandoned_leaves_nothing() -> None:
         def body(index: int) -> bytes:
             asked.append(index)
             if index == 1:
-                raise Abandoned
+                raise TransferCancelled
             return bytes(16)
 
-        with pytest.raises(Abandoned):
+        with pytest.raises(TransferCancelled):
             client.put_pages(RUN, "int32", 16, body, on_wanted=asked.extend)
         assert asked == [0, 1, 2, 0, 1]
         assert client.lookup(RUN).pages == 0

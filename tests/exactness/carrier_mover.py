@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from quire_common.errors import QuireError
-from quire_common.kv_client import Abandoned, DataAccess, KvClient
+from quire_common.kv_client import KvClient, LeaseAccess, TransferCancelled
 from quire_worker.mover.carrier import KvStoreCarrier
 from quire_worker.mover.transports.grpc_transport import GrpcTransport
 from quire_worker.mover.transports.transport_choice import TransportChoice
@@ -31,14 +31,14 @@ class CarrierMover(VirtualMover):
     ) -> None:
         super().__init__(time, rng, pages, store)
         client, group = cast(KvClient, store), info.pages.groups[0]
-        ways = TransportChoice([GrpcTransport(client)], lambda: DataAccess(b""), clock=lambda: time.now_s)
-        self._carrier = KvStoreCarrier(client, ways, info.pages.namespace, group.dtype, pages.page_bytes)
+        data_endpoints = TransportChoice([GrpcTransport(client)], lambda: LeaseAccess(b""), clock=lambda: time.now_s)
+        self._carrier = KvStoreCarrier(client, data_endpoints, info.pages.namespace, group.dtype, pages.page_bytes)
 
     def _load(self, move: PageMove, most: int) -> int:
         numbers, landing = move.device_page.tolist(), _Landing(self._pages, move, most)
         try:
             self._carrier.load(move, landing)
-        except (Abandoned, QuireError):
+        except (TransferCancelled, QuireError):
             assert landing.landed < len(numbers), "a load was whole and failed"
         for page in numbers[landing.landed :]:
             self._rubbish(page)
@@ -47,7 +47,7 @@ class CarrierMover(VirtualMover):
     def _put(self, move: PageMove, most: int) -> int:
         try:
             return self._carrier.store(move, _Shipment(self._pages, move, most))
-        except (Abandoned, QuireError):
+        except (TransferCancelled, QuireError):
             return 0
 
 
@@ -63,7 +63,7 @@ class _Landing:
 
     def room(self) -> memoryview:
         if self.landed >= self._most:
-            raise Abandoned
+            raise TransferCancelled
         return memoryview(self._room)
 
     def land(self) -> None:
@@ -93,7 +93,7 @@ class _Shipment:
 
     def body(self, index: int) -> memoryview:
         if index >= self._most:
-            raise Abandoned
+            raise TransferCancelled
         return memoryview(self._pages.read_page(self._numbers[index])).cast("B")
 
     def place(self, index: int) -> int:

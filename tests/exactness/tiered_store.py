@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Unavailable
-from quire_common.kv_client import BegunPut, DataAccess, PutOutcome
+from quire_common.kv_client import LeaseAccess, PutOutcome, StartedPut
 from quire_common.pages import HEADER_BYTES, PageKey, PageRun, frame_page
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.page_store import PageStore
@@ -101,12 +101,13 @@ class TieredStore(VirtualStore):
 
     # What a carrier needs of a KvClient.
 
-    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
+    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> StartedPut:
+        """See KvClient."""
         self._reach()
         for digest in run.hashes if self._tiers.strangers else ():
             self._strange(digest)
         wanted, lease, admitted = self._store.begin_put(run, page_bytes, 0)
-        return BegunPut(wanted, DataAccess(lease.id if lease is not None else b""), admitted)
+        return StartedPut(wanted, LeaseAccess(lease.id if lease is not None else b""), admitted)
 
     def send_pages(
         self,
@@ -124,7 +125,8 @@ class TieredStore(VirtualStore):
             self._write(lease, index, self._spoiled(frame_page(run.key(index), dtype, data) + data, "put"))
 
     @contextlib.contextmanager
-    def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
+    def committing(self, begun: StartedPut, context: object) -> Iterator[list[PutOutcome]]:
+        """See KvClient."""
         outcome, self._sent = list[PutOutcome](), []
         try:
             yield outcome

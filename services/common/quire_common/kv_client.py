@@ -37,12 +37,12 @@ class Lookup:
     medium: str
     boot_id: int
     elapsed_us: int
-    access: DataAccess | None = None
+    access: LeaseAccess | None = None
     """Of a direct lookup."""
 
 
 @dataclass(frozen=True)
-class DataAccess:
+class LeaseAccess:
     """How a lease's pages travel beside gRPC. `arena` and `data_port` are empty and 0 where that is no way. Offsets and
     generations, of each page, are a lookup's."""
 
@@ -55,13 +55,13 @@ class DataAccess:
 
 
 @dataclass(frozen=True)
-class BegunPut:
+class StartedPut:
     """Indices of the pages that the store wants, and the lease to put them under; an empty one where none is wanted.
     `admitted`: so many pages of the run, from the first on, are there, on their way or wanted; for the next there was
     no room. None: the store does not say."""
 
     wanted: list[int]
-    access: DataAccess
+    access: LeaseAccess
     admitted: int | None = None
 
 
@@ -74,7 +74,7 @@ class PutOutcome:
     refused: int
 
 
-class Abandoned(Exception):  # the caller's own wish, not a failure
+class TransferCancelled(Exception):  # the caller's own wish, not a failure
     """Raised by a callback of the caller's: the transfer ends at once, and a put leaves nothing in the store."""
 
 
@@ -99,15 +99,15 @@ class KvClient:
         request.direct = direct
         return _lookup(self._call(self._stub.LookupAndPin, request, context))
 
-    def attach(self, lease: bytes, context: common_pb2.RequestContext | None = None) -> DataAccess:
+    def attach(self, lease: bytes, context: common_pb2.RequestContext | None = None) -> LeaseAccess:
         """How a lookup's pages travel beside gRPC; raises NotFound."""
         request = kvstore_pb2.AttachRequest(context=context, lease=lease)
         return _access(lease, self._call(self._stub.Attach, request, context))
 
-    def ways(self) -> DataAccess:
+    def data_endpoints(self) -> LeaseAccess:
         """Which ways there are, without a lease."""
-        told = self._call(self._stub.Stats, kvstore_pb2.StatsRequest(), None)
-        return DataAccess(b"", arena=told.arena, data_port=told.data_port)
+        stats = self._call(self._stub.Stats, kvstore_pb2.StatsRequest(), None)
+        return LeaseAccess(b"", arena=stats.arena, data_port=stats.data_port)
 
     def get_pages(
         self,
@@ -168,17 +168,17 @@ class KvClient:
 
     def begin_put(
         self, run: PageRun, page_bytes: int, *, lease_ms: int = 0, context: common_pb2.RequestContext | None = None
-    ) -> BegunPut:
+    ) -> StartedPut:
         """The first phase of a put. To be followed by `committing`, where anything is wanted."""
         keys = kvstore_pb2.PageKeys(namespace=run.namespace, group=run.group, hashes=run.hashes)
         request = kvstore_pb2.BeginPutRequest(context=context, keys=keys, page_bytes=page_bytes, lease_ms=lease_ms)
         begun = self._call(self._stub.BeginPut, request, context)
         admitted = begun.admitted if begun.HasField("admitted") else None
-        return BegunPut(i32(begun.wanted, "wanted").tolist(), _access(begun.lease, begun), admitted)
+        return StartedPut(i32(begun.wanted, "wanted").tolist(), _access(begun.lease, begun), admitted)
 
     @contextlib.contextmanager
     def committing(
-        self, begun: BegunPut, context: common_pb2.RequestContext | None = None
+        self, begun: StartedPut, context: common_pb2.RequestContext | None = None
     ) -> Iterator[list[PutOutcome]]:
         """Around the sending of a put's pages: commits them, or releases the put where sending fails. The outcome is in
         the list afterwards."""
@@ -204,7 +204,7 @@ class KvClient:
         context: common_pb2.RequestContext | None = None,
     ) -> None:
         """Pages of a put, over gRPC; for `body` see `put_pages`."""
-        abandoned = list[Abandoned]()
+        abandoned = list[TransferCancelled]()
         frames = _frames(lease, run, dtype, indices, body, abandoned)
         self._call(self._stub.Put, frames, context, timeout_s)
         if abandoned:
@@ -289,10 +289,12 @@ def _lookup_request(
 
 def _access(
     lease: bytes,
-    told: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse | kvstore_pb2.BeginPutResponse,
-) -> DataAccess:
-    generations = () if isinstance(told, kvstore_pb2.BeginPutResponse) else tuple(told.generations)
-    return DataAccess(lease, told.lease_key, told.arena, told.data_port, tuple(told.offsets), generations)
+    response: kvstore_pb2.LookupAndPinResponse | kvstore_pb2.AttachResponse | kvstore_pb2.BeginPutResponse,
+) -> LeaseAccess:
+    generations = () if isinstance(response, kvstore_pb2.BeginPutResponse) else tuple(response.generations)
+    return LeaseAccess(
+        lease, response.lease_key, response.arena, response.data_port, tuple(response.offsets), generations
+    )
 
 
 def _lookup(response: kvstore_pb2.LookupAndPinResponse) -> Lookup:
@@ -313,14 +315,14 @@ def _frames(
     dtype: str,
     wanted: Sequence[int],
     body: Callable[[int], PageBytes],
-    abandoned: list[Abandoned],
+    abandoned: list[TransferCancelled],
 ) -> Iterator[kvstore_pb2.PutFrame]:
     """Each page's header with the start of its body, then the rest, 1 MiB at a time. An Abandoned is noted: raised here
     it would be gRPC's to log, as a failure with its traceback."""
     for index in wanted:
         try:
             view = memoryview(body(index)).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on
-        except Abandoned as error:
+        except TransferCancelled as error:
             abandoned.append(error)
             return
         header = frame_page(run.key(index), dtype, view)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind
 from quire_common.kv_data.lease_key import handle_of
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ def connected(limit_s: float = LIMIT_S) -> Iterator[tuple[DataConnection, DataCo
         near = socket.create_connection(listener.getsockname())
         far = listener.accept()[0]
     sender, receiver = DataConnection(near, 60.0), DataConnection(far, limit_s)
-    greeting = threading.Thread(target=receiver.greet)
+    greeting = threading.Thread(target=receiver.server_handshake)
     greeting.start()
-    sender.enter()
+    sender.client_handshake()
     greeting.join()
     try:
         yield sender, receiver
@@ -41,10 +41,10 @@ def connected(limit_s: float = LIMIT_S) -> Iterator[tuple[DataConnection, DataCo
 
 def received(receiver: DataConnection) -> bytes:
     seals = receiver.server_seals(KEY)
-    arrived = receiver.receive()
-    assert arrived is not None
-    payload = bytearray(receiver.admit(arrived, seals).length)
-    receiver.receive_payload(arrived, seals, memoryview(payload))
+    frame = receiver.receive()
+    assert frame is not None
+    payload = bytearray(receiver.verify_head(frame, seals).length)
+    receiver.receive_payload(frame, seals, memoryview(payload))
     return bytes(payload)
 
 
@@ -94,7 +94,7 @@ def test_who_stops_half_way_is_slow(missing: int) -> None:
         sending = threading.Thread(target=sender.sock.sendall, args=(data[:-missing],))
         sending.start()
         started = time.monotonic()
-        with pytest.raises(DataBroken) as caught:
+        with pytest.raises(DataConnectionError) as caught:
             received(receiver)
         assert caught.value.reason == "slow" and time.monotonic() - started > LIMIT_S / 2
         assert not receiver.wait(0), "what came is left: who looks takes it for a sign of life"
@@ -106,6 +106,6 @@ def test_who_ends_half_way_is_noticed_at_once() -> None:
         sender.sock.sendall(framed(sender, bytes(BODY_BYTES))[: BODY_BYTES // 8])
         sender.close()
         started = time.monotonic()
-        with pytest.raises(DataBroken):
+        with pytest.raises(DataConnectionError):
             received(receiver)
         assert time.monotonic() - started < 30

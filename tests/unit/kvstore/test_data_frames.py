@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import FRAME_BYTES, HEAD_BYTES, MAX_PAYLOAD_BYTES, DataBroken, Head, Kind
+from quire_common.kv_data.frame import FRAME_BYTES, HEAD_BYTES, MAX_PAYLOAD_BYTES, DataConnectionError, Head, Kind
 from quire_common.kv_data.lease_key import connection_keys, handle_of
 from quire_common.kv_data.seal import Seal
 
@@ -30,9 +30,9 @@ class Ends:
         near, far = socket.socketpair()
         self.raw = near
         self.client, self.store = DataConnection(near, 60.0), DataConnection(far, timeout_s)
-        greeting = threading.Thread(target=self.store.greet)
+        greeting = threading.Thread(target=self.store.server_handshake)
         greeting.start()
-        self.client.enter()
+        self.client.client_handshake()
         greeting.join()
         self.seals = self.client.client_seals(KEY)
         self.store_seals = self.store.server_seals(KEY)
@@ -47,13 +47,13 @@ class Ends:
             return far.recv(1 << 20)
 
     def take(self) -> tuple[Head, bytes]:
-        arrived = self.store.receive()
-        assert arrived is not None
-        head = self.store.admit(arrived, self.store_seals)
+        frame = self.store.receive()
+        assert frame is not None
+        head = self.store.verify_head(frame, self.store_seals)
         payload = bytearray(head.length)
         if payload:
-            self.store.receive_payload(arrived, self.store_seals, memoryview(payload))
-        assert not arrived.fds
+            self.store.receive_payload(frame, self.store_seals, memoryview(payload))
+        assert not frame.fds
         return head, bytes(payload)
 
 
@@ -81,7 +81,7 @@ def open_files() -> int:
 
 
 def broken(call: Callable[[], object]) -> str:
-    with pytest.raises(DataBroken) as caught:
+    with pytest.raises(DataConnectionError) as caught:
         call()
     return caught.value.reason
 
@@ -93,8 +93,8 @@ def test_what_is_sent_arrives(ends: Ends) -> None:
     assert ends.take() == (first, b"hello")
     assert ends.take() == (Head(Kind.DAMAGED, HANDLE), b"")
     ends.store.send(Head(Kind.END, HANDLE, 7), ends.store_seals)
-    arrived = ends.client.receive()
-    assert arrived is not None and ends.client.admit(arrived, ends.seals).page == 7
+    frame = ends.client.receive()
+    assert frame is not None and ends.client.verify_head(frame, ends.seals).page == 7
     ends.client.close()
     assert ends.store.receive() is None
 
@@ -131,9 +131,9 @@ def test_frames_come_once_and_in_order(ends: Ends, make_ends: Callable[..., Ends
 def test_a_frame_is_not_sent_back_as_an_answer(ends: Ends) -> None:
     frame = ends.made(Head(Kind.DAMAGED, HANDLE))
     ends.store.sock.sendall(frame)
-    arrived = ends.client.receive()
-    assert arrived is not None
-    assert broken(lambda: ends.client.admit(arrived, ends.seals)) == "forged"
+    received = ends.client.receive()
+    assert received is not None
+    assert broken(lambda: ends.client.verify_head(received, ends.seals)) == "forged"
 
 
 def test_another_leases_key_is_none(ends: Ends) -> None:
@@ -197,10 +197,10 @@ def test_descriptors_that_nobody_asked_for_are_closed(ends: Ends) -> None:
     before = open_files()
     fd = os.memfd_create("test")
     ends.client.send(Head(Kind.LEND, HANDLE), ends.seals, fds=[fd, fd, fd])
-    arrived = ends.store.receive()
-    assert arrived is not None and len(arrived.fds) <= 1
-    arrived.close_fds()
-    with pytest.raises(DataBroken):
+    frame = ends.store.receive()
+    assert frame is not None and len(frame.fds) <= 1
+    frame.close_fds()
+    with pytest.raises(DataConnectionError):
         socket.send_fds(ends.raw, [b"x" * FRAME_BYTES], [fd])
         ends.store.receive()
     os.close(fd)

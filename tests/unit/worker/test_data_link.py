@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from bench.harness.plain_pages import PlainLanding, PlainShipment
-from quire_common.kv_client import DataAccess
-from quire_common.kv_data.connection import Arrived, DataConnection
-from quire_common.kv_data.frame import DataBroken, Head, Kind
+from quire_common.kv_client import LeaseAccess
+from quire_common.kv_data.connection import DataConnection, ReceivedFrame
+from quire_common.kv_data.frame import DataConnectionError, Head, Kind
 from quire_common.kv_data.lease_key import NONCE_BYTES
 from quire_common.kv_data.seal import Seals
 from quire_common.pages import HEADER_BYTES
@@ -28,7 +28,7 @@ from tests.unit.kvstore.pages import Clock, body, chain, framed
 PAGES = 12
 PAGE_BYTES = 64 << 10
 RUN = chain("a", PAGES)
-ACCESS = DataAccess(b"lease", b"k" * 32, "quire-kvstore-" + "0" * 32, 1)
+ACCESS = LeaseAccess(b"lease", b"k" * 32, "quire-kvstore-" + "0" * 32, 1)
 CARGO = Cargo(RUN, "uint8", PAGE_BYTES, ACCESS, RequestContext("r"))
 LIMIT_S = FRAME_S + PAGES * PAGE_BYTES / FLOOR_BYTES_PER_S
 
@@ -53,17 +53,17 @@ class LateStore(DataConnection):
         put = head.kind in (Kind.PUT, Kind.TAKE)
         self._answers.append(Head(Kind.TAKEN if put else Kind.END, head.handle, head.page))
 
-    def receive(self) -> Arrived | None:
+    def receive(self) -> ReceivedFrame | None:
         self._clock.now_s += self._answer_s
-        return Arrived(self._answers.popleft(), b"", b"", b"", 0, [])
+        return ReceivedFrame(self._answers.popleft(), b"", b"", b"", 0, [])
 
-    def admit(self, arrived: Arrived, seals: Seals) -> Head:
-        return arrived.head
+    def verify_head(self, frame: ReceivedFrame, seals: Seals) -> Head:
+        return frame.head
 
-    def receive_payload(self, arrived: Arrived, seals: Seals, into: memoryview) -> None:
-        into[:] = body(RUN, arrived.head.page, PAGE_BYTES)
+    def receive_payload(self, frame: ReceivedFrame, seals: Seals, into: memoryview) -> None:
+        into[:] = body(RUN, frame.head.page, PAGE_BYTES)
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         pass
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ def test_a_store_that_is_late_with_each_page_breaks_in_the_middle(
     with pytest.raises(TransportDown) as down:
         rig.move(make(), way, answer_s=1.0)
     cause = down.value.__cause__
-    assert isinstance(cause, DataBroken) and cause.reason == "slow"
+    assert isinstance(cause, DataConnectionError) and cause.reason == "slow"
     assert 3 <= rig.moved <= LIMIT_S + 1, "what came counts, and no more than one wait follows the limit"
 
 

@@ -11,7 +11,7 @@ import pytest
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_worker.mover.ends import Equipment
 from quire_worker.mover.lane import Job
@@ -97,7 +97,7 @@ def test_a_desk_that_does_not_hear_which_exports_have_ended_answers_for_none(
     monkeypatch.setattr(export_desk, "HEAR_S", 0.01)
     rig.put(1)
     rig.ring.voided = 1
-    with pytest.raises(DataBroken, match="does not hear"):
+    with pytest.raises(DataConnectionError, match="does not hear"):
         rig.desk.find(handle_of(KEY))
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.harness.plain_pages import PlainLanding
-from quire_common.kv_data.frame import DataBroken, Kind, pack_places, unpack_places
+from quire_common.kv_data.frame import DataConnectionError, Kind, pack_places, unpack_places
 from quire_common.pages import HEADER_BYTES, copy_body
 from quire_common.sequence import RequestContext
 from quire_worker.mover.peers.peer_access import PeerAccess
@@ -53,7 +53,7 @@ class Peer:
         page, payload = self.frames[0]
         return SimpleNamespace(head=SimpleNamespace(kind=Kind.SHOWN, page=page, length=len(payload)))
 
-    def receive_payload(self, arrived: SimpleNamespace, into: memoryview) -> None:
+    def receive_payload(self, frame: SimpleNamespace, into: memoryview) -> None:
         into[:] = self.frames.popleft()[1]
 
 
@@ -117,7 +117,7 @@ def test_one_that_was_overwritten_ends_it_after_those_before(rig: Rig) -> None:
 @pytest.mark.parametrize("pages", [(1,), (0, 2, 1)], ids=["not the next", "out of order"])
 def test_pages_in_another_order_are_not_what_they_are_called(rig: Rig, pages: tuple[int, ...]) -> None:
     rig.peer.show(*pages)
-    with pytest.raises((DataBroken, TransportDown)):
+    with pytest.raises((DataConnectionError, TransportDown)):
         rig.take()
     assert rig.came() == (0 if pages[0] else 1)
 
@@ -125,16 +125,16 @@ def test_pages_in_another_order_are_not_what_they_are_called(rig: Rig, pages: tu
 def test_more_pages_than_were_asked_for_are_garbage(rig: Rig) -> None:
     rig.peer.show(0, 1, 2, 3, 4, 5)
     rig.peer.frames[0] = (rig.peer.frames[0][0], rig.peer.frames[0][1] + bytes(8 + HEADER_BYTES))
-    with pytest.raises(DataBroken):
+    with pytest.raises(DataConnectionError):
         rig.take()
     assert rig.came() == 0
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 + HEADER_BYTES - 1, 8 + HEADER_BYTES + 1])
 def test_places_that_are_cut_off_are_none(rig: Rig, size: int) -> None:
-    with pytest.raises(DataBroken):
+    with pytest.raises(DataConnectionError):
         unpack_places(bytes(size))
     rig.peer.frames.append((FIRST, bytes(size)))
-    with pytest.raises(DataBroken):
+    with pytest.raises(DataConnectionError):
         rig.take()
     assert rig.came() == 0

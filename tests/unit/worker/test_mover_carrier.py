@@ -12,7 +12,7 @@ import pytest
 from bench.harness.plain_pages import PlainLanding, PlainShipment, ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import NotFound, QuireError, Unavailable, Unsupported
-from quire_common.kv_client import BegunPut, DataAccess, KvClient, PutOutcome
+from quire_common.kv_client import KvClient, LeaseAccess, PutOutcome, StartedPut
 from quire_common.pages import PageKey, PageRun, frame_page
 from quire_worker.mover.carrier import KvStoreCarrier
 from quire_worker.mover.lane import Job
@@ -64,11 +64,11 @@ class Store:
             raise self.checks
         return False
 
-    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
-        return BegunPut([i for i in range(len(run)) if run.hashes[i] not in self.framed], DataAccess(b"put"))
+    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> StartedPut:
+        return StartedPut([i for i in range(len(run)) if run.hashes[i] not in self.framed], LeaseAccess(b"put"))
 
     @contextlib.contextmanager
-    def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
+    def committing(self, begun: StartedPut, context: object) -> Iterator[list[PutOutcome]]:
         outcome: list[PutOutcome] = []
         yield outcome
         refused = [hash_ for hash_ in self.refuses if self.framed.pop(hash_, None)]
@@ -93,7 +93,7 @@ def ring() -> Iterator[Ring]:
 
 def carrier(store: Store) -> KvStoreCarrier:
     client = cast(KvClient, store)
-    transports = TransportChoice([GrpcTransport(client)], lambda: DataAccess(b""))
+    transports = TransportChoice([GrpcTransport(client)], lambda: LeaseAccess(b""))
     return KvStoreCarrier(client, transports, NAMESPACE, "int32", PAGE_BYTES)
 
 
@@ -178,14 +178,14 @@ class NarrowStore(Store):
         super().__init__()
         self.at_once, self.most = at_once, most
 
-    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> BegunPut:
+    def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> StartedPut:
         missing = super().begin_put(run, page_bytes, context=context).wanted
         wanted = missing[: min(self.at_once, self.most - len(self.framed))]
         admitted = missing[len(wanted)] if len(wanted) < len(missing) else len(run)
-        return BegunPut(wanted, DataAccess(b"put"), admitted)
+        return StartedPut(wanted, LeaseAccess(b"put"), admitted)
 
     @contextlib.contextmanager
-    def committing(self, begun: BegunPut, context: object) -> Iterator[list[PutOutcome]]:
+    def committing(self, begun: StartedPut, context: object) -> Iterator[list[PutOutcome]]:
         outcome: list[PutOutcome] = []
         yield outcome
         outcome.append(PutOutcome(len(begun.wanted), len(begun.wanted), 0))

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_worker.mover.ring import Ring
 from quire_worker.mover.transports.shared_maps import SharedMaps
 
@@ -50,5 +50,5 @@ def test_what_nobody_uses_is_let_go() -> None:
 
 
 def test_what_is_no_memory_is_refused() -> None:
-    with pytest.raises(DataBroken), SharedMaps().using(-1):
+    with pytest.raises(DataConnectionError), SharedMaps().using(-1):
         raise AssertionError("it cannot be used")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quire_common.kv_data.frame import DataBroken, Head, Kind, pack_places
+from quire_common.kv_data.frame import DataConnectionError, Head, Kind, pack_places
 from quire_common.pages import PageRun, copy_body, frame_page
 from quire_worker.mover.transports.shown_pages import take_shown
 from quire_worker.mover.transports.transport import Cargo, TransportDown
@@ -60,8 +60,8 @@ class Exchange:
         assert head.kind in kinds
         return SimpleNamespace(head=head, payload=payload)
 
-    def receive_payload(self, arrived: Any, into: memoryview) -> None:
-        into[:] = arrived.payload
+    def receive_payload(self, frame: Any, into: memoryview) -> None:
+        into[:] = frame.payload
 
     def send(self, kind: Kind, payload: bytes = b"", page: int = 0) -> None:
         self.sent.append((kind, page))
@@ -129,6 +129,6 @@ def test_a_page_that_is_not_what_it_is_called_ends_it_with_those_before() -> Non
 
 def test_pages_out_of_order_are_fetched_by_nobody() -> None:
     rig = Rig([shown(0), shown(2)])
-    with pytest.raises(DataBroken, match="1 pages from 2 on are not what comes next"):
+    with pytest.raises(DataConnectionError, match="1 pages from 2 on are not what comes next"):
         rig.take(most=8)
     assert rig.fetched == []

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 
 from quire_common.errors import NotFound, Unavailable
-from quire_common.kv_client import Abandoned, DataAccess
+from quire_common.kv_client import LeaseAccess, TransferCancelled
 from quire_common.pages import PageRun
 from quire_common.sequence import RequestContext
 from quire_worker.mover.transports.transport import Cargo, Landing, Shipment, TransportDown
 from quire_worker.mover.transports.transport_choice import FIRST_PAUSE_S, MAX_PAUSE_S, TransportChoice
 
-CARGO = Cargo(PageRun(b"n" * 32, 0, ()), "uint8", 1, DataAccess(b"lease"), RequestContext("r"))
+CARGO = Cargo(PageRun(b"n" * 32, 0, ()), "uint8", 1, LeaseAccess(b"lease"), RequestContext("r"))
 
 
 class Fake:
@@ -23,18 +23,18 @@ class Fake:
         self.fails: Exception | None = None
         self.asked = 0
 
-    def offered(self, access: DataAccess) -> bool:
+    def offered(self, access: LeaseAccess) -> bool:
         return self.is_offered
 
-    def probe(self, access: DataAccess) -> None:
+    def probe(self, access: LeaseAccess) -> None:
         self.asked += 1
         if self.fails:
             raise self.fails
 
-    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[LeaseAccess], landing: Landing) -> None:
         self.probe(cargo.access)
 
-    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[LeaseAccess], shipment: Shipment) -> None:
         self.probe(cargo.access)
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class Rig:
     def __init__(self, *names: str) -> None:
         self.now_s = 100.0
         self.fakes = [Fake(name) for name in names]
-        self.choice = TransportChoice(self.fakes, lambda: DataAccess(b""), lambda: self.now_s)
+        self.choice = TransportChoice(self.fakes, lambda: LeaseAccess(b""), lambda: self.now_s)
 
     def fetch(self) -> list[int]:
         """How often each was asked."""
@@ -94,7 +94,7 @@ def test_where_none_is_left_that_is_said(rig: Rig) -> None:
         rig.fetch()
 
 
-@pytest.mark.parametrize("error", [NotFound("LEASE_UNKNOWN", "m", "f"), Abandoned(), RuntimeError("a bug")])
+@pytest.mark.parametrize("error", [NotFound("LEASE_UNKNOWN", "m", "f"), TransferCancelled(), RuntimeError("a bug")])
 def test_what_is_no_fault_of_the_way_ends_the_move(rig: Rig, error: Exception) -> None:
     rig.fakes[0].fails = error
     with pytest.raises(type(error)):
@@ -115,7 +115,7 @@ def test_stores_and_probes_choose_alike(rig: Rig) -> None:
 
 
 def test_a_probe_of_a_store_that_is_away_says_nothing_and_breaks_nothing() -> None:
-    def away() -> DataAccess:
+    def away() -> LeaseAccess:
         raise Unavailable("GONE", "m", "f")
 
     choice = TransportChoice([Fake("grpc")], away)

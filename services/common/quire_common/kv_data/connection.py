@@ -22,7 +22,7 @@ from quire_common.kv_data.frame import (
     FRAME_BYTES,
     HEAD_BYTES,
     HELLO_BYTES,
-    DataBroken,
+    DataConnectionError,
     Head,
     pack_hello,
     unpack_hello,
@@ -41,7 +41,7 @@ _MANY_PACKETS_BYTES = 128 << 10
 
 
 @dataclass(slots=True)
-class Arrived:
+class ReceivedFrame:
     """A head as it came in: nothing of it is to be believed before `DataConnection.admit`."""
 
     head: Head
@@ -78,13 +78,13 @@ class DataConnection:
         if not unix:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def greet(self) -> None:
+    def server_handshake(self) -> None:
         """The store's part of the beginning."""
         ours = secrets.token_bytes(NONCE_BYTES)
         self._send([pack_hello(ours)])
         self._nonces = (ours, self._exactly(NONCE_BYTES))
 
-    def enter(self) -> None:
+    def client_handshake(self) -> None:
         """The client's part."""
         ours = secrets.token_bytes(NONCE_BYTES)
         self._nonces = (unpack_hello(self._exactly(HELLO_BYTES)), ours)
@@ -111,7 +111,7 @@ class DataConnection:
         framed = covered + seals.outgoing.tag(number, covered)
         self._send([framed, payload] if head.length else [framed], fds)
 
-    def receive(self) -> Arrived | None:
+    def receive(self) -> ReceivedFrame | None:
         """The next head, not yet genuine; None where the peer has ended between frames. `admit` it, or refuse all."""
         fds: list[int] = []
         data = self._head(fds)
@@ -126,21 +126,21 @@ class DataConnection:
                 os.close(fd)
             raise
         tags = data[HEAD_BYTES : HEAD_BYTES + TAG_BYTES], data[HEAD_BYTES + TAG_BYTES :]
-        return Arrived(head, data[: HEAD_BYTES + TAG_BYTES], *tags, number, fds)
+        return ReceivedFrame(head, data[: HEAD_BYTES + TAG_BYTES], *tags, number, fds)
 
-    def admit(self, arrived: Arrived, seals: Seals) -> Head:
+    def verify_head(self, frame: ReceivedFrame, seals: Seals) -> Head:
         """The head, which is genuine."""
-        if not seals.incoming.fits(arrived.head_tag, arrived.number, arrived.packed):
-            raise DataBroken("forged", "a head was not made with the lease's key")
-        return arrived.head
+        if not seals.incoming.verify(frame.head_tag, frame.number, frame.packed):
+            raise DataConnectionError("forged", "a head was not made with the lease's key")
+        return frame.head
 
-    def receive_payload(self, arrived: Arrived, seals: Seals, into: memoryview) -> None:
+    def receive_payload(self, frame: ReceivedFrame, seals: Seals, into: memoryview) -> None:
         """The payload of an admitted head, into memory of its length; not genuine before this returns."""
         self._fill(into)
-        if not seals.incoming.fits(arrived.payload_tag, arrived.number + 1, into):
-            raise DataBroken("forged", "a payload was not made with the lease's key")
+        if not seals.incoming.verify(frame.payload_tag, frame.number + 1, into):
+            raise DataConnectionError("forged", "a payload was not made with the lease's key")
 
-    def shut(self) -> None:
+    def shut_down(self) -> None:
         """End it from another thread: whoever sends or receives finds it ended."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
@@ -184,7 +184,7 @@ class DataConnection:
         if got == 0 and may_end:
             return False
         # Cut short by the peer's end or by the time limit, both of which the next read would tell.
-        raise DataBroken("slow" if got else "ended", f"{got} of {len(into)} bytes came")
+        raise DataConnectionError("slow" if got else "ended", f"{got} of {len(into)} bytes came")
 
     def _await(self, size: int) -> int:
         """Sleep until so much is there, where that is many packets; returns the flags to receive it with."""
@@ -210,10 +210,10 @@ class DataConnection:
                 if left:
                     left[0] = left[0][sent:]
                     if time.monotonic() > deadline:
-                        raise DataBroken("slow", "the peer does not read")
+                        raise DataConnectionError("slow", "the peer does not read")
         except OSError as error:
             raise _broken(error) from error
 
 
-def _broken(error: OSError) -> DataBroken:
-    return DataBroken("slow" if isinstance(error, BlockingIOError) else "ended", str(error))
+def _broken(error: OSError) -> DataConnectionError:
+    return DataConnectionError("slow" if isinstance(error, BlockingIOError) else "ended", str(error))

@@ -66,7 +66,7 @@ _NO_HEADER = bytes(HEADER_BYTES)
 _LAST = 1
 
 
-class DataBroken(Exception):  # the connection's end, not an error of the store's; whoever sees it falls back
+class DataConnectionError(Exception):  # the connection's end, not an error of the store's; whoever sees it falls back
     """A connection that cannot go on. `reason` is one of few words, for metrics."""
 
     def __init__(self, reason: str, text: str) -> None:
@@ -120,9 +120,9 @@ class Head:
         """The inverse; raises DataBroken."""
         kind, flags, zero, page, offset, length, zeros, handle, page_header = _HEAD.unpack(data)
         if zero or zeros or flags & ~_LAST or kind not in _KINDS:
-            raise DataBroken("garbage", f"no frame: kind {kind}, flags {flags}")
+            raise DataConnectionError("garbage", f"no frame: kind {kind}, flags {flags}")
         if length > MAX_PAYLOAD_BYTES:
-            raise DataBroken("oversized", f"a frame of {length} bytes; the most is {MAX_PAYLOAD_BYTES}")
+            raise DataConnectionError("oversized", f"a frame of {length} bytes; the most is {MAX_PAYLOAD_BYTES}")
         return cls(Kind(kind), handle, page, offset, length, bool(flags), page_header)
 
 
@@ -137,7 +137,7 @@ def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:
 def unpack_places(payload: bytes | bytearray) -> list[tuple[int, bytes]]:
     """The inverse; raises DataBroken."""
     if not payload or len(payload) % _PLACE.size:
-        raise DataBroken("garbage", f"{len(payload)} bytes are no places of pages")
+        raise DataConnectionError("garbage", f"{len(payload)} bytes are no places of pages")
     return list(_PLACE.iter_unpack(payload))
 
 
@@ -150,5 +150,5 @@ def unpack_hello(data: bytes) -> bytes:
     """The store's nonce; raises DataBroken."""
     magic, version, zero, nonce = _HELLO.unpack(data)
     if (magic, version, zero) != (_MAGIC, VERSION, 0):
-        raise DataBroken("garbage", "not a data port of version 1")
+        raise DataConnectionError("garbage", "not a data port of version 1")
     return bytes(nonce)

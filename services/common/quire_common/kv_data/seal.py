@@ -39,7 +39,7 @@ class Seal:
         """The tag of some data; `number` is never used again with other data."""
         return self._cipher.encrypt(_NONCE.pack(number), b"", data)
 
-    def fits(self, tag: bytes, number: int, data: bytes | memoryview) -> bool:
+    def verify(self, tag: bytes, number: int, data: bytes | memoryview) -> bool:
         """Whether this is the data's tag."""
         return hmac.compare_digest(self.tag(number, data), tag)
 

@@ -20,7 +20,7 @@ import os
 
 import numpy as np
 
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_common.pages import copy_body
 
 _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
@@ -32,13 +32,13 @@ class ClientMemory:
     def __init__(self, fd: int, max_bytes: int) -> None:
         try:
             if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _FIXED != _FIXED:  # only memory knows seals
-                raise DataBroken("bad_memory", "what was lent could change its size")
+                raise DataConnectionError("bad_memory", "what was lent could change its size")
             size = os.fstat(fd).st_size
             if not 0 < size <= max_bytes:
-                raise DataBroken("bad_memory", f"{size} bytes were lent; the most is {max_bytes}")
+                raise DataConnectionError("bad_memory", f"{size} bytes were lent; the most is {max_bytes}")
             self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         except OSError as error:
-            raise DataBroken("bad_memory", f"what was lent is no memory: {error}") from error
+            raise DataConnectionError("bad_memory", f"what was lent is no memory: {error}") from error
         finally:
             os.close(fd)
         self._bytes: np.ndarray[tuple[int], np.dtype[np.uint8]] | None = np.frombuffer(self._map, np.uint8)
@@ -47,7 +47,7 @@ class ClientMemory:
         """Fill `into` with the body that lies there; returns the checksum of the copy under that header. Raises
         DataBroken where there is less."""
         if self._bytes is None or offset + len(into) > len(self._bytes):
-            raise DataBroken("bad_memory", "what was lent does not reach so far")
+            raise DataConnectionError("bad_memory", "what was lent does not reach so far")
         return copy_body(header, self._bytes[offset : offset + len(into)], into)
 
     def close(self) -> None:

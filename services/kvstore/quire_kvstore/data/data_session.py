@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32
 from quire_common.errors import QuireError, Unsupported
-from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.client_memory import ClientMemory
@@ -20,7 +20,7 @@ from quire_kvstore.data.client_memory import ClientMemory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_common.kv_data.connection import Arrived, DataConnection
+    from quire_common.kv_data.connection import DataConnection, ReceivedFrame
     from quire_common.kv_data.seal import Seals
     from quire_kvstore.config import KvstoreConfig
     from quire_kvstore.data.data_metrics import DataMetrics
@@ -48,7 +48,7 @@ class DataSession:
         self._put_error: QuireError | None = None
         self.authenticated = False
         self.busy = False
-        self._handlers: dict[Kind, Callable[[Arrived, Seals, bytes], None]] = {Kind.DAMAGED: self._verify_page}
+        self._handlers: dict[Kind, Callable[[ReceivedFrame, Seals, bytes], None]] = {Kind.DAMAGED: self._verify_page}
         if connection.local:
             self._handlers |= {
                 Kind.MAP: self._send_arena_fd,
@@ -61,10 +61,10 @@ class DataSession:
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
         try:
-            self._connection.greet()
+            self._connection.server_handshake()
             while self._next():
                 pass
-        except DataBroken as error:
+        except DataConnectionError as error:
             if error.reason != "ended":
                 self._metrics.refused(error.reason)
                 log.warning("a data connection was ended", reason=error.reason, cause=str(error))
@@ -75,39 +75,39 @@ class DataSession:
 
     def stop(self) -> None:
         """End it, from another thread."""
-        self._connection.shut()
+        self._connection.shut_down()
 
     def _next(self) -> bool:
         self.busy = False
         if self.authenticated and not self._connection.wait(self._idle_s):
             return False
-        arrived = self._connection.receive()
-        if arrived is None:
+        frame = self._connection.receive()
+        if frame is None:
             return False
         self.busy = True
         try:
-            seals, lease = self._admit(arrived)
-            handler = self._handlers.get(arrived.head.kind)
+            seals, lease = self._admit(frame)
+            handler = self._handlers.get(frame.head.kind)
             if handler is None:
-                raise DataBroken("garbage", f"{arrived.head.kind.name} is none of this path's")
+                raise DataConnectionError("garbage", f"{frame.head.kind.name} is none of this path's")
             try:
-                handler(arrived, seals, lease)
+                handler(frame, seals, lease)
             except QuireError as error:
-                self._refuse(arrived.head, seals, error)
+                self._refuse(frame.head, seals, error)
         finally:
-            arrived.close_fds()
+            frame.close_fds()
         return True
 
-    def _admit(self, arrived: Arrived) -> tuple[Seals, bytes]:
+    def _admit(self, frame: ReceivedFrame) -> tuple[Seals, bytes]:
         """Whose frame it is. Also of a lease that has ended, where it was known here before: it is told so."""
-        handle = arrived.head.handle
+        handle = frame.head.handle
         found = self._store.lease_key_of(handle)
         seals = self._seals.get(handle)
         if seals is None:
             if found is None:
-                raise DataBroken("unknown_lease", "no lease has this handle")
+                raise DataConnectionError("unknown_lease", "no lease has this handle")
             seals = self._connection.server_seals(found[1])
-        self._connection.admit(arrived, seals)
+        self._connection.verify_head(frame, seals)
         self.authenticated = True
         if handle not in self._seals:
             if len(self._seals) >= _MAX_SEALS:
@@ -115,9 +115,9 @@ class DataSession:
             self._seals[handle] = seals
         return seals, b"" if found is None else found[0]
 
-    def _get(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        asked = bytearray(arrived.head.length)
-        self._connection.receive_payload(arrived, seals, memoryview(asked))
+    def _get(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        asked = bytearray(frame.head.length)
+        self._connection.receive_payload(frame, seals, memoryview(asked))
         indices = self._store.readable_indices(lease, i32(bytes(asked), "pages").tolist())
         deadline = time.monotonic() + self._transfer_s
         for index in indices:
@@ -126,16 +126,16 @@ class DataSession:
                 for start in range(0, len(body), BODY_BYTES):
                     part = body[start : start + BODY_BYTES]
                     last = start + len(part) == len(body)
-                    head = Head(Kind.PAGE, arrived.head.handle, index, start, len(part), last, header)
+                    head = Head(Kind.PAGE, frame.head.handle, index, start, len(part), last, header)
                     self._connection.send(head, seals, part)
                 self._metrics.bytes_out.inc(len(framed))
             if time.monotonic() > deadline:
-                raise DataBroken("slow", "the peer takes too long over its pages")
-        self._end(arrived.head, seals, len(indices))
+                raise DataConnectionError("slow", "the peer takes too long over its pages")
+        self._end(frame.head, seals, len(indices))
 
-    def _put(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+    def _put(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
         """Where a part of a page is refused, the others are received in vain, and the last one is told."""
-        head, first = arrived.head, arrived.head.offset == 0
+        head, first = frame.head, frame.head.offset == 0
         prefix = HEADER_BYTES if first else 0
         if first:
             self._put_error = None
@@ -144,40 +144,40 @@ class DataSession:
                 offset = 0 if first else HEADER_BYTES + head.offset
                 with self._store.page_buffer(lease, head.page, offset, prefix + head.length) as buffer:
                     buffer.view[:prefix] = head.page_header[:prefix]
-                    self._connection.receive_payload(arrived, seals, buffer.view[prefix:])
+                    self._connection.receive_payload(frame, seals, buffer.view[prefix:])
                 self._metrics.bytes_in.inc(prefix + head.length)
                 if head.last:
                     self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
                 return
         except QuireError as error:
             self._put_error = error
-        self._connection.receive_payload(arrived, seals, memoryview(bytearray(head.length)))
+        self._connection.receive_payload(frame, seals, memoryview(bytearray(head.length)))
         if head.last:
             raise self._put_error
 
-    def _verify_page(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        (index,) = self._store.readable_indices(lease, [arrived.head.page])
-        self._end(arrived.head, seals, int(self._store.verify_page(lease, index)))
+    def _verify_page(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        (index,) = self._store.readable_indices(lease, [frame.head.page])
+        self._end(frame.head, seals, int(self._store.verify_page(lease, index)))
 
-    def _send_arena_fd(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
+    def _send_arena_fd(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
         self._store.readable_indices(lease, ())
         fd = self._store.shareable_fd()
         if fd is None:
             raise Unsupported("NO_SHARED_MEMORY", "The arena cannot be sealed.", "Use the data port.")
-        self._connection.send(Head(Kind.END, arrived.head.handle), seals, fds=[fd])
+        self._connection.send(Head(Kind.END, frame.head.handle), seals, fds=[fd])
 
-    def _attach_memory(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        if len(arrived.fds) != 1:
-            raise DataBroken("garbage", "nothing was lent")
+    def _attach_memory(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        if len(frame.fds) != 1:
+            raise DataConnectionError("garbage", "nothing was lent")
         if self._client_memory is not None:
             self._client_memory.close()
-        self._client_memory = ClientMemory(arrived.fds.pop(), self._max_lent_bytes)
-        self._end(arrived.head, seals, 0)
+        self._client_memory = ClientMemory(frame.fds.pop(), self._max_lent_bytes)
+        self._end(frame.head, seals, 0)
 
-    def _copy_from_client(self, arrived: Arrived, seals: Seals, lease: bytes) -> None:
-        head, client_memory = arrived.head, self._client_memory
+    def _copy_from_client(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
+        head, client_memory = frame.head, self._client_memory
         if client_memory is None:
-            raise DataBroken("garbage", "a page of no memory")
+            raise DataConnectionError("garbage", "a page of no memory")
         with self._store.page_buffer(lease, head.page) as buffer:
             buffer.view[:HEADER_BYTES] = head.page_header
             buffer.checksum = client_memory.copy(head.offset, head.page_header, buffer.view[HEADER_BYTES:])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from quire_common.channel import sync_channel
 from quire_common.errors import QuireError, Unsupported
-from quire_common.kv_client import DataAccess, KvClient
+from quire_common.kv_client import KvClient, LeaseAccess
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
@@ -94,9 +94,9 @@ class KvStoreCarrier:
             log.warning("a load ended early", arrived=landing.landed, wanted=len(run), error=str(error))
         return landing.landed
 
-    def _access(self, move: PageMove) -> DataAccess:
+    def _access(self, move: PageMove) -> LeaseAccess:
         """What the store tells of the lease that the scheduler got; only its name where that will do."""
         if self._transports.direct:
             with contextlib.suppress(Unsupported):  # a kvstore of before
                 return self._client.attach(move.lease, context_to_pb(move.context))
-        return DataAccess(move.lease)
+        return LeaseAccess(move.lease)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError
-from quire_common.kv_client import Abandoned
+from quire_common.kv_client import TransferCancelled
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_common.telemetry.tracing import extract, record_span
@@ -98,7 +98,7 @@ class Lane(ABC):
         """Until `ready`, with the lock held; raises Abandoned where the job is void or over."""
         self._changed.wait_for(lambda: self._is_void(job) or self._current is not job or ready())
         if self._is_void(job) or self._current is not job:
-            raise Abandoned
+            raise TransferCancelled
 
     def _work(self) -> None:
         while True:
@@ -117,7 +117,7 @@ class Lane(ABC):
         pages = 0
         try:
             pages = self._carry(job)
-        except Abandoned:
+        except TransferCancelled:
             log.info("a move was abandoned", kind=job.move.kind.name)
         except QuireError as error:
             log.warning("a move failed", kind=job.move.kind.name, code=error.code, error=error.message)

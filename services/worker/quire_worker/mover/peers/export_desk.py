@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_common.kv_data.lease_key import KEY_BYTES, NO_KEY
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.lane import ended, trace_move
@@ -100,7 +100,7 @@ class ExportDesk:
         Raises DataBroken where it does not hear."""
         with self._has_heard:
             if not self._has_heard.wait_for(lambda: self._heard >= self._ring.voided, HEAR_S):
-                raise DataBroken("stale", "the engine has ended exports, and this process does not hear which")
+                raise DataConnectionError("stale", "the engine has ended exports, and this process does not hear which")
         with self._lock:
             export = self._by_handle.get(handle)
             if export is not None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, QuireError, Unavailable
-from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Head, Kind, pack_places
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind, pack_places
 from quire_common.kv_data.lease_key import NO_KEY
 from quire_common.pages import frame_page
 from quire_common.telemetry.logs import get_logger
@@ -26,7 +26,7 @@ from quire_worker.mover.transports.peer_nixl import PeerNixl, pack_agent
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_common.kv_data.connection import Arrived, DataConnection
+    from quire_common.kv_data.connection import DataConnection, ReceivedFrame
     from quire_common.kv_data.seal import Seals
     from quire_worker.mover.ends import Equipment
     from quire_worker.mover.peers.export import Export
@@ -56,7 +56,7 @@ class PeerSession:
         self._dtype = given.setup.dtype
         self._page_s = PAGE_S + given.setup.page_bytes / FLOOR_BYTES_PER_S
         self.proven = False
-        self._handlers: dict[Kind, Callable[[Arrived, Seals, Export], None]] = {Kind.DONE: self._done}
+        self._handlers: dict[Kind, Callable[[ReceivedFrame, Seals, Export], None]] = {Kind.DONE: self._done}
         if connection.local:
             self._handlers |= {Kind.MAP: self._map, Kind.GET: self._show}
         else:
@@ -74,10 +74,10 @@ class PeerSession:
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
         try:
-            self._connection.greet()
+            self._connection.server_handshake()
             while self._next():
                 pass
-        except DataBroken as error:
+        except DataConnectionError as error:
             if error.reason != "ended":
                 log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
         finally:
@@ -86,22 +86,22 @@ class PeerSession:
 
     def stop(self) -> None:
         """End it, from another thread."""
-        self._connection.shut()
+        self._connection.shut_down()
 
     def _next(self) -> bool:
         if self.proven and not self._connection.wait(IDLE_S):
             return False
-        arrived = self._connection.receive()
-        if arrived is None:
+        frame = self._connection.receive()
+        if frame is None:
             return False
         try:
-            return self._answer(arrived)
+            return self._answer(frame)
         finally:
-            arrived.close_fds()
+            frame.close_fds()
 
-    def _answer(self, arrived: Arrived) -> bool:
+    def _answer(self, frame: ReceivedFrame) -> bool:
         """Whether the connection goes on."""
-        head = arrived.head
+        head = frame.head
         found = self._desk.find(head.handle)
         if found is None:
             # There is no key to make a frame with: this one is made with none, and proves nothing.
@@ -109,15 +109,15 @@ class PeerSession:
             return False
         key, export = found
         seals = self._connection.server_seals(key)
-        self._connection.admit(arrived, seals)
+        self._connection.verify_head(frame, seals)
         self.proven = True
         try:
             if export is None or self._is_another(export):
                 raise export_ended()
             handler = self._handlers.get(head.kind)
             if handler is None:
-                raise DataBroken("garbage", f"{head.kind.name} is none of this path's")
-            handler(arrived, seals, export)
+                raise DataConnectionError("garbage", f"{head.kind.name} is none of this path's")
+            handler(frame, seals, export)
         except QuireError as error:
             self._refuse(head, seals, error)
             return False
@@ -129,9 +129,9 @@ class PeerSession:
         before = self._placed
         return before is not None and before is not export and before.handle == export.handle
 
-    def _get(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+    def _get(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Each page as soon as it is there."""
-        handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
+        handle, indices = frame.head.handle, self._indices(frame, seals, export)
         self._desk.take_over(export, self)
         emptied: list[int] = []
         try:
@@ -146,31 +146,31 @@ class PeerSession:
             self._desk.leave(export, self)
         self._connection.send(Head(Kind.END, handle), seals)
 
-    def _map(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+    def _map(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """The ring, to be read and not to be written."""
         try:
             fd = os.open(f"/proc/self/fd/{self._ring.fd}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
-            raise DataBroken("bad_memory", f"the ring cannot be shared: {error}") from error
+            raise DataConnectionError("bad_memory", f"the ring cannot be shared: {error}") from error
         try:
-            self._connection.send(Head(Kind.END, arrived.head.handle), seals, fds=[fd])
+            self._connection.send(Head(Kind.END, frame.head.handle), seals, fds=[fd])
         finally:
             os.close(fd)
 
-    def _tell_agent(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+    def _tell_agent(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """How the peer reads the ring by itself, as long as it is here."""
-        if self._agents is None or arrived.head.length:
-            raise DataBroken("garbage", "there is nothing more to say than that")
-        agents, handle = self._agents, arrived.head.handle
+        if self._agents is None or frame.head.length:
+            raise DataConnectionError("garbage", "there is nothing more to say than that")
+        agents, handle = self._agents, frame.head.handle
         self._until(lambda: 1 if agents.await_begun(ALIVE_S) else None, handle, seals)
         payload = pack_agent(self._held.enter_context(agents.using()))
         self._carried_by = PeerNixl.name
         self._connection.send(Head(Kind.PLACED, handle, length=len(payload)), seals, payload)
 
-    def _show(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+    def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Each page's place in the ring as soon as it is there, with those of the next that are there as well; a slot
         is kept until the peer has taken the page."""
-        handle, indices = arrived.head.handle, self._indices(arrived, seals, export)
+        handle, indices = frame.head.handle, self._indices(frame, seals, export)
         window, waiting, emptied = self._desk.window, deque[tuple[int, int]](), list[int]()
         self._desk.take_over(export, self)
         place = 0
@@ -221,24 +221,26 @@ class PeerSession:
 
     def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> list[int]:
         """The peer has more of the pages that it was shown, the first first; returns their slots."""
-        arrived = self._connection.receive()
-        if arrived is None:
-            raise DataBroken("ended", "the peer has gone")
-        arrived.close_fds()
-        head = self._connection.admit(arrived, seals)
+        frame = self._connection.receive()
+        if frame is None:
+            raise DataConnectionError("ended", "the peer has gone")
+        frame.close_fds()
+        head = self._connection.verify_head(frame, seals)
         first, last = waiting[0][0], waiting[-1][0]
         if head.kind is not Kind.TAKEN or not first <= head.page <= last:
-            raise DataBroken("garbage", f"{head.kind.name} of page {head.page} where {first} to {last} are shown")
+            raise DataConnectionError(
+                "garbage", f"{head.kind.name} of page {head.page} where {first} to {last} are shown"
+            )
         slots = []
         while waiting and waiting[0][0] <= head.page:
             slots.append(waiting.popleft()[1])
         return slots
 
-    def _locate(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+    def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Where pages lie in the engine's own memory, which the peer reads by itself."""
-        handle, first = arrived.head.handle, arrived.head.page
-        if arrived.head.length:
-            raise DataBroken("garbage", "there is nothing more to say than a page")
+        handle, first = frame.head.handle, frame.head.page
+        if frame.head.length:
+            raise DataConnectionError("garbage", "there is nothing more to say than a page")
         if first >= len(export.run):
             raise InvalidArgument("BAD_PAGES", "This is no page of the export.", "Ask for pages of the ticket.")
         self._desk.take_over(export, self)
@@ -251,9 +253,9 @@ class PeerSession:
         self._placed = export
         self._connection.send(Head(Kind.PLACED, handle, first, length=len(places)), seals, places)
 
-    def _indices(self, arrived: Arrived, seals: Seals, export: Export) -> list[int]:
-        asked = bytearray(arrived.head.length)
-        self._connection.receive_payload(arrived, seals, memoryview(asked))
+    def _indices(self, frame: ReceivedFrame, seals: Seals, export: Export) -> list[int]:
+        asked = bytearray(frame.head.length)
+        self._connection.receive_payload(frame, seals, memoryview(asked))
         indices: list[int] = i32(bytes(asked), "pages").tolist()
         ascending = all(before < index for before, index in itertools.pairwise(indices))
         if not ascending or not all(0 <= index < len(export.run) for index in indices):
@@ -272,7 +274,7 @@ class PeerSession:
             if self._desk.engine_is_silent():
                 raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
             if self._connection.wait(0):
-                raise DataBroken("ended", "the peer has gone, or asks for too much at once")
+                raise DataConnectionError("ended", "the peer has gone, or asks for too much at once")
             self._connection.send(Head(Kind.ALIVE, handle), seals)
         return found
 
@@ -287,14 +289,14 @@ class PeerSession:
                         Head(Kind.PAGE, export.handle, index, start, len(part), last, header), seals, part
                     )
                 if time.monotonic() > deadline:
-                    raise DataBroken("slow", "the peer takes too long over a page")
+                    raise DataConnectionError("slow", "the peer takes too long over a page")
 
-    def _done(self, arrived: Arrived, seals: Seals, export: Export) -> None:
+    def _done(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """The peer waits for this answer, the engine for nothing: it hears afterwards."""
         self._placed = None
         self._desk.finish(export)
         try:
-            self._connection.send(Head(Kind.END, arrived.head.handle), seals)
+            self._connection.send(Head(Kind.END, frame.head.handle), seals)
         finally:
             self._desk.report(export, self._carried_by)
             self._carried_by = self._came_by  # what comes next on this connection may take another way

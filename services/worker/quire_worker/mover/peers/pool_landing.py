@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.kv_client import Abandoned
+from quire_common.kv_client import TransferCancelled
 from quire_worker.mover.transports.transport import TransportDown
 from quire_worker.mover.wire import Frame, Kind
 
@@ -49,7 +49,7 @@ class PoolLanding:
             self._send(Frame.of(Kind.FETCH, self._job.generation, self._job.number, wanted))
             self._changed.wait_for(lambda: self._is_void() or self._answer is not None)
             if self._is_void():
-                raise Abandoned
+                raise TransferCancelled
             if self._answer != len(places):
                 raise TransportDown("the engine cannot read the peer's memory")
             self._fetched += len(places)

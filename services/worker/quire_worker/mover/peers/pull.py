@@ -12,7 +12,7 @@ import time
 from typing import TYPE_CHECKING
 
 from quire_common.errors import NotFound, QuireError
-from quire_common.kv_client import Abandoned
+from quire_common.kv_client import TransferCancelled
 from quire_common.pages import PageCorrupt, PageRun
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.load_lane import RingLanding
@@ -100,7 +100,7 @@ class Pull:
         try:
             self._go_on()
             self._complete = self._landing.landed == len(self._cargo.run)
-        except Abandoned:
+        except TransferCancelled:
             log.info("a pull was abandoned", arrived=self._landing.landed)
         except (PageCorrupt, QuireError) as error:
             log.warning(

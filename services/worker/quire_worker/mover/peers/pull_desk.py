@@ -6,7 +6,7 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quire_common.kv_client import Abandoned
+from quire_common.kv_client import TransferCancelled
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.lane import BATCH_BYTES, ended, trace_move
 from quire_worker.mover.peers.closed_ways import ClosedWays
@@ -87,7 +87,7 @@ class PullDesk:
                 self._tell(pull)
             self._changed.wait_for(lambda: pull.is_void or self._free)
             if pull.is_void:
-                raise Abandoned
+                raise TransferCancelled
             return self._free.popleft()
 
     def hand_over(self, job: Job, index: int, slot: int) -> None:

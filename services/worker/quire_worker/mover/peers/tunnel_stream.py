@@ -17,7 +17,7 @@ import grpc
 from quire.v1 import worker_pb2, worker_pb2_grpc
 from quire_common.channel import sync_channel
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.mover.transports.data_link import NotReached, greeted
 
@@ -95,5 +95,5 @@ class TunnelDial:
         threading.Thread(target=carry, name="tunnel", daemon=True).start()
         try:
             return greeted(DataConnection(ours, frame_s, tunnelled=True))
-        except DataBroken as error:
+        except DataConnectionError as error:
             raise NotReached(f"no greeting came over gRPC: {error}", began_s) from error

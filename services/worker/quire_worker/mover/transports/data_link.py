@@ -11,9 +11,9 @@ import time
 from typing import TYPE_CHECKING, NoReturn
 
 from quire_common.errors import NotFound
-from quire_common.kv_client import Abandoned
+from quire_common.kv_client import TransferCancelled
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import DataBroken, Head, Kind
+from quire_common.kv_data.frame import DataConnectionError, Head, Kind
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_common.pages import PageCorrupt
 from quire_worker.mover.transports.transport import TransportDown
@@ -21,7 +21,7 @@ from quire_worker.mover.transports.transport import TransportDown
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from quire_common.kv_data.connection import Arrived
+    from quire_common.kv_data.connection import ReceivedFrame
     from quire_common.kv_data.seal import Seals
 
     Address = tuple[str, int] | str
@@ -37,7 +37,7 @@ FRAME_S = 5.0
 FLOOR_BYTES_PER_S = 50e6
 
 
-class NotReached(DataBroken):
+class NotReached(DataConnectionError):
     """Nobody has answered. `silent`: it took long to find out; else it was refused."""
 
     def __init__(self, text: str, began_s: float) -> None:
@@ -76,52 +76,52 @@ class Exchange:
         self.connection.send(head, self.seals, payload, fds)
         self._spent_since(started)
 
-    def arrived(self, *kinds: Kind) -> Arrived:
+    def arrived(self, *kinds: Kind) -> ReceivedFrame:
         """The next head, genuine and of one of these kinds; raises NotFound where the other side refuses."""
         started = self._in_time()
-        arrived = self.connection.receive()
+        frame = self.connection.receive()
         self._spent_since(started)
-        if arrived is None:
-            raise DataBroken("ended", "the other side has ended the connection")
+        if frame is None:
+            raise DataConnectionError("ended", "the other side has ended the connection")
         try:
-            head = self._admit(arrived)
+            head = self._admit(frame)
             if head.kind is Kind.REFUSED:
-                self._refused(arrived)
+                self._refused(frame)
             if head.kind not in kinds:
-                raise DataBroken("garbage", f"{head.kind.name} is no answer to this")
+                raise DataConnectionError("garbage", f"{head.kind.name} is no answer to this")
         except BaseException:
-            arrived.close_fds()
+            frame.close_fds()
             raise
-        return arrived
+        return frame
 
-    def receive_payload(self, arrived: Arrived, into: memoryview) -> None:
+    def receive_payload(self, frame: ReceivedFrame, into: memoryview) -> None:
         """Of a head that has arrived, into memory of its length."""
         started = self._in_time()
-        self.connection.receive_payload(arrived, self.seals, into)
+        self.connection.receive_payload(frame, self.seals, into)
         self._spent_since(started)
 
-    def _admit(self, arrived: Arrived) -> Head:
+    def _admit(self, frame: ReceivedFrame) -> Head:
         """A refusal counts, too, that was made without a key: nothing comes of it that the connection's end would not
         bring about."""
-        if arrived.head.kind is Kind.REFUSED:
-            with contextlib.suppress(DataBroken):
-                return self.connection.admit(arrived, self.seals)
+        if frame.head.kind is Kind.REFUSED:
+            with contextlib.suppress(DataConnectionError):
+                return self.connection.verify_head(frame, self.seals)
             self.seals = self.connection.client_seals(NO_KEY)
-        return self.connection.admit(arrived, self.seals)
+        return self.connection.verify_head(frame, self.seals)
 
     def _in_time(self) -> float:
         """Before each wait, so that what has come in the end counts, however late. Returns the time."""
         if self._left_s < 0:
-            raise DataBroken("slow", "the other side takes too long over these pages")
+            raise DataConnectionError("slow", "the other side takes too long over these pages")
         return time.monotonic()
 
     def _spent_since(self, started: float) -> None:
         self._left_s -= time.monotonic() - started
 
-    def _refused(self, arrived: Arrived) -> NoReturn:
-        code = bytearray(arrived.head.length)
+    def _refused(self, frame: ReceivedFrame) -> NoReturn:
+        code = bytearray(frame.head.length)
         if code:
-            self.connection.receive_payload(arrived, self.seals, memoryview(code))
+            self.connection.receive_payload(frame, self.seals, memoryview(code))
         raise NotFound(code.decode("ascii", "replace"), "Pages are refused on a data connection.", "It is a miss.")
 
 
@@ -147,7 +147,7 @@ class DataLink:
             raise
         except NotReached as error:
             raise TransportDown(str(error), silent=error.silent, unreached=True) from error
-        except (DataBroken, OSError) as error:
+        except (DataConnectionError, OSError) as error:
             silent = self._is_silent(error)
             self.close()
             raise TransportDown(str(error), silent=silent) from error
@@ -160,7 +160,7 @@ class DataLink:
         with self._lock:
             self._is_cut = True
             if self._connection is not None:
-                self._connection.shut()
+                self._connection.shut_down()
 
     def take_up(self, address: Address, connection: DataConnection) -> None:
         """Go on with a connection to there that another link has handed over. Before anything else."""
@@ -182,7 +182,7 @@ class DataLink:
         with self._lock:
             connection, self._connection = self._connection, None
         if connection is not None:
-            connection.shut()  # who waits for its end on another thread notices
+            connection.shut_down()  # who waits for its end on another thread notices
             connection.close()
 
     def _connected(self, address: Address) -> DataConnection:
@@ -195,12 +195,12 @@ class DataLink:
         with self._lock:
             self._connection, self._address = connection, address
             if self._is_cut:
-                raise Abandoned
+                raise TransferCancelled
         return connection
 
     def _is_silent(self, error: Exception) -> bool:
         """Whether nothing came in time, which on a connection that has ended cannot be."""
-        if isinstance(error, DataBroken) and error.reason == "slow":
+        if isinstance(error, DataConnectionError) and error.reason == "slow":
             return self._connection is None or not self._connection.wait(0)
         return isinstance(error, TimeoutError)
 
@@ -213,14 +213,14 @@ def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
     began_s = time.monotonic()
     try:
         return greeted(DataConnection(socket.create_connection(address, CONNECT_S), frame_s))
-    except (DataBroken, OSError) as error:
+    except (DataConnectionError, OSError) as error:
         raise NotReached(str(error), began_s) from error
 
 
 def greeted(connection: DataConnection) -> DataConnection:
     """A connection that has just been made, ready for use; else it is closed."""
     try:
-        connection.enter()
+        connection.client_handshake()
     except BaseException:
         connection.close()
         raise

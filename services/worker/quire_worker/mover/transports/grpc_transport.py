@@ -10,7 +10,7 @@ from quire_common.pages import PageCorrupt, check_page
 from quire_common.sequence import context_to_pb
 
 if TYPE_CHECKING:
-    from quire_common.kv_client import DataAccess, KvClient
+    from quire_common.kv_client import KvClient, LeaseAccess
     from quire_worker.mover.transports.transport import Cargo, Landing, Shipment
 
 
@@ -22,14 +22,14 @@ class GrpcTransport:
     def __init__(self, client: KvClient) -> None:
         self._client = client
 
-    def offered(self, access: DataAccess) -> bool:
+    def offered(self, access: LeaseAccess) -> bool:
         """See Transport."""
         return True
 
-    def probe(self, access: DataAccess) -> None:
+    def probe(self, access: LeaseAccess) -> None:
         """See Transport: the access came this way."""
 
-    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[LeaseAccess], landing: Landing) -> None:
         """See Transport. The store checks each page before it sends it; one of many frames may go bad behind that."""
         try:
             self._receive(cargo, landing)
@@ -38,7 +38,7 @@ class GrpcTransport:
                 self._client.check(cargo.access.lease, landing.landed, context_to_pb(cargo.context))
             raise
 
-    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[LeaseAccess], shipment: Shipment) -> None:
         """See Transport."""
         sent: list[int] = []
 
@@ -58,7 +58,7 @@ class GrpcTransport:
     def close(self) -> None:
         """See Transport: the channel is another's."""
 
-    def _receive(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
+    def _receive(self, cargo: Cargo[LeaseAccess], landing: Landing) -> None:
         indices = range(landing.landed, len(cargo.run))
         pages = self._client.get_pages(cargo.access.lease, indices, context=context_to_pb(cargo.context))
         with contextlib.closing(pages):

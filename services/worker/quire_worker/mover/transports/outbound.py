@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.kv_data.frame import DataConnectionError, Kind
 from quire_common.pages import frame_page
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from quire_common.kv_client import DataAccess
+    from quire_common.kv_client import LeaseAccess
     from quire_worker.mover.transports.data_link import Exchange
     from quire_worker.mover.transports.transport import Cargo, Shipment
 
@@ -24,7 +24,7 @@ _MAX_WINDOW = 32
 
 
 def send_pages(
-    exchange: Exchange, cargo: Cargo[DataAccess], shipment: Shipment, put: Callable[[int, bytes, memoryview], None]
+    exchange: Exchange, cargo: Cargo[LeaseAccess], shipment: Shipment, put: Callable[[int, bytes, memoryview], None]
 ) -> None:
     """All that is left. `put(index, header, body)` sends one page, which the store answers with TAKEN."""
     window = max(2, min(_MAX_WINDOW, _WINDOW_BYTES // cargo.page_bytes))
@@ -41,7 +41,7 @@ def send_pages(
 
 def _settle(exchange: Exchange, waiting: deque[int], shipment: Shipment) -> None:
     """The store has the page that it was sent first."""
-    arrived = exchange.arrived(Kind.TAKEN)
-    if arrived.head.page != waiting[0]:
-        raise DataBroken("garbage", f"page {arrived.head.page} was taken before {waiting[0]}")
+    frame = exchange.arrived(Kind.TAKEN)
+    if frame.head.page != waiting[0]:
+        raise DataConnectionError("garbage", f"page {frame.head.page} was taken before {waiting[0]}")
     shipment.gone(waiting.popleft())

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.columns import i32
-from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.kv_data.frame import DataConnectionError, Kind
 
 if TYPE_CHECKING:
     from quire_worker.mover.peers.peer_access import PeerAccess
@@ -55,14 +55,16 @@ class PeerCuda:
         exchange.send(Kind.LOCATE, page=first)
         while True:
             exchange.allow(cargo.page_bytes)
-            arrived = exchange.arrived(Kind.PLACED, Kind.ALIVE)
+            frame = exchange.arrived(Kind.PLACED, Kind.ALIVE)
             self._pool.keep()
-            if arrived.head.kind is Kind.PLACED:
+            if frame.head.kind is Kind.PLACED:
                 break
-        payload = bytearray(arrived.head.length)
+        payload = bytearray(frame.head.length)
         if payload:
-            exchange.receive_payload(arrived, memoryview(payload))
+            exchange.receive_payload(frame, memoryview(payload))
         places = i32(bytes(payload), "places")
-        if arrived.head.page != first or not len(places):
-            raise DataBroken("garbage", f"{len(places)} places from {arrived.head.page} on are not what comes next")
+        if frame.head.page != first or not len(places):
+            raise DataConnectionError(
+                "garbage", f"{len(places)} places from {frame.head.page} on are not what comes next"
+            )
         return places[: len(cargo.run) - self._pool.reached]

@@ -10,7 +10,7 @@ import contextlib
 import struct
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.kv_data.frame import DataConnectionError, Kind
 from quire_common.pages import copy_body
 from quire_worker.mover.transports.peer_tcp import next_but_alive
 from quire_worker.mover.transports.shown_pages import take_shown
@@ -50,7 +50,7 @@ class PeerNixl:
             raise ValueError("this way was not offered")
         try:
             agent = self._held.enter_context(self._agents.using())  # the first takes longer than a peer would wait
-        except DataBroken as error:
+        except DataConnectionError as error:
             raise TransportDown(str(error)) from error
         with self._link.exchange(cargo.access.tcp, cargo.access.key) as exchange:
             if landing.landed < len(cargo.run):
@@ -65,11 +65,11 @@ class PeerNixl:
 
     def _fetch(self, exchange: Exchange, agent: Agent, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         exchange.send(Kind.AGENT)
-        arrived = next_but_alive(exchange, cargo.page_bytes, Kind.PLACED)
-        told = bytearray(arrived.head.length)
+        frame = next_but_alive(exchange, cargo.page_bytes, Kind.PLACED)
+        told = bytearray(frame.head.length)
         if len(told) <= _BASE.size:
-            raise DataBroken("garbage", "there is no agent")
-        exchange.receive_payload(arrived, memoryview(told))
+            raise DataConnectionError("garbage", "there is no agent")
+        exchange.receive_payload(frame, memoryview(told))
         (base,) = _BASE.unpack_from(told)
         with agent.peer(bytes(told[_BASE.size :])) as peer:
 

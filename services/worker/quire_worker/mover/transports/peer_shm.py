@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.kv_data.frame import DataConnectionError, Kind
 from quire_worker.mover.transports.shown_pages import take_shown
 
 if TYPE_CHECKING:
@@ -48,8 +48,8 @@ class PeerShm:
 
     def _fetch(self, exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
         exchange.send(Kind.MAP)
-        arrived = exchange.arrived(Kind.END)
-        if not arrived.fds:
-            raise DataBroken("garbage", "no descriptor came")
-        with self._maps.using(arrived.fds.pop()) as ring:
+        frame = exchange.arrived(Kind.END)
+        if not frame.fds:
+            raise DataConnectionError("garbage", "no descriptor came")
+        with self._maps.using(frame.fds.pop()) as ring:
             take_shown(self._link, exchange, Kind.GET, cargo, landing, lambda _: nullcontext(ring.copy), most=1)

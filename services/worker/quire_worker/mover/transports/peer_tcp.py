@@ -9,7 +9,7 @@ from quire_common.kv_data.frame import Kind
 from quire_worker.mover.transports.page_parts import receive_parts
 
 if TYPE_CHECKING:
-    from quire_common.kv_data.connection import Arrived
+    from quire_common.kv_data.connection import ReceivedFrame
     from quire_worker.mover.peers.peer_access import PeerAccess
     from quire_worker.mover.transports.data_link import Address, DataLink, Exchange
     from quire_worker.mover.transports.transport import Cargo, Landing
@@ -57,15 +57,15 @@ def fetch_all(link: DataLink, address: Address, cargo: Cargo[PeerAccess], landin
 def _receive_page(exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing) -> None:
     if not exchange.connection.wait(SOON_S):
         landing.tell()
-    arrived = next_but_alive(exchange, cargo.page_bytes)
-    receive_parts(exchange, arrived, cargo.access.first_index + landing.landed, cargo, landing)
+    frame = next_but_alive(exchange, cargo.page_bytes)
+    receive_parts(exchange, frame, cargo.access.first_index + landing.landed, cargo, landing)
 
 
-def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> Arrived:
+def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> ReceivedFrame:
     """The next frame of the kind, however long it takes to be filled, as long as the peer gives signs of life. From
     here on there is time for a page of so many bytes."""
     while True:
         exchange.allow(page_bytes)
-        arrived = exchange.arrived(kind, Kind.ALIVE)
-        if arrived.head.kind is kind:
-            return arrived
+        frame = exchange.arrived(kind, Kind.ALIVE)
+        if frame.head.kind is kind:
+            return frame

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_common.telemetry.logs import get_logger
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class RingAgent:
         try:
             with self.using():
                 pass
-        except DataBroken as error:
+        except DataConnectionError as error:
             log.error("no pages go by NIXL", cause=str(error))
         finally:
             self._begun.set()
@@ -117,7 +117,7 @@ class Agent:
 
     def close(self) -> None:
         """End it, and then let go of its memory: until then what was given up may be written there."""
-        with contextlib.suppress(DataBroken), _failures():
+        with contextlib.suppress(DataConnectionError), _failures():
             del self._nixl
         self._areas.clear()
         self._made.clear()
@@ -132,7 +132,7 @@ class Agent:
         try:
             yield name
         finally:
-            with self._lock, contextlib.suppress(DataBroken), _failures():
+            with self._lock, contextlib.suppress(DataConnectionError), _failures():
                 self._peers[name] -= 1
                 if not self._peers[name]:
                     del self._peers[name]
@@ -166,7 +166,7 @@ class Agent:
         with self._lock, _failures():
             request.release()
         if state != "DONE":
-            raise DataBroken("nixl", f"a read ended as {state}")
+            raise DataConnectionError("nixl", f"a read ended as {state}")
 
     def _new_area(self) -> NDArray[np.uint8]:
         memory = mmap.mmap(-1, self._page_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
@@ -182,4 +182,4 @@ def _failures() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise DataBroken("nixl", f"{type(error).__name__}: {error}") from error
+        raise DataConnectionError("nixl", f"{type(error).__name__}: {error}") from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_common.pages import PageCorrupt, copy_body
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ class SharedMap:
     def __init__(self, fd: int) -> None:
         try:
             if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-                raise DataBroken("bad_memory", "the memory could be cut short")
+                raise DataConnectionError("bad_memory", "the memory could be cut short")
             self.size = os.fstat(fd).st_size
             mapped = mmap.mmap(fd, self.size, prot=mmap.PROT_READ)
         except OSError as error:
-            raise DataBroken("bad_memory", str(error)) from error
+            raise DataConnectionError("bad_memory", str(error)) from error
         finally:
             os.close(fd)
         self._bytes: NDArray[np.uint8] | None = np.frombuffer(mapped, np.uint8)
@@ -56,7 +56,7 @@ class SharedMap:
     def _view(self, start: int, size: int) -> NDArray[np.uint8]:
         found = self._bytes
         if found is None:
-            raise DataBroken("ended", "the memory's owner has gone")
+            raise DataConnectionError("ended", "the memory's owner has gone")
         if not 0 <= start <= start + size <= self.size:
             raise PageCorrupt(f"there is no page at {start}")
         return found[start : start + size]

@@ -12,7 +12,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataBroken
+from quire_common.kv_data.frame import DataConnectionError
 from quire_worker.mover.transports.shared_map import SharedMap
 
 if TYPE_CHECKING:
@@ -71,5 +71,5 @@ def _file_of(fd: int) -> _File:
     try:
         status = os.fstat(fd)
     except OSError as error:
-        raise DataBroken("bad_memory", str(error)) from error
+        raise DataConnectionError("bad_memory", str(error)) from error
     return status.st_dev, status.st_ino

@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from quire_common.errors import NotFound
-from quire_common.kv_data.frame import DataBroken, Kind
+from quire_common.kv_data.frame import DataConnectionError, Kind
 from quire_common.pages import PageCorrupt, check_parts
 from quire_worker.mover.transports.arena_map import ArenaMap, PageGone
 from quire_worker.mover.transports.data_link import DataLink, connect
@@ -19,7 +19,7 @@ from quire_worker.mover.transports.outbound import send_pages
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
-    from quire_common.kv_client import DataAccess
+    from quire_common.kv_client import LeaseAccess
     from quire_worker.mover.transports.data_link import Exchange
     from quire_worker.mover.transports.transport import Cargo, Landing, Shipment
 
@@ -37,18 +37,18 @@ class ShmTransport:
         self._arena: ArenaMap | None = None
         self._lent_to: object = None
 
-    def offered(self, access: DataAccess) -> bool:
+    def offered(self, access: LeaseAccess) -> bool:
         """See Transport."""
         return bool(_NAME.fullmatch(access.arena))
 
-    def probe(self, access: DataAccess) -> None:
+    def probe(self, access: LeaseAccess) -> None:
         """See Transport."""
         try:
             connect(access.arena).close()
-        except (DataBroken, OSError) as error:
+        except (DataConnectionError, OSError) as error:
             raise TransportDown(str(error)) from error
 
-    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[LeaseAccess], landing: Landing) -> None:
         """See Transport."""
         access = cargo.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
@@ -66,7 +66,7 @@ class ShmTransport:
                 exchange.arrived(Kind.END)
                 raise
 
-    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[LeaseAccess], shipment: Shipment) -> None:
         """See Transport."""
         size = len(shipment.left) * cargo.page_bytes
         try:
@@ -94,10 +94,10 @@ class ShmTransport:
             if self._arena is not None:
                 self._arena.close()
             exchange.send(Kind.MAP)
-            arrived = exchange.arrived(Kind.END)
-            if not arrived.fds:
-                raise DataBroken("garbage", "no descriptor came")
-            self._arena = ArenaMap(arrived.fds.pop(), exchange.connection.sock)
+            frame = exchange.arrived(Kind.END)
+            if not frame.fds:
+                raise DataConnectionError("garbage", "no descriptor came")
+            self._arena = ArenaMap(frame.fds.pop(), exchange.connection.sock)
         return self._arena
 
     def _lend(self, exchange: Exchange, fd: int) -> None:

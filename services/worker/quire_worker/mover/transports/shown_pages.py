@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.columns import pack_i32
-from quire_common.kv_data.frame import DataBroken, Kind, unpack_places
+from quire_common.kv_data.frame import DataConnectionError, Kind, unpack_places
 from quire_common.pages import PageCorrupt, check_parts
 from quire_worker.mover.transports.peer_tcp import SOON_S, next_but_alive
 from quire_worker.mover.transports.transport import TransportDown
@@ -66,14 +66,14 @@ def _shown(exchange: Exchange, cargo: Cargo[PeerAccess], landing: Landing, most:
             break
         if not shown and not exchange.connection.wait(SOON_S):
             landing.tell()
-        arrived = next_but_alive(exchange, cargo.page_bytes * (len(shown) + 1), Kind.SHOWN)
-        payload = bytearray(arrived.head.length)
+        frame = next_but_alive(exchange, cargo.page_bytes * (len(shown) + 1), Kind.SHOWN)
+        payload = bytearray(frame.head.length)
         if payload:
-            exchange.receive_payload(arrived, memoryview(payload))
-        places, page = unpack_places(payload), arrived.head.page
+            exchange.receive_payload(frame, memoryview(payload))
+        places, page = unpack_places(payload), frame.head.page
         before = landing.landed + len(shown)
         if page != cargo.access.first_index + before or before + len(places) > len(cargo.run):
-            raise DataBroken("garbage", f"{len(places)} pages from {page} on are not what comes next")
+            raise DataConnectionError("garbage", f"{len(places)} pages from {page} on are not what comes next")
         last = page + len(places) - 1
         shown += [_Shown(number, *place, number == last) for number, place in enumerate(places, page)]
     return shown

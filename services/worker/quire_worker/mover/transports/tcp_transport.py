@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quire_common.columns import pack_i32
 from quire_common.config import split_address
 from quire_common.errors import ConfigError, NotFound
-from quire_common.kv_data.frame import BODY_BYTES, DataBroken, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Kind
 from quire_common.pages import PageCorrupt
 from quire_worker.mover.transports.data_link import DataLink, connect
 from quire_worker.mover.transports.outbound import send_pages
@@ -15,7 +15,7 @@ from quire_worker.mover.transports.page_parts import receive_parts
 from quire_worker.mover.transports.transport import TransportDown
 
 if TYPE_CHECKING:
-    from quire_common.kv_client import DataAccess
+    from quire_common.kv_client import LeaseAccess
     from quire_worker.mover.transports.transport import Cargo, Landing, Shipment
 
 
@@ -28,18 +28,18 @@ class TcpTransport:
         self._host = _host(kvstore)
         self._fetching, self._sending = DataLink(), DataLink()
 
-    def offered(self, access: DataAccess) -> bool:
+    def offered(self, access: LeaseAccess) -> bool:
         """See Transport."""
         return bool(access.data_port and self._host)
 
-    def probe(self, access: DataAccess) -> None:
+    def probe(self, access: LeaseAccess) -> None:
         """See Transport."""
         try:
             connect((self._host, access.data_port)).close()
-        except (DataBroken, OSError) as error:
+        except (DataConnectionError, OSError) as error:
             raise TransportDown(str(error)) from error
 
-    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[LeaseAccess], landing: Landing) -> None:
         """See Transport."""
         address = (self._host, cargo.access.data_port)
         size = (len(cargo.run) - landing.landed) * cargo.page_bytes
@@ -56,7 +56,7 @@ class TcpTransport:
                 exchange.arrived(Kind.END)
             raise
 
-    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[LeaseAccess], shipment: Shipment) -> None:
         """See Transport."""
         address = (self._host, cargo.access.data_port)
         size = len(shipment.left) * cargo.page_bytes

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_common.kv_client import DataAccess
+    from quire_common.kv_client import LeaseAccess
     from quire_common.pages import PageRun
     from quire_common.sequence import RequestContext
 
@@ -107,12 +107,12 @@ class Source(Protocol[A_contra]):
         """Let go of connections and maps."""
 
 
-class Transport(Source["DataAccess"], Protocol):
+class Transport(Source["LeaseAccess"], Protocol):
     """A kvstore's. `fetch` has the store look at a damaged page where that is of use. `send` is called by one thread,
     and raises as `fetch` does."""
 
-    def probe(self, access: DataAccess) -> None:
+    def probe(self, access: LeaseAccess) -> None:
         """Whether it is open from here; raises TransportDown."""
 
-    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[LeaseAccess], shipment: Shipment) -> None:
         """All pages that are left."""

@@ -20,7 +20,7 @@ from quire_worker.mover.transports.transport import TRANSPORTS, TransportDown
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from quire_common.kv_client import DataAccess, KvClient
+    from quire_common.kv_client import KvClient, LeaseAccess
     from quire_worker.mover.transports.transport import Cargo, Landing, Shipment, Transport
 
 log = get_logger(__name__)
@@ -45,11 +45,11 @@ class TransportChoice:
     def __init__(
         self,
         transports: Sequence[Transport],
-        ways: Callable[[], DataAccess],
+        data_endpoints: Callable[[], LeaseAccess],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._transports = transports
-        self._ways = ways
+        self._data_endpoints = data_endpoints
         self._clock = clock
         self._lock = threading.Lock()
         self._pauses = {transport.name: _Pause() for transport in transports}
@@ -62,7 +62,7 @@ class TransportChoice:
         known: list[Transport] = [GrpcTransport(client)]
         if AVAILABLE:
             known[:0] = [ShmTransport(), TcpTransport(kvstore)]
-        return cls([transport for transport in known if choice in (AUTO, transport.name)], client.ways)
+        return cls([transport for transport in known if choice in (AUTO, transport.name)], client.data_endpoints)
 
     @property
     def direct(self) -> bool:
@@ -76,16 +76,16 @@ class TransportChoice:
     def probe(self) -> None:
         """The same, here."""
         try:
-            access = self._ways()
+            access = self._data_endpoints()
             self._carry(access, lambda transport: transport.probe(access))
         except QuireError as error:
             log.info("how pages will travel is found out by the first of them", cause=error.message)
 
-    def fetch(self, cargo: Cargo[DataAccess], landing: Landing) -> None:
+    def fetch(self, cargo: Cargo[LeaseAccess], landing: Landing) -> None:
         """See Transport; raises Unavailable where no transport is left."""
         self._carry(cargo.access, lambda transport: transport.fetch(cargo, landing))
 
-    def send(self, cargo: Cargo[DataAccess], shipment: Shipment) -> None:
+    def send(self, cargo: Cargo[LeaseAccess], shipment: Shipment) -> None:
         """See Transport; raises Unavailable where no transport is left."""
         self._carry(cargo.access, lambda transport: transport.send(cargo, shipment))
 
@@ -94,7 +94,7 @@ class TransportChoice:
         for transport in self._transports:
             transport.close()
 
-    def _carry(self, access: DataAccess, carry: Callable[[Transport], None]) -> None:
+    def _carry(self, access: LeaseAccess, carry: Callable[[Transport], None]) -> None:
         for transport in self._transports:
             if not transport.offered(access) or self._paused(transport):
                 continue
