@@ -62,7 +62,7 @@ class MoverSide:
 
     def close(self) -> None:
         self.transports.close()
-        gc.collect()  # an Abandoned that has passed through a generator holds the page in a cycle
+        gc.collect()  # an TransferCancelled that has passed through a generator holds the page in a cycle
         self.ring.close()
 
 

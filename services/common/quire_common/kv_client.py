@@ -153,8 +153,8 @@ class KvClient:
         context: common_pb2.RequestContext | None = None,
     ) -> PutOutcome:
         """Put the run's pages that the store wants. `body(index)` is asked for these alone, in order; what it gave is
-        not looked at any more once it is asked again. `on_wanted` is told of them before. `body` may raise Abandoned,
-        which comes out here. `body` is called on a thread of gRPC's.
+        not looked at any more once it is asked again. `on_wanted` is told of them before. `body` may raise
+        TransferCancelled, which comes out here. `body` is called on a thread of gRPC's.
 
         On any failure the put is released, so that the store need not wait for its lease to expire.
         """
@@ -317,8 +317,8 @@ def _frames(
     body: Callable[[int], PageBytes],
     abandoned: list[TransferCancelled],
 ) -> Iterator[kvstore_pb2.PutFrame]:
-    """Each page's header with the start of its body, then the rest, 1 MiB at a time. An Abandoned is noted: raised here
-    it would be gRPC's to log, as a failure with its traceback."""
+    """Each page's header with the start of its body, then the rest, 1 MiB at a time. An TransferCancelled is noted:
+    raised here it would be gRPC's to log, as a failure with its traceback."""
     for index in wanted:
         try:
             view = memoryview(body(index)).cast("B")  # type: ignore[arg-type]  # numpy's stubs know of buffers from 3.12 on

@@ -42,7 +42,7 @@ _MANY_PACKETS_BYTES = 128 << 10
 
 @dataclass(slots=True)
 class ReceivedFrame:
-    """A head as it came in: nothing of it is to be believed before `DataConnection.admit`."""
+    """A head as it came in: nothing of it is to be believed before `DataConnection.verify_head`."""
 
     head: Head
     packed: bytes
@@ -58,7 +58,8 @@ class ReceivedFrame:
 
 
 class DataConnection:
-    """`greet` or `enter` first, once. Every method may raise DataBroken, after which there is `close` alone."""
+    """`server_handshake` or `client_handshake` first, once. Every method may raise DataConnectionError, after which
+    there is `close` alone."""
 
     def __init__(self, sock: socket.socket, timeout_s: float, *, tunnelled: bool = False) -> None:
         """`tunnelled`: what the socket carries goes on to another host."""
@@ -112,7 +113,7 @@ class DataConnection:
         self._send([framed, payload] if head.length else [framed], fds)
 
     def receive(self) -> ReceivedFrame | None:
-        """The next head, not yet genuine; None where the peer has ended between frames. `admit` it, or refuse all."""
+        """The next head, not yet genuine; None where the peer has ended between frames. `verify_head` before use."""
         fds: list[int] = []
         data = self._head(fds)
         if not data:
@@ -135,7 +136,7 @@ class DataConnection:
         return frame.head
 
     def receive_payload(self, frame: ReceivedFrame, seals: Seals, into: memoryview) -> None:
-        """The payload of an admitted head, into memory of its length; not genuine before this returns."""
+        """The payload of a verified head, into memory of its length; not genuine before this returns."""
         self._fill(into)
         if not seals.incoming.verify(frame.payload_tag, frame.number + 1, into):
             raise DataConnectionError("forged", "a payload was not made with the lease's key")

@@ -117,7 +117,7 @@ class Head:
 
     @classmethod
     def unpack(cls, data: bytes) -> Head:
-        """The inverse; raises DataBroken."""
+        """The inverse; raises DataConnectionError."""
         kind, flags, zero, page, offset, length, zeros, handle, page_header = _HEAD.unpack(data)
         if zero or zeros or flags & ~_LAST or kind not in _KINDS:
             raise DataConnectionError("garbage", f"no frame: kind {kind}, flags {flags}")
@@ -135,7 +135,7 @@ def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:
 
 
 def unpack_places(payload: bytes | bytearray) -> list[tuple[int, bytes]]:
-    """The inverse; raises DataBroken."""
+    """The inverse; raises DataConnectionError."""
     if not payload or len(payload) % _PLACE.size:
         raise DataConnectionError("garbage", f"{len(payload)} bytes are no places of pages")
     return list(_PLACE.iter_unpack(payload))
@@ -147,7 +147,7 @@ def pack_hello(nonce: bytes) -> bytes:
 
 
 def unpack_hello(data: bytes) -> bytes:
-    """The store's nonce; raises DataBroken."""
+    """The store's nonce; raises DataConnectionError."""
     magic, version, zero, nonce = _HELLO.unpack(data)
     if (magic, version, zero) != (_MAGIC, VERSION, 0):
         raise DataConnectionError("garbage", "not a data port of version 1")

@@ -27,7 +27,7 @@ _FIXED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
 
 
 class ClientMemory:
-    """Takes over `fd`; raises DataBroken."""
+    """Takes over `fd`; raises DataConnectionError."""
 
     def __init__(self, fd: int, max_bytes: int) -> None:
         try:
@@ -45,7 +45,7 @@ class ClientMemory:
 
     def copy(self, offset: int, header: bytes, into: memoryview) -> int:
         """Fill `into` with the body that lies there; returns the checksum of the copy under that header. Raises
-        DataBroken where there is less."""
+        DataConnectionError where there is less."""
         if self._bytes is None or offset + len(into) > len(self._bytes):
             raise DataConnectionError("bad_memory", "what was lent does not reach so far")
         return copy_body(header, self._bytes[offset : offset + len(into)], into)

@@ -24,7 +24,8 @@ log = get_logger(__name__)
 
 class Carrier(Protocol):
     """One load and one store run at once, each on a thread of its own, and each must end within a time of its own
-    however the other side behaves. Landing and Shipment raise Abandoned where the move is void; it passes through."""
+    however the other side behaves. Landing and Shipment raise TransferCancelled where the move is void; it passes
+    through."""
 
     @property
     def transport(self) -> str:

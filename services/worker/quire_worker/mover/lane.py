@@ -95,7 +95,7 @@ class Lane(ABC):
         return self._closed or job.generation < self._generation or job.number in self._cut
 
     def _wait(self, job: Job, ready: Callable[[], bool]) -> None:
-        """Until `ready`, with the lock held; raises Abandoned where the job is void or over."""
+        """Until `ready`, with the lock held; raises TransferCancelled where the job is void or over."""
         self._changed.wait_for(lambda: self._is_void(job) or self._current is not job or ready())
         if self._is_void(job) or self._current is not job:
             raise TransferCancelled

@@ -31,7 +31,7 @@ class LoadLane(Lane):
             self._changed.notify_all()
 
     def take_slot(self, job: Job) -> int:
-        """A slot to be filled; waits for one, raises Abandoned."""
+        """A slot to be filled; waits for one, raises TransferCancelled."""
         with self._changed:
             if not self._free:
                 self.tell(job)
@@ -65,7 +65,7 @@ class Slots(Protocol):
     """Who has slots to be filled, and tells the engine of them."""
 
     def take_slot(self, job: Job) -> int:
-        """A slot to be filled; waits for one, raises Abandoned."""
+        """A slot to be filled; waits for one, raises TransferCancelled."""
 
     def hand_over(self, job: Job, index: int, slot: int) -> None:
         """A page lies in a slot."""

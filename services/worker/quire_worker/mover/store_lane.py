@@ -42,8 +42,8 @@ class StoreLane(Lane):
         return index in self._filled
 
     def slot_of(self, job: Job, index: int) -> int:
-        """Where a page lies; waits for it, raises Abandoned. Slots that are told of late are told of now: the engine
-        may have no other."""
+        """Where a page lies; waits for it, raises TransferCancelled. Slots that are told of late are told of now: the
+        engine may have no other."""
         with self._changed:
             self._wait(job, lambda: True)
             if index not in self._filled:

@@ -97,7 +97,7 @@ class ExportDesk:
     def find(self, handle: bytes) -> tuple[bytes, Export | None] | None:
         """The lease's key, and its export unless that has ended; None where it was never known here, or long ago. What
         the engine has ended before the call has ended: its pages may be filled anew before this process hears of it.
-        Raises DataBroken where it does not hear."""
+        Raises DataConnectionError where it does not hear."""
         with self._has_heard:
             if not self._has_heard.wait_for(lambda: self._heard >= self._ring.voided, HEAR_S):
                 raise DataConnectionError("stale", "the engine has ended exports, and this process does not hear which")

@@ -41,8 +41,8 @@ class PoolLanding:
         return self._landing.landed + self._fetched
 
     def fetch(self, places: Int32) -> None:
-        """Bring the next pages from such pages of the peer's memory. Raises Abandoned, and TransportDown where the
-        engine cannot."""
+        """Bring the next pages from such pages of the peer's memory. Raises TransferCancelled, and TransportDown where
+        the engine cannot."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None

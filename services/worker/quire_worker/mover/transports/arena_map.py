@@ -26,7 +26,7 @@ _GENERATION = struct.Struct("<Q")
 
 
 class ArenaMap:
-    """Takes over `fd`. `sock` is the connection that it came over. Raises DataBroken."""
+    """Takes over `fd`. `sock` is the connection that it came over. Raises DataConnectionError."""
 
     def __init__(self, fd: int, sock: socket.socket) -> None:
         self._map = SharedMap(fd)
@@ -44,7 +44,7 @@ class ArenaMap:
 
     def copy(self, offset: int, generation: int, body: memoryview) -> tuple[bytes, int]:
         """Copy the page there, if it still is the one of that generation; returns its header, and the checksum of the
-        copy under it. Raises PageCorrupt, and DataBroken where the store has gone."""
+        copy under it. Raises PageCorrupt, and DataConnectionError where the store has gone."""
         if offset < _HEAD_BYTES:
             raise PageCorrupt(f"there is no page at {offset}")
         header = self._map.read(offset, HEADER_BYTES)

@@ -46,8 +46,8 @@ class NotReached(DataConnectionError):
 
 
 class Exchange:
-    """What is said on a connection under one lease, about pages of `size` bytes in all. Raises DataBroken, also where
-    the other side takes too long over the whole of it; what the engine takes meanwhile does not count."""
+    """What is said on a connection under one lease, about pages of `size` bytes in all. Raises DataConnectionError,
+    also where the other side takes too long over the whole of it; what the engine takes meanwhile does not count."""
 
     def __init__(self, connection: DataConnection, lease_key: bytes, size: int = 0) -> None:
         self.connection = connection
@@ -206,8 +206,8 @@ class DataLink:
 
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
-    """A new connection, greeted; raises DataBroken, OSError. A string is the name of an abstract Unix socket: who is
-    silent there hangs. Between hosts nothing tells that from a network that lets nothing through: NotReached."""
+    """A new connection, greeted; raises DataConnectionError, OSError. A string is the name of an abstract Unix socket:
+    who is silent there hangs. Between hosts nothing tells that from a network that lets nothing through: NotReached."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def receive_parts(exchange: Exchange, frame: ReceivedFrame, page: int, cargo: Cargo[Any], landing: Landing) -> None:
-    """The next page, whose first frame has arrived, to where it belongs; `page` is its number there. Raises DataBroken,
-    and PageCorrupt unless it is what its key says."""
+    """The next page, whose first frame has arrived, to where it belongs; `page` is its number there. Raises
+    DataConnectionError, and PageCorrupt unless it is what its key says."""
     index, came = landing.landed, 0
     while True:
         head = frame.head

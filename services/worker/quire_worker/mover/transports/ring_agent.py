@@ -62,7 +62,7 @@ class RingAgent:
 
     @contextlib.contextmanager
     def using(self) -> Iterator[Agent]:
-        """The agent, which lives as long. Raises DataBroken where there cannot be one."""
+        """The agent, which lives as long. Raises DataConnectionError where there cannot be one."""
         with self._lock:
             if self._agent is None:
                 self._agent = Agent(self._ring)
@@ -124,7 +124,7 @@ class Agent:
 
     @contextlib.contextmanager
     def peer(self, metadata: bytes) -> Iterator[str]:
-        """A peer's name here, as long as it is read from. Raises DataBroken."""
+        """A peer's name here, as long as it is read from. Raises DataConnectionError."""
         with self._lock, _failures():
             name = self._nixl.add_remote_agent(metadata)
             name = name.decode() if isinstance(name, bytes) else name
@@ -140,7 +140,7 @@ class Agent:
 
     @contextlib.contextmanager
     def read(self, peer: str, addresses: Sequence[int]) -> Iterator[list[NDArray[np.uint8]]]:
-        """Copies of the pages that lie there, as long as they are looked at. Raises DataBroken."""
+        """Copies of the pages that lie there, as long as they are looked at. Raises DataConnectionError."""
         with self._lock, _failures():
             areas = [self._areas.pop() if self._areas else self._new_area() for _ in addresses]
         self._read(peer, addresses, areas)

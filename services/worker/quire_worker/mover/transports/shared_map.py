@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class SharedMap:
-    """Takes over `fd`. Raises DataBroken."""
+    """Takes over `fd`. Raises DataConnectionError."""
 
     def __init__(self, fd: int) -> None:
         try:
@@ -46,7 +46,7 @@ class SharedMap:
 
     def copy(self, start: int, header: bytes, into: memoryview) -> int:
         """Fill `into` with the body that lies there; returns the checksum of the copy under that header. Raises
-        PageCorrupt where there is less, and DataBroken once it is closed."""
+        PageCorrupt where there is less, and DataConnectionError once it is closed."""
         return copy_body(header, self._view(start, len(into)), into)
 
     def close(self) -> None:

@@ -34,7 +34,7 @@ class SharedMaps:
 
     @contextlib.contextmanager
     def using(self, fd: int) -> Iterator[SharedMap]:
-        """Takes over `fd`. Raises DataBroken where it cannot be mapped."""
+        """Takes over `fd`. Raises DataConnectionError where it cannot be mapped."""
         file = _file_of(fd)
         with self._lock:
             if file in self._maps:

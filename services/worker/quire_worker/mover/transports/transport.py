@@ -54,7 +54,7 @@ class Landing(Protocol):
         """How many pages have landed, from the first on; the index of the next."""
 
     def room(self) -> memoryview:
-        """Where the body of the next page goes; the same until it has landed. May wait; raises Abandoned."""
+        """Where the body of the next page goes; the same until it has landed. May wait; raises TransferCancelled."""
 
     def land(self) -> None:
         """The next page is in its room, and is what its key says."""
@@ -82,7 +82,7 @@ class Shipment(Protocol):
         themselves, since the ring is small."""
 
     def body(self, index: int) -> memoryview:
-        """A page's body, good until it is gone; raises Abandoned."""
+        """A page's body, good until it is gone; raises TransferCancelled."""
 
     def place(self, index: int) -> int:
         """Where in the file that body lies."""

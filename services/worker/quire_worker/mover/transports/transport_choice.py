@@ -39,8 +39,8 @@ class _Pause:
 
 
 class TransportChoice:
-    """`transports` in order of preference; `ways` asks the store which there are. Used by the load's and the store's
-    thread at once."""
+    """`transports` in order of preference; `data_endpoints` asks the store for its endpoints. Used by the load's and
+    the store's thread at once."""
 
     def __init__(
         self,
