@@ -102,7 +102,6 @@ class TieredStore(VirtualStore):
     # What a carrier needs of a KvClient.
 
     def begin_put(self, run: PageRun, page_bytes: int, *, context: object) -> StartedPut:
-        """See KvClient."""
         self._reach()
         for digest in run.hashes if self._tiers.strangers else ():
             self._strange(digest)
@@ -126,7 +125,6 @@ class TieredStore(VirtualStore):
 
     @contextlib.contextmanager
     def committing(self, begun: StartedPut, context: object) -> Iterator[list[PutOutcome]]:
-        """See KvClient."""
         outcome, self._sent = list[PutOutcome](), []
         try:
             yield outcome
@@ -152,7 +150,6 @@ class TieredStore(VirtualStore):
             yield index, self._spoiled(framed, "get")
 
     def verify_page(self, lease: bytes, index: int, context: object) -> bool:
-        """See KvClient."""
         return self._store.verify_page(lease, index)
 
     def _run(self, lookup: Lookup) -> PageRun:

@@ -96,7 +96,6 @@ class Arena:
             os.close(self.fd)
 
     def check_integrity(self) -> None:
-        """See SlabAllocator."""
         self._slabs.check_integrity()
 
 

@@ -47,8 +47,6 @@ class EvictionPolicy(Protocol):
 
 
 class LruPolicy:
-    """See the module."""
-
     def __init__(self, capacity_bytes: int) -> None:
         self._order: OrderedDict[PageKey, None] = OrderedDict()
         self._held: set[PageKey] = set()
@@ -57,40 +55,33 @@ class LruPolicy:
         return iter(self._order)
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
-        """See EvictionPolicy."""
         if held:
             self._held.add(key)
         else:
             self._order[key] = None
 
     def hold(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         del self._order[key]
         self._held.add(key)
 
     def release(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         self._held.remove(key)
         self._order[key] = None
 
     def use(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         if key not in self._held:
             self._order.move_to_end(key)
 
     def refresh(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         self.use(key)
 
     def discard(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         if key in self._held:
             self._held.remove(key)
         else:
             del self._order[key]
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
-        """See EvictionPolicy."""
         victim = next((key for key in self._order if key not in spared), None)
         if victim is not None:
             del self._order[victim]
@@ -120,7 +111,7 @@ class _Queue(OrderedDict["PageKey", int]):
 
 
 class ArcPolicy:
-    """See the module. Ghosts remember keys and sizes of evicted pages, of `capacity_bytes` at most per queue."""
+    """Ghosts remember keys and sizes of evicted pages, of `capacity_bytes` at most per queue."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity = capacity_bytes
@@ -134,7 +125,7 @@ class ArcPolicy:
         yield from self._frequent
 
     def add(self, key: PageKey, size: int, *, held: bool = False) -> None:
-        """See EvictionPolicy. A page that comes back soon after its eviction widens the queue that it went from."""
+        """A page that comes back soon after its eviction widens the queue that it went from."""
         recent, frequent = self._recent_ghosts, self._frequent_ghosts
         queue = self._recent
         if key in recent:
@@ -153,31 +144,25 @@ class ArcPolicy:
             queue.push(key, size)
 
     def hold(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         self._held[key] = (self._queue(key).take(key), self._frequent)
 
     def release(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         size, queue = self._held.pop(key)
         queue.push(key, size)
 
     def use(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         if key not in self._held:
             self._frequent.push(key, self._queue(key).take(key))
 
     def refresh(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         if key not in self._held:
             self._queue(key).move_to_end(key)
 
     def discard(self, key: PageKey) -> None:
-        """See EvictionPolicy."""
         if self._held.pop(key, None) is None:
             self._queue(key).take(key)
 
     def evict(self, spared: Container[PageKey] = ()) -> PageKey | None:
-        """See EvictionPolicy."""
         queues = [(self._recent, self._recent_ghosts), (self._frequent, self._frequent_ghosts)]
         if self._recent.total_bytes <= self._recent_target:
             queues.reverse()

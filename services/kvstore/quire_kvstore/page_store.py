@@ -59,7 +59,7 @@ class PutOffer(NamedTuple):
 
 
 class PageStore:
-    """See the module. `tiers` are those below memory, the fastest first; they run from `start` to `close`."""
+    """`tiers` are those below memory, the fastest first; they run from `start` to `close`."""
 
     def __init__(
         self,
@@ -185,7 +185,6 @@ class PageStore:
         return True
 
     def shareable_fd(self) -> int | None:
-        """See RamTier."""
         return self._ram.shareable_fd()
 
     def begin_put(self, run: PageRun, page_bytes: int, lease_ms: int) -> PutOffer:
@@ -221,7 +220,6 @@ class PageStore:
     def page_buffer(
         self, lease_id: bytes, index: int, offset: int = 0, size: int | None = None
     ) -> contextlib.AbstractContextManager[PageBuffer]:
-        """See PutManager."""
         return self._puts.page_buffer(lease_id, index, offset, size)
 
     def complete_pages(self, lease_id: bytes) -> int:

@@ -49,7 +49,7 @@ class PageBuffer:
 
 
 class PutManager:
-    """See the module. `find_put` gives the living put of a lease, or raises NotFound; it wants the lock."""
+    """`find_put` gives the living put of a lease, or raises NotFound; it wants the lock."""
 
     def __init__(
         self,

@@ -160,7 +160,6 @@ class RamTier:
         return self._arena.generation(page.offset)
 
     def populate(self, start: int, size: int) -> None:
-        """See Arena."""
         self._arena.populate(start, size)
 
     def shareable_fd(self) -> int | None:

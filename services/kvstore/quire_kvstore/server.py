@@ -38,8 +38,6 @@ def worker_threads(config: KvstoreConfig) -> int:
 
 
 class KvstoreService:
-    """See quire_common.server.SyncService."""
-
     name = "kvstore"
 
     def __init__(self, config: KvstoreConfig) -> None:

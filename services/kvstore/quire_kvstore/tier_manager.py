@@ -32,8 +32,6 @@ log = get_logger(__name__)
 
 
 class TierManager:
-    """See the module."""
-
     def __init__(
         self, lock: threading.Lock, ram: RamTier, feed: PageFeed, tiers: Sequence[Tier], max_waiting: int
     ) -> None:
@@ -112,7 +110,7 @@ class TierManager:
     # TierCallbacks: called by the tiers' threads.
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """See TierCallbacks. Nobody else knows of that memory until the page has arrived."""
+        """Nobody else knows of that memory until the page has arrived."""
         load = cast("Load", job)
         with self._lock:
             if not load.wanted():
@@ -131,7 +129,6 @@ class TierManager:
             return load.view
 
     def on_page_read(self, job: PageJob) -> None:
-        """See TierCallbacks."""
         load = cast("Load", job)
         with self._lock:
             offset, size = load.release_buffer()
@@ -151,7 +148,7 @@ class TierManager:
                     self._offer_pages(tier, [load.key])
 
     def on_page_missed(self, job: PageJob) -> None:
-        """See TierCallbacks: the next tier may have it."""
+        """The next tier may have it."""
         load = cast("Load", job)
         with self._lock:
             if load.view is not None:
@@ -162,7 +159,6 @@ class TierManager:
 
     @contextlib.contextmanager
     def borrow_page(self, key: PageKey) -> Iterator[memoryview | None]:
-        """See TierCallbacks."""
         with self._lock:
             page = self._ram.get(key)
             if page is not None:
@@ -178,12 +174,11 @@ class TierManager:
                 self._ram.release_page(page)
 
     def on_pages_removed(self, keys: Sequence[PageKey]) -> None:
-        """See TierCallbacks."""
         with self._lock:
             self._publish_removed(keys)
 
     def on_pages_found(self) -> None:
-        """See TierCallbacks. There may be more than a change can tell."""
+        """There may be more than a change can tell."""
         with self._lock:
             self._feed.force_snapshots()
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ScriptedBackend:
-    """See TierBackend. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
+    """Implements TierBackend. Reads wait for `allow(n)`; `blind`: nobody knows what it has but itself."""
 
     name = "scripted"
     local = True

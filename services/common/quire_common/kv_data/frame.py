@@ -75,8 +75,6 @@ class DataConnectionError(Exception):  # the connection's end, not an error of t
 
 
 class Kind(enum.IntEnum):
-    """See the module."""
-
     GET = 1
     PUT = 2
     DAMAGED = 3
@@ -99,7 +97,7 @@ class Kind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """See the module. `last`: the page's last part."""
+    """`last`: the page's last part."""
 
     kind: Kind
     handle: bytes

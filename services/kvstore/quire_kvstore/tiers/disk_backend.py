@@ -35,7 +35,7 @@ _PAGES_EVICTED_WHEN_FULL = 4
 
 
 class DiskBackend:
-    """See TierBackend."""
+    """Implements TierBackend."""
 
     name = "disk"
     local = True
@@ -56,42 +56,37 @@ class DiskBackend:
 
     @property
     def available(self) -> bool:
-        """See TierBackend: open and writable."""
+        """Open and writable."""
         return self._is_open and self._write_breaker.closed
 
     @property
     def pages(self) -> int:
-        """See TierBackend."""
         return len(self._index)
 
     @property
     def used_bytes(self) -> int:
-        """See TierBackend: in whole blocks."""
+        """In whole blocks."""
         return self._index.used_bytes
 
     @property
     def capacity_bytes(self) -> int:
-        """See TierBackend."""
         return self._index.capacity_bytes
 
     def held_keys(self) -> list[PageKey]:
-        """See TierBackend."""
         return self._index.held_keys()
 
     def may_have(self, key: PageKey) -> bool:
-        """See TierBackend."""
         return key in self._index
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """See TierBackend. Noted on the disk when a page is read."""
+        """Noted on the disk when a page is read."""
         self._index.touch(keys)
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """See TierBackend."""
         self._index.refresh(keys)
 
     def open(self) -> None:
-        """See TierBackend: claim the folder, and find the pages that are there."""
+        """Claim the folder, and find the pages that are there."""
         if self._is_open or not self._open_breaker.allow():
             return
         started, figures = time.monotonic(), ScanFigures()
@@ -127,11 +122,9 @@ class DiskBackend:
         )
 
     def maintain(self) -> None:
-        """See TierBackend."""
         self.open()
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """See TierBackend."""
         for job in jobs:
             size = self._index.size(job.key)
             if size is None:  # it has gone meanwhile
@@ -149,17 +142,14 @@ class DiskBackend:
                 deliver(job, into[:got])
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
-        """See TierBackend."""
         return sum(self._write(job, framed) for job, framed in pages)
 
     def discard(self, key: PageKey) -> None:
-        """See TierBackend."""
         self._remove([key])  # before it is forgotten: until then nobody writes it anew
         if self._index.forget(key):
             self.on_pages_removed([key])
 
     def close(self) -> None:
-        """See TierBackend."""
         self._is_open = False
         self._files.close()
 

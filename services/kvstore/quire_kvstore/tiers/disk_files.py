@@ -56,7 +56,7 @@ class ScanFigures:
 
 
 class DiskFiles:
-    """See the module. Methods raise OSError and may be called by several threads."""
+    """Methods raise OSError and may be called by several threads."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

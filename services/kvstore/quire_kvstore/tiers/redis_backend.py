@@ -43,7 +43,7 @@ def redis_key(key: PageKey) -> bytes:
 
 
 class RedisBackend:
-    """See TierBackend."""
+    """Implements TierBackend."""
 
     name = "redis"
     local = False
@@ -71,28 +71,27 @@ class RedisBackend:
 
     @property
     def available(self) -> bool:
-        """See TierBackend."""
         return self._breaker.closed
 
     def held_keys(self) -> list[PageKey]:
-        """See TierBackend: nobody asks a Redis full of pages for all of them."""
+        """Nobody asks a Redis full of pages for all of them."""
         return []
 
     def may_have(self, key: PageKey) -> bool:
-        """See TierBackend: only Redis itself knows, unless it is away."""
+        """Only Redis itself knows, unless it is away."""
         return self._breaker.closed
 
     def touch(self, keys: Iterable[PageKey]) -> None:
-        """See TierBackend: Redis has its own idea of age."""
+        """Redis has its own idea of age."""
 
     def refresh(self, keys: Iterable[PageKey]) -> None:
-        """See TierBackend: and of order."""
+        """And of order."""
 
     def open(self) -> None:
-        """See TierBackend: the tier's maintenance thread connects."""
+        """The tier's maintenance thread connects."""
 
     def maintain(self) -> None:
-        """See TierBackend: the probe of the half-open breaker, and what was left to be deleted while it was open."""
+        """The probe of the half-open breaker, and what was left to be deleted while it was open."""
         if self._breaker.closed and self._pending_deletes:
             self._flush_deletes()
         if self._breaker.closed or not self._breaker.allow():
@@ -107,7 +106,7 @@ class RedisBackend:
             log.info("redis answers", redis=str(self._address))
 
     def read(self, jobs: Sequence[PageJob], allocate_buffer: AllocateBuffer, deliver: Deliver) -> None:
-        """See TierBackend. Lengths first: what is not there ends its prefix before the pages after it are fetched."""
+        """Lengths first: what is not there ends its prefix before the pages after it are fetched."""
         lengths = self._execute([command for job in jobs for command in self._length_commands(job)])
         found: list[tuple[PageJob, int]] = []
         for job, size in zip(jobs, lengths[::_COMMANDS_PER_LENGTH], strict=True):
@@ -123,7 +122,7 @@ class RedisBackend:
         self._flush_deletes()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
-        """See TierBackend. What is there already, from whomever, lives on for another time."""
+        """What is there already, from whomever, lives on for another time."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]
@@ -133,11 +132,10 @@ class RedisBackend:
         return kept + len(stored)
 
     def discard(self, key: PageKey) -> None:
-        """See TierBackend. Not at once: answers to what was asked before may be under way."""
+        """Not at once: answers to what was asked before may be under way."""
         self._pending_deletes.append(key)
 
     def close(self) -> None:
-        """See TierBackend."""
         with self._lock:
             for connection in self._connections:
                 connection.close()

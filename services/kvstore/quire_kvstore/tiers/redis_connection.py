@@ -35,7 +35,7 @@ Reply = int | bytes | ErrorReply | None
 
 
 class RedisConnection:
-    """See the module. `timeout_s` bounds each answer, from when it is waited for to its end, and each send."""
+    """`timeout_s` bounds each answer, from when it is waited for to its end, and each send."""
 
     def __init__(self, address: RedisAddress, timeout_s: float) -> None:
         """Connects and says who we are; raises RedisConnectionLost."""

@@ -81,7 +81,7 @@ class TierCallbacks(Protocol):
 
 
 class Tier:
-    """See the module. `request`, `offer` and `touch` return at once; other methods are the owner's alone."""
+    """`request`, `offer` and `touch` return at once; other methods are the owner's alone."""
 
     def __init__(self, backend: TierBackend, settings: TierSettings) -> None:
         self.backend = backend
