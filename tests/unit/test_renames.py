@@ -143,6 +143,29 @@ keyword = [{ old = "bell", new = "bell", within = "A.f" }]
     assert normal_form(source, renames, "a.py") == normal_form(wanted)
 
 
+def test_an_attribute_is_renamed_of_those_alone_that_the_rule_names(tmp_path: Path) -> None:
+    (tmp_path / "map.toml").write_text('attribute = [{ old = "ring", new = "set", on = ["Bell", "_bell"] }]')
+    renames = load_map(tmp_path / "map.toml")
+    source = """
+class Bell:
+    ring: int
+
+    def all(self):
+        return self.ring + Bell(ring=1).ring
+
+class Room:
+    def ring(self):
+        self._bell.ring = self.ring = self.bell.ring
+        return Room(ring=2)
+"""
+    wanted = source.replace("    ring: int", "    set: int").replace(
+        "self.ring + Bell(ring=1).ring", "self.set + Bell(set=1).set"
+    )
+    wanted = wanted.replace("self._bell.ring", "self._bell.set")
+    assert rewrite(source, renames, "a.py") == wanted
+    assert normal_form(source, renames, "a.py") == normal_form(wanted)
+
+
 @pytest.mark.parametrize(
     "source",
     [
@@ -174,7 +197,13 @@ def test_an_empty_map_changes_no_file_of_this_repository(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "text", ["[[method]]\nold='a'\nnew='b'", "[[name]]\nold='a'", "[[name]]\nold='a'\nnew='b'\nx=1"]
+    "text",
+    [
+        "[[method]]\nold='a'\nnew='b'",
+        "[[name]]\nold='a'",
+        "[[name]]\nold='a'\nnew='b'\nx=1",
+        "[[name]]\nold='a'\nnew='b'\non=['c']",
+    ],
 )
 def test_a_map_with_mistakes_is_refused(text: str, tmp_path: Path) -> None:
     (tmp_path / "map.toml").write_text(text)

@@ -26,13 +26,17 @@ class Rewriter(cst.CSTTransformer):
         self._definitions: list[str] = []
         # Names that are attributes or members of a class, by identity; those that import statements have are apart.
         self._members: set[int] = set()
+        # Arguments by keyword, and for them and for attributes what has them.
         self._keywords: set[int] = set()
+        self._owner_of: dict[int, str] = {}
+        self._classes: list[str] = [""]
         self._imported: set[int] = set()
         self._slots: set[int] = set()
         # Modules that are imported by name, and are called otherwise afterwards.
         self._aliases: dict[str, str] = {}
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
+        self._classes.append(node.name.value)
         for statement in node.body.body:
             if isinstance(statement, cst.FunctionDef):
                 self._members.add(id(statement.name))
@@ -43,6 +47,7 @@ class Rewriter(cst.CSTTransformer):
 
     def leave_ClassDef(self, original_node: cst.ClassDef, updated_node: cst.ClassDef) -> cst.ClassDef:
         self._definitions.pop()
+        self._classes.pop()
         return updated_node
 
     def visit_FunctionDef(self, node: cst.FunctionDef) -> None:
@@ -51,17 +56,21 @@ class Rewriter(cst.CSTTransformer):
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
         self._definitions.pop()
         if id(original_node.name) in self._members:
-            new = self._new("attribute", original_node.name.value)
+            new = self._new("attribute", original_node.name.value, self._classes[-1])
         else:
             new = self._new("name", original_node.name.value)
         return updated_node.with_changes(name=updated_node.name.with_changes(value=new))
 
     def visit_Attribute(self, node: cst.Attribute) -> None:
         self._members.add(id(node.attr))
+        of_self = isinstance(node.value, cst.Name) and node.value.value == "self"
+        self._owner_of[id(node.attr)] = self._classes[-1] if of_self else _last_name(node.value)
 
-    def visit_Arg(self, node: cst.Arg) -> None:
-        if node.keyword is not None:
-            self._keywords.add(id(node.keyword))
+    def visit_Call(self, node: cst.Call) -> None:
+        for argument in node.args:
+            if argument.keyword is not None:
+                self._keywords.add(id(argument.keyword))
+                self._owner_of[id(argument.keyword)] = _last_name(node.func)
 
     def visit_MatchKeywordElement(self, node: cst.MatchKeywordElement) -> None:
         self._members.add(id(node.key))
@@ -73,7 +82,7 @@ class Rewriter(cst.CSTTransformer):
         if id(original_node) in self._keywords:
             kind = "keyword"
         old = original_node.value
-        new = self._new(kind, old)
+        new = self._new(kind, old, self._owner_of.get(id(original_node), self._classes[-1]))
         if kind == "name" and new == old:
             new = self._aliases.get(old, old)
         return updated_node.with_changes(value=new)
@@ -81,7 +90,7 @@ class Rewriter(cst.CSTTransformer):
     def leave_SimpleString(self, original_node: cst.SimpleString, updated_node: cst.SimpleString) -> cst.SimpleString:
         value = original_node.raw_value
         kind = "attribute" if id(original_node) in self._slots else "string"
-        new = self._new(kind, value)
+        new = self._new(kind, value, self._classes[-1])
         if new == value:
             new = self._renames.module(value)
         return (
@@ -135,8 +144,8 @@ class Rewriter(cst.CSTTransformer):
                     if target.target.value == "__slots__" and isinstance(small.value, cst.Tuple | cst.List):
                         self._slots.update(id(element.value) for element in small.value.elements)
 
-    def _new(self, kind: str, old: str) -> str:
-        return self._renames.renamed(kind, old, self._path, ".".join(self._definitions))
+    def _new(self, kind: str, old: str, owner: str = "") -> str:
+        return self._renames.renamed(kind, old, self._path, ".".join(self._definitions), owner)
 
 
 def rewrite(source: str, renames: RenameMap, path: str) -> str:
@@ -161,6 +170,14 @@ def apply_map(root: Path, renames: RenameMap) -> list[str]:
         if text != source or target != path:
             changed.append(target)
     return changed
+
+
+def _last_name(node: cst.CSTNode) -> str:
+    if isinstance(node, cst.Name):
+        return node.value
+    if isinstance(node, cst.Attribute):
+        return node.attr.value
+    return _last_name(node.func) if isinstance(node, cst.Call) else ""
 
 
 def _full(node: cst.CSTNode) -> str:

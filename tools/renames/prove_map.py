@@ -30,6 +30,9 @@ class _Renamer(ast.NodeTransformer):
         self._slots: set[int] = set()
         self._functions: list[dict[str, str]] = []
         self._classes: list[dict[str, str]] = []
+        # What has an attribute: the innermost class, or the last name before a dot or a call's bracket.
+        self._owners: list[str] = [""]
+        self._callees: dict[int, str] = {}
         self.merged: set[str] = set()
 
     def visit_ClassDef(self, node: ast.ClassDef) -> ast.AST:
@@ -46,7 +49,9 @@ class _Renamer(ast.NodeTransformer):
                     self._slots.update(map(id, statement.value.elts))
             self._members.update(id(target) for target in targets if isinstance(target, ast.Name))
         self._classes.append({})
+        self._owners.append(node.name)
         self._inside(node, node.name)
+        self._owners.pop()
         self._classes.pop()
         node.name = name
         return node
@@ -59,17 +64,22 @@ class _Renamer(ast.NodeTransformer):
 
     def visit_Name(self, node: ast.Name) -> ast.AST:
         if id(node) in self._members:
-            node.id = self._new("attribute", node.id, member=True)
+            node.id = self._new("attribute", node.id, member=True, owner=self._owners[-1])
         else:
             new = self._new("name", node.id)
             node.id = self._aliases.get(node.id, node.id) if new == node.id else new
         return node
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
         of_self = isinstance(node.value, ast.Name) and node.value.id == "self"
-        node.attr = self._new("attribute", node.attr, member=of_self)
+        owner = self._owners[-1] if of_self else _last_name(node.value)
+        self.generic_visit(node)
+        node.attr = self._new("attribute", node.attr, member=of_self, owner=owner)
         return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self._callees.update((id(keyword), _last_name(node.func)) for keyword in node.keywords)
+        return self.generic_visit(node)
 
     def visit_arg(self, node: ast.arg) -> ast.AST:
         self.generic_visit(node)
@@ -79,7 +89,7 @@ class _Renamer(ast.NodeTransformer):
     def visit_keyword(self, node: ast.keyword) -> ast.AST:
         self.generic_visit(node)
         if node.arg is not None:
-            node.arg = self._new("keyword", node.arg)
+            node.arg = self._new("keyword", node.arg, owner=self._callees.get(id(node), ""))
         return node
 
     def visit_MatchClass(self, node: ast.MatchClass) -> ast.AST:
@@ -109,7 +119,8 @@ class _Renamer(ast.NodeTransformer):
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         if isinstance(node.value, str):
-            new = self._new("attribute" if id(node) in self._slots else "string", node.value)
+            kind = "attribute" if id(node) in self._slots else "string"
+            new = self._new(kind, node.value, owner=self._owners[-1])
             node.value = self._renames.module(node.value) if new == node.value else new
         return node
 
@@ -134,7 +145,7 @@ class _Renamer(ast.NodeTransformer):
 
     def _function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.AST:
         kind = "attribute" if id(node) in self._members else "name"
-        name = self._new(kind, node.name, member=kind == "attribute")
+        name = self._new(kind, node.name, member=kind == "attribute", owner=self._owners[-1])
         self._functions.append({})
         self._inside(node, node.name)
         self._functions.pop()
@@ -146,11 +157,11 @@ class _Renamer(ast.NodeTransformer):
         self.generic_visit(node)
         self._definitions.pop()
 
-    def _new(self, kind: str, old: str, *, member: bool = False) -> str:
+    def _new(self, kind: str, old: str, *, member: bool = False, owner: str = "") -> str:
         definition = ".".join(self._definitions)
-        new = self._renames.renamed(kind, old, self._path, definition)
-        for owner in self._classes[-1:] if member else self._functions if kind == "name" else ():
-            if (other := owner.setdefault(new, old)) != old:
+        new = self._renames.renamed(kind, old, self._path, definition, owner)
+        for names in self._classes[-1:] if member else self._functions if kind == "name" else ():
+            if (other := names.setdefault(new, old)) != old:
                 self.merged.add(f"{self._path}: {' and '.join(sorted((other, old)))} of {definition} become {new}")
         return new
 
@@ -232,6 +243,14 @@ def _sort_imports(body: list[ast.stmt]) -> None:
     ]
     rest = [each for each in body if not isinstance(each, ast.Import | ast.ImportFrom)]
     body[:] = [*sorted(aliases, key=ast.dump), *rest]
+
+
+def _last_name(node: ast.expr) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return _last_name(node.func) if isinstance(node, ast.Call) else ""
 
 
 def _assigns(statement: ast.Assign, names: tuple[str, ...]) -> bool:

@@ -13,6 +13,8 @@ scope = ["services/scheduler/**", "tests/**"]   # files; all of them unless said
 old = "ring"
 new = "set"
 within = "Engine.flush"         # only inside that definition; anywhere unless said
+on = ["Bell", "bell"]           # only of these: the class, where it is defined, of `self` and in calls of the class;
+                                # else the last name before the dot
 
 [[identifier]]                  # both: fields of dataclasses, parameters that are also given by keyword
 old = "bell"
@@ -49,9 +51,12 @@ class Rule:
     new: str
     scope: tuple[str, ...] = ()
     within: str = ""
+    on: tuple[str, ...] = ()
 
-    def applies(self, path: str, definition: str) -> bool:
-        """In a file, inside a definition by its qualified name."""
+    def applies(self, path: str, definition: str, owner: str) -> bool:
+        """In a file, inside a definition by its qualified name; `owner` is what has the attribute."""
+        if self.on and owner not in self.on:
+            return False
         if self.scope and not any(fnmatch(path, pattern) for pattern in self.scope):
             return False
         return not self.within or f"{definition}.".startswith(f"{self.within}.")
@@ -64,12 +69,12 @@ class RenameMap:
     modules: dict[str, str] = field(default_factory=dict)
     rules: tuple[Rule, ...] = ()
 
-    def renamed(self, kind: str, old: str, path: str, definition: str) -> str:
+    def renamed(self, kind: str, old: str, path: str, definition: str, owner: str = "") -> str:
         """The name that an identifier has afterwards; the same where no rule applies."""
         for rule in self._by_old.get((kind, old), ()):
-            if rule.applies(path, definition):
+            if rule.applies(path, definition, owner):
                 return rule.new
-        return self.renamed("attribute", old, path, definition) if kind == "keyword" else old
+        return self.renamed("attribute", old, path, definition, owner) if kind == "keyword" else old
 
     def module(self, dotted: str) -> str:
         """Where a module is afterwards, or what of it is named: longer names win."""
@@ -101,11 +106,14 @@ def load_map(path: Path) -> RenameMap:
     rules = list[Rule]()
     for kind in KINDS:
         for each in tables.get(kind, []):
-            if set(each) - {"old", "new", "scope", "within"} or not (each.get("old") and each.get("new")):
-                raise ValueError(f"{path}: [[{kind}]] {each} needs old and new, and knows scope and within")
+            if set(each) - {"old", "new", "scope", "within", "on"} or not (each.get("old") and each.get("new")):
+                raise ValueError(f"{path}: [[{kind}]] {each} needs old and new, and knows scope, within and on")
             scope = tuple(each.get("scope", everywhere))
             kinds = ("name", "attribute") if kind == "identifier" else (kind,)
-            rules.extend(Rule(one, each["old"], each["new"], scope, each.get("within", "")) for one in kinds)
+            within, on = each.get("within", ""), tuple(each.get("on", ()))
+            if on and kind not in ("attribute", "keyword"):
+                raise ValueError(f"{path}: [[{kind}]] {each} has an owner, which attributes alone have")
+            rules.extend(Rule(one, each["old"], each["new"], scope, within, on) for one in kinds)
     return RenameMap(modules, tuple(rules))
 
 
