@@ -216,7 +216,7 @@ REDIS = (
     (
         "`quire:page:` namespace, hash, group",
         "a page and 128 bytes; a page `--max-page-bytes` (256 MiB)",
-        "put_desk.py, for `--redis-ttl-s`",
+        "put_manager.py, for `--redis-ttl-s`",
     ),
 )
 
