@@ -28,9 +28,9 @@ from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_tokenizer.long_answer import MOST_CHARS
 from quire_worker.engine.batch_rule import MAX_SCORE_BYTES
 from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
-from quire_worker.mover.peers.tunnel_stream import PIECE_BYTES as TUNNEL_BYTES
-from quire_worker.mover.wire import MAX_FRAME_BYTES as MOVER_FRAME_BYTES
-from quire_worker.mover.wire import Kind as MoverKind
+from quire_worker.kv_transfer.peers.tunnel_stream import PIECE_BYTES as TUNNEL_BYTES
+from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES as MOVER_FRAME_BYTES
+from quire_worker.kv_transfer.wire import Kind as MoverKind
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor

@@ -30,7 +30,7 @@ from bench.disaggregation.transfer_arms import PeerArm
 from bench.kvstore.pages import Bodies, Pages
 from bench.kvstore.raw_tcp import RawTcpPair
 from bench.kvstore.transport_arms import RingMemcpy
-from quire_worker.mover.transports.ring_agent import is_installed
+from quire_worker.kv_transfer.transports.nixl_agent import is_installed
 
 # What each transport is to come near to.
 FLOORS = {"tcp": "raw_tcp", "grpc": "raw_tcp", "shm": "memcpy"}

@@ -27,20 +27,20 @@ from quire_common.credit import MoveKind, PageMove
 from quire_common.credit.hello import RankAddress
 from quire_common.kv_data.frame import DataConnectionError
 from quire_worker.config import WorkerConfig
-from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_process import MoverProcess
-from quire_worker.mover.peers.peer_access import PeerAccess
-from quire_worker.mover.peers.peer_door import PeerDoor
-from quire_worker.mover.peers.tunnel_stream import TunnelDial
-from quire_worker.mover.setup import DEFAULT_BYTES, DEFAULT_SLOTS, MoverSetup
-from quire_worker.mover.transports.data_link import connect
+from quire_worker.kv_transfer.agent_process import AgentProcess
+from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
+from quire_worker.kv_transfer.peers.tunnel_stream import TunnelDialer
+from quire_worker.kv_transfer.setup import DEFAULT_BYTES, DEFAULT_SLOTS, AgentSetup
+from quire_worker.kv_transfer.transports.data_link import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bench.kvstore.pages import Bodies, Pages
-    from quire_worker.mover.copier import Copier
-    from quire_worker.mover.ring import Ring
+    from quire_worker.kv_transfer.copier import Copier
+    from quire_worker.kv_transfer.ring import Ring
     from quire_worker.step import Int32
 
 # A prompt of 4,096 tokens where a page has 64, as on a GPU.
@@ -79,10 +79,10 @@ class NoCopier:
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None: ...
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         return 0
 
-    def passed(self, ticket: int) -> bool:
+    def is_complete(self, ticket: int) -> bool:
         return True
 
     def drain(self) -> None: ...
@@ -96,50 +96,50 @@ class Engine:
     def __init__(self, transport: str, page_bytes: int, copier: Callable[[Ring], Copier], memory: bytes = b"") -> None:
         """`memory`: descriptor of its pool, where that is a GPU's."""
         slots = min(DEFAULT_SLOTS, DEFAULT_BYTES // page_bytes)
-        self._door = PeerDoor(WorkerConfig(model="", peer_transport=transport))
-        setup = MoverSetup(
+        self._door = PeerListeners(WorkerConfig(model="", peer_transport=transport))
+        setup = AgentSetup(
             "", NAMESPACE.hex(), "uint8", page_bytes, slots, log_level="warning", peers=True, peer_transport=transport,
-            shares_memory=self._door.show_memory(memory), peer_grpc=self._door.grpc_listen,
+            shares_memory=self._door.advertise_memory(memory), peer_grpc=self._door.grpc_listen,
         )  # fmt: skip  # one line of settings
         self.addresses = self._door.addresses
-        self.mover = MoverProcess.start(setup, copier, inherited=self._door.inherited)
+        self.transfer_agent = AgentProcess.start(setup, copier, inherited=self._door.inherited_fds)
         self._woken = threading.Event()
-        self.mover.wake = self._woken.set
+        self.transfer_agent.wake = self._woken.set
         self._await_peers()
 
     def carry(self, moves: Sequence[PageMove], begun: Callable[[], None] = lambda: None) -> None:
         """Until all have ended well; raises SystemExit. `begun`: all are submitted."""
         for move in moves:
-            if not self.mover.submit(move):
+            if not self.transfer_agent.submit(move):
                 raise SystemExit("a move was refused")
-            self.mover.offer(move.id, len(move.device_page))
+            self.transfer_agent.offer_pages(move.id, len(move.device_page))
         begun()
         left = len(moves)
         while left:
             if not self._woken.wait(_LIMIT_S):
                 raise SystemExit("nothing moves any more")
             self._woken.clear()
-            results = self.mover.finished()
+            results = self.transfer_agent.take_results()
             if not all(result.ok for result in results):
                 raise SystemExit(f"a move failed: {results}")
             left -= len(results)
 
     def close(self) -> None:
-        self.mover.close()
+        self.transfer_agent.close()
         self._door.close()
 
     def _await_peers(self) -> None:
         """Until the process greets whoever comes in."""
-        access = PeerAccess.of(PageMove(0, MoveKind.PULL, 0, ids(), (), source=self.addresses))
+        access = PeerAccess.from_move(PageMove(0, MoveKind.PULL, 0, ids(), (), source=self.addresses))
         deadline = time.monotonic() + _LIMIT_S
-        dial = TunnelDial(ServiceConfig()) if access.grpc else connect
+        dial = TunnelDialer(ServiceConfig()) if access.grpc else connect
         address = access.grpc or access.tcp or access.socket
         while time.monotonic() < deadline:
             with contextlib.suppress(DataConnectionError, OSError):
                 dial(address, _CONNECT_S).close()
                 return
             self._woken.wait(_CONNECT_S)
-            self.mover.finished()
+            self.transfer_agent.take_results()
         raise SystemExit("the mover does not start")
 
 
@@ -165,10 +165,10 @@ class PeerArm:
         )
         hello = json.loads(self._hear())
         self._source = tuple(RankAddress(0, name, text.encode()) for name, text in hello["addresses"])
-        mover = self._engine.mover.pid
-        if mover is None:
+        transfer_agent = self._engine.transfer_agent.pid
+        if transfer_agent is None:
             raise RuntimeError("the engine has no mover")
-        self._pids = (int(hello["pid"]), mover)
+        self._pids = (int(hello["pid"]), transfer_agent)
         self._cpu_s, self._pages = [0.0, 0.0], 0
 
     def get(self, pages: Pages) -> float:
@@ -227,7 +227,7 @@ def main() -> int:
     copier = partial(HostCopier, Pool(bodies)) if how == "whole" else partial(NoCopier, body=bodies[0].tobytes())
     engine = Engine(transport, page_bytes, copier)
     addresses = [(address.transport, address.descriptor.decode()) for address in engine.addresses]
-    print(json.dumps({"addresses": addresses, "pid": engine.mover.pid}), flush=True)
+    print(json.dumps({"addresses": addresses, "pid": engine.transfer_agent.pid}), flush=True)
     for line in sys.stdin:
         asked, first, moves = json.loads(line), 0, []
         for number, (_, key) in enumerate(asked["parts"]):

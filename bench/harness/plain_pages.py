@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from quire_worker.mover.ring import Ring
+from quire_worker.kv_transfer.ring import Ring
 
 
 def ids(*values: int) -> NDArray[np.int32]:
@@ -15,30 +15,30 @@ def ids(*values: int) -> NDArray[np.int32]:
     return np.array(values, np.int32)
 
 
-class PlainLanding:
+class PlainPageSink:
     """Implements Landing: page n lands in slot n of the ring, and is told of by `on_land`."""
 
     def __init__(self, ring: Ring, on_land: Callable[[int], None] = lambda index: None, first_slot: int = 0) -> None:
         self._ring = ring
         self._on_land = on_land
         self._first_slot = first_slot
-        self.landed = 0
+        self.received_pages = 0
 
-    def room(self) -> memoryview:
-        return self._ring.slot(self._first_slot + self.landed)
+    def next_buffer(self) -> memoryview:
+        return self._ring.slot(self._first_slot + self.received_pages)
 
-    def land(self) -> None:
-        self.landed += 1
-        self._on_land(self.landed - 1)
+    def commit_page(self) -> None:
+        self.received_pages += 1
+        self._on_land(self.received_pages - 1)
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """All are told of already."""
 
     def bodies(self) -> list[bytes]:
-        return [bytes(self._ring.slot(self._first_slot + index)) for index in range(self.landed)]
+        return [bytes(self._ring.slot(self._first_slot + index)) for index in range(self.received_pages)]
 
 
-class PlainShipment:
+class PlainPageSource:
     """Implements Shipment: page n lies in slot n of the ring. `on_body` is told what is asked for, and may raise."""
 
     def __init__(self, ring: Ring, on_body: Callable[[int], None] = lambda index: None, first_slot: int = 0) -> None:
@@ -46,23 +46,23 @@ class PlainShipment:
         self._on_body = on_body
         self._first_slot = first_slot
         self.fd = ring.fd
-        self.left: list[int] = []
+        self.remaining: list[int] = []
         self.wanted: list[int] = []
         self.sent: list[int] = []
 
-    def want(self, indices: Sequence[int]) -> None:
-        self.left, self.wanted = list(indices), list(indices)
+    def request_pages(self, indices: Sequence[int]) -> None:
+        self.remaining, self.wanted = list(indices), list(indices)
 
-    def ready(self, index: int) -> bool:
+    def is_ready(self, index: int) -> bool:
         return True
 
-    def body(self, index: int) -> memoryview:
+    def page_body(self, index: int) -> memoryview:
         self._on_body(index)
         return self._ring.slot(self._first_slot + index)
 
-    def place(self, index: int) -> int:
-        return self._ring.place(self._first_slot + index)
+    def page_offset(self, index: int) -> int:
+        return self._ring.offset_of(self._first_slot + index)
 
-    def gone(self, index: int) -> None:
-        self.left.remove(index)
+    def release_page(self, index: int) -> None:
+        self.remaining.remove(index)
         self.sent.append(index)

@@ -27,16 +27,16 @@ import grpc
 import numpy as np
 
 from bench.harness.processes import Service
-from bench.kvstore.thread_mover import ThreadMover
+from bench.kvstore.thread_mover import ThreadAgent
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import KvClient
 from quire_common.pages import PageRun
-from quire_worker.engine.moves import Mover
-from quire_worker.mover.carrier import KvStoreCarrier
-from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_process import MoverProcess
-from quire_worker.mover.setup import DEFAULT_SLOTS, MoverSetup
-from quire_worker.mover.transports.transport_choice import CHOICES, TransportChoice
+from quire_worker.engine.transfer_agent import KvTransferAgent
+from quire_worker.kv_transfer.agent_process import AgentProcess
+from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.kv_connector import KvStoreConnector
+from quire_worker.kv_transfer.setup import DEFAULT_SLOTS, AgentSetup
+from quire_worker.kv_transfer.transports.transport_selector import CHOICES, TransportSelector
 from quire_worker.server import SWITCH_INTERVAL_S
 
 NAMESPACE = b"n" * 32
@@ -68,23 +68,27 @@ def measure(address: str, page_bytes: int, options: argparse.Namespace) -> dict[
     figures: dict[str, dict[str, list[float]]] = {}
     with grpc.insecure_channel(address) as channel:
         client = KvClient(channel, LIMIT_S)
-        movers = {arm: make(arm, address, client, pool, page_bytes, options) for arm in ARMS}
+        transfer_agents = {arm: make(arm, address, client, pool, page_bytes, options) for arm in ARMS}
         try:
             for round_ in range(-1, options.rounds):  # the first one warms up
                 for busy in (False, True):
                     for arm in ARMS if round_ % 2 else ARMS[::-1]:
-                        for name, value in one_round(movers[arm], client, pool, options, spin if busy else 0).items():
+                        for name, value in one_round(
+                            transfer_agents[arm], client, pool, options, spin if busy else 0
+                        ).items():
                             if round_ >= 0:
                                 figures.setdefault(arm, {}).setdefault(name, []).append(value)
         finally:
-            for mover in movers.values():
-                mover.close()
+            for transfer_agent in transfer_agents.values():
+                transfer_agent.close()
     return {
         arm: {name: round(statistics.median(values), 2) for name, values in of.items()} for arm, of in figures.items()
     }
 
 
-def one_round(mover: Mover, client: KvClient, pool: Pool, options: argparse.Namespace, spin: int) -> dict[str, float]:
+def one_round(
+    transfer_agent: KvTransferAgent, client: KvClient, pool: Pool, options: argparse.Namespace, spin: int
+) -> dict[str, float]:
     """Store all pages under new names, load them into the other half, compare."""
     names = [hashlib.sha256(f"{time.time_ns()} {page}".encode()).digest() for page in range(options.pages)]
     runs = [tuple(names[i : i + options.pages_per_move]) for i in range(0, options.pages, options.pages_per_move)]
@@ -100,7 +104,7 @@ def one_round(mover: Mover, client: KvClient, pool: Pool, options: argparse.Name
             moves.append(PageMove(number, kind, 0, pages, run, leases[number]))
             place += len(run)
         cpu_s = time.process_time()
-        measured = Driver(mover, spin).carry(moves)
+        measured = Driver(transfer_agent, spin).carry(moves)
         cpu_s = time.process_time() - cpu_s
         label = f"{kind.name.lower()}{'_busy' if spin else ''}"
         found[f"{label}_mb_s"] = options.pages * pool.page_bytes / 1e6 / measured.wall_s
@@ -129,17 +133,17 @@ class Measured:
 class Driver:
     """The model thread: a step of work where there is one, then a boundary; else it waits to be woken."""
 
-    def __init__(self, mover: Mover, spin: int) -> None:
-        self._mover = mover
+    def __init__(self, transfer_agent: KvTransferAgent, spin: int) -> None:
+        self._transfer_agent = transfer_agent
         self._spin = spin
         self._woken = threading.Event()
-        mover.wake = self._woken.set
+        transfer_agent.wake = self._woken.set
 
     def carry(self, moves: list[PageMove]) -> Measured:
         measured, ended = Measured(), 0
         begin = time.perf_counter()
         for move in moves:
-            if not self._mover.submit(move):
+            if not self._transfer_agent.submit(move):
                 raise SystemExit("a move was refused")
         while ended < len(moves):
             if self._spin:
@@ -150,7 +154,7 @@ class Driver:
                 raise SystemExit("nothing moves any more")
             self._woken.clear()
             started, started_cpu = time.perf_counter(), time.thread_time()
-            results = self._mover.finished()
+            results = self._transfer_agent.take_results()
             measured.stalls_cpu_us.append((time.thread_time() - started_cpu) * 1e6)
             measured.stalls_us.append((time.perf_counter() - started) * 1e6)
             if not all(result.ok for result in results):
@@ -178,11 +182,13 @@ class Pool:
         self.bytes[1 : pages + 1] += 1
 
 
-def make(arm: str, address: str, client: KvClient, pool: Pool, page_bytes: int, options: argparse.Namespace) -> Mover:
+def make(
+    arm: str, address: str, client: KvClient, pool: Pool, page_bytes: int, options: argparse.Namespace
+) -> KvTransferAgent:
     if arm == "threads":
-        transports = TransportChoice.of("grpc", address, client)
-        return ThreadMover(KvStoreCarrier(client, transports, NAMESPACE, "uint8", page_bytes), pool)
-    setup = MoverSetup(
+        transports = TransportSelector.from_name("grpc", address, client)
+        return ThreadAgent(KvStoreConnector(client, transports, NAMESPACE, "uint8", page_bytes), pool)
+    setup = AgentSetup(
         address,
         NAMESPACE.hex(),
         "uint8",
@@ -191,7 +197,7 @@ def make(arm: str, address: str, client: KvClient, pool: Pool, page_bytes: int, 
         log_format="pretty",
         kv_transport=options.kv_transport,
     )
-    return MoverProcess.start(setup, partial(HostCopier, pool))
+    return AgentProcess.start(setup, partial(HostCopier, pool))
 
 
 def work(count: int) -> int:

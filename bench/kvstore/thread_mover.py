@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 
 from quire_common.credit import MoveKind, PageMove
-from quire_worker.engine.moves import MoveResult
 from quire_worker.engine.ports import PageBytes
-from quire_worker.mover.carrier import Carrier
+from quire_worker.engine.transfer_agent import MoveResult
+from quire_worker.kv_transfer.kv_connector import KvConnector
 
 
-class ThreadMover:
+class ThreadAgent:
     """Just enough of a Mover: loads and stores on a thread each."""
 
-    def __init__(self, carrier: Carrier, pool: PageBytes) -> None:
+    def __init__(self, connector: KvConnector, pool: PageBytes) -> None:
         self.wake: Callable[[], None] = lambda: None
-        self._carrier = carrier
+        self._connector = connector
         self._pool = pool
         self._ended: queue.SimpleQueue[MoveResult] = queue.SimpleQueue()
         self._jobs: dict[MoveKind, queue.SimpleQueue[PageMove | None]] = {
@@ -33,16 +33,16 @@ class ThreadMover:
         self._jobs[move.kind].put(move)
         return True
 
-    def offer(self, move_id: int, pages: int) -> None:
-        """It exports nothing."""
+    def offer_pages(self, move_id: int, pages: int) -> None:
+        """See Mover: it exports nothing."""
 
-    def end_early(self, move_id: int) -> None:
-        """Moves here end by themselves."""
+    def end_move(self, move_id: int) -> None:
+        """See Mover: moves here end by themselves."""
 
-    def finished(self) -> list[MoveResult]:
+    def take_results(self) -> list[MoveResult]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
 
-    def cancel(self) -> None:
+    def cancel_all(self) -> None:
         raise NotImplementedError("a benchmark ends its moves")
 
     def close(self) -> None:
@@ -62,51 +62,51 @@ class ThreadMover:
     def _carry(self, move: PageMove) -> int:
         places = move.device_page.tolist()
         if move.kind == MoveKind.LOAD:
-            return self._carrier.load(move, PoolLanding(self._pool, places))
-        return self._carrier.store(move, PoolShipment(self._pool, places))
+            return self._connector.load(move, PoolPageSink(self._pool, places))
+        return self._connector.store(move, PoolPageSource(self._pool, places))
 
 
-class PoolLanding:
-    """Implements Landing: over a buffer into the pool."""
+class PoolPageSink:
+    """See Landing: over a buffer into the pool."""
 
     def __init__(self, pool: PageBytes, places: list[int]) -> None:
         self._pool = pool
         self._places = places
         self._buffer = bytearray(len(memoryview(pool.read_page(places[0])).cast("B")))
-        self.landed = 0
+        self.received_pages = 0
 
-    def room(self) -> memoryview:
+    def next_buffer(self) -> memoryview:
         return memoryview(self._buffer)
 
-    def land(self) -> None:
-        self._pool.write_page(self._places[self.landed], memoryview(self._buffer))
-        self.landed += 1
+    def commit_page(self) -> None:
+        self._pool.write_page(self._places[self.received_pages], memoryview(self._buffer))
+        self.received_pages += 1
 
-    def tell(self) -> None:
-        """Nobody waits for single pages."""
+    def flush(self) -> None:
+        """See Landing: nobody waits for single pages."""
 
 
-class PoolShipment:
-    """Implements Shipment, but for memory to be lent. Pages are copied: what is stored must not change on its way."""
+class PoolPageSource:
+    """See Shipment, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""
 
     fd = -1
 
     def __init__(self, pool: PageBytes, places: list[int]) -> None:
         self._pool = pool
         self._places = places
-        self.left: list[int] = []
+        self.remaining: list[int] = []
 
-    def want(self, indices: Sequence[int]) -> None:
-        self.left = list(indices)
+    def request_pages(self, indices: Sequence[int]) -> None:
+        self.remaining = list(indices)
 
-    def ready(self, index: int) -> bool:
+    def is_ready(self, index: int) -> bool:
         return True
 
-    def body(self, index: int) -> memoryview:
+    def page_body(self, index: int) -> memoryview:
         return memoryview(bytes(self._pool.read_page(self._places[index])))
 
-    def place(self, index: int) -> int:
+    def page_offset(self, index: int) -> int:
         raise NotImplementedError("it is in nobody's file")
 
-    def gone(self, index: int) -> None:
-        self.left.remove(index)
+    def release_page(self, index: int) -> None:
+        self.remaining.remove(index)

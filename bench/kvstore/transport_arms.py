@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 import grpc
 import numpy as np
 
-from bench.harness.plain_pages import PlainLanding, PlainShipment, ids
+from bench.harness.plain_pages import PlainPageSink, PlainPageSource, ids
 from bench.kvstore.pages import NAMESPACE
 from bench.kvstore.tier_arms import LIMIT_S
 from quire_common.credit import MoveKind, PageMove
 from quire_common.kv_client import KvClient
-from quire_worker.mover.carrier import KvStoreCarrier
-from quire_worker.mover.ring import Ring
-from quire_worker.mover.transports.transport_choice import TransportChoice
+from quire_worker.kv_transfer.kv_connector import KvStoreConnector
+from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
 
 if TYPE_CHECKING:
     from bench.kvstore.pages import Pages
@@ -66,8 +66,8 @@ class TransportArm:
     def __init__(self, address: str, transport: str, pages: Pages) -> None:
         self._channel = grpc.insecure_channel(address)
         self._client = KvClient(self._channel, LIMIT_S)
-        self._transports = TransportChoice.of(transport, address, self._client)
-        self._carrier = KvStoreCarrier(self._client, self._transports, NAMESPACE, "uint8", pages.page_bytes)
+        self._transports = TransportSelector.from_name(transport, address, self._client)
+        self._connector = KvStoreConnector(self._client, self._transports, NAMESPACE, "uint8", pages.page_bytes)
         self._count = len(pages.framed)
         self._ring = Ring.create(pages.page_bytes, 2 * self._count)
 
@@ -78,7 +78,7 @@ class TransportArm:
         for part in pages.parts(PART):
             hashes = pages.run.hashes[part.start : part.stop]
             move = PageMove(0, MoveKind.STORE, 0, ids(*part), hashes)
-            if self._carrier.store(move, PlainShipment(self._ring, first_slot=part.start)) != len(part):
+            if self._connector.store(move, PlainPageSource(self._ring, first_slot=part.start)) != len(part):
                 raise SystemExit("the kvstore does not keep its pages")
         return time.perf_counter() - begin
 
@@ -90,7 +90,7 @@ class TransportArm:
             run = replace(pages.run, hashes=pages.run.hashes[part.start : part.stop])
             lease = self._client.lookup(run).lease
             move = PageMove(0, MoveKind.LOAD, 0, ids(*part), run.hashes, lease)
-            landed = self._carrier.load(move, PlainLanding(self._ring, first_slot=first))
+            landed = self._connector.load(move, PlainPageSink(self._ring, first_slot=first))
             self._client.release(lease)
             took_s += time.perf_counter() - begin
             if landed != len(part) or self._ring.slot(first) != pages.bodies[part.start].data:

@@ -20,17 +20,17 @@ from bench.harness.plain_pages import ids
 from quire.v1 import kvstore_pb2
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import QuireError
-from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_process import MoverProcess
-from quire_worker.mover.setup import MoverSetup
-from tests.contract.kv_mover_side import EACH, FAST, mover_side
+from quire_worker.kv_transfer.agent_process import AgentProcess
+from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.setup import AgentSetup
+from tests.contract.kv_agent_side import EACH, FAST, agent_side
 from tests.contract.kvstore_process import Connection, KvstoreProcess
 from tests.unit.kvstore.pages import body, chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from quire_worker.engine.moves import MoveResult
+    from quire_worker.engine.transfer_agent import MoveResult
 
 A, B = chain("a", 8), chain("b", 8)
 PAGE_BYTES = 1 << 20
@@ -91,9 +91,9 @@ def stats(connection: Connection) -> Any:
 @pytest.mark.parametrize("way", ["put", "get"])
 def test_a_kvstore_killed_under_way_is_a_miss_and_its_successor_serves(choice: str, way: str) -> None:
     before = left_behind()
-    with kvstore() as process, mover_side(process.address, choice, page_bytes=PAGE_BYTES) as mover:
-        assert mover.store(A) == 8
-        lease = mover.look_up(A)
+    with kvstore() as process, agent_side(process.address, choice, page_bytes=PAGE_BYTES) as transfer_agent:
+        assert transfer_agent.store(A) == 8
+        lease = transfer_agent.look_up(A)
 
         def kill(index: int) -> None:
             if index == 3:
@@ -101,18 +101,18 @@ def test_a_kvstore_killed_under_way_is_a_miss_and_its_successor_serves(choice: s
 
         if way == "put":
             with pytest.raises(QuireError):
-                mover.store(B, kill)
+                transfer_agent.store(B, kill)
         else:
-            came = mover.load(A, lease, kill)
+            came = transfer_agent.load(A, lease, kill)
             assert 4 <= came <= 8, "what had come counts, and what came later was compared"
-            assert mover.load(A, lease) == 0
+            assert transfer_agent.load(A, lease) == 0
         eventually(lambda: mapped(os.getpid(), "quire-kvstore-arena") == 0)
         successor = KvstoreProcess(*RAM, "--listen", process.address)
         try:
             successor.wait_ready()
-            assert mover.load(A, lease) == 0, "leases of another life are none"
-            eventually(lambda: stores(mover.store))
-            assert mover.load(A, mover.look_up(A)) == 8
+            assert transfer_agent.load(A, lease) == 0, "leases of another life are none"
+            eventually(lambda: stores(transfer_agent.store))
+            assert transfer_agent.load(A, transfer_agent.look_up(A)) == 8
         finally:
             successor.kill()
     assert left_behind() == before
@@ -129,8 +129,8 @@ def stores(store: Callable[..., int]) -> bool:
 @pytest.mark.parametrize("choice", EACH)
 def test_what_a_killed_worker_held_comes_back(choice: str) -> None:
     with kvstore("--default-lease-ms", "3000", "--max-lease-ms", "3000") as process, Connection(process.address) as own:
-        with mover_side(process.address, "grpc", page_bytes=PAGE_BYTES) as mover:
-            assert mover.store(A) == 8
+        with agent_side(process.address, "grpc", page_bytes=PAGE_BYTES) as transfer_agent:
+            assert transfer_agent.store(A) == 8
         used = own.tier("ram").bytes
         path = os.pathsep.join((str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")))
         holder = subprocess.Popen(
@@ -150,9 +150,9 @@ def test_what_a_killed_worker_held_comes_back(choice: str) -> None:
         eventually(lambda: (stats(own).leases, stats(own).pending_puts) == (0, 0))
         eventually(lambda: mapped(process.child.pid, "quire-mover-ring") == 0)
         assert own.tier("ram").bytes == used
-        with mover_side(process.address, choice, page_bytes=PAGE_BYTES) as mover:
-            assert mover.store(B) == 8, "nobody waits for the dead one's pages"
-            assert mover.load(A, mover.look_up(A)) == 8
+        with agent_side(process.address, choice, page_bytes=PAGE_BYTES) as transfer_agent:
+            assert transfer_agent.store(B) == 8, "nobody waits for the dead one's pages"
+            assert transfer_agent.load(A, transfer_agent.look_up(A)) == 8
         assert process.stop() == 0
 
 
@@ -171,13 +171,13 @@ class Pool:
         self.pages[page] = bytes(data)
 
 
-class Mover:
+class KvTransferAgent:
     """A MoverProcess and the model thread's part."""
 
     def __init__(self, address: str, choice: str) -> None:
         self.pool = Pool()
-        setup = MoverSetup(address, A.namespace.hex(), "uint8", PAGE_BYTES, slots=4, kv_transport=choice)
-        self.process = MoverProcess.start(setup, partial(HostCopier, self.pool))
+        setup = AgentSetup(address, A.namespace.hex(), "uint8", PAGE_BYTES, slots=4, kv_transport=choice)
+        self.process = AgentProcess.start(setup, partial(HostCopier, self.pool))
         self.woken = threading.Event()
         self.process.wake = self.woken.set
 
@@ -190,7 +190,7 @@ class Mover:
         while not ended:
             assert self.woken.wait(60), "nothing moves any more"
             self.woken.clear()
-            ended = self.process.finished()
+            ended = self.process.take_results()
         return ended[0]
 
     def ok(self, kind: MoveKind, first: int, lease: bytes = b"") -> bool:
@@ -201,43 +201,43 @@ class Mover:
 @pytest.mark.parametrize("choice", FAST)
 def test_a_mover_killed_under_way_is_a_miss_and_the_next_one_serves(choice: str) -> None:
     with kvstore() as process, Connection(process.address) as own:
-        mover = Mover(process.address, choice)
+        transfer_agent = KvTransferAgent(process.address, choice)
         try:
-            eventually(lambda: mover.ok(MoveKind.STORE, 1))
+            eventually(lambda: transfer_agent.ok(MoveKind.STORE, 1))
             lease = own.client.lookup(A, lease_ms=60_000).lease
-            pid = mover.process.pid
+            pid = transfer_agent.process.pid
             assert pid is not None
             move = PageMove(2, MoveKind.LOAD, 0, ids(*range(9, 17)), A.hashes, lease)
-            assert mover.process.submit(move)
+            assert transfer_agent.process.submit(move)
             # Two slots for loads: the mover waits for the engine with its connection open.
-            eventually(lambda: bool(stats(own).leases) and mover.woken.is_set())
+            eventually(lambda: bool(stats(own).leases) and transfer_agent.woken.is_set())
             os.kill(pid, signal.SIGKILL)
             ended: list[MoveResult] = []
             while not ended:
-                assert mover.woken.wait(60)
-                mover.woken.clear()
-                ended = mover.process.finished()
+                assert transfer_agent.woken.wait(60)
+                transfer_agent.woken.clear()
+                ended = transfer_agent.process.take_results()
             assert not ended[0].ok
-            eventually(lambda: mover.ok(MoveKind.LOAD, 9, lease))
-            assert mover.pool.pages[9:17] == mover.pool.pages[1:9]
+            eventually(lambda: transfer_agent.ok(MoveKind.LOAD, 9, lease))
+            assert transfer_agent.pool.pages[9:17] == transfer_agent.pool.pages[1:9]
         finally:
-            mover.process.close()
+            transfer_agent.process.close()
         eventually(lambda: mapped(process.child.pid, "quire-mover-ring") == 0)
         assert process.stop() == 0
 
 
 def test_a_movers_map_goes_when_the_kvstore_is_killed_though_nothing_moves() -> None:
     with kvstore() as process, Connection(process.address) as own:
-        mover = Mover(process.address, "shm")
+        transfer_agent = KvTransferAgent(process.address, "shm")
         try:
-            eventually(lambda: mover.ok(MoveKind.STORE, 1))
-            assert mover.ok(MoveKind.LOAD, 9, own.client.lookup(A, lease_ms=60_000).lease)
-            pid = mover.process.pid
+            eventually(lambda: transfer_agent.ok(MoveKind.STORE, 1))
+            assert transfer_agent.ok(MoveKind.LOAD, 9, own.client.lookup(A, lease_ms=60_000).lease)
+            pid = transfer_agent.process.pid
             assert pid is not None and mapped(pid, "quire-kvstore-arena") == 1
             process.kill()
             eventually(lambda: mapped(pid, "quire-kvstore-arena") == 0)
             links = [str(entry.readlink()) for entry in Path(f"/proc/{pid}/fd").iterdir()]
             assert not [link for link in links if "arena" in link]
-            assert mover.process.pid == pid, "and it lives"
+            assert transfer_agent.process.pid == pid, "and it lives"
         finally:
-            mover.process.close()
+            transfer_agent.process.close()

@@ -35,10 +35,10 @@ def test_a_connection_that_breaks_under_way_is_made_again() -> None:
             here.export(1, *PAGES, offered=0)
             there.pull(1, through(relay), PAGES, TARGETS)
             for filled in range(1, 6):
-                here.mover.offer(1, filled)
+                here.transfer_agent.offer_pages(1, filled)
                 rig.until(lambda filled=filled: there.pool.pages[TARGETS[filled - 1]] != EMPTY)  # type: ignore[misc]  # a lambda's default
                 relay.hang_up()
-            here.mover.offer(1, 6)
+            here.transfer_agent.offer_pages(1, 6)
             rig.until(lambda: 1 in there.told and 1 in here.told)
             assert there.told[1].ok and here.told[1].ok
         rig.assert_nothing_left()
@@ -56,7 +56,7 @@ def test_a_network_that_swallows_everything_ends_a_pull() -> None:
             assert rig.until(lambda: 1 in there.told) < LATE_S
             assert time.monotonic() - began > LEAST_S
             failed(there, 2)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()
 
@@ -83,7 +83,7 @@ def test_an_exporter_that_is_killed_under_way_leaves_what_has_come(transport: st
         rig.until(lambda: 1 in there.told and 1 in here.told)
         failed(there, 2)
         assert (here.told[1].ok, here.came(1)) == (False, 0)
-        rig.until(lambda: here.mover.pid not in (None, pid))
+        rig.until(lambda: here.transfer_agent.pid not in (None, pid))
         rig.assert_nothing_left()
 
 
@@ -91,11 +91,11 @@ def test_an_exporter_that_is_killed_under_way_leaves_what_has_come(transport: st
 def test_an_exporter_that_is_killed_afterwards_changes_nothing(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         rig.until(lambda: 1 in there.told and 1 in here.told)
         pid = here.pid
         here.signal(signal.SIGKILL)
-        rig.until(lambda: here.mover.pid not in (None, pid))
+        rig.until(lambda: here.transfer_agent.pid not in (None, pid))
         assert there.told[1].ok and here.told[1].ok
         rig.assert_nothing_left()
 
@@ -107,9 +107,9 @@ def test_a_run_that_ends_while_the_exporter_has_no_process_is_nothing_to_the_nex
     with peer_rig() as rig:
         here, _ = rig.side(), rig.side()
         here.signal(signal.SIGKILL)
-        rig.until(lambda: here.mover.pid is None)
+        rig.until(lambda: here.transfer_agent.pid is None)
         rig.go_on_for(0.2)  # and the engine's side knows
-        here.mover.cancel()
+        here.transfer_agent.cancel_all()
         rig.assert_nothing_left()
 
 
@@ -119,7 +119,7 @@ def test_an_exporter_that_is_stopped_is_noticed_and_may_go_on_afterwards(transpo
         here, there = pulling(rig, transport)
         began = time.monotonic()
         here.signal(signal.SIGSTOP)
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         assert rig.until(lambda: 1 in there.told) < LATE_S
         assert time.monotonic() - began > LEAST_S
         failed(there, 2)
@@ -136,7 +136,7 @@ def test_a_mover_whose_engine_is_silent_gives_no_signs_of_life(transport: str) -
     """The engine's process was stopped, and its mover was not."""
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
-        here.mover._link.send = lambda incarnation, frame: True  # type: ignore[method-assign]  # a worker that is stopped
+        here.transfer_agent._link.send = lambda incarnation, frame: True  # type: ignore[method-assign]  # a worker that is stopped
         assert rig.until(lambda: 1 in there.told) < LATE_S
         failed(there, 2)
 
@@ -149,8 +149,8 @@ def test_a_puller_that_is_killed_holds_nothing_and_comes_again(transport: str) -
         there.signal(signal.SIGKILL)
         rig.until(lambda: 1 in there.told)
         failed(there, 2)
-        rig.until(lambda: there.mover.pid not in (None, pid))
-        here.mover.offer(1, 6)
+        rig.until(lambda: there.transfer_agent.pid not in (None, pid))
+        here.transfer_agent.offer_pages(1, 6)
         rig.until(lambda: here.sockets() == here.idle_sockets)
         assert here.told == {}
         there.pull(2, here.sources, PAGES, TARGETS)
@@ -164,7 +164,7 @@ def test_a_puller_that_is_stopped_goes_on_where_it_was(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
         there.signal(signal.SIGSTOP)
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         rig.go_on_for(NOTICED_S + 1)
         assert here.told == there.told == {}
         there.signal(signal.SIGCONT)
@@ -178,10 +178,10 @@ def test_a_puller_that_is_stopped_goes_on_where_it_was(transport: str) -> None:
 def test_a_pull_that_is_cancelled_ends_at_once_with_what_has_come(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
-        there.mover.end_early(1)
+        there.transfer_agent.end_move(1)
         assert rig.until(lambda: 1 in there.told) < LATE_S
         rig.until(lambda: here.sockets() == here.idle_sockets)
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         rig.go_on_for(0.2)
         failed(there, 2)
         there.pull(2, here.sources, PAGES, TARGETS)
@@ -194,8 +194,8 @@ def test_a_pull_that_is_cancelled_ends_at_once_with_what_has_come(transport: str
 def test_an_export_that_is_cancelled_ends_its_pull_at_once(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
-        here.mover.end_early(1)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
+        here.transfer_agent.end_move(1)
         assert rig.until(lambda: 1 in here.told and 1 in there.told) < LATE_S
         failed(there, 2)
         assert (here.told[1].ok, here.came(1)) == (False, 0)
@@ -206,7 +206,7 @@ def test_an_export_that_is_cancelled_ends_its_pull_at_once(transport: str) -> No
 def test_a_new_run_of_the_exporter_refuses_those_of_the_last(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
-        here.mover.cancel()
+        here.transfer_agent.cancel_all()
         for page in PAGES:
             here.pool.pages[page] = content(99)
         assert rig.until(lambda: 1 in there.told) < LATE_S
@@ -223,12 +223,12 @@ def test_a_new_run_of_the_exporter_refuses_those_of_the_last(transport: str) -> 
 def test_a_new_run_of_the_puller_lets_its_pulls_go(transport: str) -> None:
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
-        there.mover.cancel()
+        there.transfer_agent.cancel_all()
         rig.until(lambda: here.sockets() == here.idle_sockets)
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         rig.go_on_for(0.2)
         assert there.told == here.told == {} and there.pool.pages[TARGETS[2]] == EMPTY
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()
 

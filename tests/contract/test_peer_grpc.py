@@ -12,9 +12,9 @@ from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig
-from quire_worker.mover.peers.closed_ways import CLOSED_S, ClosedWays
-from quire_worker.mover.peers.peer_access import PeerAccess
-from quire_worker.mover.peers.peer_door import PeerDoor
+from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
+from quire_worker.kv_transfer.peers.unreachable_peers import UNREACHABLE_S, UnreachablePeers
 from tests.fakes.peer_pulls import LATE_S, NOTICED_S, PAGES, TARGETS, a_relay, address_of, failed, know_of_all
 from tests.fakes.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay
@@ -91,7 +91,7 @@ def test_a_data_port_that_breaks_under_way_is_followed_by_grpc() -> None:
             here.export(1, *PAGES, offered=2)
             there.pull(1, beside(here, relay.port), PAGES, TARGETS)
             rig.until(lambda: there.pool.pages[TARGETS[1]] == content(PAGES[1]))
-        here.mover.offer(1, len(PAGES))
+        here.transfer_agent.offer_pages(1, len(PAGES))
         came(rig, here, there)
         rig.assert_nothing_left()
 
@@ -116,30 +116,30 @@ def test_nobody_there_at_all_ends_a_pull_without_pages() -> None:
 )
 def test_an_address_that_means_more_to_grpc_than_a_host_is_none(told: str) -> None:
     source = (RankAddress(0, "grpc", told.encode()),)
-    access = PeerAccess.of(PageMove(1, MoveKind.PULL, 0, ids(), (), lease_key=KEY, source=source))
+    access = PeerAccess.from_move(PageMove(1, MoveKind.PULL, 0, ids(), (), lease_key=KEY, source=source))
     assert access.grpc is None
 
 
 def test_the_port_for_grpc_is_kept_and_told_and_nobody_elses() -> None:
     config = WorkerConfig(listen="127.0.0.1:7", advertise="engine.local:7", peer_transport="grpc")
-    door = PeerDoor(config)
+    door = PeerListeners(config)
     (address,) = door.addresses
     port = door.grpc_listen.rpartition(":")[2]
     assert (address.transport, address.descriptor.decode()) == ("grpc", f"engine.local:{port}")
-    assert door.grpc_listen == f"127.0.0.1:{port}" and door.inherited == {}
+    assert door.grpc_listen == f"127.0.0.1:{port}" and door.inherited_fds == {}
     with pytest.raises(ConfigError, match="--peer-grpc-listen") as error:
-        PeerDoor(WorkerConfig(peer_grpc_listen=f"127.0.0.1:{port}", peer_transport="grpc"))
+        PeerListeners(WorkerConfig(peer_grpc_listen=f"127.0.0.1:{port}", peer_transport="grpc"))
     assert error.value.code == "PORT_IN_USE"
     door.close()
-    assert PeerDoor(WorkerConfig(peer_grpc_listen="off", peer_transport="grpc")).addresses == ()
+    assert PeerListeners(WorkerConfig(peer_grpc_listen="off", peer_transport="grpc")).addresses == ()
 
 
 def test_a_closed_way_is_tried_first_again_after_a_while() -> None:
     now = [0.0]
-    closed = ClosedWays(lambda: now[0])
+    closed = UnreachablePeers(lambda: now[0])
     here, there = (PeerAccess(KEY, 0, ("host", port), "") for port in (1, 2))
-    closed.close("tcp", here)
-    assert closed.is_closed("tcp", here)
-    assert not closed.is_closed("grpc", here) and not closed.is_closed("tcp", there)
-    now[0] = CLOSED_S
-    assert not closed.is_closed("tcp", here)
+    closed.mark_unreachable("tcp", here)
+    assert closed.is_unreachable("tcp", here)
+    assert not closed.is_unreachable("grpc", here) and not closed.is_unreachable("tcp", there)
+    now[0] = UNREACHABLE_S
+    assert not closed.is_unreachable("tcp", here)

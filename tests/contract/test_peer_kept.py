@@ -66,7 +66,7 @@ def test_where_the_peers_process_is_another_by_now_there_is_another_connection()
         pull(rig, here, there, 1, b"a" * 32)
         before = here.pid
         here.signal(signal.SIGKILL)
-        rig.until(lambda: here.mover.pid not in (None, before))
+        rig.until(lambda: here.transfer_agent.pid not in (None, before))
         assert rig.until(lambda: here.sockets() >= here.idle_sockets) < LATE_S
         pull(rig, here, there, 2, b"b" * 32)
         rig.assert_nothing_left()

@@ -24,7 +24,7 @@ def bodies(side: PeerSide, *pages: int) -> list[bytes]:
 
 def sure(side: PeerSide) -> int:
     """Pages of moves under way that are known to be good."""
-    return sum(opened.arrived for opened in side.mover._open.values())
+    return sum(opened.in_pool for opened in side.transfer_agent._open.values())
 
 
 def test_what_is_filled_at_once_is_read_at_once() -> None:
@@ -37,7 +37,7 @@ def test_what_is_filled_at_once_is_read_at_once() -> None:
         rig.until(lambda: shared.fetched == [[1, 2]])
         rig.go_on_for(1.2)  # signs of life are all that passes meanwhile
         assert here.told == there.told == {}
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         rig.until(lambda: 1 in there.told and 1 in here.told)
         assert there.told[1].ok and here.told[1].ok and shared.fetched == [[1, 2], [3, 4, 5, 6]]
         assert bodies(there, *TARGETS) == [content(page) for page in PAGES]
@@ -53,7 +53,7 @@ def test_a_part_of_the_pages_and_many_at_once() -> None:
             here.export(number, *pages, key=key, offered=0)
             there.pull(number, here.sources, pages[1:], [page + 30 for page in pages[1:]], key=key, first=1)
         for number in range(7, -1, -1):
-            here.mover.offer(number, 3)
+            here.transfer_agent.offer_pages(number, 3)
             rig.until(lambda number=number: number in there.told)  # type: ignore[misc]  # a lambda's default
         rig.until(lambda: len(here.told) == len(there.told) == 8)
         assert all(result.ok for side in rig.sides for result in side.told.values())
@@ -69,9 +69,9 @@ def test_what_was_read_after_the_lease_had_ended_does_not_count() -> None:
         rig.until(lambda: len(shared.fetched) == 1)
         rig.until(lambda: sure(there) == 2)
         shared.held = True
-        here.mover.offer(1, 6)
+        here.transfer_agent.offer_pages(1, 6)
         rig.until(lambda: len(shared.fetched) == 2)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         assert there.told == {}, "a read is under way"
         shared.held = False
@@ -92,9 +92,9 @@ def test_a_mover_answers_for_no_lease_whose_end_it_has_yet_to_hear_of(end: str) 
             rig.until(lambda number=number: len(shared.fetched) == number + 1)  # type: ignore[misc]  # a lambda's default
             here.signal(signal.SIGSTOP)
             if end == "the run":
-                here.mover.cancel()
+                here.transfer_agent.cancel_all()
             else:
-                here.mover.end_early(number)
+                here.transfer_agent.end_move(number)
                 rig.until(lambda number=number: number in here.told)  # type: ignore[misc]  # a lambda's default
             shared.held = False
             rig.go_on_for(0.1)
@@ -104,7 +104,7 @@ def test_a_mover_answers_for_no_lease_whose_end_it_has_yet_to_hear_of(end: str) 
             assert there.came(number) == 0
         before = here.pid
         here.signal(signal.SIGKILL)
-        rig.until(lambda: here.mover.pid not in (before, None))
+        rig.until(lambda: here.transfer_agent.pid not in (before, None))
         rig.assert_nothing_left()  # the next one has heard of all that concerns it
 
 
@@ -118,7 +118,7 @@ def test_a_lease_that_is_exported_anew_answers_for_nothing_that_was_read_before(
         here.export(1, *PAGES, offered=offered)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: len(shared.fetched) == 1)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         for page in PAGES:
             here.pool.write_page(page, content(page + 40))
@@ -139,13 +139,13 @@ def test_a_move_that_is_ended_early_is_told_of_when_nothing_is_written_any_more(
         here.export(1, *PAGES)
         there.pull(1, here.sources, PAGES, TARGETS)
         rig.until(lambda: len(shared.fetched) == 1)
-        there.mover.end_early(1)
+        there.transfer_agent.end_move(1)
         rig.go_on_for(0.3)
         assert there.told == {}
         shared.held = False
         rig.until(lambda: 1 in there.told)
         assert not there.told[1].ok and there.came(1) == 0
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()
 
@@ -191,5 +191,5 @@ def test_a_reader_whose_process_dies_keeps_nothing_that_is_not_sure() -> None:
         rig.until(lambda: 1 in there.told)
         assert not there.told[1].ok and there.came(1) == 0
         shared.held = False
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)

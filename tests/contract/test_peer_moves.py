@@ -26,12 +26,12 @@ def test_pages_come_in_the_order_in_which_they_are_filled(transport: str) -> Non
         here.export(1, *PAGES, offered=0)
         there.pull(1, here.sources, PAGES, TARGETS)
         for filled in range(1, len(PAGES)):
-            here.mover.offer(1, filled)
+            here.transfer_agent.offer_pages(1, filled)
             rig.until(lambda filled=filled: there.pool.pages[TARGETS[filled - 1]] == content(filled))  # type: ignore[misc]  # a lambda's default
             assert bodies(there, *TARGETS[filled:]) == [EMPTY] * (len(PAGES) - filled)
         rig.go_on_for(1.2)  # signs of life are all that passes meanwhile
         assert here.told == there.told == {}
-        here.mover.offer(1, len(PAGES))
+        here.transfer_agent.offer_pages(1, len(PAGES))
         rig.until(lambda: 1 in there.told and 1 in here.told)
         assert there.told[1].ok and here.told[1].ok and (there.came(1), here.came(1)) == (6, 6)
         assert bodies(there, *TARGETS) == [content(page) for page in PAGES]
@@ -61,7 +61,7 @@ def test_many_at_once_and_both_ways(transport: str) -> None:
             there.export(100 + number, *pages, key=key)
             here.pull(100 + number, there.sources, pages, [page + 30 for page in pages], key=key)
         for number in range(9, -1, -1):  # whose turn it is does not depend on who came first
-            here.mover.offer(number, 2)
+            here.transfer_agent.offer_pages(number, 2)
             rig.until(lambda number=number: number in there.told)  # type: ignore[misc]  # a lambda's default
         rig.until(lambda: len(here.told) == len(there.told) == 20)
         assert all(result.ok for side in rig.sides for result in side.told.values())

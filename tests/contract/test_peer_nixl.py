@@ -7,9 +7,9 @@ import pytest
 
 from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig
-from quire_worker.mover.peers import peer_door
-from quire_worker.mover.peers.peer_door import PeerDoor
-from quire_worker.mover.transports.ring_agent import IDLE_S, is_installed
+from quire_worker.kv_transfer.peers import peer_listeners
+from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
+from quire_worker.kv_transfer.transports.nixl_agent import IDLE_S, is_installed
 from tests.fakes.peer_pulls import PAGES, TARGETS, failed, know_of_all
 from tests.fakes.peer_rig import content, peer_rig
 
@@ -17,9 +17,9 @@ by_nixl = pytest.mark.skipif(not is_installed(), reason="the package nixl is not
 
 
 def test_a_worker_that_is_to_use_nixl_and_has_it_not_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_door, "is_installed", lambda: False)
+    monkeypatch.setattr(peer_listeners, "is_installed", lambda: False)
     with pytest.raises(ConfigError, match="nixl") as error:
-        PeerDoor(WorkerConfig(peer_transport="nixl"))
+        PeerListeners(WorkerConfig(peer_transport="nixl"))
     assert error.value.code == "NIXL_MISSING"
 
 

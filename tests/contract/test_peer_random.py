@@ -60,10 +60,10 @@ class Course:
         self.export()
         self.pull()
         for export in self.exports.values():
-            export.side.mover.offer(export.id, len(export.pages))
+            export.side.transfer_agent.offer_pages(export.id, len(export.pages))
         self.rig.until(lambda: not self.settle() and not self.pulls)
         for export in self.exports.values():
-            export.side.mover.end_early(export.id)
+            export.side.transfer_agent.end_move(export.id)
         self.rig.until(lambda: not self.settle() and not self.exports and not self.pulls)
 
     def export(self) -> None:
@@ -71,8 +71,8 @@ class Course:
         pages = self.random.sample(SOURCES, self.random.randint(1, 8))
         self.exports[number] = Export(side, number, pages, self.random.randbytes(32))
         side.export(number, *pages, key=self.exports[number].key, offered=0)
-        if side.mover.pid is None:
-            self.rig.until(lambda: side.mover.pid is not None)
+        if side.transfer_agent.pid is None:
+            self.rig.until(lambda: side.transfer_agent.pid is not None)
 
     def pull(self) -> None:
         if not self.exports:
@@ -92,22 +92,22 @@ class Course:
     def offer(self) -> None:
         for export in self.some(self.exports.values()):
             export.offered = self.random.randint(export.offered, len(export.pages))
-            export.side.mover.offer(export.id, export.offered)
+            export.side.transfer_agent.offer_pages(export.id, export.offered)
 
     def look(self) -> None:
         self.rig.go_on_for(self.random.choice((0.0, 0.05, 0.3)))
 
     def cut_pull(self) -> None:
         for pull in self.some(self.pulls.values()):
-            pull.side.mover.end_early(pull.id)
+            pull.side.transfer_agent.end_move(pull.id)
 
     def cut_export(self) -> None:
         for export in self.some(self.exports.values()):
-            export.side.mover.end_early(export.id)
+            export.side.transfer_agent.end_move(export.id)
 
     def new_run(self) -> None:
         side = self.random.choice(self.rig.sides)
-        side.mover.cancel()
+        side.transfer_agent.cancel_all()
         for pull in [pull for pull in self.pulls.values() if pull.side is side and pull.id not in side.told]:
             self.forget(pull)
             self.note("void")
@@ -118,7 +118,7 @@ class Course:
         pid = side.pid
         side.signal(signal.SIGKILL)
         self.note("killed")
-        self.rig.until(lambda: side.mover.pid not in (None, pid))
+        self.rig.until(lambda: side.transfer_agent.pid not in (None, pid))
 
     def stop(self) -> None:
         side = self.random.choice(self.rig.sides)

@@ -11,7 +11,7 @@ from quire_common.columns import pack_i32
 from quire_common.kv_data.connection import DataConnection
 from quire_common.kv_data.frame import Head, Kind
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
-from quire_worker.mover.peers.pull import EARLY_S
+from quire_worker.kv_transfer.peers.pull import EXPORT_WAIT_S
 from tests.fakes.peer_pulls import (
     EACH,
     LATE_S,
@@ -127,7 +127,7 @@ def test_a_lease_that_has_ended_is_refused_at_once(transport: str) -> None:
             there.pull(number, here.sources, PAGES, TARGETS)
             took_s += rig.until(lambda number=number: number in there.told)  # type: ignore[misc]  # a lambda's default
             failed(there, 0)
-        assert took_s < 10 * EARLY_S
+        assert took_s < 10 * EXPORT_WAIT_S
 
 
 @EACH
@@ -149,7 +149,7 @@ def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
         for connection in stuck:
             connection.close()
         for number in range(6):
-            here.mover.end_early(number)
+            here.transfer_agent.end_move(number)
         rig.until(lambda: len(here.told) == 8)
         rig.assert_nothing_left()
 
@@ -196,6 +196,6 @@ def test_a_page_that_is_not_what_it_is_called_ends_the_pull(transport: str) -> N
         there.pull(1, here.sources, [1, 2, 13, 4, 5, 6], TARGETS)  # whoever asks knows better what the third is
         rig.until(lambda: 1 in there.told)
         failed(there, 2)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()

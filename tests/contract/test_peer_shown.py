@@ -77,7 +77,7 @@ def test_one_that_is_not_what_it_is_called_takes_nothing_from_those_before(wrong
         assert (there.told[1].ok, there.came(1)) == (False, wrong)
         bodies = [there.pool.pages[page] for page in TARGETS]
         assert bodies == [content(n) for n in NUMBERS[:wrong]] + [EMPTY] * (len(NUMBERS) - wrong)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()
 
@@ -100,7 +100,7 @@ def test_the_first_page_is_shown_alone_and_the_next_together_no_more_than_there_
         rig.until(lambda: puller.connection.wait(0))
         assert puller.shown(rig).start == 8
         puller.connection.close()
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()
 
@@ -117,7 +117,7 @@ def test_what_was_never_shown_cannot_be_taken(page: int) -> None:
         rig.go_on_for(0.2)
         assert puller.ended()
         puller.connection.close()
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         rig.until(lambda: 1 in here.told)
         rig.assert_nothing_left()
 
@@ -131,7 +131,7 @@ def test_an_export_that_ends_while_pages_of_a_frame_are_taken_frees_their_slots(
         rig.until(lambda: puller.connection.wait(0))
         last = puller.shown(rig)
         rig.go_on_for(0.1)
-        here.mover.end_early(1)
+        here.transfer_agent.end_move(1)
         assert rig.until(lambda: 1 in here.told) < LATE_S
         puller.taken(last[-1])
         rig.go_on_for(0.1)

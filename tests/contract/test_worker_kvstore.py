@@ -26,10 +26,10 @@ from quire_common.transport import SERVER_OPTIONS
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import KvstoreService, worker_threads
 from quire_worker.config import WorkerConfig
-from quire_worker.engine.moves import MoveResult
-from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_process import MoverProcess
-from quire_worker.mover.setup import MoverSetup
+from quire_worker.engine.transfer_agent import MoveResult
+from quire_worker.kv_transfer.agent_process import AgentProcess
+from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.setup import AgentSetup
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, Told, a_start
 from tests.fakes.worker_server import VOCAB, FakeScheduler, WorkerServer, counting_info, counting_model
@@ -124,7 +124,7 @@ def test_a_lease_that_is_not_there_is_a_miss_and_recomputed(lease: bytes) -> Non
         assert told.moved == {7: (1, 0)} and told.errors == []
 
 
-def mover_pid() -> int:
+def agent_pid() -> int:
     """The process that carries this process's pages, once it is there."""
     mark = b"quire_worker.mover\0--parent\0%d\0" % os.getpid()
     clock = threading.Event()
@@ -143,7 +143,7 @@ def test_when_the_mover_is_killed_the_scheduler_sees_a_miss_and_then_hits_again(
         with a_worker(address) as worker:
             scheduler, told = FakeScheduler(worker.stub), Told()
             scheduler.attach()
-            pid = mover_pid()
+            pid = agent_pid()
             os.kill(pid, signal.SIGSTOP)  # the move is on its way
             scheduler.grant(
                 start=[a_start(0, PROMPT, [11, 12, 13, 14, 15], cached=12)],
@@ -178,19 +178,19 @@ def test_a_move_is_a_span_of_its_request() -> None:
     context = RequestContext("r1", traceparent=f"00-{trace}-{parent}-01")
     with OtlpSink() as sink, kvstore() as address:
         group = counting_info().pages.groups[0]
-        setup = MoverSetup(
+        setup = AgentSetup(
             address, RUN.namespace.hex(), group.dtype, 16, 2, instance="worker-7", otlp_traces_endpoint=sink.endpoint
         )
-        mover, woken = MoverProcess.start(setup, partial(HostCopier, Pages())), threading.Event()
-        mover.wake = woken.set
-        assert mover.submit(PageMove(1, MoveKind.STORE, 0, ids(1), HASHES[:1], context=context))
+        transfer_agent, woken = AgentProcess.start(setup, partial(HostCopier, Pages())), threading.Event()
+        transfer_agent.wake = woken.set
+        assert transfer_agent.submit(PageMove(1, MoveKind.STORE, 0, ids(1), HASHES[:1], context=context))
         ended: list[MoveResult] = []
         while not ended:
             assert woken.wait(60)
             woken.clear()
-            ended = mover.finished()
+            ended = transfer_agent.take_results()
         assert ended[0].ok
-        mover.close()  # the last spans leave with it
+        transfer_agent.close()  # the last spans leave with it
         spans = sink.wait_for(lambda spans: any(span.name == "store_pages" for span in spans), timeout_s=60)
     (span,) = [span for span in spans if span.name == "store_pages"]
     assert (span.service, span.trace_id, span.parent_id) == ("quire-worker", trace, parent)

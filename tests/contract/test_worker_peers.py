@@ -19,9 +19,9 @@ from quire_common.credit.hello import scheduler_hello
 from quire_common.errors import ConfigError
 from quire_common.pages import chain_hashes
 from quire_worker.config import WorkerConfig
-from quire_worker.mover.peers import peer_door
-from quire_worker.mover.peers.peer_access import neighbourhood
-from quire_worker.mover.peers.peer_door import PeerDoor
+from quire_worker.kv_transfer.peers import peer_listeners
+from quire_worker.kv_transfer.peers.peer_access import neighbourhood
+from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, a_start
 from tests.fakes.worker_server import VOCAB, WAIT_S, FakeScheduler, WorkerServer, counting_model
@@ -94,7 +94,7 @@ def test_workers_tell_who_finds_their_memory() -> None:
     child = [
         sys.executable,
         "-c",
-        "from quire_worker.mover.peers.peer_access import *; print(neighbourhood().decode())",
+        "from quire_worker.kv_transfer.peers.peer_access import *; print(neighbourhood().decode())",
     ]
     for command, same in ((child, True), (["unshare", "--net", "--map-root-user", *child], False)):
         told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -213,20 +213,20 @@ def test_where_others_find_the_peer_port() -> None:
     options = {"listen": "127.0.0.1:7", "peer_listen": "127.0.0.1:0", "peer_transport": "tcp"}
     for more, host in (({}, b"127.0.0.1"), ({"advertise": "engine.local:7"}, b"engine.local"), (
         {"advertise": "engine.local:7", "peer_advertise": "10.0.0.9"}, b"10.0.0.9")):  # fmt: skip
-        door = PeerDoor(WorkerConfig(**(options | more)))  # type: ignore[arg-type]  # flags are strings here
+        door = PeerListeners(WorkerConfig(**(options | more)))  # type: ignore[arg-type]  # flags are strings here
         (address,) = door.addresses
         assert address.descriptor.rpartition(b":")[0] == host
         port = address.descriptor.rpartition(b":")[2].decode()
         with pytest.raises(ConfigError, match="--peer-listen") as error:
-            PeerDoor(WorkerConfig(peer_listen=f"127.0.0.1:{port}", peer_transport="tcp"))
+            PeerListeners(WorkerConfig(peer_listen=f"127.0.0.1:{port}", peer_transport="tcp"))
         assert error.value.code == "PORT_IN_USE"
         door.close()
 
 
 def test_a_worker_that_listens_everywhere_names_the_address_of_its_route(monkeypatch: pytest.MonkeyPatch) -> None:
     for own, told in (("10.0.0.7", [b"10.0.0.7"]), ("", [])):
-        monkeypatch.setattr(peer_door, "own_host", lambda family, own=own: own)
-        door = PeerDoor(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
+        monkeypatch.setattr(peer_listeners, "own_host", lambda family, own=own: own)
+        door = PeerListeners(WorkerConfig(listen="0.0.0.0:7", peer_transport="tcp"))
         assert [address.descriptor.rpartition(b":")[0] for address in door.addresses] == told
         door.close()
 

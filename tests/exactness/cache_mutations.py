@@ -13,7 +13,7 @@ from quire_scheduler.kv.offload import Offload
 from quire_scheduler.kv.page_allocator import PageAllocator
 from quire_scheduler.kv.prefix_cache import PrefixCache
 from quire_worker.engine.residents import Residents
-from quire_worker.mover.transports import grpc_transport
+from quire_worker.kv_transfer.transports import grpc_transport
 from tests.exactness.hit_rights import HitRights
 from tests.exactness.mutations import UNLUCKY, Mutation
 from tests.exactness.virtual_replica import VirtualReplica

@@ -14,7 +14,7 @@ from quire_worker.engine.engine import Engine
 from tests.exactness.clients import LOST
 from tests.exactness.subject import engine_spec
 from tests.exactness.virtual_device import VirtualDevice
-from tests.exactness.virtual_peers import PeerMover
+from tests.exactness.virtual_peers import PeerAgent
 from tests.exactness.virtual_time import DelayLine
 from tests.exactness.virtual_worker import VirtualWorker
 
@@ -61,13 +61,13 @@ class Side:
         parts = subject.parts(weather.num_pages, scenario.seed)
         self._device = VirtualDevice(time, rng, parts.runner, parts.memory, weather.step_us, weather.settle)
         self._address = name.encode()
-        self._mover = PeerMover(time, rng, parts.pages, peers, scenario.peers, self._address)
+        self._transfer_agent = PeerAgent(time, rng, parts.pages, peers, scenario.peers, self._address)
         spec = engine_spec(subject, weather.rows, weather.num_pages)
-        self.engine = Engine(spec, self._device, self._mover, depth=1 if weather.lockstep else weather.depth)
+        self.engine = Engine(spec, self._device, self._transfer_agent, depth=1 if weather.lockstep else weather.depth)
         self._worker = VirtualWorker(
             time, rng, self.engine, self._device, peers.events, think_us=weather.think_us, coalesce=weather.coalesce
         )
-        self._device.wake = self._mover.wake = self._worker.wake
+        self._device.wake = self._transfer_agent.wake = self._worker.wake
         self._pump_due = False
         self._says: DelayLine[list[SessionOutputs]] = DelayLine(
             time, rng, weather.router_us, lambda outputs: hear(self, outputs)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tests.exactness.virtual_kvstore import StoreWeather
 
 # Pages are spoiled on purpose, which would fill the log.
-for _name in ("quire_worker.mover.carrier", "quire_kvstore.page_store", "quire_kvstore.put_manager"):
+for _name in ("quire_worker.kv_transfer.kv_connector", "quire_kvstore.page_store", "quire_kvstore.put_manager"):
     logging.getLogger(_name).setLevel(logging.CRITICAL + 1)
 _FRAME_BYTES = 1 << 16
 _LEASE_MS = 30_000

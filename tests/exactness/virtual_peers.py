@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from zlib import crc32
 
 from quire_common.credit import MoveKind
-from quire_worker.engine.moves import MoveResult
+from quire_worker.engine.transfer_agent import MoveResult
 from tests.exactness.events import Events
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class PeerWeather:
 
 @dataclass(eq=False)
 class _Export:
-    mover: PeerMover
+    transfer_agent: PeerAgent
     move: PageMove
     offered: int = 0
     pullers: int = 0
@@ -77,8 +77,8 @@ class Peers:
         return export if theirs == move.hashes else None
 
 
-class PeerMover:
-    """Implements Mover. `address` is what this worker's hello says of it."""
+class PeerAgent:
+    """See Mover. `address` is what this worker's hello says of it."""
 
     def __init__(
         self,
@@ -114,33 +114,37 @@ class PeerMover:
         self._time.after(int(self._rng.integers(0, self._weather.begin_us + 1)), lambda: self._next(pull))
         return True
 
-    def offer(self, move_id: int, pages: int) -> None:
+    def offer_pages(self, move_id: int, pages: int) -> None:
+        """See Mover."""
         if (export := self._mine(move_id)) is not None:  # else it has ended, and is yet to be told of
             assert export.offered < pages <= len(export.move.device_page)
             export.offered = pages
 
-    def end_early(self, move_id: int) -> None:
-        """Told a while later."""
+    def end_move(self, move_id: int) -> None:
+        """See Mover: told a while later."""
         if (pull := self._pulls.get(move_id)) is not None:
             self._end_pull(pull)
         elif (export := self._mine(move_id)) is not None:
             self._forget(export)
             self._tell_late(MoveResult(move_id, ok=False, pages=0, us=1))
 
-    def finished(self) -> list[MoveResult]:
+    def take_results(self) -> list[MoveResult]:
+        """See Mover."""
         ended, self._ended = self._ended, []
         return ended
 
-    def cancel(self) -> None:
+    def cancel_all(self) -> None:
+        """See Mover."""
         self._run += 1
         for pull in self._pulls.values():
             pull.over = True
         self._pulls.clear()
-        for export in [each for each in self._peers.exports.values() if each.mover is self]:
+        for export in [each for each in self._peers.exports.values() if each.transfer_agent is self]:
             self._forget(export)
 
     def close(self) -> None:
-        self.cancel()
+        """See Mover."""
+        self.cancel_all()
 
     def pulled(self, move: PageMove) -> None:
         """A puller has all that it wants of an export of this worker."""
@@ -162,7 +166,7 @@ class PeerMover:
             self._peers.events["pulls ahead of prefill"] += 1
             self._time.after(int(self._rng.integers(1, _LOOK_US)), lambda: self._next(pull))
             return
-        body = bytes(export.mover.pages.read_page(int(export.move.device_page[place])))
+        body = bytes(export.transfer_agent.pages.read_page(int(export.move.device_page[place])))
         checksum = crc32(body)
         if self._chance(weather.corrupt):
             at = int(self._rng.integers(len(body)))
@@ -182,7 +186,7 @@ class PeerMover:
         if pull.arrived < len(pull.move.device_page):
             self._next(pull)
             return
-        export.mover.pulled(export.move)
+        export.transfer_agent.pulled(export.move)
         self._end_pull(pull)
 
     def _end_pull(self, pull: _Pull) -> None:
@@ -203,7 +207,7 @@ class PeerMover:
             self.wake()
 
     def _mine(self, move_id: int) -> _Export | None:
-        mine = (export for export in self._peers.exports.values() if export.mover is self)
+        mine = (export for export in self._peers.exports.values() if export.transfer_agent is self)
         return next((export for export in mine if export.move.id == move_id), None)
 
     def _forget(self, export: _Export) -> None:

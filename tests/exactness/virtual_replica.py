@@ -15,16 +15,16 @@ from quire_scheduler.batching.token_matrix import TokenMatrix
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.engine import Engine
-from tests.exactness.carrier_mover import CarrierMover
 from tests.exactness.clients import LOST, Clients
+from tests.exactness.connector_agent import ConnectorAgent
 from tests.exactness.events import Events
 from tests.exactness.flaky_runner import FlakyRunner
 from tests.exactness.scenario import longest
 from tests.exactness.subject import engine_spec
 from tests.exactness.tiered_store import TieredStore
+from tests.exactness.virtual_agent import VirtualTransferAgent
 from tests.exactness.virtual_device import VirtualDevice
 from tests.exactness.virtual_kvstore import VirtualStore
-from tests.exactness.virtual_mover import VirtualMover
 from tests.exactness.virtual_time import BEGIN_S, DelayLine, VirtualTime
 from tests.exactness.virtual_worker import VirtualWorker
 
@@ -66,9 +66,9 @@ class VirtualReplica:
         parts = subject.parts(num_pages(subject, scenario), scenario.seed)
         runner = FlakyRunner(parts.runner, self._rng, scenario.lose_rows)
         self._device = VirtualDevice(self.time, self._rng, runner, parts.memory, scenario.step_us, scenario.settle)
-        self._store, self._mover = self._caches(parts.pages, kept)
+        self._store, self._transfer_agent = self._caches(parts.pages, kept)
         spec = engine_spec(subject, scenario.max_num_seqs, num_pages(subject, scenario))
-        self._engine = Engine(spec, self._device, self._mover, depth=1 if lockstep else scenario.depth)
+        self._engine = Engine(spec, self._device, self._transfer_agent, depth=1 if lockstep else scenario.depth)
         self._worker = VirtualWorker(
             self.time,
             self._rng,
@@ -78,7 +78,7 @@ class VirtualReplica:
             think_us=scenario.think_us,
             coalesce=scenario.coalesce,
         )
-        self._device.wake = self._mover.wake = self._worker.wake
+        self._device.wake = self._transfer_agent.wake = self._worker.wake
         self._pump_due = False
         self._attach()
 
@@ -100,14 +100,14 @@ class VirtualReplica:
         self._count()
         return self._clients.heard
 
-    def _caches(self, pages: PageBytes, kept: KeptPages | None) -> tuple[VirtualStore, VirtualMover]:
+    def _caches(self, pages: PageBytes, kept: KeptPages | None) -> tuple[VirtualStore, VirtualTransferAgent]:
         """The kvstore and the way to it; with `kept`, those of one that outlives this replica."""
         with_it = (self.time, self._rng, self._scenario.store, self._changed)
         if kept is None:
             store = VirtualStore(*with_it)
-            return store, VirtualMover(self.time, self._rng, pages, store)
+            return store, VirtualTransferAgent(self.time, self._rng, pages, store)
         tiered = TieredStore(*with_it, kept)
-        return tiered, CarrierMover(self.time, self._rng, pages, tiered, self._subject.info)
+        return tiered, ConnectorAgent(self.time, self._rng, pages, tiered, self._subject.info)
 
     def _attach(self) -> None:
         """A scheduler attaches to the worker; frames of the stream before are nobody's."""
@@ -241,7 +241,7 @@ class VirtualReplica:
     def _count(self) -> None:
         self._count_core()
         self.events["siblings"] += sum(ask.sampling.sample > 0 for ask in self._scenario.asks)
-        self.events["failed moves"] += self._mover.failed
+        self.events["failed moves"] += self._transfer_agent.failed
         self.events.update(self._store.events)
         self.events["requests"] += len(self._clients.heard)
         self.events["continued"] += sum(len(sequence.output_ids) > 0 for sequence in self._sequences.values())

@@ -11,9 +11,9 @@ from quire_common.errors import QuireError
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_worker.engine.device import InlineDevice
 from quire_worker.engine.engine import Engine
-from quire_worker.engine.moves import Mover
 from quire_worker.engine.ports import Device, Observer, Runner
 from quire_worker.engine.spec import EngineSpec
+from quire_worker.engine.transfer_agent import KvTransferAgent
 from tests.fakes.counting_runner import CountingRunner
 
 ROOMY = Budget(tokens_per_step=1000, prefill_tokens_beside_decoders=1000, chunk_cap=1000, partial_prefills=100)
@@ -99,7 +99,7 @@ class EngineBench:
     def __init__(
         self,
         spec: EngineSpec | None = None,
-        mover: Mover | None = None,
+        transfer_agent: KvTransferAgent | None = None,
         observer: Observer | None = None,
         poison: int = -1,
         nan: int = -1,
@@ -110,7 +110,7 @@ class EngineBench:
         self.spec = small_spec() if spec is None else spec
         self.runner = CountingRunner(self.spec.num_pages, self.spec.page_size, self.spec.vocab_size, poison, nan)
         self.device = device(self.runner if runner is None else runner)
-        self.engine = Engine(self.spec, self.device, mover, observer, depth)
+        self.engine = Engine(self.spec, self.device, transfer_agent, observer, depth)
         self.seq = 0
         self.told = Told()
 

@@ -196,8 +196,8 @@ class FakeScheduler(scheduler_pb2_grpc.SchedulerServicer):
                 return message
             waits = [asyncio.ensure_future(life.woken.wait())]
             waits += [asyncio.ensure_future(self.gate.wait())] if life.runs else []
-            patience = self.heartbeat_ms / 2000 if self.heartbeat_ms else None
-            done, _ = await asyncio.wait(waits, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            timeouts = self.heartbeat_ms / 2000 if self.heartbeat_ms else None
+            done, _ = await asyncio.wait(waits, timeout=timeouts, return_when=asyncio.FIRST_COMPLETED)
             for wait in waits:
                 wait.cancel()
             life.woken.clear()

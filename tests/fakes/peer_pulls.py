@@ -7,9 +7,9 @@ import pytest
 from quire_common.config import ServiceConfig
 from quire_common.credit import RankAddress
 from quire_common.kv_data.connection import DataConnection
-from quire_worker.mover.peers.tunnel_stream import TunnelDial
-from quire_worker.mover.transports.data_link import connect
-from quire_worker.mover.transports.ring_agent import is_installed
+from quire_worker.kv_transfer.peers.tunnel_stream import TunnelDialer
+from quire_worker.kv_transfer.transports.data_link import connect
+from quire_worker.kv_transfer.transports.nixl_agent import is_installed
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content
 from tests.tcp_relay import TcpRelay
 
@@ -72,7 +72,7 @@ def dial(side: PeerSide, transport: str) -> DataConnection:
     """Another peer of that side, greeted."""
     transport = _COMES_BY.get(transport, transport)
     if transport == "grpc":
-        return TunnelDial(ServiceConfig())(("127.0.0.1", port_of(side, transport)), 30)
+        return TunnelDialer(ServiceConfig())(("127.0.0.1", port_of(side, transport)), 30)
     if transport == "tcp":
         return connect(("127.0.0.1", port_of(side, transport)), 30)
     return connect(address_of(side, transport).descriptor.decode().partition("/")[2], 30)

@@ -16,17 +16,17 @@ from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove, RankAddress
 from quire_common.errors import Unavailable
 from quire_worker.config import WorkerConfig
-from quire_worker.engine.moves import MoveResult
-from quire_worker.mover.child_link import Patience
-from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_process import COMMAND, MoverProcess
-from quire_worker.mover.peers.peer_access import host_id
-from quire_worker.mover.peers.peer_door import PeerDoor
-from quire_worker.mover.ring import Ring
-from quire_worker.mover.setup import MoverSetup
-from quire_worker.mover.wire import Frame
+from quire_worker.engine.transfer_agent import MoveResult
+from quire_worker.kv_transfer.agent_link import LinkTimeouts
+from quire_worker.kv_transfer.agent_process import COMMAND, AgentProcess
+from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.peers.peer_access import host_id
+from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
+from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.setup import AgentSetup
+from quire_worker.kv_transfer.wire import Frame
 from tests.certificates import TlsFiles
-from tests.fakes.mover_rig import BytesPool, digest
+from tests.fakes.agent_rig import BytesPool, digest
 
 WAIT_S = 60.0
 PAGE_BYTES = 64 << 10
@@ -35,7 +35,7 @@ NAMESPACE = b"n" * 32
 KEY = b"k" * 32
 NO_TLS = TlsFiles("", "", "")
 # The engine's signs of life are those of a worker; it gives its mover more time than they do.
-PATIENT = Patience(silent_pings=100, start_pings=600, first_backoff_s=0.01, max_backoff_s=0.1)
+PATIENT = LinkTimeouts(silent_pings=100, start_pings=600, first_backoff_s=0.01, max_backoff_s=0.1)
 
 
 def content(number: int) -> bytes:
@@ -74,11 +74,11 @@ class PoolReader(HostCopier):
         for taken, given in zip(source.tolist(), target.tolist(), strict=True):
             self._own.write_page(given, theirs.read_page(taken))
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         self._marked += 1
         return self._marked
 
-    def passed(self, ticket: int) -> bool:
+    def is_complete(self, ticket: int) -> bool:
         if not self._shared.held:
             self._passed = self._marked
         return ticket <= self._passed
@@ -110,31 +110,33 @@ class PeerSide:
         self.pool.pages = [content(page) for page in range(num_pages)]
         self.slots = slots
         self.told: dict[int, MoveResult] = {}
-        self.door = PeerDoor(WorkerConfig(peer_transport=transport))
-        shares = shared is not None and self.door.show_memory(shared.descriptor(self.pool))
-        setup = MoverSetup(
+        self.door = PeerListeners(WorkerConfig(peer_transport=transport))
+        shares = shared is not None and self.door.advertise_memory(shared.descriptor(self.pool))
+        setup = AgentSetup(
             "", NAMESPACE.hex(), "int32", PAGE_BYTES, slots, peers=True, peer_transport=transport, shares_memory=shares,
             log_format="pretty", peer_grpc=self.door.grpc_listen, tls_cert=tls.cert, tls_key=tls.key, tls_ca=tls.ca,
         )  # fmt: skip
         ring = Ring.create(PAGE_BYTES, slots)
         copier = HostCopier(self.pool, ring) if shared is None else PoolReader(self.pool, ring, shared)
-        self.mover = MoverProcess(setup, ring, copier, command=command, patience=PATIENT, inherited=self.door.inherited)
-        self.mover.wake = stir.set
+        self.transfer_agent = AgentProcess(
+            setup, ring, copier, command=command, timeouts=PATIENT, inherited=self.door.inherited_fds
+        )
+        self.transfer_agent.wake = stir.set
         self._heard_of = 0
-        link = self.mover._link
-        pass_on = link._pass_on
+        link = self.transfer_agent._link
+        pass_on = link._queue_frames
 
         def heard(frames: Sequence[Frame]) -> None:
             self._heard_of = link._incarnation
             stir.set()
             pass_on(frames)
 
-        link._pass_on = heard  # type: ignore[method-assign]  # the first frame of a process says that it serves
+        link._queue_frames = heard  # type: ignore[method-assign]  # the first frame of a process says that it serves
 
     @property
     def serves(self) -> bool:
         """Whether the present process has started: on a busy machine that takes longer than a puller is patient."""
-        return self._heard_of == self.mover._link._incarnation
+        return self._heard_of == self.transfer_agent._link._incarnation
 
     @property
     def sources(self) -> tuple[RankAddress, ...]:
@@ -142,8 +144,10 @@ class PeerSide:
 
     def export(self, move_id: int, *pages: int, key: bytes = KEY, offered: int | None = None) -> None:
         hashes = tuple(digest(page) for page in pages)
-        assert self.mover.submit(PageMove(move_id, MoveKind.EXPORT, 0, ids(*pages), hashes, b"id", lease_key=key))
-        self.mover.offer(move_id, len(pages) if offered is None else offered)
+        assert self.transfer_agent.submit(
+            PageMove(move_id, MoveKind.EXPORT, 0, ids(*pages), hashes, b"id", lease_key=key)
+        )
+        self.transfer_agent.offer_pages(move_id, len(pages) if offered is None else offered)
 
     def pull(
         self, move_id: int, sources: tuple[RankAddress, ...], numbers: list[int], targets: list[int], *,
@@ -157,10 +161,10 @@ class PeerSide:
         move = PageMove(
             move_id, MoveKind.PULL, 0, ids(*targets), hashes, b"id", lease_key=key, first_index=first, source=sources
         )
-        assert self.mover.submit(move)
+        assert self.transfer_agent.submit(move)
 
     def collect(self) -> None:
-        for result in self.mover.finished():
+        for result in self.transfer_agent.take_results():
             assert result.id not in self.told, "a move ended twice"
             self.told[result.id] = result
 
@@ -171,7 +175,7 @@ class PeerSide:
     @property
     def pid(self) -> int:
         until = time.monotonic() + WAIT_S
-        while (pid := self.mover.pid) is None:
+        while (pid := self.transfer_agent.pid) is None:
             assert time.monotonic() < until, "no process came"
             time.sleep(0.01)
         return pid
@@ -188,12 +192,12 @@ class PeerSide:
 
     @property
     def idle_sockets(self) -> int:
-        return 1 + len(self.door.inherited) + bool(self.door.grpc_listen)
+        return 1 + len(self.door.inherited_fds) + bool(self.door.grpc_listen)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
             self.signal(signal.SIGCONT)
-        self.mover.close()
+        self.transfer_agent.close()
         self.door.close()
 
 

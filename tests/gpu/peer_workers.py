@@ -47,7 +47,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     """Two GPUs, or two workers on what there is."""
     gpus = visible_gpus()
     if gpus:
-        _movers(recorder, gpus, 65 if tiny else PAGES - 513)
+        _transfer_agents(recorder, gpus, 65 if tiny else PAGES - 513)
     spec, tokens = (SHAPES[_SHAPE], _TOKENS) if gpus and not tiny else (TINY, 160)
     with tempfile.TemporaryDirectory() as folder:
         model = write_config(Path(folder) / "model", spec, 2 * tokens)
@@ -64,7 +64,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
                 _pair(recorder, theirs.ready(), ours.ready(), "cuda_ipc", _WAYS["cuda_ipc"], tokens, exact=True)
 
 
-def _movers(recorder: Recorder, gpus: list[str], pages: int) -> None:
+def _transfer_agents(recorder: Recorder, gpus: list[str], pages: int) -> None:
     command = [sys.executable, "-m", "bench.gpu.peers.movers", "pull", str(pages), gpus[0]]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpus[-1]}
     try:

@@ -14,7 +14,7 @@ from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_worker.engine.batch_rule import MAX_SCORE_BYTES
 from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
-from quire_worker.mover.wire import Kind as MoverKind
+from quire_worker.kv_transfer.wire import Kind as MoverKind
 from tools import messages_table
 
 

@@ -28,9 +28,9 @@ from quire_common.credit.hello import RankAddress
 from quire_worker.cuda.cuda_copier import CudaCopier
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.kv.page_geometry import KvGroup
-from quire_worker.mover.copier import Copier
-from quire_worker.mover.peers.peer_access import host_id
-from quire_worker.mover.ring import Ring
+from quire_worker.kv_transfer.copier import Copier
+from quire_worker.kv_transfer.peers.peer_access import host_id
+from quire_worker.kv_transfer.ring import Ring
 
 GROUP = KvGroup("full", "full", layers=8, kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
 # Each by what a ticket would name.
@@ -57,13 +57,13 @@ class Side:
             return self.copiers[-1]
 
         self.engine = Engine("auto", GROUP.page_bytes, watched, memory)
-        wake = self.engine.mover.wake
+        wake = self.engine.transfer_agent.wake
 
         def count() -> None:
             self.copiers[0].watch.wakes += 1
             wake()
 
-        self.engine.mover.wake = count
+        self.engine.transfer_agent.wake = count
 
     def timed(self, move: PageMove) -> tuple[float, dict[str, float]]:
         """Seconds that a pull takes, and what they go into."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.disaggregation.transfer_arms import NoCopier
-from quire_worker.mover.copier import Copier
-from quire_worker.mover.ring import Ring
+from quire_worker.kv_transfer.copier import Copier
+from quire_worker.kv_transfer.ring import Ring
 from quire_worker.step import Int32
 
 
@@ -77,11 +77,11 @@ class WatchedCopier:
         watch.pages += len(source)
         watch.launch_s += time.perf_counter() - began
 
-    def mark(self) -> int:
-        return self._inner.mark()
+    def record_event(self) -> int:
+        return self._inner.record_event()
 
-    def passed(self, ticket: int) -> bool:
-        return self._inner.passed(ticket)
+    def is_complete(self, ticket: int) -> bool:
+        return self._inner.is_complete(ticket)
 
     def drain(self) -> None:
         self._inner.drain()
@@ -105,14 +105,14 @@ class HostStandIn(NoCopier):
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
         self._free_at = max(time.perf_counter(), self._free_at) + len(source) * self._page_s
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         self._marked += 1
         with self._changed:
             self._under_way.append((self._marked, self._free_at))
             self._changed.notify()
         return self._marked
 
-    def passed(self, ticket: int) -> bool:
+    def is_complete(self, ticket: int) -> bool:
         return ticket <= self._passed
 
     def _main(self) -> None:

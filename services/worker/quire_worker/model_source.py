@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from quire_worker.cuda.load import LoadedCudaModel
     from quire_worker.engine.ports import Device, Runner
     from quire_worker.engine.spec import EngineSpec
+    from quire_worker.kv_transfer.copier import Copier
+    from quire_worker.kv_transfer.ring import Ring
     from quire_worker.loading import LoadOptions
     from quire_worker.model.decoder import Decoder
-    from quire_worker.mover.copier import Copier
-    from quire_worker.mover.ring import Ring
     from quire_worker.runner import ModelRunner
     from quire_worker.sampling.logits_processor import LogitsProcessors
 

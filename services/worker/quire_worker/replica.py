@@ -13,21 +13,21 @@ from quire_worker.engine.device import InlineDevice, ThreadDevice
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.engine.run_loop import RunLoop
 from quire_worker.engine.spec import STEP_TIMEOUT_S, EngineSpec
-from quire_worker.mover.copier import HostCopier
-from quire_worker.mover.mover_on_demand import MoverOnDemand
-from quire_worker.mover.mover_process import COPY_BYTES, CUDA_COPY_BYTES, MoverProcess
-from quire_worker.mover.movers import Movers
-from quire_worker.mover.peers.peer_door import PeerDoor
-from quire_worker.mover.setup import STORE_KINDS, MoverSetup
+from quire_worker.kv_transfer.agent_on_demand import AgentOnDemand
+from quire_worker.kv_transfer.agent_process import COPY_BYTES, CUDA_COPY_BYTES, AgentProcess
+from quire_worker.kv_transfer.agents_by_kind import AgentsByKind
+from quire_worker.kv_transfer.copier import HostCopier
+from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
+from quire_worker.kv_transfer.setup import STORE_KINDS, AgentSetup
 from quire_worker.observer import WorkerObserver
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_worker.config import WorkerConfig
-    from quire_worker.engine.moves import Mover
     from quire_worker.engine.ports import Device, PageBytes, Runner
-    from quire_worker.mover.copier import Copier
-    from quire_worker.mover.ring import Ring
+    from quire_worker.engine.transfer_agent import KvTransferAgent
+    from quire_worker.kv_transfer.copier import Copier
+    from quire_worker.kv_transfer.ring import Ring
     from quire_worker.sampling.logits_processor import LogitsProcessors
 
 
@@ -92,15 +92,17 @@ class Replica:
     def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info
         self._loaded = loaded
-        self._door = PeerDoor(config)
+        self._door = PeerListeners(config)
         self._peers = _make_peers(config, loaded, self._door)
-        self._mover = _make_movers(config, loaded, self._door, self._peers)
+        self._transfer_agent = _make_transfer_agents(config, loaded, self._door, self._peers)
         spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots, config.worker_timeout_s)
         self._device = loaded.make_device(spec, config.lockstep)
-        self.engine = Engine(spec, self._device, self._mover, WorkerObserver(), 1 if config.lockstep else DEPTH)
+        self.engine = Engine(
+            spec, self._device, self._transfer_agent, WorkerObserver(), 1 if config.lockstep else DEPTH
+        )
         self.loop = RunLoop(self.engine, self.hello, on_fatal)
         self._device.wake = self.loop.wake
-        self._mover.wake = self.loop.wake
+        self._transfer_agent.wake = self.loop.wake
         self.loop.start()
 
     def hello(self, epoch: Epoch) -> WorkerHello:
@@ -127,26 +129,28 @@ class Replica:
         """End the threads and the movers."""
         self.loop.close()
         self._device.close()
-        self._mover.close()
+        self._transfer_agent.close()
         self._door.close()
 
 
-def _make_peers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor) -> MoverOnDemand:
+def _make_peers(config: WorkerConfig, loaded: ServedModel, door: PeerListeners) -> AgentOnDemand:
     """For pages of other workers, once there are any."""
-    shares = door.show_memory(loaded.memory)
-    setup = MoverSetup.of(config, loaded.info.pages, peers=True, peer_grpc=door.grpc_listen, shares_memory=shares)
-    return MoverOnDemand(lambda: _start(setup, loaded, door.inherited))
+    shares = door.advertise_memory(loaded.memory)
+    setup = AgentSetup.of(config, loaded.info.pages, peers=True, peer_grpc=door.grpc_listen, shares_memory=shares)
+    return AgentOnDemand(lambda: _start(setup, loaded, door.inherited_fds))
 
 
-def _make_movers(config: WorkerConfig, loaded: ServedModel, door: PeerDoor, peers: Mover) -> Mover:
+def _make_transfer_agents(
+    config: WorkerConfig, loaded: ServedModel, door: PeerListeners, peers: KvTransferAgent
+) -> KvTransferAgent:
     """One for pages of a kvstore, if there is one, beside the one for those of other workers."""
-    by_kind: dict[MoveKind, Mover] = dict.fromkeys(door.kinds, peers)
+    by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(door.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move
-        by_kind |= dict.fromkeys(STORE_KINDS, _start(MoverSetup.of(config, loaded.info.pages), loaded, {}))
-    return Movers(by_kind)
+        by_kind |= dict.fromkeys(STORE_KINDS, _start(AgentSetup.of(config, loaded.info.pages), loaded, {}))
+    return AgentsByKind(by_kind)
 
 
-def _start(setup: MoverSetup, loaded: ServedModel, inherited: dict[str, int]) -> Mover:
+def _start(setup: AgentSetup, loaded: ServedModel, inherited: dict[str, int]) -> KvTransferAgent:
     copy_bytes = CUDA_COPY_BYTES if loaded.device == "cuda" else COPY_BYTES
-    return MoverProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)
+    return AgentProcess.start(setup, loaded.make_copier, copy_bytes=copy_bytes, inherited=inherited)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench.harness.plain_pages import PlainLanding, PlainShipment
+from bench.harness.plain_pages import PlainPageSink, PlainPageSource
 from quire_common.kv_client import LeaseAccess
 from quire_common.kv_data.connection import DataConnection, ReceivedFrame
 from quire_common.kv_data.frame import DataConnectionError, Head, Kind
@@ -17,19 +17,19 @@ from quire_common.kv_data.lease_key import NONCE_BYTES
 from quire_common.kv_data.seal import Seals
 from quire_common.pages import HEADER_BYTES
 from quire_common.sequence import RequestContext
-from quire_worker.mover.ring import Ring
-from quire_worker.mover.transports import data_link
-from quire_worker.mover.transports.data_link import FLOOR_BYTES_PER_S, FRAME_S
-from quire_worker.mover.transports.shm_transport import ShmTransport
-from quire_worker.mover.transports.tcp_transport import TcpTransport
-from quire_worker.mover.transports.transport import Cargo, Transport, TransportDown
+from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.transports import data_link
+from quire_worker.kv_transfer.transports.data_link import FLOOR_BYTES_PER_S, FRAME_S
+from quire_worker.kv_transfer.transports.shm_transport import ShmTransport
+from quire_worker.kv_transfer.transports.tcp_transport import TcpTransport
+from quire_worker.kv_transfer.transports.transport import PageTransfer, Transport, TransportError
 from tests.unit.kvstore.pages import Clock, body, chain, framed
 
 PAGES = 12
 PAGE_BYTES = 64 << 10
 RUN = chain("a", PAGES)
 ACCESS = LeaseAccess(b"lease", b"k" * 32, "quire-kvstore-" + "0" * 32, 1)
-CARGO = Cargo(RUN, "uint8", PAGE_BYTES, ACCESS, RequestContext("r"))
+CARGO = PageTransfer(RUN, "uint8", PAGE_BYTES, ACCESS, RequestContext("r"))
 LIMIT_S = FRAME_S + PAGES * PAGE_BYTES / FLOOR_BYTES_PER_S
 
 
@@ -88,20 +88,20 @@ class Rig:
             self._clock.now_s += engine_s
 
         if way == "get":
-            landing = PlainLanding(self._ring, engine)
+            sink = PlainPageSink(self._ring, engine)
             try:
-                transport.fetch(CARGO, landing)
+                transport.fetch(CARGO, sink)
             finally:
-                self.moved = landing.landed
+                self.moved = sink.received_pages
             return
-        shipment = PlainShipment(self._ring, engine)
+        page_source = PlainPageSource(self._ring, engine)
         for index in range(PAGES):
             self._ring.slot(index)[:] = body(RUN, index, PAGE_BYTES)
-        shipment.want(range(PAGES))
+        page_source.request_pages(range(PAGES))
         try:
-            transport.send(CARGO, shipment)
+            transport.send(CARGO, page_source)
         finally:
-            self.moved = len(shipment.sent)
+            self.moved = len(page_source.sent)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ WAYS = pytest.mark.parametrize(("make", "way"), [(tcp, "get"), (tcp, "put"), (Sh
 def test_a_store_that_is_late_with_each_page_breaks_in_the_middle(
     rig: Rig, make: Callable[[], Transport], way: str
 ) -> None:
-    with pytest.raises(TransportDown) as down:
+    with pytest.raises(TransportError) as down:
         rig.move(make(), way, answer_s=1.0)
     cause = down.value.__cause__
     assert isinstance(cause, DataConnectionError) and cause.reason == "slow"

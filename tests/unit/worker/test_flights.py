@@ -10,7 +10,7 @@ from quire_common.sequence import RequestContext
 from quire_worker.engine.ports import NullObserver, SlotTrace
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, small_spec
-from tests.fakes.fake_mover import FakeMover
+from tests.fakes.fake_transfer_agent import FakeTransferAgent
 from tests.fakes.flight_bench import FlightBench as Bench
 from tests.fakes.held_device import HeldDevice
 
@@ -249,7 +249,7 @@ def test_an_error_without_a_row_waits_until_its_grant_is_the_one_that_has_retire
 
 
 def test_pages_of_a_stopped_slot_cannot_be_written_before_its_steps_have_ended() -> None:
-    bench = Bench(mover=FakeMover())
+    bench = Bench(transfer_agent=FakeTransferAgent())
     bench.grant(a_start(0, PROMPT, PAGES))
     bench.launch()
     load = PageMove(1, MoveKind.LOAD, 0, ids(2), (b"h" * 32,))
@@ -276,7 +276,7 @@ def test_pages_of_a_finished_sequence_are_free_when_the_steps_in_flight_have_end
 
 
 def test_pages_become_ready_when_their_step_has_ended() -> None:
-    bench = Bench(mover=FakeMover())
+    bench = Bench(transfer_agent=FakeTransferAgent())
     bench.grant(a_start(0, PROMPT, PAGES), a_start(1, PROMPT, [1, 11, 12, 13], cached=4, max_tokens=3))
     assert bench.launch() == 2
     assert [batch.slot.tolist() for batch in bench.device.launched] == [[0], [0]]

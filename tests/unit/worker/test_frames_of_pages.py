@@ -12,16 +12,16 @@ from typing import cast
 import numpy as np
 import pytest
 
-from bench.harness.plain_pages import PlainLanding
+from bench.harness.plain_pages import PlainPageSink
 from quire_common.kv_data.frame import DataConnectionError, Kind, pack_places, unpack_places
 from quire_common.pages import HEADER_BYTES, copy_body
 from quire_common.sequence import RequestContext
-from quire_worker.mover.peers.peer_access import PeerAccess
-from quire_worker.mover.ring import Ring
-from quire_worker.mover.transports import shown_pages
-from quire_worker.mover.transports.data_link import DataLink, Exchange
-from quire_worker.mover.transports.shown_pages import take_shown
-from quire_worker.mover.transports.transport import Cargo, TransportDown
+from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.transports import shared_pages
+from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
+from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
+from quire_worker.kv_transfer.transports.transport import PageTransfer, TransportError
 from tests.unit.kvstore.pages import body, chain, framed
 
 PAGES, PAGE_BYTES, FIRST = 6, 4096, 3
@@ -40,14 +40,14 @@ class Peer:
         places = [(page * PAGE_BYTES, framed(RUN, page, PAGE_BYTES)[:HEADER_BYTES]) for page in pages]
         self.frames.append((FIRST + pages[0], pack_places(places)))
 
-    def allow(self, size: int) -> None:
+    def set_time_budget(self, size: int) -> None:
         """There is always time."""
 
     def send(self, kind: Kind, payload: bytes = b"", *, page: int = 0) -> None:
         if kind is Kind.TAKEN:
             self.taken.append(page - FIRST)
 
-    def arrived(self, *kinds: Kind) -> SimpleNamespace:
+    def receive_frame(self, *kinds: Kind) -> SimpleNamespace:
         if not self.frames:
             return SimpleNamespace(head=SimpleNamespace(kind=Kind.END))
         page, payload = self.frames[0]
@@ -64,21 +64,21 @@ class Rig:
         self.theirs, self.ours = (Ring.create(PAGE_BYTES, PAGES) for _ in range(2))
         for page in range(PAGES):
             self.theirs.slot(page)[:] = body(RUN, page, PAGE_BYTES)
-        self.peer, self.landing, self.link = Peer(), PlainLanding(self.ours), DataLink()
+        self.peer, self.sink, self.link = Peer(), PlainPageSink(self.ours), DataLink()
 
     def take(self) -> None:
         access = PeerAccess(b"k" * 32, FIRST, None, "")
-        cargo = Cargo(RUN, "uint8", PAGE_BYTES, access, RequestContext("r"))
+        transfer = PageTransfer(RUN, "uint8", PAGE_BYTES, access, RequestContext("r"))
         exchange = cast("Exchange", self.peer)
-        take_shown(self.link, exchange, Kind.GET, cargo, self.landing, lambda _: nullcontext(self.copy), most=1)
+        fetch_shared_pages(self.link, exchange, Kind.GET, transfer, self.sink, lambda _: nullcontext(self.copy), most=1)
 
     def copy(self, place: int, header: bytes, room: memoryview) -> int:
         return copy_body(header, np.frombuffer(self.theirs.memory, np.uint8)[place : place + len(room)], room)
 
     def came(self) -> int:
         """How many pages have landed, each whole."""
-        assert self.landing.bodies() == [body(RUN, page, PAGE_BYTES) for page in range(self.landing.landed)]
-        return self.landing.landed
+        assert self.sink.bodies() == [body(RUN, page, PAGE_BYTES) for page in range(self.sink.received_pages)]
+        return self.sink.received_pages
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_frame_of_pages_is_answered_once(rig: Rig) -> None:
 
 
 def test_where_pages_take_long_the_peer_hears_of_each(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_pages, "LONG_S", -1.0)
+    monkeypatch.setattr(shared_pages, "LONG_S", -1.0)
     rig.peer.show(0, 1, 2)
     rig.peer.show(3, 4, 5)
     rig.take()
@@ -109,7 +109,7 @@ def test_one_that_was_overwritten_ends_it_after_those_before(rig: Rig) -> None:
     """As when the lease has ended meanwhile, and its slot was filled anew."""
     rig.peer.show(0, 1, 2, 3)
     rig.theirs.slot(2)[100:101] = b"\xff"
-    with pytest.raises(TransportDown, match="checksum"):
+    with pytest.raises(TransportError, match="checksum"):
         rig.take()
     assert rig.came() == 2 and rig.peer.taken == []
 
@@ -117,7 +117,7 @@ def test_one_that_was_overwritten_ends_it_after_those_before(rig: Rig) -> None:
 @pytest.mark.parametrize("pages", [(1,), (0, 2, 1)], ids=["not the next", "out of order"])
 def test_pages_in_another_order_are_not_what_they_are_called(rig: Rig, pages: tuple[int, ...]) -> None:
     rig.peer.show(*pages)
-    with pytest.raises((DataConnectionError, TransportDown)):
+    with pytest.raises((DataConnectionError, TransportError)):
         rig.take()
     assert rig.came() == (0 if pages[0] else 1)
 

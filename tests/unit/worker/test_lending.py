@@ -9,7 +9,7 @@ from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, Grant, MoveKind, PageMove
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import ROOMY, EngineBench, a_start
-from tests.fakes.fake_mover import FakeMover
+from tests.fakes.fake_transfer_agent import FakeTransferAgent
 
 PROMPT = list(range(20, 34))  # 14 tokens: three full pages of 4, and two tokens
 TAIL = 2
@@ -43,13 +43,13 @@ def bring(bench: EngineBench, *pages: int) -> None:
 
 
 @pytest.fixture
-def mover() -> FakeMover:
-    return FakeMover()
+def transfer_agent() -> FakeTransferAgent:
+    return FakeTransferAgent()
 
 
 @pytest.fixture
-def bench(mover: FakeMover) -> EngineBench:
-    return EngineBench(mover=mover)
+def bench(transfer_agent: FakeTransferAgent) -> EngineBench:
+    return EngineBench(transfer_agent=transfer_agent)
 
 
 def cut(bench: EngineBench, *move_ids: int) -> None:
@@ -58,49 +58,55 @@ def cut(bench: EngineBench, *move_ids: int) -> None:
 
 
 def test_pages_are_offered_as_they_are_filled_and_the_last_when_its_tokens_are(
-    bench: EngineBench, mover: FakeMover
+    bench: EngineBench, transfer_agent: FakeTransferAgent
 ) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4]), move=(export(1, 1, 2, 3, 4),), budget=CHUNKED)
     offered = []
     for _ in range(4):
         bench.run()
-        offered.append(mover.offered.get(1))
+        offered.append(transfer_agent.offered.get(1))
         bench.grant()
     assert offered == [1, 2, 3, 4]
 
 
-def test_a_page_that_is_less_than_full_is_not_offered_as_a_whole_one(bench: EngineBench, mover: FakeMover) -> None:
+def test_a_page_that_is_less_than_full_is_not_offered_as_a_whole_one(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], limit=14), move=(export(1, 1, 2, 3, 4, tail=0), export(2, 4, tail=3)))
     bench.run()
-    assert mover.offered == {1: 3}
+    assert transfer_agent.offered == {1: 3}
     bench.grant(limit={0: 15})
     bench.run()
-    assert mover.offered == {1: 3, 2: 1}
+    assert transfer_agent.offered == {1: 3, 2: 1}
 
 
-def test_what_was_in_the_pages_before_is_not_offered(bench: EngineBench, mover: FakeMover) -> None:
+def test_what_was_in_the_pages_before_is_not_offered(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(a_start(0, [9] * 14, [1, 2, 3, 4], max_tokens=1))
     bench.run()
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4]), move=(export(1, 1, 2, 3, 4),), budget=CHUNKED)
     bench.run()
-    assert mover.offered == {1: 1}
+    assert transfer_agent.offered == {1: 1}
 
 
-def test_pages_that_are_there_already_are_offered_at_once(bench: EngineBench, mover: FakeMover) -> None:
+def test_pages_that_are_there_already_are_offered_at_once(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1))
     bench.run()
     bench.grant(move=(export(1, 1, 2, 3, 4),))
     bench.run()
-    assert mover.offered == {1: 4}
+    assert transfer_agent.offered == {1: 4}
 
 
-def test_lent_pages_are_nobodys_to_fill_until_the_export_is_over(bench: EngineBench, mover: FakeMover) -> None:
+def test_lent_pages_are_nobodys_to_fill_until_the_export_is_over(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1), move=(export(1, 1, 2, 3, 4), export(2, 1, tail=0)))
     bench.run()
     bench.grant(a_start(1, [5] * 6, [9, 3]), move=(load(3, 2), pull(4, 4)))
     told = bench.run()
     assert told.codes() == [(1, "PAGE_TAKEN")] and told.moved == {3: (1, 0), 4: (1, 0)}
-    mover.end(1)
+    transfer_agent.end(1)
     bench.run()
     bench.grant(a_start(2, [5] * 6, [9, 3], max_tokens=1), a_start(3, [5], [1]))
     told = bench.run()
@@ -108,17 +114,19 @@ def test_lent_pages_are_nobodys_to_fill_until_the_export_is_over(bench: EngineBe
     assert told.tokens[2] == says(1, [5] * 6)
 
 
-def test_a_prefill_that_begins_again_fills_the_same_pages(bench: EngineBench, mover: FakeMover) -> None:
+def test_a_prefill_that_begins_again_fills_the_same_pages(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4]), move=(export(1, 1, 2, 3, 4),), budget=CHUNKED)
     bench.run()
     bench.grant(stop=(0,))
     bench.run()
     bench.grant(a_start(1, PROMPT, [1, 2, 3, 4], cached=4, max_tokens=1), budget=ROOMY)
     told = bench.run()
-    assert mover.offered == {1: 4} and told.tokens == {1: says(1)} and told.errors == []
+    assert transfer_agent.offered == {1: 4} and told.tokens == {1: says(1)} and told.errors == []
 
 
-def test_who_goes_on_with_its_own_exported_tail_may(bench: EngineBench, mover: FakeMover) -> None:
+def test_who_goes_on_with_its_own_exported_tail_may(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1), move=(export(1, 1, 2, 3, 4),))
     bench.run()
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5, 6], output=tuple(says(1)), cached=14))
@@ -126,13 +134,13 @@ def test_who_goes_on_with_its_own_exported_tail_may(bench: EngineBench, mover: F
 
 
 def test_a_slot_that_ends_early_leaves_an_export_unfilled_until_it_is_cancelled(
-    bench: EngineBench, mover: FakeMover
+    bench: EngineBench, transfer_agent: FakeTransferAgent
 ) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4]), move=(export(1, 1, 2, 3, 4),), budget=CHUNKED)
     bench.run()
     bench.grant(stop=(0,))
     bench.run()
-    assert mover.offered == {1: 1} and bench.told.moved == {}
+    assert transfer_agent.offered == {1: 1} and bench.told.moved == {}
     cut(bench, 1, 77)
     assert bench.run().moved == {1: (1, 0)}
     cut(bench, 1)
@@ -140,56 +148,62 @@ def test_a_slot_that_ends_early_leaves_an_export_unfilled_until_it_is_cancelled(
     assert [report.moved_id.tolist() for report in bench.told.reports if len(report.moved_id)] == [[1]]
 
 
-def test_what_was_pulled_is_gone_on_with_in_the_middle_of_its_last_page(bench: EngineBench, mover: FakeMover) -> None:
+def test_what_was_pulled_is_gone_on_with_in_the_middle_of_its_last_page(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(move=(pull(1, 11, 12, 13, 14),))
     bench.run()
     bring(bench, 11, 12, 13, 14)
-    mover.end(1)
+    transfer_agent.end(1)
     assert bench.run().moved == {1: (0, 4)}
     bench.grant(a_start(0, PROMPT, [11, 12, 13, 14, 15, 16], output=tuple(says(1)), cached=14))
     told = bench.run()
     assert says(1) + told.tokens[0] == says(8) and bench.runner.batches[0].position.tolist() == [14]
 
 
-def test_nobody_starts_on_positions_that_a_pulled_page_has_not(bench: EngineBench, mover: FakeMover) -> None:
+def test_nobody_starts_on_positions_that_a_pulled_page_has_not(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(move=(pull(1, 11, 12, 13, 14),))
     bring(bench, 11, 12, 13, 14)
-    mover.end(1)
+    transfer_agent.end(1)
     bench.run()
     bench.grant(a_start(0, [*PROMPT, 1, 2], [11, 12, 13, 14, 15], cached=15))
     assert bench.run().codes() == [(0, "PAGES_LOST")]
 
 
-def test_what_was_not_pulled_is_computed(bench: EngineBench, mover: FakeMover) -> None:
+def test_what_was_not_pulled_is_computed(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(move=(pull(1, 11, 12, 13, 14),))
     bring(bench, 11, 12)
-    mover.end(1, pages=2)
+    transfer_agent.end(1, pages=2)
     assert bench.run().moved == {1: (1, 2)}
     bench.grant(a_start(0, PROMPT, [11, 12, 13, 14, 15, 16], output=tuple(says(1)), cached=14))
     told = bench.run()
     assert says(1) + told.tokens[0] == says(8) and bench.runner.batches[0].position.tolist() == [8]
 
 
-def test_a_start_may_wait_for_its_pull(bench: EngineBench, mover: FakeMover) -> None:
+def test_a_start_may_wait_for_its_pull(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(
         a_start(0, PROMPT, [11, 12, 13, 14, 15, 16], output=tuple(says(1)), cached=14),
         move=(pull(1, 11, 12, 13, 14),),
     )
     assert bench.run().tokens == {}
     bring(bench, 11, 12, 13, 14)
-    mover.end(1)
+    transfer_agent.end(1)
     assert says(1) + bench.run().tokens[0] == says(8)
 
 
-def test_a_pull_is_not_written_to_pages_that_somebody_has(bench: EngineBench, mover: FakeMover) -> None:
+def test_a_pull_is_not_written_to_pages_that_somebody_has(
+    bench: EngineBench, transfer_agent: FakeTransferAgent
+) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], limit=9), move=(pull(1, 11, 12),))
     bench.run()
     bench.grant(move=(pull(2, 3, 20), pull(3, 12, 20), pull(4, 20, 20), pull(5, 0), pull(6, 64), pull(7)))
     assert bench.run().moved == dict.fromkeys((2, 3, 4, 5, 6, 7), (1, 0))
-    assert list(mover.taken) == [1]
+    assert list(transfer_agent.taken) == [1]
 
 
-def test_pages_that_are_being_pulled_are_nobodys_to_fill(bench: EngineBench, mover: FakeMover) -> None:
+def test_pages_that_are_being_pulled_are_nobodys_to_fill(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(a_start(0, PROMPT, [11, 12, 13, 14]), move=())
     bench.run()
     bench.grant(stop=(0,), move=(pull(1, 21, 22, 23, 24),))
@@ -198,12 +212,12 @@ def test_pages_that_are_being_pulled_are_nobodys_to_fill(bench: EngineBench, mov
 
 
 @pytest.mark.parametrize("tail", [-1, 4])
-def test_a_tail_is_less_than_a_page(bench: EngineBench, mover: FakeMover, tail: int) -> None:
+def test_a_tail_is_less_than_a_page(bench: EngineBench, transfer_agent: FakeTransferAgent, tail: int) -> None:
     bench.grant(move=(pull(1, 11, tail=tail), export(2, 12, tail=tail), export(3)))
-    assert bench.run().moved == dict.fromkeys((1, 2, 3), (1, 0)) and not mover.taken
+    assert bench.run().moved == dict.fromkeys((1, 2, 3), (1, 0)) and not transfer_agent.taken
 
 
-def test_a_pull_that_is_cancelled_keeps_what_has_come(bench: EngineBench, mover: FakeMover) -> None:
+def test_a_pull_that_is_cancelled_keeps_what_has_come(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(move=(pull(1, 11, 12, 13, 14),))
     bench.run()
     cut(bench, 1)
@@ -212,7 +226,7 @@ def test_a_pull_that_is_cancelled_keeps_what_has_come(bench: EngineBench, mover:
     assert bench.run().tokens[0] == says(1)
 
 
-def test_a_new_run_knows_of_no_export_and_no_pull(bench: EngineBench, mover: FakeMover) -> None:
+def test_a_new_run_knows_of_no_export_and_no_pull(bench: EngineBench, transfer_agent: FakeTransferAgent) -> None:
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], max_tokens=1), move=(export(1, 1, 2, 3, 4), pull(2, 11, 12, 13, 14)))
     bench.run()
     bench.engine.begin_run()
@@ -220,4 +234,4 @@ def test_a_new_run_knows_of_no_export_and_no_pull(bench: EngineBench, mover: Fak
     bench.seq = 0
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 11, 12]))
     told = bench.run()
-    assert mover.cancelled == 1 and told.moved == {} and told.tokens[0][-8:] == says(8)
+    assert transfer_agent.cancelled == 1 and told.moved == {} and told.tokens[0][-8:] == says(8)

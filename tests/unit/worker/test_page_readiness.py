@@ -8,7 +8,7 @@ from bench.harness.plain_pages import ids
 from quire_common.credit import Budget, MoveKind, PageMove
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start
-from tests.fakes.fake_mover import FakeMover
+from tests.fakes.fake_transfer_agent import FakeTransferAgent
 
 PROMPT = list(range(20, 33))  # 13 tokens: three full pages of 4, and one token
 CHUNKED = Budget(1000, 1000, chunk_cap=4, partial_prefills=9, step_limit=1)
@@ -98,7 +98,7 @@ def test_what_was_in_the_pages_of_a_refused_producer_is_not_taken_for_its_own() 
 
 
 def test_what_was_in_the_pages_of_an_impossible_load_is_not_taken_for_its_own() -> None:
-    bench = EngineBench(mover=FakeMover())
+    bench = EngineBench(transfer_agent=FakeTransferAgent())
     bench.grant(a_start(0, [7] * 13, [1, 2, 3, 4, 5], max_tokens=2))
     bench.run()
     without_names = PageMove(1, MoveKind.LOAD, 0, ids(1, 2, 3))
@@ -120,58 +120,58 @@ def test_a_refused_start_leaves_the_pages_of_others_alone() -> None:
 
 
 def test_waiting_is_not_stalling() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),))
     told = bench.run()
     assert (told.reports[-1].stalled_slot.tolist(), told.reports[-1].running, told.tokens) == ([], 1, {})
     fill(bench, 0, 1, 2, 3)
-    mover.end(7)
+    transfer_agent.end(7)
     assert bench.run().tokens[0] == says(8)
     assert told.moved == {7: (0, 3)} and bench.runner.batches[0].position.tolist() == [12]
 
 
 def test_a_partial_load_shortens_the_cached_range() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),))
     fill(bench, 0, 1)
     bench.run()
-    mover.end(7, pages=1)
+    transfer_agent.end(7, pages=1)
     told = bench.run()
     assert told.tokens[0] == says(8) and told.errors == []
     assert told.moved == {7: (1, 1)} and bench.runner.batches[0].position.tolist() == [4]
 
 
 def test_a_range_of_two_loads_is_judged_when_both_have_ended() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1), load(8, 2, 3)))
     bench.run()
-    mover.end(7, pages=0)
+    transfer_agent.end(7, pages=0)
     assert bench.run().tokens == {}  # page 2 or 3 may be written at any moment
-    mover.end(8, pages=2)
+    transfer_agent.end(8, pages=2)
     told = bench.run()
     assert told.tokens == {0: says(8)} and bench.runner.batches[0].position.tolist() == [0]
 
 
 def test_after_a_failed_load_what_comes_before_it_is_still_awaited() -> None:
     """Page 1 comes by another slot's load, pages 2 and 3 would have come by this one's."""
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT[:5], [1, 6, 7], cached=4, max_tokens=1), move=(load(7, 1),))
     bench.grant(a_start(1, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(8, 2, 3),))
     bench.run()
-    mover.end(8, pages=0)
+    transfer_agent.end(8, pages=0)
     assert bench.run().tokens == {}
     fill(bench, 0, 1)
-    mover.end(7)
+    transfer_agent.end(7)
     told = bench.run()
     assert told.tokens[1] == says(8) and told.errors == []
     assert all(position >= 4 for batch in bench.runner.batches for position in batch.position)
 
 
 def test_after_a_failed_load_what_another_slot_computes_before_it_is_still_awaited() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 6, 7]), budget=CHUNKED)
     bench.grant(a_start(1, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(8, 3),))
-    mover.end(8, pages=0)
+    transfer_agent.end(8, pages=0)
     told = bench.run()
     bench.grant(budget=ROOMY)
     told = bench.run()
@@ -179,10 +179,10 @@ def test_after_a_failed_load_what_another_slot_computes_before_it_is_still_await
 
 
 def test_who_recomputes_a_failed_load_is_the_producer_of_its_pages() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),), budget=CHUNKED)
     bench.run()
-    mover.end(7, pages=0)
+    transfer_agent.end(7, pages=0)
     bench.run()
     bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12), budget=ROOMY)
     told = bench.run()
@@ -190,14 +190,14 @@ def test_who_recomputes_a_failed_load_is_the_producer_of_its_pages() -> None:
 
 
 def test_the_page_in_which_a_cached_range_ends_is_the_slots_own() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=10), move=(load(7, 1, 2), load(8, 3)))
     fill(bench, 0, 1, 2, 3)
     bench.run()
-    mover.end(8)
+    transfer_agent.end(8)
     bench.run()
     bench.grant(a_start(1, PROMPT, [3, 20, 21, 22]))
-    mover.end(7)
+    transfer_agent.end(7)
     told = bench.run()
     assert told.codes() == [(1, "PAGE_TAKEN")] and told.tokens == {0: says(8)}
     assert bench.runner.batches[0].position.tolist() == [10]
@@ -205,35 +205,35 @@ def test_the_page_in_which_a_cached_range_ends_is_the_slots_own() -> None:
 
 @pytest.mark.parametrize("full", [True, False])
 def test_a_refused_load_is_a_failed_one(full: bool) -> None:
-    mover = FakeMover()
-    mover.full = full
-    bench = EngineBench(mover=mover if full else None)
+    transfer_agent = FakeTransferAgent()
+    transfer_agent.full = full
+    bench = EngineBench(transfer_agent=transfer_agent if full else None)
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),))
     told = bench.run()
     assert told.tokens[0] == says(8) and told.moved == {7: (1, 0)} and told.errors == []
 
 
 def test_stale_pages_of_a_load_are_not_taken_for_new_ones() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, [9] * 13, [1, 2, 3, 4, 5], max_tokens=1))
     bench.run()
     bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12, max_tokens=2), move=(load(7, 1, 2, 3),))
     bench.run()
     assert 1 not in bench.told.tokens
     fill(bench, 0, 1, 2, 3)
-    mover.end(7)
+    transfer_agent.end(7)
     assert bench.run().tokens[1] == says(2)
 
 
 def test_of_two_that_share_a_failed_load_the_oldest_recomputes() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(
         a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12, key=2),
         a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12, key=1),
         move=(load(7, 1, 2, 3),),
     )
     bench.run()
-    mover.end(7, pages=0)
+    transfer_agent.end(7, pages=0)
     told = bench.run()
     assert told.codes() == [(0, "PAGES_LOST")] and told.tokens == {1: says(8)}
 
@@ -259,7 +259,7 @@ def test_what_a_stopped_producer_had_finished_stays() -> None:
 
 
 def test_a_page_that_is_being_filled_cannot_be_granted_for_writing() -> None:
-    bench = EngineBench(mover=FakeMover())
+    bench = EngineBench(transfer_agent=FakeTransferAgent())
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], cached=12), move=(load(7, 1, 2, 3),))
     bench.grant(
         a_start(1, PROMPT, [2, 20, 21, 22]),  # awaited by the load
@@ -271,7 +271,7 @@ def test_a_page_that_is_being_filled_cannot_be_granted_for_writing() -> None:
 
 
 def test_a_page_that_a_running_slot_reads_is_neither_granted_nor_loaded() -> None:
-    bench = EngineBench(mover=FakeMover())
+    bench = EngineBench(transfer_agent=FakeTransferAgent())
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], max_tokens=1), budget=LOCKSTEP)
     bench.run()
     bench.grant(a_start(1, PROMPT, [1, 2, 3, 6, 7], cached=12))
@@ -284,18 +284,18 @@ def test_a_page_that_a_running_slot_reads_is_neither_granted_nor_loaded() -> Non
 
 
 def test_stores_take_whole_pages_only() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5], max_tokens=1))
     bench.run()
     bench.grant(move=(store(1, 1, 2, 3), store(2, 3, 4), store(3, 0), store(4, 64)))
     told = bench.run()
     assert sorted(told.moved) == [2, 3, 4] and set(told.moved.values()) == {(1, 0)}
-    mover.end(1)
+    transfer_agent.end(1)
     assert bench.run().moved[1] == (0, 3)
 
 
 def test_malformed_and_unknown_moves_fail_alone() -> None:
-    bench = EngineBench(mover=FakeMover())
+    bench = EngineBench(transfer_agent=FakeTransferAgent())
     bench.grant(
         move=(
             load(1, 1),
@@ -313,12 +313,12 @@ def test_malformed_and_unknown_moves_fail_alone() -> None:
 
 
 def test_a_new_run_cancels_moves() -> None:
-    bench = EngineBench(mover=(mover := FakeMover()))
+    bench = EngineBench(transfer_agent=(transfer_agent := FakeTransferAgent()))
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4], cached=12), move=(load(7, 1, 2, 3),))
     bench.run()
-    mover.end(7)  # ended, but not collected before the run did
+    transfer_agent.end(7)  # ended, but not collected before the run did
     bench.engine.begin_run()
-    assert mover.cancelled == 1 and bench.step() is None
+    assert transfer_agent.cancelled == 1 and bench.step() is None
     bench.seq = 0
     bench.grant(a_start(0, PROMPT, [1, 2, 3, 4, 5]))
     assert bench.run().moved == {} and bench.told.tokens[0] == says(8)

@@ -18,7 +18,7 @@ from quire_common.errors import QuireError
 from quire_worker.engine.device import InlineDevice
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import EngineBench, a_start, small_spec
-from tests.fakes.fake_mover import FakeMover
+from tests.fakes.fake_transfer_agent import FakeTransferAgent
 from tests.fakes.held_device import HeldDevice
 
 budgets = st.builds(
@@ -104,10 +104,10 @@ class Scenario:
 
     def __init__(self, seed: int, depth: int) -> None:
         self.random = random.Random(seed)
-        self.mover = FakeMover()
+        self.transfer_agent = FakeTransferAgent()
         device = HeldDevice if depth > 1 else InlineDevice
         spec = small_spec(max_num_seqs=3, num_pages=80)
-        self.bench = EngineBench(spec, mover=self.mover, depth=depth, device=device)
+        self.bench = EngineBench(spec, transfer_agent=self.transfer_agent, depth=depth, device=device)
         self.scheduler = CarefulScheduler(self.bench)
 
     def run(self) -> CarefulScheduler:
@@ -116,9 +116,9 @@ class Scenario:
             for _ in range(self.random.randint(0, 5)):
                 self._take_report()
                 self._end_a_step(0.5)
-            for move_id in [move for move in self.mover.taken if self.random.random() < 0.5]:
+            for move_id in [move for move in self.transfer_agent.taken if self.random.random() < 0.5]:
                 self._end_a_load(move_id)
-        for move_id in list(self.mover.taken):
+        for move_id in list(self.transfer_agent.taken):
             self._end_a_load(move_id)
         while self._take_report() or self._end_a_step(1.0):
             pass
@@ -144,7 +144,7 @@ class Scenario:
         arrived = self.random.randint(0, len(pages))
         for place, page in enumerate(pages[:arrived]):
             self.bench.runner.pages[page] = prompt[4 * place : 4 * place + 4]
-        self.mover.end(move_id, arrived)
+        self.transfer_agent.end(move_id, arrived)
 
     def _slots(self, most: int) -> list[int]:
         return self.random.sample(range(self.bench.spec.num_slots), self.random.randint(0, most))
@@ -228,7 +228,7 @@ columns = st.lists(st.integers(-2, 12), max_size=5)
 @given(st.data())
 def test_senseless_grants_never_break_the_engine(data: st.DataObject) -> None:
     spec = small_spec(max_num_seqs=3, num_pages=12, max_model_len=24)
-    bench = EngineBench(spec, mover=(mover := FakeMover()), depth=2, device=HeldDevice)
+    bench = EngineBench(spec, transfer_agent=(transfer_agent := FakeTransferAgent()), depth=2, device=HeldDevice)
     assert isinstance(bench.device, HeldDevice)
     for _ in range(data.draw(st.integers(1, 10))):
         starts = data.draw(
@@ -281,9 +281,9 @@ def test_senseless_grants_never_break_the_engine(data: st.DataObject) -> None:
             ends: bool = data.draw(chances)
             if bench.device.launched and ends:
                 bench.device.end()
-        for move_id in list(mover.taken):
+        for move_id in list(transfer_agent.taken):
             if data.draw(st.booleans()):
-                mover.end(move_id, data.draw(st.integers(0, len(mover.taken[move_id].device_page))))
+                transfer_agent.end(move_id, data.draw(st.integers(0, len(transfer_agent.taken[move_id].device_page))))
     bench.engine.begin_run()
     bench.engine.check_integrity()
     assert bench.engine.residents.table.started() == 0

@@ -19,7 +19,7 @@ from quire_worker.engine.spec import EngineSpec
 from quire_worker.step import StepBatch, StepOutput
 from tests.fakes.counting_runner import CountingRunner, continuation
 from tests.fakes.engine_bench import ROOMY, Told, a_start, small_spec
-from tests.fakes.fake_mover import FakeMover
+from tests.fakes.fake_transfer_agent import FakeTransferAgent
 from tests.fakes.worker_server import counting_info
 
 WAIT_S = 30.0
@@ -44,9 +44,9 @@ class LoopBench:
     def __init__(self, step_timeout_s: float = 120.0) -> None:
         spec = small_spec()
         self.runner = GatedRunner(spec)
-        self.mover = FakeMover()
+        self.transfer_agent = FakeTransferAgent()
         self.device = ThreadDevice(self.runner, step_timeout_s)
-        self.engine = Engine(spec, self.device, self.mover)
+        self.engine = Engine(spec, self.device, self.transfer_agent)
         self.fatal: list[QuireError] = []
         self.loop = RunLoop(self.engine, self.hello, self.fatal.append)
         self.device.wake = self.loop.wake
@@ -116,7 +116,7 @@ def test_a_finished_move_wakes_the_model_thread(bench: LoopBench) -> None:
     bench.loop.granted(session, Grant(epoch, 1, start=[start], move=[move], budget=ROOMY), 0)
     assert next_report(frames).steps == 0
     bench.runner.pages[1] = 9
-    bench.mover.end(3)
+    bench.transfer_agent.end(3)
     bench.loop.wake()
     told = read_until(frames, 1)
     assert told.moved == {3: (0, 1)} and told.tokens == {0: continuation([9] * 5, 8, 97)}

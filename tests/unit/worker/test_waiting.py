@@ -22,9 +22,9 @@ from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.residents import Residents
 from quire_worker.engine.slots import SlotState
 from quire_worker.step import Int32
+from tests.fakes.agent_rig import QUICK, AgentRig
 from tests.fakes.engine_bench import a_start, small_spec
-from tests.fakes.fake_mover import FakeMover
-from tests.fakes.mover_rig import QUICK, MoverRig
+from tests.fakes.fake_transfer_agent import FakeTransferAgent
 
 # Mean thread CPU time of a call, of the best of several rounds.
 LIMIT_S = 100e-6
@@ -244,26 +244,26 @@ def test_slots_that_wait_cost_a_step_little(slots: int) -> None:
 
 
 def test_exports_that_are_not_filled_yet_cost_a_step_little() -> None:
-    states, mover = PageStates(4 * 1000 + 1, PAGE), FakeMover()
-    lending = Lending(states, mover)
+    states, transfer_agent = PageStates(4 * 1000 + 1, PAGE), FakeTransferAgent()
+    lending = Lending(states, transfer_agent)
     for number in range(1000):
         lending.begin(
             PageMove(number, MoveKind.EXPORT, 0, np.arange(4 * number + 1, 4 * number + 5, dtype=np.int32), ())
         )
-    assert cpu_s(lending.offer_ready) < LIMIT_S and not mover.offered
+    assert cpu_s(lending.offer_ready) < LIMIT_S and not transfer_agent.offered
     states.ready[4 * 700 + 1 : 4 * 700 + 4] = PAGE
     lending.offer_ready()
-    assert mover.offered == {700: 3} and cpu_s(lending.offer_ready) < LIMIT_S
+    assert transfer_agent.offered == {700: 3} and cpu_s(lending.offer_ready) < LIMIT_S
     lending.check_integrity()
 
 
 def costs_of(opened: int, folder: Path) -> tuple[float, float]:
     """Of `finished` and of one move more, with so many open. Their process says nothing, so that none ends."""
     moves = iter(PageMove(number, MoveKind.STORE, 0, ids(1), (bytes(32),)) for number in range(2000))
-    command, patience = ("sh", "-c", "exec sleep 60"), dataclasses.replace(QUICK, stop_s=0.01)
-    with MoverRig(folder, max_open=5000, command=command, patience=patience) as rig:
-        assert all(rig.mover.submit(next(moves)) for _ in range(opened))
-        return cpu_s(rig.mover.finished), cpu_s(lambda: rig.mover.submit(next(moves)))
+    command, timeouts = ("sh", "-c", "exec sleep 60"), dataclasses.replace(QUICK, stop_s=0.01)
+    with AgentRig(folder, max_open=5000, command=command, timeouts=timeouts) as rig:
+        assert all(rig.transfer_agent.submit(next(moves)) for _ in range(opened))
+        return cpu_s(rig.transfer_agent.take_results), cpu_s(lambda: rig.transfer_agent.submit(next(moves)))
 
 
 def test_moves_that_wait_cost_the_movers_part_of_a_step_nothing(tmp_path: Path) -> None:

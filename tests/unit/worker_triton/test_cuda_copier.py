@@ -12,7 +12,7 @@ from quire_common.errors import InvalidArgument
 from quire_worker.cuda.cuda_copier import CudaCopier
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.kv.page_geometry import KvGroup
-from quire_worker.mover.ring import Ring
+from quire_worker.kv_transfer.ring import Ring
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is nothing to copy from")
 WAIT_S = 20.0
@@ -28,15 +28,15 @@ def test_pages_go_to_the_ring_and_back() -> None:
     copier.wake = woken.set
     for slot in range(4):
         copier.to_ring(slot + 1, slot)
-    stored = copier.mark()
-    assert woken.wait(WAIT_S) and copier.passed(stored)
+    stored = copier.record_event()
+    assert woken.wait(WAIT_S) and copier.is_complete(stored)
     with ring.slot(2) as view:
         assert np.array_equal(np.frombuffer(view, np.uint8), wanted[3].view(torch.uint8).flatten().cpu().numpy())
     for slot in range(4):
         copier.to_page(slot + 9, slot)
-    loaded = copier.mark()
+    loaded = copier.record_event()
     copier.drain()
-    assert loaded > stored and copier.passed(loaded)
+    assert loaded > stored and copier.is_complete(loaded)
     assert torch.equal(pages.tensor[9:13], wanted[1:5]) and torch.equal(pages.tensor[1:9], wanted[1:9])
     with pytest.raises(InvalidArgument, match="BAD_PAGE"):
         copier.to_page(0, 0)

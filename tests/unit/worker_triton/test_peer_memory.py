@@ -13,7 +13,7 @@ from quire_worker.cuda.driver import HANDLE_BYTES, CudaDriver, cuda_driver
 from quire_worker.cuda.ipc_memory import IpcMemory
 from quire_worker.cuda.peer_memories import PeerMemories
 from quire_worker.cuda.peer_memory import PeerMemory
-from quire_worker.mover.peers.peer_access import host_id
+from quire_worker.kv_transfer.peers.peer_access import host_id
 
 HANDLE = bytes(range(HANDLE_BYTES))
 BASE, ALLOCATION = 1 << 40, 10_000

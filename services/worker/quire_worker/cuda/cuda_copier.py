@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_worker.cuda.cuda_pages import CudaPages
-    from quire_worker.mover.ring import Ring
+    from quire_worker.kv_transfer.ring import Ring
     from quire_worker.step import Int32
 
 log = get_logger(__name__)
@@ -73,7 +73,7 @@ class CudaCopier:
             peer.check(source)
             gather_pages(peer.address, self._pages.rows, source, target)
 
-    def mark(self) -> int:
+    def record_event(self) -> int:
         """See Copier."""
         self._marked += 1
         try:
@@ -86,7 +86,7 @@ class CudaCopier:
         self._events.put((self._marked, event))
         return self._marked
 
-    def passed(self, ticket: int) -> bool:
+    def is_complete(self, ticket: int) -> bool:
         """See Copier."""
         return ticket <= self._passed
 
@@ -106,7 +106,7 @@ class CudaCopier:
             self._driver.cudaHostUnregister(self._address)
 
     def _slot(self, slot: int) -> torch.Tensor:
-        start = self._ring.place(slot)
+        start = self._ring.offset_of(slot)
         return self._memory[start : start + self._ring.page_bytes]
 
     def _main(self) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from quire_common.errors import InvalidArgument
 from quire_worker.cuda.driver import HANDLE_BYTES
-from quire_worker.mover.peers.peer_access import host_id
+from quire_worker.kv_transfer.peers.peer_access import host_id
 
 if TYPE_CHECKING:
     from torch import Tensor

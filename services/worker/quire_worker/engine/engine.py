@@ -18,21 +18,21 @@ from quire_common.credit import Epoch, Report, StepTiming
 from quire_worker.engine.batch_rule import SlotView, choose_batch, stalled_slots
 from quire_worker.engine.flight import Flight
 from quire_worker.engine.grant_rules import GrantRules, check_follows
-from quire_worker.engine.move_desk import MoveDesk
-from quire_worker.engine.moves import NoMover
+from quire_worker.engine.move_manager import MoveManager
 from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.report_draft import ReportDraft
 from quire_worker.engine.residents import Residents
 from quire_worker.engine.settle import settle
 from quire_worker.engine.slots import SlotState
 from quire_worker.engine.step_builder import StepBuilder
+from quire_worker.engine.transfer_agent import NoTransferAgent
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Grant
-    from quire_worker.engine.moves import Mover
     from quire_worker.engine.ports import Device, Observer
     from quire_worker.engine.spec import EngineSpec
     from quire_worker.engine.step_runner import StepOutcome
+    from quire_worker.engine.transfer_agent import KvTransferAgent
 
 DEPTH = 2
 _UNLIMITED = -1
@@ -46,7 +46,7 @@ class Engine:
         self,
         spec: EngineSpec,
         device: Device,
-        mover: Mover | None = None,
+        transfer_agent: KvTransferAgent | None = None,
         observer: Observer | None = None,
         depth: int = DEPTH,
     ) -> None:
@@ -57,7 +57,9 @@ class Engine:
         self._observer: Observer = NullObserver() if observer is None else observer
         self._draft = ReportDraft()
         self.residents = Residents(spec, self._observer)
-        self._moves = MoveDesk(self.residents, NoMover() if mover is None else mover, self._draft, self._observer)
+        self._moves = MoveManager(
+            self.residents, NoTransferAgent() if transfer_agent is None else transfer_agent, self._draft, self._observer
+        )
         self._rules = GrantRules(self.residents, self._moves, self._draft)
         self._builder = StepBuilder(self.residents.table)
         self._flights: deque[Flight] = deque()

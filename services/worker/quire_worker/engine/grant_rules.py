@@ -17,7 +17,7 @@ from quire_worker.engine.slots import NOT_ORDERED, SlotState
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Epoch, Grant, Start
-    from quire_worker.engine.move_desk import MoveDesk
+    from quire_worker.engine.move_manager import MoveManager
     from quire_worker.engine.report_draft import ReportDraft
     from quire_worker.engine.residents import Residents
     from quire_worker.step import Int32
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class GrantRules:
     """Belongs to the model thread."""
 
-    def __init__(self, residents: Residents, moves: MoveDesk, draft: ReportDraft) -> None:
+    def __init__(self, residents: Residents, moves: MoveManager, draft: ReportDraft) -> None:
         self._residents = residents
         self._moves = moves
         self._draft = draft

@@ -12,8 +12,8 @@ from quire_common.errors import Internal
 
 if TYPE_CHECKING:
     from quire_common.credit import PageMove
-    from quire_worker.engine.moves import Mover
     from quire_worker.engine.page_states import PageStates
+    from quire_worker.engine.transfer_agent import KvTransferAgent
     from quire_worker.step import Int32
 
 
@@ -28,9 +28,9 @@ class _Loan:
 class Lending:
     """Belongs to the model thread."""
 
-    def __init__(self, states: PageStates, mover: Mover) -> None:
+    def __init__(self, states: PageStates, transfer_agent: KvTransferAgent) -> None:
         self._states = states
-        self._mover = mover
+        self._transfer_agent = transfer_agent
         self._loans: dict[int, _Loan] = {}
         # Those that are not wholly offered, and of each its next page and the positions of it that are needed.
         self._filling: list[_Loan] = []
@@ -66,7 +66,7 @@ class Lending:
             while loan.offered < len(pages) and self._states.ready[pages[loan.offered]] >= self._positions(loan):
                 loan.offered += 1
             self._states.lent[pages[before : loan.offered]] += 1
-            self._mover.offer(loan.move.id, loan.offered)
+            self._transfer_agent.offer_pages(loan.move.id, loan.offered)
             if loan.offered == len(pages):
                 whole.append(place)
             else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from quire_common.credit import Epoch, PromptLogprobs
     from quire_common.errors import QuireError
-    from quire_worker.engine.moves import MoveResult
+    from quire_worker.engine.transfer_agent import MoveResult
     from quire_worker.step import Bool, Int32, LogprobColumns
 
 

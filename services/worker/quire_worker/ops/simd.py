@@ -137,8 +137,10 @@ def _fold(combine: Callable[[Any, Any, Any], Any]) -> _Emit:
     def emit(builder: Any, value: Any) -> Any:
         distance = LANES // 2
         while distance:
-            lanes = [(lane + distance) % LANES for lane in range(LANES)]
-            other = builder.shuffle_vector(value, ir.Constant(_FLOATS, ir.Undefined), ir.Constant(_INTS, lanes))
+            kvstore_handlers = [(lane + distance) % LANES for lane in range(LANES)]
+            other = builder.shuffle_vector(
+                value, ir.Constant(_FLOATS, ir.Undefined), ir.Constant(_INTS, kvstore_handlers)
+            )
             value = combine(builder, value, other)
             distance //= 2
         return builder.extract_element(value, ir.Constant(_INT, 0))

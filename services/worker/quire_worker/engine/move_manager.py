@@ -1,0 +1,96 @@
+"""MoveDesk: hands page moves to the mover, and keeps the readiness of their pages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.credit import MoveKind
+from quire_common.errors import Internal
+from quire_worker.engine.lending import Lending
+from quire_worker.engine.transfer_agent import POOL_FILLING, KvTransferAgent, MoveResult
+
+if TYPE_CHECKING:
+    from quire_common.credit import PageMove
+    from quire_worker.engine.ports import Observer
+    from quire_worker.engine.report_draft import ReportDraft
+    from quire_worker.engine.residents import Residents
+
+
+class MoveManager:
+    """Belongs to the model thread. Every move is reported exactly once, also one that was refused at once."""
+
+    def __init__(
+        self, residents: Residents, transfer_agent: KvTransferAgent, draft: ReportDraft, observer: Observer
+    ) -> None:
+        self._residents = residents
+        self._transfer_agent = transfer_agent
+        self._draft = draft
+        self._observer = observer
+        self._lending = Lending(residents.states, transfer_agent)
+        self._open: dict[int, PageMove] = {}
+
+    def submit(self, move: PageMove) -> None:
+        """Begin a move, or report it as failed: what it should have brought is then recomputed."""
+        possible = self._is_possible(move)
+        if possible and move.kind in POOL_FILLING:
+            self._residents.states.expect(move.device_page)
+        if possible and self._transfer_agent.submit(move):
+            self._open[move.id] = move
+            if move.kind == MoveKind.EXPORT:
+                self._lending.begin(move)
+            return
+        if possible and move.kind in POOL_FILLING:
+            self._residents.states.arrived(move.device_page, 0)
+        elif move.kind in POOL_FILLING:
+            self._residents.void(move.device_page)
+        self._note(move, MoveResult(move.id, ok=False, pages=0, us=0))
+
+    def end_early(self, move_id: int) -> None:
+        """The scheduler needs a move no more; one that has ended by itself was or will be reported as it ended."""
+        if move_id in self._open:
+            self._transfer_agent.end_move(move_id)
+
+    def collect(self) -> None:
+        """Offer what has become ready, and take in what the mover has finished."""
+        self._lending.offer_ready()
+        for result in self._transfer_agent.take_results():
+            move = self._open.pop(result.id, None)
+            if move is None:
+                continue
+            if move.kind in POOL_FILLING:
+                self._residents.states.arrived(move.device_page, result.pages, move.tail_tokens)
+            elif move.kind == MoveKind.EXPORT:
+                self._lending.end(move.id)
+            self._note(move, result)
+
+    def cancel(self) -> None:
+        """Forget all moves; no page is touched on their behalf afterwards."""
+        self._transfer_agent.cancel_all()
+        self._transfer_agent.take_results()
+        self._lending.clear()
+        self._open.clear()
+
+    def check_integrity(self) -> None:
+        """Raise Internal where pages and open moves differ."""
+        awaited = {int(page) for m in self._open.values() if m.kind in POOL_FILLING for page in m.device_page}
+        if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
+            raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")
+        self._lending.check_integrity()
+
+    def _is_possible(self, move: PageMove) -> bool:
+        if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
+            return False
+        residents, pages = self._residents, move.device_page
+        if move.kind == MoveKind.EXPORT:
+            return residents.can_lend(pages, move.tail_tokens)
+        if move.kind == MoveKind.PULL:
+            return residents.can_pull(pages, move.tail_tokens)
+        if move.kind == MoveKind.LOAD:
+            return residents.can_load(pages)
+        return move.kind == MoveKind.STORE and residents.can_store(pages)
+
+    def _note(self, move: PageMove, result: MoveResult) -> None:
+        self._draft.moves.append(result)
+        self._observer.moved(move.kind, result.pages, result.ok)

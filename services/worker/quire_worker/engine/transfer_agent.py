@@ -1,0 +1,86 @@
+"""The engine's side of page moves: what it asks a mover for, and what it hears back.
+
+The engine only submits and polls; bytes travel elsewhere. A move that cannot be done is a failed move, never an error:
+what did not arrive is recomputed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.credit import MoveKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.credit import PageMove
+
+
+POOL_FILLING = frozenset({MoveKind.LOAD, MoveKind.PULL})
+"""Moves that fill pages of this worker."""
+
+
+@dataclass(frozen=True, slots=True)
+class MoveResult:
+    """A move that has ended. `pages`: how many, from its first, are whole at their destination."""
+
+    id: int
+    ok: bool
+    pages: int
+    us: int
+
+
+class KvTransferAgent(Protocol):
+    """Carries pages. All methods but `close` are called from the model thread and return at once; a pool's pages are
+    read and written within these calls alone."""
+
+    wake: Callable[[], None]
+    """Set by the replica; called, from whatever thread, when `finished` has something to do."""
+
+    def submit(self, move: PageMove) -> bool:
+        """Take a move on; False where it is refused (queue full, kind unknown), which counts as failed."""
+
+    def offer_pages(self, move_id: int, pages: int) -> None:
+        """So many pages of an export, from its first on, hold what they are to hold. None do before the first offer."""
+
+    def end_move(self, move_id: int) -> None:
+        """Let a move end as failed, with the pages that have arrived; `finished` tells when no page will be read or
+        written on its behalf any more. Moves that are not known are ignored: they have ended."""
+
+    def take_results(self) -> list[MoveResult]:
+        """Moves that ended since the last call, each once. Called at every step boundary, and after `wake`: pages are
+        copied here, a bounded number of bytes per call."""
+
+    def cancel_all(self) -> None:
+        """Forget all moves. When this returns, no page will be read or written on their behalf."""
+
+    def close(self) -> None:
+        """Cancel, and release everything."""
+
+
+class NoTransferAgent:
+    """For an engine that moves no pages: refuses every move."""
+
+    def __init__(self) -> None:
+        self.wake: Callable[[], None] = lambda: None
+
+    def submit(self, move: PageMove) -> bool:
+        """Refused."""
+        return False
+
+    def offer_pages(self, move_id: int, pages: int) -> None:
+        """To nobody."""
+
+    def end_move(self, move_id: int) -> None:
+        """Nothing to end."""
+
+    def take_results(self) -> list[MoveResult]:
+        """None."""
+        return []
+
+    def cancel_all(self) -> None:
+        """Nothing to forget."""
+
+    def close(self) -> None:
+        """Nothing to release."""

@@ -1,0 +1,170 @@
+"""MoverChild: the life of the mover process, from its inherited descriptors to the end of its socket.
+
+It ends with its worker, however that ends: by the socket's end, and by the kernel's signal where it hangs. Signals that
+a terminal or supervisor sends to the whole group are the worker's affair: it drains first.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from quire_common.errors import QuireError
+from quire_common.telemetry.logs import get_logger, setup_logging
+from quire_common.telemetry.tracing import setup_tracing, shutdown_tracing
+from quire_worker.engine.transfer_agent import POOL_FILLING
+from quire_worker.kv_transfer.handlers import AgentContext
+from quire_worker.kv_transfer.job_queue import Job
+from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.setup import AgentSetup
+from quire_worker.kv_transfer.wire import Frame, FrameReader, Kind, WireError, unpack_move
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quire_worker.kv_transfer.handlers import MakeHandlers
+
+log = get_logger(__name__)
+EXIT_ORPHANED = 3
+# Flags of sockets on which peers come in.
+LISTENERS = ("tcp", "unix")
+# Page I/O stands back where it wants the core of the engine.
+NICENESS = 5
+EXIT_FAILED = 1
+RECEIVE_BYTES = 1 << 18
+LAST_SPANS_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+class AgentMain:
+    """Reads frames on the calling thread; its ends do the work."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        ring: Ring,
+        setup: AgentSetup,
+        listeners: tuple[int, ...],
+        make_handlers: MakeHandlers,
+    ) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._heard_s = time.monotonic()
+        self._handlers = make_handlers(AgentContext(setup, ring, self._send, listeners, self._silence_s))
+
+    def serve(self, frames: Iterator[Frame]) -> None:
+        """Until the frames end."""
+        self._send(Frame(Kind.READY))
+        for frame in frames:
+            self._heard_s = time.monotonic()
+            self._handle_frame(frame)
+        for handler in self._handlers[:2]:
+            handler.close()
+
+    def _handle_frame(self, frame: Frame) -> None:
+        load_handler, store_handler, direct_handler = self._handlers
+        match frame.kind:
+            case Kind.MOVE:
+                move, submitted_ns = unpack_move(frame)
+                handler = load_handler if move.kind in POOL_FILLING else store_handler
+                handler.start_job(Job(move, frame.generation, submitted_ns))
+            case Kind.FILLED:
+                store_handler.filled(frame.generation, frame.move, frame.pairs())
+            case Kind.RETURNED:
+                load_handler.return_slots(frame.numbers())
+            case Kind.CANCEL:
+                load_handler.cancel_before(frame.generation)
+                store_handler.cancel_before(frame.generation)
+            case Kind.CUT:
+                load_handler.cancel_job(frame.move)
+                store_handler.cancel_job(frame.move)
+            case Kind.OFFERED if direct_handler is not None:
+                direct_handler.offered(frame.move, frame.number())
+            case Kind.FETCHED if direct_handler is not None:
+                direct_handler.fetched(frame.move, frame.number())
+            case Kind.PING:
+                self._send(Frame(Kind.PONG))
+            case _:
+                raise WireError(f"{frame.kind.name} is none of the engine's")
+
+    def _silence_s(self) -> float:
+        return time.monotonic() - self._heard_s
+
+    def _send(self, frame: Frame) -> None:
+        try:
+            with self._sending:
+                self._sock.sendall(frame.pack())
+        except OSError:
+            return  # the engine has gone; the reading thread sees it too
+
+
+def run_agent(argv: Sequence[str], make_handlers: MakeHandlers) -> NoReturn:
+    """The process's whole life."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    parser = argparse.ArgumentParser(prog="python -m quire_worker.kv_transfer", description=__doc__)
+    for name in ("parent", "socket", "ring"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in LISTENERS:
+        parser.add_argument(f"--{name}", type=int)
+    given = parser.parse_args(argv)
+    os.nice(NICENESS)
+    _end_with(given.parent)
+    sock = socket.socket(fileno=given.socket)
+    code = 0
+    try:
+        listeners = tuple(fd for name in LISTENERS if (fd := getattr(given, name)) is not None)
+        _serve(sock, given.ring, listeners, make_handlers)
+    except QuireError as error:
+        log.error("the mover failed", code=error.code, error=error.message, fix=error.fix)
+        code = EXIT_FAILED
+    except Exception:
+        log.exception("the mover failed")
+        code = EXIT_FAILED
+    shutdown_tracing(LAST_SPANS_S)
+    logging.shutdown()
+    # A thread may wait for a peer; nobody waits for that thread any more.
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _serve(sock: socket.socket, ring_fd: int, listeners: tuple[int, ...], make_handlers: MakeHandlers) -> None:
+    frames = _frames(sock)
+    first = next(frames, None)
+    if first is None:
+        return
+    if first.kind != Kind.SETUP:
+        raise WireError(f"{first.kind.name} before SETUP")
+    setup = AgentSetup.from_json(first.payload)
+    setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)
+    setup_tracing("worker", setup.instance, setup.otlp_traces_endpoint)
+    ring = Ring(ring_fd, setup.page_bytes, setup.slots)
+    AgentMain(sock, ring, setup, listeners, make_handlers).serve(frames)
+
+
+def _frames(sock: socket.socket) -> Iterator[Frame]:
+    reader = FrameReader()
+    try:
+        while data := sock.recv(RECEIVE_BYTES):
+            yield from reader.feed(data)
+    except ConnectionError:
+        return
+
+
+def _end_with(parent: int) -> None:
+    """Be killed when the parent ends. The signal comes when the *thread* that started this process ends: ChildLink's,
+    which lives as long as the worker wants its mover."""
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            print(f"prctl: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+    if os.getppid() != parent:  # it died before prctl: no signal will come
+        sys.exit(EXIT_ORPHANED)

@@ -1,0 +1,397 @@
+"""MoverProcess: the engine's side of the mover. Copies between page pool and ring; does no I/O and hashes nothing.
+
+The ring is smaller than a move: pages flow through it, a bounded number of bytes per call, so that no step boundary is
+held up. Loads go before stores. When the process dies or hangs, its moves end as failed, which is a miss and never an
+error. See Mover for the contract and wire.py for what is said.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_common.telemetry import metrics
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.agent_link import DEFAULT_TIMEOUTS, AgentLink, AgentLost, LinkTimeouts
+from quire_worker.kv_transfer.copier import Copier
+from quire_worker.kv_transfer.device_fetches import DeviceFetches
+from quire_worker.kv_transfer.open_move import OpenMove
+from quire_worker.kv_transfer.ring import Ring
+from quire_worker.kv_transfer.setup import AgentSetup
+from quire_worker.kv_transfer.transports.transport import PEER_TRANSPORTS, TRANSPORTS
+from quire_worker.kv_transfer.wire import Frame, Kind, WireError, pack_move, transport_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from quire_common.credit import PageMove
+    from quire_worker.engine.transfer_agent import MoveResult
+
+COMMAND = (sys.executable, "-m", "quire_worker.kv_transfer")
+MAX_OPEN = 128
+# An export that nobody pulls costs a line in a table.
+MAX_EXPORTS = 1024
+# Half a millisecond of copying on a CPU; the engine calls several times a step.
+COPY_BYTES = 2 << 20
+# On a GPU a copy is only asked for.
+CUDA_COPY_BYTES = 128 << 20
+# Slots go back together, while there is more to be copied out: this share of those that the process fills.
+_RETURN_SHARE = 8
+log = get_logger(__name__)
+_USING = {
+    False: ("quire_worker_kv_transport", "1 for what carried pages of the kvstore last"),
+    True: ("quire_worker_peer_transport", "1 for what carried pages from or to another worker last"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """A page under way between pool and ring."""
+
+    open: OpenMove
+    index: int
+    slot: int
+
+
+class AgentProcess:
+    """A Mover. `wake` is called, from any thread, when `finished` has something to do. Owns `ring`."""
+
+    def __init__(
+        self,
+        setup: AgentSetup,
+        ring: Ring,
+        copier: Copier,
+        *,
+        command: Sequence[str] = COMMAND,
+        max_open: int = MAX_OPEN,
+        copy_bytes: int = COPY_BYTES,
+        timeouts: LinkTimeouts = DEFAULT_TIMEOUTS,
+        inherited: Mapping[str, int] | None = None,
+        can_fetch: bool = True,
+    ) -> None:
+        """`inherited`: further descriptors that the process gets, by the flags that name them. `can_fetch`: see
+        Fetches."""
+        self.wake: Callable[[], None] = lambda: None
+        self._setup = setup
+        self._ring = ring
+        self._copier = copier
+        copier.wake = self._wake_once
+        self._max_open = max_open
+        self._copies_per_call = max(1, copy_bytes // setup.page_bytes)
+        self._generation = 0
+        self._incarnation = 1
+        self._numbered = 0
+        self._open: dict[int, OpenMove] = {}
+        self._open_of: Counter[MoveKind] = Counter()
+        # Those of which pages are to be put into the ring: a thousand exports may be open that nobody pulls.
+        self._wanting: dict[int, OpenMove] = {}
+        self._number_of: dict[int, int] = {}
+        self._ended: list[MoveResult] = []
+        self._received: deque[_Copy] = deque()
+        self._copying: deque[tuple[int, bool, list[_Copy]]] = deque()
+        self._free = deque(setup.store_slots)
+        self._emptied_slots: list[int] = []
+        self._return_at = max(1, len(setup.load_slots) // _RETURN_SHARE)
+        self._awake = False
+        self._pages = metrics.counter("quire_worker_mover_pages_total", "Pages moved", ("kind", "transport"))
+        using = metrics.gauge(*_USING[setup.peers], ("transport",))
+        self._using = {name: using.labels(name) for name in (PEER_TRANSPORTS if setup.peers else TRANSPORTS)}
+        fds = {"--ring": ring.fd, **(inherited or {})}
+        self._device_fetches = DeviceFetches(copier, self._tell_fetched, able=can_fetch)
+        self._link = AgentLink(command, Frame(Kind.SETUP, payload=setup.to_json()), fds, self._wake_once, timeouts)
+
+    @classmethod
+    def start(
+        cls,
+        setup: AgentSetup,
+        make_copier: Callable[[Ring], Copier],
+        *,
+        copy_bytes: int = COPY_BYTES,
+        inherited: Mapping[str, int] | None = None,
+    ) -> AgentProcess:
+        """With a ring of its own."""
+        ring = Ring.create(setup.page_bytes, setup.slots)
+        copier = make_copier(ring)
+        can_fetch = not setup.peers or _prepare_fetch(copier)
+        return cls(setup, ring, copier, copy_bytes=copy_bytes, inherited=inherited, can_fetch=can_fetch)
+
+    @property
+    def pid(self) -> int | None:
+        """The process, while there is one."""
+        return self._link.pid
+
+    def submit(self, move: PageMove) -> bool:
+        """See Mover. Refused too while there is no process."""
+        if move.kind not in self._setup.kinds or move.id in self._number_of:
+            return False
+        most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
+        if self._open_of[move.kind] >= most:
+            return False
+        number = self._numbered + 1
+        if not self._send(pack_move(move, self._generation, number, time.time_ns())):
+            return False
+        self._numbered = self._number_of[move.id] = number
+        self._open[number] = OpenMove(move, number)
+        self._open_of[move.kind] += 1
+        return True
+
+    def offer_pages(self, move_id: int, pages: int) -> None:
+        """See Mover."""
+        number = self._number_of.get(move_id)
+        if number is not None:
+            self._open[number].offered = pages
+            if self._setup.shares_memory:
+                self._send(Frame.of(Kind.OFFERED, self._generation, number, [pages]))
+
+    def end_move(self, move_id: int) -> None:
+        """See Mover."""
+        number = self._number_of.get(move_id)
+        if number is None:
+            return
+        opened = self._open[number]
+        self._send_cancellation(Frame(Kind.CUT, self._generation, number))
+        opened.cut, opened.ended = True, 0
+        opened.wanted.clear()
+        dropped = [copy.slot for copy in self._received if copy.open is opened]
+        self._received = deque(copy for copy in self._received if copy.open is not opened)
+        opened.in_ring -= len(dropped)
+        self._return_slots(dropped)
+        self._end_if_finished(opened)
+
+    def take_results(self) -> list[MoveResult]:
+        """See Mover. Here the pages are copied, as many as one call may."""
+        self._awake = False
+        while (frame := self._link.take_frame()) is not None:
+            self._receive_frame(frame)
+        self._finish_copies()
+        left = self._copy_in(self._copies_per_call)
+        left = self._copy_out(left)
+        self._finish_copies()
+        if len(self._emptied_slots) >= self._return_at or not (self._received or self._copying):
+            self._return_slots(())
+        if not left and (self._received or self._copyable()):
+            self._wake_once()
+        ended, self._ended = self._ended, []
+        return ended
+
+    def cancel_all(self) -> None:
+        """See Mover. What the process does for old moves ends there; its frames for them are dropped here."""
+        self._generation += 1
+        self._awake = False
+        self._open.clear()
+        self._open_of.clear()
+        self._wanting.clear()
+        self._number_of.clear()
+        self._ended = []
+        self._copier.drain()
+        landed = [copy.slot for copy in self._received]
+        for _, to_ring, copies in self._copying:
+            (self._free if to_ring else landed).extend(copy.slot for copy in copies)
+        self._received.clear()
+        self._copying.clear()
+        self._device_fetches.drop()
+        self._send_cancellation(Frame(Kind.CANCEL, self._generation))
+        self._return_slots(landed)
+
+    def close(self) -> None:
+        """See Mover."""
+        self.cancel_all()
+        self._link.close()
+        self._copier.close()
+        self._ring.close()
+
+    def _receive_frame(self, frame: Frame | AgentLost) -> None:
+        if isinstance(frame, AgentLost):
+            self._on_agent_lost()
+            return
+        try:
+            self._handle_frame(frame)
+        except (WireError, ValueError) as error:
+            self._give_up(f"it sends nonsense: {error}")
+
+    def _handle_frame(self, frame: Frame) -> None:
+        if frame.kind == Kind.RELEASED:
+            self._free.extend(frame.numbers())
+            return
+        opened = self._open.get(frame.move) if frame.generation == self._generation else None
+        if opened is not None and opened.cut:
+            opened = None
+        if frame.kind == Kind.ARRIVED:
+            pairs = frame.pairs()
+            if opened is None:
+                self._return_slots([slot for _, slot in pairs])
+                return
+            for index, slot in pairs:
+                if not opened.fills_pool or not opened.in_ring == index < len(opened.move.device_page):
+                    raise WireError(f"page {index} after {opened.in_ring} pages")
+                opened.in_ring += 1
+                self._received.append(_Copy(opened, index, slot))
+        elif frame.kind == Kind.WANTED:
+            if opened is not None:
+                indices = frame.numbers()
+                if opened.fills_pool or not all(0 <= index < len(opened.move.device_page) for index in indices):
+                    raise WireError("it wants pages that the move has not")
+                opened.add_wanted(indices)
+                self._wanting[opened.number] = opened
+        elif frame.kind == Kind.FETCH:
+            if opened is not None:
+                self._device_fetches.begin(opened, frame.column())
+        elif frame.kind == Kind.KEPT:
+            if opened is not None:
+                self._device_fetches.keep(opened, frame.number())
+        elif frame.kind == Kind.ENDED:
+            pages, code = frame.numbers()
+            if opened is not None:
+                self._count(opened.move.kind, pages, transport_name(code))
+                self._device_fetches.end(opened, pages)
+                opened.ended = max(0, min(pages, len(opened.move.device_page)))
+                opened.wanted.clear()
+                self._end_if_finished(opened)
+        else:
+            raise WireError(f"{frame.kind.name} is none of the mover's")
+
+    def _count(self, kind: MoveKind, pages: int, transport: str) -> None:
+        """Of a store, pages that were there already count too."""
+        self._pages.labels(kind.name.lower(), transport or "none").inc(max(0, pages))
+        for name, gauge in self._using.items():
+            gauge.set(name == transport)
+
+    def _copy_in(self, left: int) -> int:
+        """At most `left` copies; returns how many more there may be."""
+        copies = []
+        while left and self._received:
+            copy = self._received.popleft()
+            if not self._begin(self._copier.to_page, copy):
+                left = 0
+                break
+            copies.append(copy)
+            left -= 1
+        self._record_copies(copies, to_ring=False)
+        return left
+
+    def _copy_out(self, left: int) -> int:
+        while left and (opened := self._copyable()) is not None:
+            copies = []
+            while left and self._free and opened.can_copy():
+                copy = _Copy(opened, opened.wanted.popleft(), self._free.popleft())
+                if not self._begin(self._copier.to_ring, copy):
+                    left = 0
+                    break
+                copies.append(copy)
+                left -= 1
+            self._record_copies(copies, to_ring=True)
+        return left
+
+    def _copyable(self) -> OpenMove | None:
+        """A move with pages to copy into the ring, if there is a slot for one."""
+        if not self._free:
+            return None
+        for number, opened in list(self._wanting.items()):
+            if opened.can_copy():
+                return opened
+            if not opened.wanted:
+                del self._wanting[number]
+        return None
+
+    def _begin(self, copy_page: Callable[[int, int], None], copy: _Copy) -> bool:
+        """Nothing that goes wrong with a cache may reach a user: with a pool that refuses, all moves are misses."""
+        try:
+            copy_page(int(copy.open.move.device_page[copy.index]), copy.slot)
+        except Exception:
+            log.exception("a page could not be copied")
+            self._give_up("a page could not be copied")
+            return False
+        copy.open.copies_in_flight += 1
+        return True
+
+    def _record_copies(self, copies: list[_Copy], *, to_ring: bool) -> None:
+        if copies:
+            self._copying.append((self._copier.record_event(), to_ring, copies))
+
+    def _finish_copies(self) -> None:
+        """Copies that have ended: their pages are there, their slots go over to the process."""
+        while self._copying and self._copier.is_complete(self._copying[0][0]):
+            _, to_ring, copies = self._copying.popleft()
+            if to_ring:
+                pairs = [number for copy in copies for number in (copy.index, copy.slot)]
+                self._send(Frame.of(Kind.FILLED, self._generation, copies[0].open.number, pairs))
+            else:
+                self._emptied_slots += [copy.slot for copy in copies]
+            for copy in copies:
+                copy.open.copies_in_flight -= 1
+                copy.open.in_pool += not to_ring
+                self._end_if_finished(copy.open)
+        for opened in self._device_fetches.finish_fetches():
+            self._end_if_finished(opened)
+
+    def _end_if_finished(self, opened: OpenMove) -> None:
+        if opened.is_finished() and self._open.pop(opened.number, None) is not None:
+            self._open_of[opened.move.kind] -= 1
+            self._wanting.pop(opened.number, None)
+            del self._number_of[opened.move.id]
+            self._ended.append(opened.result())
+
+    def _on_agent_lost(self) -> None:
+        """The process is gone: every move has failed. What a load brought into the pool before is whole."""
+        self._copier.drain()
+        self._drop_copies()
+        self._device_fetches.drop()
+        for opened in list(self._open.values()):
+            opened.ended, opened.in_ring = opened.in_pool, opened.in_pool
+            self._end_if_finished(opened)
+        self._wanting.clear()
+        self._received.clear()
+        self._emptied_slots.clear()
+        self._free = deque(self._setup.store_slots)
+        self._ring.cancellations = 0
+        self._incarnation += 1
+
+    def _drop_copies(self) -> None:
+        for _, to_ring, copies in self._copying:
+            for copy in copies:
+                copy.open.copies_in_flight -= 1
+                copy.open.in_pool += not to_ring
+        self._copying.clear()
+
+    def _tell_fetched(self, opened: OpenMove, pages: int) -> None:
+        self._send(Frame.of(Kind.FETCHED, self._generation, opened.number, [pages]))
+
+    def _give_up(self, reason: str) -> None:
+        self._link.give_up(self._incarnation, reason)
+
+    def _return_slots(self, slots: Sequence[int]) -> None:
+        """These, and those that were emptied before."""
+        slots, self._emptied_slots = [*self._emptied_slots, *slots], []
+        if slots:
+            self._send(Frame.of(Kind.RETURNED, 0, 0, slots))
+
+    def _send_cancellation(self, frame: Frame) -> None:
+        """Peers find nothing of what the frame ends from now on, before the process hears of it. Where there is no
+        process it does not count: the next one, which knows no exports, would wait for a frame that never comes."""
+        gone = self._link.pid is None  # as seen before: one that begins meanwhile is sent the frame
+        self._ring.cancellations += 1
+        if not self._send(frame) and gone:
+            self._ring.cancellations -= 1
+
+    def _send(self, frame: Frame) -> bool:
+        return self._link.send(self._incarnation, frame)
+
+    def _wake_once(self) -> None:
+        """Once until `finished` is called: the model thread may have a long step before it."""
+        if not self._awake:
+            self._awake = True
+            self.wake()
+
+
+def _prepare_fetch(copier: Copier) -> bool:
+    """Whether pages can be fetched from other workers' memory. Where they cannot, pulls still have other ways."""
+    try:
+        copier.prepare_fetch()
+    except Exception:  # out of memory, a kernel that cannot be compiled
+        log.exception("pages cannot be fetched from other workers' memory here; they come by other ways")
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""Copier: pages between the engine's pool and the ring. Knows nothing of moves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.errors import Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.engine.ports import PageBytes
+    from quire_worker.kv_transfer.ring import Ring
+    from quire_worker.step import Int32
+
+
+class Copier(Protocol):
+    """Called from the model thread; every method but `drain` returns at once.
+
+    A page that is stored is whole and stays referenced until its move is reported, and a page that is loaded has no
+    reader before that, so on the CPU any moment of the model thread's loop is right. On a GPU the pages are read and
+    written by streams: `to_ring` must be enqueued behind the step that filled the page (wait for its event), steps
+    that read a loaded page behind `to_page` (`passed` says when), and `mark` records an event.
+    """
+
+    wake: Callable[[], None]
+    """Set by the mover; called, from any thread, when a ticket has passed that had not at its `mark`."""
+
+    def to_ring(self, page: int, slot: int) -> None:
+        """Begin to copy a page of the pool into a slot."""
+
+    def to_page(self, page: int, slot: int) -> None:
+        """Begin to copy a slot into a page of the pool."""
+
+    def prepare_fetch(self) -> None:
+        """Do what would make the first `fetch` slow. Called before the model thread is the caller, if at all."""
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        """Begin to copy pages out of another worker's memory, which the descriptor names, into pages of the pool.
+        Raises Unavailable where it cannot be opened from here, InvalidArgument where it has no such pages."""
+
+    def record_event(self) -> int:
+        """A ticket for all copies begun so far."""
+
+    def is_complete(self, ticket: int) -> bool:
+        """Whether the copies of that ticket, and of all before it, have ended."""
+
+    def drain(self) -> None:
+        """Wait for all copies that were begun."""
+
+    def close(self) -> None:
+        """Let go of the ring."""
+
+
+class HostCopier:
+    """For a pool in main memory: a copy has ended when it was begun."""
+
+    def __init__(self, pool: PageBytes, ring: Ring) -> None:
+        self.wake: Callable[[], None] = lambda: None
+        self._pool = pool
+        self._ring = ring
+
+    def to_ring(self, page: int, slot: int) -> None:
+        """See Copier."""
+        with self._ring.slot(slot) as view:
+            view[:] = self._pool.read_page(page)
+
+    def to_page(self, page: int, slot: int) -> None:
+        """See Copier."""
+        with self._ring.slot(slot) as view:
+            self._pool.write_page(page, view)
+
+    def prepare_fetch(self) -> None:
+        """See Copier."""
+
+    def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
+        """See Copier."""
+        raise Unavailable("NO_GPU", "Pages in main memory come through the ring.", "Use another --peer-transport.")
+
+    def record_event(self) -> int:
+        """See Copier."""
+        return 0
+
+    def is_complete(self, ticket: int) -> bool:
+        """See Copier."""
+        return True
+
+    def drain(self) -> None:
+        """See Copier."""
+
+    def close(self) -> None:
+        """See Copier."""

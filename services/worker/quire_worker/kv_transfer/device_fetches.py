@@ -1,0 +1,99 @@
+"""Fetches: on the engine's side, pages of pulls that the device reads from another worker's memory by itself.
+
+A page that was fetched is in the pool and is nobody's yet: it counts once the process says that its lease stood.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_common.errors import QuireError
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.peers.peer_access import memory_of
+from quire_worker.kv_transfer.wire import WireError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.credit import PageMove
+    from quire_worker.kv_transfer.copier import Copier
+    from quire_worker.kv_transfer.open_move import OpenMove
+    from quire_worker.step import Int32
+
+log = get_logger(__name__)
+_CANNOT = -1
+
+
+class DeviceFetches:
+    """Belongs to the model thread. `answer` sends FETCHED of a move: how many pages. `able`: the copier could get ready
+    for it; else every pull goes another way."""
+
+    def __init__(self, copier: Copier, answer: Callable[[OpenMove, int], None], *, able: bool = True) -> None:
+        self._copier = copier
+        self._answer = answer
+        self._able = able
+        self._under_way: deque[tuple[int, OpenMove, int]] = deque()
+
+    def begin(self, opened: OpenMove, wanted: Int32) -> None:
+        """The process asks for the next pages: the first one's index, and the peer's page of each. Raises WireBroken.
+        Nothing here is done page by page: the link waits for it."""
+        move, first, source = opened.move, opened.in_ring + opened.fetched, wanted[1:]
+        end = first + len(source)
+        if (
+            move.kind != MoveKind.PULL
+            or opened.fetching
+            or not len(source)
+            or wanted[0] != first
+            or end > len(move.device_page)
+        ):
+            raise WireError(f"{len(source)} pages from {wanted[:1]} on are not those that are to be fetched next")
+        ticket = self._fetch(move, source, move.device_page[first:end]) if self._able else None
+        if ticket is None:
+            self._answer(opened, _CANNOT)
+            return
+        opened.fetching = len(source)
+        self._under_way.append((ticket, opened, len(source)))
+
+    def _fetch(self, move: PageMove, source: Int32, target: Int32) -> int | None:
+        """The copier's ticket; None where it cannot, which is this move's affair alone."""
+        try:
+            self._copier.fetch(memory_of(move), source, target)
+            return self._copier.record_event()
+        except QuireError as error:
+            log.warning("the other worker's memory cannot be read", code=error.code, error=error.message)
+        except Exception:  # out of memory, a kernel that cannot be compiled or launched
+            log.exception("pages could not be fetched from the other worker's memory")
+            # Some may be on their way: nothing may be written once the move is over. A GPU that is broken says so here.
+            self._copier.drain()
+        return None
+
+    def keep(self, opened: OpenMove, pages: int) -> None:
+        """All pages that were fetched count, or none. Raises WireBroken."""
+        if pages not in (0, opened.fetched):
+            raise WireError(f"{pages} pages to be kept of {opened.fetched}")
+        opened.fetched = 0
+        opened.in_ring += pages
+        opened.in_pool += pages
+
+    def end(self, opened: OpenMove, pages: int) -> None:
+        """The move is over with so many pages: those that were fetched last are among them, or do not count."""
+        self.keep(opened, opened.fetched if opened.in_ring + opened.fetched <= pages else 0)
+
+    def finish_fetches(self) -> list[OpenMove]:
+        """Moves whose fetch has ended."""
+        settled = []
+        while self._under_way and self._copier.is_complete(self._under_way[0][0]):
+            _, opened, pages = self._under_way.popleft()
+            opened.fetching = 0
+            opened.fetched += pages
+            self._answer(opened, pages)
+            settled.append(opened)
+        return settled
+
+    def drop(self) -> None:
+        """The copier was drained, and nobody waits for an answer: what is not kept is lost."""
+        for _, opened, _ in self._under_way:
+            opened.fetching = 0
+        self._under_way.clear()

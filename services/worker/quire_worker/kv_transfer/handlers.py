@@ -1,0 +1,78 @@
+"""Ends: what a mover process is made of. One end brings pages into the ring, the other takes them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    from quire_worker.kv_transfer.job_queue import Job, Send
+    from quire_worker.kv_transfer.ring import Ring
+    from quire_worker.kv_transfer.setup import AgentSetup
+    from quire_worker.kv_transfer.transports.nixl_agent import SharedNixlAgent
+
+
+@dataclass(frozen=True, slots=True)
+class AgentContext:
+    """What there is to make them from. `listeners` are descriptors that the engine bound, which outlive the process;
+    `silence_s` says for how long nothing has come from the engine, which gives signs of life twice a second."""
+
+    setup: AgentSetup
+    ring: Ring
+    send: Send
+    listeners: tuple[int, ...]
+    silence_s: Callable[[], float]
+    nixl: SharedNixlAgent | None = None
+    """Of peers that exchange pages by NIXL."""
+
+
+class TransferHandler(Protocol):
+    """All methods are called from the process's main thread and return at once."""
+
+    def start_job(self, job: Job) -> None:
+        """Carry it out, and send ENDED in the end, unless it has become void."""
+
+    def cancel_before(self, generation: int) -> None:
+        """Jobs of earlier generations are void."""
+
+    def cancel_job(self, number: int) -> None:
+        """That job is void, if it is here."""
+
+    def close(self) -> None:
+        """Void all jobs."""
+
+
+class LoadHandler(TransferHandler, Protocol):
+    """Sends ARRIVED."""
+
+    def return_slots(self, slots: Sequence[int]) -> None:
+        """The engine has taken what lay there."""
+
+
+class StoreHandler(TransferHandler, Protocol):
+    """Sends WANTED and RELEASED."""
+
+    def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """Pages of that job lie in the ring, as index and slot."""
+
+
+class DirectHandler(Protocol):
+    """For pages that go from pool to pool without a ring. Sends FETCH and KEPT."""
+
+    def offered(self, number: int, pages: int) -> None:
+        """So many pages of an export are filled."""
+
+    def fetched(self, number: int, pages: int) -> None:
+        """So many more pages of a pull are in the pool; negative: they cannot be fetched."""
+
+
+class TransferHandlers(NamedTuple):
+    """`direct` is of peers alone."""
+
+    load_handler: LoadHandler
+    store_handler: StoreHandler
+    direct_handler: DirectHandler | None = None
+
+
+MakeHandlers = Callable[[AgentContext], TransferHandlers]

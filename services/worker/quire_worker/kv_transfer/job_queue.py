@@ -1,0 +1,161 @@
+"""Lane: in the mover process, the loads and the stores, one after another of each, on a thread each.
+
+A lane hands pages over through the ring: it tells the engine which slot holds what, and the engine tells it back. After
+`cancel` nothing of an earlier generation is begun, and what runs is abandoned at its next page. The engine bounds how
+many moves wait here.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import QuireError
+from quire_common.kv_client import TransferCancelled
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry.logs import get_logger
+from quire_common.telemetry.tracing import extract, record_span
+from quire_worker.kv_transfer.wire import Frame, Kind, transport_code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.credit import PageMove
+    from quire_worker.kv_transfer.kv_connector import KvConnector
+    from quire_worker.kv_transfer.ring import Ring
+
+    Send = Callable[[Frame], None]
+
+log = get_logger(__name__)
+# Small pages are told of together: each frame wakes the engine's threads.
+BATCH_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A move, and the run of the engine that asked for it."""
+
+    move: PageMove
+    generation: int
+    submitted_ns: int
+
+    @property
+    def number(self) -> int:
+        """What the engine calls it."""
+        return self.move.id
+
+
+class JobQueue(ABC):
+    """What both have in common. `put`, `cancel`, `cut` and `close` are called from the process's main thread."""
+
+    def __init__(self, name: str, connector: KvConnector, ring: Ring, send: Send) -> None:
+        self._connector = connector
+        self._ring = ring
+        self._send = send
+        self._batch = max(1, BATCH_BYTES // ring.page_bytes)
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._current: Job | None = None
+        self._generation = 0
+        self._cancelled_jobs: set[int] = set()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run_jobs, name=f"mover-{name}", daemon=True)
+        self._thread.start()
+
+    def start_job(self, job: Job) -> None:
+        """Carry it when those before it are done."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def cancel_before(self, generation: int) -> None:
+        """Jobs of earlier generations are void."""
+        with self._changed:
+            self._generation = max(self._generation, generation)
+            self._changed.notify_all()
+
+    def cancel_job(self, number: int) -> None:
+        """That job is void, if it is here."""
+        with self._changed:
+            if any(job is not None and job.number == number for job in (self._current, *self._jobs)):
+                self._cancelled_jobs.add(number)
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Void all jobs and end the thread, if it waits for nobody but the engine."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _is_cancelled(self, job: Job) -> bool:
+        return self._closed or job.generation < self._generation or job.number in self._cancelled_jobs
+
+    def _wait(self, job: Job, ready: Callable[[], bool]) -> None:
+        """Until `ready`, with the lock held; raises TransferCancelled where the job is void or over."""
+        self._changed.wait_for(lambda: self._is_cancelled(job) or self._current is not job or ready())
+        if self._is_cancelled(job) or self._current is not job:
+            raise TransferCancelled
+
+    def _run_jobs(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._jobs)
+                if self._closed:
+                    return
+                job = self._jobs.popleft()
+                if self._is_cancelled(job):
+                    self._cancelled_jobs.discard(job.number)
+                    continue
+                self._current = job
+            self._run(job)
+
+    def _run(self, job: Job) -> None:
+        pages = 0
+        try:
+            pages = self._transfer(job)
+        except TransferCancelled:
+            log.info("a move was abandoned", kind=job.move.kind.name)
+        except QuireError as error:
+            log.warning("a move failed", kind=job.move.kind.name, code=error.code, error=error.message)
+        except Exception:
+            log.exception("a move failed", kind=job.move.kind.name)
+        with self._changed:
+            self._current = None
+            self._cancelled_jobs.discard(job.number)
+            self._on_job_end(job)
+            self._changed.notify_all()
+        trace_move(job, pages)  # before the engine knows: it may close then
+        self._send(ended_frame(job, pages, self._connector.transport))
+
+    @abstractmethod
+    def _transfer(self, job: Job) -> int:
+        """Do the job; returns how many pages, from its first, are whole at their destination."""
+
+    @abstractmethod
+    def _on_job_end(self, job: Job) -> None:
+        """The job is over; called with the lock held."""
+
+
+def ended_frame(job: Job, pages: int, transport: str) -> Frame:
+    """The last word about a job."""
+    return Frame.of(Kind.ENDED, job.generation, job.number, [pages, transport_code(transport)])
+
+
+def trace_move(job: Job, pages: int) -> None:
+    """The move's span. Whatever breaks here, others go on: they are waited for."""
+    move = job.move
+    figures = {"quire.pages": pages, "quire.pages_wanted": len(move.hashes)}
+    try:
+        record_span(
+            f"{move.kind.name.lower()}_pages",
+            extract(context_to_pb(move.context)),
+            job.submitted_ns,
+            time.time_ns(),
+            {**figures, "quire.request_id": move.context.request_id},
+        )
+    except Exception:
+        log.exception("a move was not traced", kind=move.kind.name)

@@ -1,0 +1,105 @@
+"""Carriers: where pages go and come from. They run in the mover process and see pages as bytes alone."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Protocol
+
+from quire_common.channel import sync_channel
+from quire_common.errors import QuireError, Unsupported
+from quire_common.kv_client import KvClient, LeaseAccess
+from quire_common.pages import PageCorrupt, PageRun
+from quire_common.sequence import context_to_pb
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.transports.transport import PageTransfer
+from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
+
+if TYPE_CHECKING:
+    from quire_common.credit import PageMove
+    from quire_worker.kv_transfer.setup import AgentSetup
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
+
+log = get_logger(__name__)
+
+
+class KvConnector(Protocol):
+    """One load and one store run at once, each on a thread of its own, and each must end within a time of its own
+    however the other side behaves. Landing and Shipment raise TransferCancelled where the move is void; it passes
+    through."""
+
+    @property
+    def transport(self) -> str:
+        """What carried pages last: one of TRANSPORTS, or empty."""
+
+    def store(self, move: PageMove, page_source: PageSource) -> int:
+        """Store the move's pages: `shipment.want` for those that are to be sent. Returns how many are there now, from
+        the first on. May raise QuireError."""
+
+    def load(self, move: PageMove, sink: PageSink) -> int:
+        """Bring the move's pages, in order, each only if it is what its key says. Returns how many came, up to the
+        first that did not. May raise QuireError."""
+
+
+class KvStoreConnector:
+    """Pages of a kvstore. What is said goes over gRPC; how pages travel is the transports' affair."""
+
+    def __init__(
+        self, client: KvClient, transports: TransportSelector, namespace: bytes, dtype: str, page_bytes: int
+    ) -> None:
+        self._client = client
+        self._transports = transports
+        self._namespace = namespace
+        self._dtype = dtype
+        self._page_bytes = page_bytes
+
+    @classmethod
+    def connect(cls, setup: AgentSetup) -> KvStoreConnector:
+        """On a channel of its own; finds out at once how pages will travel, on a thread of its own."""
+        client = KvClient(sync_channel(setup.kvstore, setup.service_config()))
+        transports = TransportSelector.from_name(setup.kv_transport, setup.kvstore, client)
+        transports.probe_in_background()
+        return cls(client, transports, bytes.fromhex(setup.namespace), setup.dtype, setup.page_bytes)
+
+    @property
+    def transport(self) -> str:
+        """See Carrier."""
+        return self._transports.last_used
+
+    def store(self, move: PageMove, page_source: PageSource) -> int:
+        """See Carrier. Pages that the store has already count as stored, those without room there do not. What had no
+        room beside the rest, or was refused by the commit, is put again while that leads to anything."""
+        run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
+        first = 0
+        for _ in move.hashes:
+            begun = self._client.begin_put(run, self._page_bytes, context=context)
+            admitted = len(run) if begun.admitted is None else begun.admitted
+            if not begun.wanted:
+                return admitted
+            with self._client.committing(begun, context) as outcome:
+                page_source.request_pages(begun.wanted)
+                self._transports.send(
+                    PageTransfer(run, self._dtype, self._page_bytes, begun.access, move.context), page_source
+                )
+            first = begun.wanted[0]
+            if not outcome[0].stored:
+                break
+            if admitted == len(run) and outcome[0].stored == outcome[0].wanted:
+                return admitted
+        return first
+
+    def load(self, move: PageMove, sink: PageSink) -> int:
+        """See Carrier. The lease's first pages are those that the move names."""
+        run = PageRun(self._namespace, move.group, move.hashes)
+        try:
+            access = self._access(move)
+            self._transports.fetch(PageTransfer(run, self._dtype, self._page_bytes, access, move.context), sink)
+        except (PageCorrupt, QuireError) as error:
+            log.warning("a load ended early", arrived=sink.received_pages, wanted=len(run), error=str(error))
+        return sink.received_pages
+
+    def _access(self, move: PageMove) -> LeaseAccess:
+        """What the store tells of the lease that the scheduler got; only its name where that will do."""
+        if self._transports.direct:
+            with contextlib.suppress(Unsupported):  # a kvstore of before
+                return self._client.attach(move.lease, context_to_pb(move.context))
+        return LeaseAccess(move.lease)

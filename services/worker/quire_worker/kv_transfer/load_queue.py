@@ -1,0 +1,112 @@
+"""LoadLane: loads, one after another, and RingLanding: one load's way into the ring."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from quire_worker.kv_transfer.job_queue import Job, JobQueue
+from quire_worker.kv_transfer.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from quire_worker.kv_transfer.job_queue import Send
+    from quire_worker.kv_transfer.kv_connector import KvConnector
+    from quire_worker.kv_transfer.ring import Ring
+
+
+class LoadQueue(JobQueue):
+    """Fills slots of its own and hands them over; they come back by `returned`."""
+
+    def __init__(self, connector: KvConnector, ring: Ring, send: Send, slots: Iterable[int]) -> None:
+        self._free = deque(slots)
+        self._waiting: list[int] = []
+        super().__init__("load", connector, ring, send)
+
+    def return_slots(self, slots: Sequence[int]) -> None:
+        """The engine has taken the pages."""
+        with self._changed:
+            self._free.extend(slots)
+            self._changed.notify_all()
+
+    def take_slot(self, job: Job) -> int:
+        """A slot to be filled; waits for one, raises TransferCancelled."""
+        with self._changed:
+            if not self._free:
+                self.flush(job)
+            self._wait(job, lambda: bool(self._free))
+            return self._free.popleft()
+
+    def deliver_slot(self, job: Job, index: int, slot: int) -> None:
+        """A page lies in a slot."""
+        self._waiting += (index, slot)
+        if len(self._waiting) >= 2 * self._batch:
+            self.flush(job)
+
+    def _transfer(self, job: Job) -> int:
+        sink = RingPageSink(self, self._ring, job)
+        try:
+            return self._connector.load(job.move, sink)
+        finally:
+            sink.close()
+
+    def _on_job_end(self, job: Job) -> None:
+        self.flush(job)
+
+    def flush(self, job: Job) -> None:
+        """See Slots. The engine drops what is of an earlier generation and returns its slots: no need to look again."""
+        if self._waiting:
+            self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, self._waiting))
+            self._waiting = []
+
+
+class SlotSource(Protocol):
+    """Who has slots to be filled, and tells the engine of them."""
+
+    def take_slot(self, job: Job) -> int:
+        """A slot to be filled; waits for one, raises TransferCancelled."""
+
+    def deliver_slot(self, job: Job, index: int, slot: int) -> None:
+        """A page lies in a slot."""
+
+    def flush(self, job: Job) -> None:
+        """The engine is to know now of all that was handed over."""
+
+    def return_slots(self, slots: Sequence[int]) -> None:
+        """Slots are free again."""
+
+
+class RingPageSink:
+    """See Landing: pages of one move, in slots of its lane's."""
+
+    def __init__(self, lane: SlotSource, ring: Ring, job: Job) -> None:
+        self._lane = lane
+        self._ring = ring
+        self._job = job
+        self._slot: int | None = None
+        self.received_pages = 0
+
+    def next_buffer(self) -> memoryview:
+        """See Landing."""
+        if self._slot is None:
+            self._slot = self._lane.take_slot(self._job)
+        return self._ring.slot(self._slot)
+
+    def commit_page(self) -> None:
+        """See Landing."""
+        slot, self._slot = self._slot, None
+        if slot is None:
+            raise RuntimeError("a page has landed nowhere")
+        self._lane.deliver_slot(self._job, self.received_pages, slot)
+        self.received_pages += 1
+
+    def flush(self) -> None:
+        """See Landing."""
+        self._lane.flush(self._job)
+
+    def close(self) -> None:
+        """A slot in which nothing has landed is free again."""
+        if self._slot is not None:
+            self._lane.return_slots([self._slot])
+            self._slot = None

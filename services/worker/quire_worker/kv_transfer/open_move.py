@@ -1,0 +1,78 @@
+"""OpenMove: what the engine's side of the mover knows of a move that has not ended. Copies nothing and says nothing."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from quire_common.credit import MoveKind
+from quire_worker.engine.transfer_agent import POOL_FILLING, MoveResult
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.credit import PageMove
+
+
+@dataclass(slots=True, eq=False)
+class OpenMove:
+    """`number` is the wire's name of it."""
+
+    move: PageMove
+    number: int
+    submitted_ns: int = field(default_factory=time.perf_counter_ns)
+    wanted: deque[int] = field(default_factory=deque)
+    """Of a taking move: pages to be put into the ring."""
+    offered: int = 0
+    """Of an export: so many pages, from the first on, may be put there; of a store all."""
+    in_ring: int = 0
+    """Of a bringing move: pages that have come into the ring, in order."""
+    in_pool: int = 0
+    """Of a bringing move: pages of these that are in the pool."""
+    copies_in_flight: int = 0
+    """Copies of its pages, either way, that have begun and not ended."""
+    fetching: int = 0
+    """Of a pull: pages that the device is reading from the peer's memory."""
+    fetched: int = 0
+    """Of a pull: pages after those that landed which it has read, and which may turn out to be nobody's."""
+    ended: int | None = None
+    """Nothing more comes of it from the process, and so many pages are whole."""
+    cut: bool = False
+    """The scheduler has ended it."""
+
+    @property
+    def fills_pool(self) -> bool:
+        """Whether it fills pages of the pool."""
+        return self.move.kind in POOL_FILLING
+
+    def add_wanted(self, indices: Sequence[int]) -> None:
+        """The process asks for these. Pages of an export are asked for again when a peer comes again, so the next to be
+        filled may be asked for last."""
+        if self.move.kind == MoveKind.EXPORT:
+            self.wanted = deque(sorted({*self.wanted, *indices}))
+        else:
+            self.wanted.extend(indices)
+
+    def can_copy(self) -> bool:
+        """Whether a page is wanted that may be put into the ring."""
+        return bool(self.wanted) and (self.move.kind != MoveKind.EXPORT or self.wanted[0] < self.offered)
+
+    def is_finished(self) -> bool:
+        """Whether it is to be reported: a bringing move when its last page is in the pool."""
+        return (
+            self.ended is not None
+            and not self.copies_in_flight
+            and not self.fetching
+            and (not self.fills_pool or self.in_pool >= self.in_ring)
+        )
+
+    def result(self) -> MoveResult:
+        """Of a move that is over."""
+        pages = self.ended or 0
+        if self.fills_pool:
+            pages = self.in_pool if self.cut else min(pages, self.in_pool)
+        ok = not self.cut and pages == len(self.move.device_page)
+        us = (time.perf_counter_ns() - self.submitted_ns) // 1000
+        return MoveResult(self.move.id, ok, pages, us)

@@ -1,0 +1,67 @@
+"""KeptConnections: data connections to peers of this host that pulls have left in order, for the next ones to go on
+with. A new one costs threads on both sides and a greeting, which is a good part of a short pull.
+
+Only Unix sockets are kept: there the kernel tells when the other end has gone. The peer holds a session for each, so
+they are few, and not kept for long.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from quire_common.kv_data.connection import DataConnection
+    from quire_worker.kv_transfer.transports.data_link import Address
+
+# Sooner than the peer ends it.
+IDLE_S = 1.0
+_MOST = 16
+
+
+class ConnectionPool:
+    """By address. Used by the threads of all pulls."""
+
+    def __init__(self, idle_s: float = IDLE_S) -> None:
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._kept: dict[Address, tuple[DataConnection, threading.Timer]] = {}
+        self._closed = False
+
+    def take_connection(self, address: Address) -> DataConnection | None:
+        """The one to there, if there is one: it is the caller's now."""
+        with self._lock:
+            found = self._kept.pop(address, None)
+        if found is None:
+            return None
+        connection, timer = found
+        timer.cancel()
+        return connection
+
+    def put_connection(self, address: Address, connection: DataConnection) -> None:
+        """Takes over a connection on which nothing is under way."""
+        with self._lock:
+            if connection.local and not self._closed and address not in self._kept and len(self._kept) < _MOST:
+                timer = threading.Timer(self._idle_s, self._close_idle, (address, connection))
+                timer.daemon = True
+                self._kept[address] = connection, timer
+                timer.start()
+                return
+        connection.close()
+
+    def close(self) -> None:
+        """Let go of all; no more are kept."""
+        with self._lock:
+            self._closed = True
+            kept, self._kept = list(self._kept.values()), {}
+        for connection, timer in kept:
+            timer.cancel()
+            connection.close()
+
+    def _close_idle(self, address: Address, connection: DataConnection) -> None:
+        with self._lock:
+            found = self._kept.get(address)
+            if found is None or found[0] is not connection:
+                return
+            del self._kept[address]
+        connection.close()

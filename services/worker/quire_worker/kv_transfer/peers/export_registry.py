@@ -1,0 +1,163 @@
+"""ExportDesk: which leases peers may pull pages of, and what the engine hears of them. Knows nothing of sockets."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.frame import DataConnectionError
+from quire_common.kv_data.lease_key import KEY_BYTES, NO_KEY
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.job_queue import ended_frame, trace_move
+from quire_worker.kv_transfer.peers.export import Export, export_ended
+from quire_worker.kv_transfer.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_worker.kv_transfer.handlers import AgentContext
+    from quire_worker.kv_transfer.job_queue import Job
+    from quire_worker.kv_transfer.peers.export import Holder
+
+log = get_logger(__name__)
+# Keys of leases that have ended, so that who comes late gets a refusal that is genuine.
+_REMEMBERED = 1024
+# Pages of one export that lie in the ring at once: a share of it, so that slow peers hold up no others.
+_SHARE = 4
+_MAX_WINDOW = 8
+# What the engine has said comes sooner.
+CANCELLATION_TIMEOUT_S = 1.0
+# The engine gives signs of life twice a second.
+ENGINE_SILENT_S = 2.0
+
+
+class ExportRegistry:
+    """An Outward end. `find`, `done` and what follows are called from sessions' threads."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._send = context.send
+        self._silence_s = context.silence_s
+        self._namespace = bytes.fromhex(context.setup.namespace)
+        self.window = max(1, min(_MAX_WINDOW, len(context.setup.store_slots) // _SHARE))
+        # What wakes the engine is said of so many pages at once, where that delays none.
+        self.several = (self.window + 1) // 2
+        self._lock = threading.Lock()
+        self._ring = context.ring
+        self._cancellations_seen = 0
+        self._seen_changed = threading.Condition()
+        self._exports: dict[int, Export] = {}
+        self._by_handle: dict[bytes, Export] = {}
+        self._ended: OrderedDict[bytes, bytes] = OrderedDict()
+
+    def start_job(self, job: Job) -> None:
+        """See End. From now on peers find it."""
+        key = job.move.lease_key
+        if len(key) == KEY_BYTES and key != NO_KEY:
+            export = Export(job, self._namespace)
+            with self._lock:
+                if self._by_handle.setdefault(export.handle, export) is export:
+                    self._exports[job.number] = export
+                    return
+        log.warning("an export has no lease key of its own")
+        self._send(ended_frame(job, 0, ""))
+
+    def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
+        """See Outward."""
+        with self._lock:
+            export = self._exports.get(number)
+        self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
+
+    def offered(self, number: int, pages: int) -> None:
+        """See Direct."""
+        with self._lock:
+            export = self._exports.get(number)
+        if export is not None:
+            export.offer(pages)
+
+    def cancel_before(self, generation: int) -> None:
+        """See End: peers of an earlier run find nothing from now on."""
+        with self._lock:
+            void = [export for export in self._exports.values() if export.job.generation < generation]
+        for export in void:
+            self._end(export)
+        self._count_cancellation()
+
+    def cancel_job(self, number: int) -> None:
+        """See End."""
+        with self._lock:
+            export = self._exports.get(number)
+        if export is not None:
+            self._end(export)
+        self._count_cancellation()
+
+    def close(self) -> None:
+        """See End: the process ends, and its sessions with it."""
+
+    def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
+        """The lease's key, and its export unless that has ended; None where it was never known here, or long ago. What
+        the engine has ended before the call has ended: its pages may be filled anew before this process hears of it.
+        Raises DataConnectionError where it does not hear."""
+        with self._seen_changed:
+            if not self._seen_changed.wait_for(
+                lambda: self._cancellations_seen >= self._ring.cancellations, CANCELLATION_TIMEOUT_S
+            ):
+                raise DataConnectionError("stale", "the engine has ended exports, and this process does not hear which")
+        with self._lock:
+            export = self._by_handle.get(handle)
+            if export is not None:
+                return export.key, export
+            key = self._ended.get(handle)
+            return None if key is None else (key, None)
+
+    def engine_is_silent(self) -> bool:
+        """Whether the worker hangs or was stopped: then nothing of it may be taken for a sign of life."""
+        return self._silence_s() > ENGINE_SILENT_S
+
+    def take_over(self, export: Export, holder: Holder) -> None:
+        """See Export."""
+        self.release(export.take_over(holder))
+
+    def request_pages(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
+        """Have the engine put the first of these pages into the ring, at most so many, each once it is filled."""
+        new = export.request_pages(holder, indices[:most], self.several if len(indices) > most else 1)
+        if new:
+            self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
+
+    def detach(self, export: Export, holder: Holder) -> None:
+        """See Export."""
+        self.release(export.detach(holder))
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Slots are the engine's again."""
+        if slots:
+            self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
+
+    def finish_export(self, export: Export) -> None:
+        """The peer has all that it wants; raises NotFound where the export has ended meanwhile. `report` follows."""
+        if not self._end(export):
+            raise export_ended()
+
+    def report_finished(self, export: Export, transport: str) -> None:
+        """The engine hears that a peer has had all that it wanted of it, by that transport."""
+        pages = len(export.run)
+        trace_move(export.job, pages)
+        self._send(ended_frame(export.job, pages, transport))
+
+    def _count_cancellation(self) -> None:
+        """The engine has said once more that moves are void, and it is so."""
+        with self._seen_changed:
+            self._cancellations_seen += 1
+            self._seen_changed.notify_all()
+
+    def _end(self, export: Export) -> bool:
+        """Whether it was not over."""
+        with self._lock:
+            if self._exports.pop(export.job.number, None) is None:
+                return False
+            del self._by_handle[export.handle]
+            self._ended[export.handle] = export.key
+            if len(self._ended) > _REMEMBERED:
+                self._ended.popitem(last=False)
+        self.release(export.end())
+        return True

@@ -1,0 +1,108 @@
+"""PeerAccess: where the worker that has pages serves them, and what shows that they may be had."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire_common.config import split_address
+from quire_common.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire_common.credit import PageMove
+    from quire_common.credit.hello import RankAddress
+
+TCP, SHM, CUDA_IPC, GRPC, NIXL = "tcp", "shm", "cuda_ipc", "grpc", "nixl"
+SOCKET_PREFIX = "quire-worker-"
+# The name comes from the wire: it leads to no socket but a worker's.
+_SOCKET_NAME = re.compile(rf"{SOCKET_PREFIX}[0-9a-f]{{32}}")
+# gRPC would take more than hosts and ports for an address, files among them.
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(%[A-Za-z0-9]+)?")
+
+
+@dataclass(frozen=True)
+class PeerAccess:
+    """Of one pull. `tcp` and `grpc` are None, and `socket` empty, where that is no way; `first_index` is the place of
+    the pull's first page in the export."""
+
+    key: bytes = field(repr=False)
+    first_index: int
+    tcp: tuple[str, int] | None
+    socket: str
+    memory: bool = False
+    """Its pages lie in memory that this host's processes may open."""
+    grpc: tuple[str, int] | None = None
+
+    @classmethod
+    def from_move(cls, move: PageMove) -> PeerAccess:
+        """As a PULL's ticket says; what makes no sense there is no way."""
+        tcp, grpc, socket = None, None, ""
+        for address in rank_zero(move.source):
+            text = address.descriptor.decode("ascii", "replace")
+            if address.transport == TCP:
+                tcp = _host_and_port(text)
+            elif address.transport == GRPC:
+                grpc = _host_and_port(text)
+            elif address.transport == SHM:
+                socket = _socket_here(text)
+        return cls(move.lease_key, move.first_index, tcp, socket, bool(memory_of(move)), grpc)
+
+
+def memory_of(move: PageMove) -> bytes:
+    """Descriptor of the memory in which a PULL's pages lie, where it is of this host; else empty."""
+    here = host_id()
+    told = (address.descriptor for address in rank_zero(move.source) if address.transport == CUDA_IPC)
+    return next((descriptor for descriptor in told if here and descriptor.endswith(here)), b"")
+
+
+def rank_zero(addresses: Iterable[RankAddress]) -> list[RankAddress]:
+    """Those of the group's only rank."""
+    return [address for address in addresses if address.rank == 0]
+
+
+@functools.cache  # a process lives in one boot
+def boot_id() -> str:
+    """What tells this host, as it was booted, from all others; empty where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def neighbourhood() -> bytes:
+    """What processes have in common that find each other's abstract Unix sockets, and so each other's memory: the host,
+    as it was booted, and the network namespace. Empty where the system does not say."""
+    boot = boot_id()
+    try:
+        namespace = Path("/proc/self/ns/net").readlink()
+    except OSError:
+        return b""
+    return f"{boot}/{namespace}".encode() if boot else b""
+
+
+def host_id() -> bytes:
+    """The same as 16 bytes, with which descriptors of memory end."""
+    with contextlib.suppress(ValueError):
+        return uuid.UUID(boot_id()).bytes
+    return b""
+
+
+def _host_and_port(text: str) -> tuple[str, int] | None:
+    try:
+        host, port = split_address(text, "a ticket's address")
+    except ConfigError:
+        return None
+    return (host, port) if _HOST.fullmatch(host) else None
+
+
+def _socket_here(text: str) -> str:
+    """The socket's name, where it is of this host."""
+    host, _, name = text.partition("/")
+    return name if host and host == boot_id() and _SOCKET_NAME.fullmatch(name) else ""

@@ -1,0 +1,184 @@
+"""PeerDoor: the sockets on which peers come in. The engine binds and keeps them, and each mover process inherits them,
+so that the addresses that tickets name hold as long as the worker lives. A gRPC server listens on none but its own: for
+that one the engine keeps a socket that never listens, and each process binds another to the same port.
+
+The Unix socket is abstract, with a random name: there is nothing in the file system that could be left behind, and only
+processes of the same host (of the same network namespace) find it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from typing import TYPE_CHECKING
+
+from quire_common.config import split_address
+from quire_common.credit import MoveKind, RankAddress
+from quire_common.errors import ConfigError
+from quire_common.kv_data.seal import AVAILABLE
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.peers.peer_access import (
+    CUDA_IPC,
+    GRPC,
+    NIXL,
+    SHM,
+    SOCKET_PREFIX,
+    TCP,
+    boot_id,
+    neighbourhood,
+)
+from quire_worker.kv_transfer.setup import PEER_KINDS
+from quire_worker.kv_transfer.transports.nixl_agent import is_installed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.config import WorkerConfig
+
+    Make = Callable[[str, int, socket.AddressFamily], socket.socket]
+
+log = get_logger(__name__)
+AUTO, OFF = "auto", "off"
+_ANY_HOST = ("0.0.0.0", "::")
+# Of networks for documentation: nobody's.
+_ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
+# All pulls of another worker may begin at once.
+_BACKLOG = 256
+
+
+class PeerListeners:
+    """Opens at once; raises ConfigError. `addresses` are for the worker's hello."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        self.addresses: tuple[RankAddress, ...] = ()
+        self.grpc_listen = ""
+        """Where the mover process is to serve over gRPC; empty: nowhere."""
+        self.host = neighbourhood()
+        """Equal where workers reach each other's memory."""
+        self._sockets: dict[str, socket.socket] = {}
+        self._reserved: socket.socket | None = None
+        self._transport = config.peer_transport
+        if config.peer_transport == NIXL and not is_installed():
+            raise ConfigError(
+                "NIXL_MISSING",
+                "--peer-transport nixl needs a package that is not installed.",
+                "Install quire-worker[nixl], or take another transport.",
+                param="peer_transport",
+            )
+        if config.peer_listen == OFF:
+            return
+        if not AVAILABLE:
+            log.warning("no pages go from worker to worker: the package cryptography is not installed")
+            return
+        if config.peer_transport in (AUTO, CUDA_IPC, SHM):
+            self._open_unix()
+        if config.peer_transport in (AUTO, CUDA_IPC, TCP, NIXL):
+            self._open_tcp(config)
+        if config.peer_transport in (AUTO, GRPC) and config.peer_grpc_listen != OFF:
+            self._reserve_grpc(config)
+
+    @property
+    def kinds(self) -> frozenset[MoveKind]:
+        """Moves that there can be: without a key's library none, and without an address nobody comes for exports."""
+        if not AVAILABLE:
+            return frozenset()
+        return PEER_KINDS if self.addresses else frozenset({MoveKind.PULL})
+
+    @property
+    def inherited_fds(self) -> dict[str, int]:
+        """Descriptors for the mover process, by the flags that name them."""
+        return {flag: sock.fileno() for flag, sock in self._sockets.items()}
+
+    def advertise_memory(self, descriptor: bytes) -> bool:
+        """Peers of this host may open that memory, where they are told; whether they are."""
+        if descriptor and self.addresses and self._transport in (AUTO, CUDA_IPC):
+            self.addresses = (RankAddress(0, CUDA_IPC, descriptor), *self.addresses)
+            return True
+        return False
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        for sock in self._sockets.values():
+            sock.close()
+        if self._reserved is not None:
+            self._reserved.close()
+
+    def _open_unix(self) -> None:
+        host = boot_id()
+        if not host:
+            log.warning("workers of this host pull pages over TCP: the system has no boot id")
+            return
+        name = SOCKET_PREFIX + secrets.token_hex(16)
+        listener = self._sockets["--unix"] = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind("\0" + name)
+        listener.listen(_BACKLOG)
+        self.addresses += (RankAddress(0, SHM, f"{host}/{name}".encode()),)
+
+    def _open_tcp(self, config: WorkerConfig) -> None:
+        listener = self._sockets["--tcp"] = _bound(config, "peer_listen", _listening)
+        self._advertise(config, TCP, listener)
+
+    def _reserve_grpc(self, config: WorkerConfig) -> None:
+        self._reserved = _bound(config, "peer_grpc_listen", _reserved)
+        host, port = self._reserved.getsockname()[:2]
+        self.grpc_listen = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._advertise(config, GRPC, self._reserved)
+
+    def _advertise(self, config: WorkerConfig, transport: str, bound: socket.socket) -> None:
+        """Where others find that socket."""
+        host, port = bound.getsockname()[:2]
+        if config.peer_advertise or config.advertise:
+            host = config.peer_advertise or split_address(config.advertise, "--advertise")[0]
+        elif host in _ANY_HOST:
+            host = own_host(bound.family)
+        if not host or host in _ANY_HOST:
+            log.warning("no other host can pull pages: --peer-advertise does not say where, and there is no route")
+            return
+        self.addresses += (RankAddress(0, transport, f"{host}:{port}".encode()),)
+
+
+def _bound(config: WorkerConfig, name: str, make: Make) -> socket.socket:
+    """A socket where that option says; raises ConfigError."""
+    flag, told = "--" + name.replace("_", "-"), getattr(config, name)
+    host, port = split_address(config.listen, "--listen")[0], 0
+    if told != AUTO:
+        host, port = split_address(told, flag)
+    try:
+        return make(host, port, socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(
+            "PORT_IN_USE",
+            f"The worker's peer port cannot listen on {host}:{port}: {error.strerror}.",
+            f"Choose another with {flag} (auto picks a free one, off is none).",
+            param=name,
+        ) from error
+
+
+def _listening(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _reserved(host: str, port: int, family: socket.AddressFamily) -> socket.socket:
+    """A port that sockets of this user may share."""
+    if port:  # free ones are nobody's; this one might be shared with another worker
+        with socket.socket(family, socket.SOCK_STREAM) as alone:
+            alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            alone.bind((host, port))
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        sock.bind((host, port))
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def own_host(family: socket.AddressFamily) -> str:
+    """The address by which this host reaches others, and they it; empty where it has no route to them."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(_ELSEWHERE[family])  # nothing is sent
+        except OSError:
+            return ""
+        return str(probe.getsockname()[0])

@@ -1,0 +1,95 @@
+"""PeerPort: where peers come in that pull, and how many there may be. Those who come by another door are passed on.
+
+The sockets were bound by the engine, which keeps them: they outlive this process, and so does the address that tickets
+name. Whoever connects has to show the key of an export; of those who have not yet, the one who has waited longest makes
+room for the next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.connection import DataConnection
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.peers.peer_access import SHM, TCP
+from quire_worker.kv_transfer.peers.peer_session import PeerSession
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.kv_transfer.handlers import AgentContext
+    from quire_worker.kv_transfer.peers.export_registry import ExportRegistry
+
+log = get_logger(__name__)
+MAX_SESSIONS = 256
+# For one frame, either way: a peer that was stopped is noticed after so long.
+FRAME_S = 2.0
+
+
+class PeerPort:
+    """Serves until the process ends."""
+
+    def __init__(self, context: AgentContext, exports: ExportRegistry, max_sessions: int = MAX_SESSIONS) -> None:
+        self._context = context
+        self._exports = exports
+        self._max_sessions = max_sessions
+        self._lock = threading.Lock()
+        self._sessions: dict[PeerSession, None] = {}
+        self._listeners = {fd: socket.socket(fileno=fd) for fd in context.listeners}
+        for listener in self._listeners.values():
+            listener.setblocking(False)  # the process before this one may have taken who is waited for
+        threading.Thread(target=self._accept, name="peer-port", daemon=True).start()
+
+    def _accept(self) -> None:
+        poll = select.poll()
+        for fd in self._listeners:
+            poll.register(fd, select.POLLIN)
+        while True:
+            for fd, _ in poll.poll():
+                try:
+                    sock = self._listeners[fd].accept()[0]
+                except OSError as error:  # it has gone already, or there are no descriptors: others will come
+                    log.warning("a peer's connection was not accepted", cause=str(error))
+                    time.sleep(0.01)
+                    continue
+                connection = DataConnection(sock, FRAME_S)
+                self.begin(connection, SHM if connection.local else TCP)
+
+    def begin(self, connection: DataConnection, transport: str, over: Callable[[], None] = lambda: None) -> None:
+        """Serve who has come in by that transport, on a thread; from any thread. `over` is called at its end."""
+        session = PeerSession(connection, self._exports, self._context, transport)
+        with self._lock:
+            if len(self._sessions) >= self._max_sessions:
+                oldest = next((each for each in self._sessions if not each.authenticated), None)
+                log.warning("too many peers are connected", room_is_made=oldest is not None)
+                if oldest is None:
+                    connection.close()
+                    over()
+                    return
+                oldest.stop()
+                del self._sessions[oldest]
+            self._sessions[session] = None
+        try:
+            threading.Thread(target=self._run, args=(session, over), name="peer", daemon=True).start()
+        except RuntimeError as error:  # the system has none left: it may have one for those who come later
+            with self._lock:
+                self._sessions.pop(session, None)
+            connection.close()
+            log.warning("a peer's connection got no thread", cause=str(error))
+            over()
+
+    def _run(self, session: PeerSession, over: Callable[[], None]) -> None:
+        try:
+            with contextlib.suppress(OSError):  # it was stopped before it began
+                session.run()
+        except Exception:
+            log.exception("a peer's connection failed")
+        finally:
+            with self._lock:
+                self._sessions.pop(session, None)
+            over()

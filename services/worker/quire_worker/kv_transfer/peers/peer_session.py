@@ -1,0 +1,308 @@
+"""PeerSession: one connection of a peer that pulls, from its greeting to its end, on a thread of its own.
+
+Nothing that comes in changes anything before it is known to be made with the key of an export. What is no frame, or
+not genuine, ends the connection; that a lease is unknown or has ended is told. A peer that does not read holds its
+pages' slots for a bounded time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quire_common.columns import i32, pack_i32
+from quire_common.errors import InvalidArgument, QuireError, Unavailable
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind, pack_places
+from quire_common.kv_data.lease_key import NO_KEY
+from quire_common.pages import frame_page
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.peers.export import export_ended, export_unknown
+from quire_worker.kv_transfer.transports.peer_nixl import PeerNixl, pack_agent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.kv_data.connection import DataConnection, ReceivedFrame
+    from quire_common.kv_data.seal import Seals
+    from quire_worker.kv_transfer.handlers import AgentContext
+    from quire_worker.kv_transfer.peers.export import Export
+    from quire_worker.kv_transfer.peers.export_registry import ExportRegistry
+
+log = get_logger(__name__)
+# A peer waits for its next page as long as it hears that somebody is there.
+ALIVE_S = 0.5
+# One that has shown its key may take so long before it asks for something else.
+IDLE_S = 10.0
+# A page may take PAGE_S and its bytes at this rate.
+PAGE_S = 2.0
+FLOOR_BYTES_PER_S = 20e6
+# A page that was filled before is in the ring so soon after it was asked for.
+SOON_S = 5e-3
+# Of one answer.
+_MOST_PLACES = 4096
+
+
+class PeerSession:
+    """`run` is the thread. `proven`: it has shown the key of an export. `transport`: how the peer came in."""
+
+    def __init__(
+        self, connection: DataConnection, exports: ExportRegistry, context: AgentContext, transport: str
+    ) -> None:
+        self._connection = connection
+        self._exports = exports
+        self._ring = context.ring
+        self._dtype = context.setup.dtype
+        self._page_s = PAGE_S + context.setup.page_bytes / FLOOR_BYTES_PER_S
+        self.authenticated = False
+        self._handlers: dict[Kind, Callable[[ReceivedFrame, Seals, Export], None]] = {Kind.DONE: self._done}
+        if connection.local:
+            self._handlers |= {Kind.MAP: self._map, Kind.GET: self._show}
+        else:
+            self._handlers |= {Kind.GET: self._get}
+        if context.setup.shares_memory:
+            self._handlers |= {Kind.LOCATE: self._locate}
+        self._transport = self._page_transport = transport
+        self._agents = context.nixl
+        self._held = contextlib.ExitStack()
+        # Whose places the peer was told last: it may have read there, and waits to hear that the lease stood meanwhile.
+        self._placed: Export | None = None
+        if context.nixl is not None:
+            self._handlers |= {Kind.AGENT: self._send_agent_metadata, Kind.SHOW: self._show}
+
+    def run(self) -> None:
+        """Until the peer ends, or does what it must not."""
+        try:
+            self._connection.server_handshake()
+            while self._next():
+                pass
+        except DataConnectionError as error:
+            if error.reason != "ended":
+                log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
+        finally:
+            self._held.close()
+            self._connection.close()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        self._connection.shut_down()
+
+    def _next(self) -> bool:
+        if self.authenticated and not self._connection.wait(IDLE_S):
+            return False
+        frame = self._connection.receive()
+        if frame is None:
+            return False
+        try:
+            return self._answer(frame)
+        finally:
+            frame.close_fds()
+
+    def _answer(self, frame: ReceivedFrame) -> bool:
+        """Whether the connection goes on."""
+        head = frame.head
+        found = self._exports.find_export(head.handle)
+        if found is None:
+            # There is no key to make a frame with: this one is made with none, and proves nothing.
+            self._refuse(head, self._connection.server_seals(NO_KEY), export_unknown())
+            return False
+        key, export = found
+        seals = self._connection.server_seals(key)
+        self._connection.verify_head(frame, seals)
+        self.authenticated = True
+        try:
+            if export is None or self._is_another(export):
+                raise export_ended()
+            handler = self._handlers.get(head.kind)
+            if handler is None:
+                raise DataConnectionError("garbage", f"{head.kind.name} is none of this path's")
+            handler(frame, seals, export)
+        except QuireError as error:
+            self._refuse(head, seals, error)
+            return False
+        return True
+
+    def _is_another(self, export: Export) -> bool:
+        """Whether the peer was told places of an export of this lease that has ended since, before it was exported
+        anew: what it read there may be anything."""
+        before = self._placed
+        return before is not None and before is not export and before.handle == export.handle
+
+    def _get(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
+        """Each page as soon as it is there."""
+        handle, indices = frame.head.handle, self._indices(frame, seals, export)
+        self._exports.take_over(export, self)
+        emptied: list[int] = []
+        try:
+            for place, index in enumerate(indices):
+                self._release(emptied, soon=export.is_filled(index))
+                self._exports.request_pages(export, self, indices[place:], self._exports.window)
+                slot = self._wait_for(export, index, handle, seals)
+                emptied.append(slot)
+                self._send_page(export, index, slot, seals)
+        finally:
+            self._release(emptied)
+            self._exports.detach(export, self)
+        self._connection.send(Head(Kind.END, handle), seals)
+
+    def _map(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
+        """The ring, to be read and not to be written."""
+        try:
+            fd = os.open(f"/proc/self/fd/{self._ring.fd}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise DataConnectionError("bad_memory", f"the ring cannot be shared: {error}") from error
+        try:
+            self._connection.send(Head(Kind.END, frame.head.handle), seals, fds=[fd])
+        finally:
+            os.close(fd)
+
+    def _send_agent_metadata(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
+        """How the peer reads the ring by itself, as long as it is here."""
+        if self._agents is None or frame.head.length:
+            raise DataConnectionError("garbage", "there is nothing more to say than that")
+        agents, handle = self._agents, frame.head.handle
+        self._until(lambda: 1 if agents.await_begun(ALIVE_S) else None, handle, seals)
+        payload = pack_agent(self._held.enter_context(agents.using()))
+        self._page_transport = PeerNixl.name
+        self._connection.send(Head(Kind.PLACED, handle, length=len(payload)), seals, payload)
+
+    def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
+        """Each page's place in the ring as soon as it is there, with those of the next that are there as well; a slot
+        is kept until the peer has taken the page."""
+        handle, indices = frame.head.handle, self._indices(frame, seals, export)
+        window, waiting, emptied = self._exports.window, deque[tuple[int, int]](), list[int]()
+        self._exports.take_over(export, self)
+        place = 0
+        try:
+            while place < len(indices):
+                while waiting and (len(waiting) >= window or self._connection.wait(0)):
+                    emptied += self._taken(waiting, seals)
+                index, room = indices[place], window - len(waiting)
+                self._release(emptied, soon=export.is_filled(index))
+                self._exports.request_pages(export, self, indices[place:], room)
+                slot = export.take_slot(self, index, SOON_S)
+                if slot is None:
+                    while waiting:
+                        emptied += self._taken(waiting, seals)
+                    self._release(emptied)
+                    slot = self._wait_for(export, index, handle, seals)
+                waiting.append((index, slot))
+                # The first one alone: while the peer copies it, the next are summed.
+                most = min(self._exports.several, room) if place else 1
+                for following in indices[place + 1 : place + most]:
+                    if following != waiting[-1][0] + 1 or not export.is_filled(following):
+                        break
+                    waiting.append((following, self._wait_for(export, following, handle, seals)))
+                shared = [(number, slot) for number, slot in waiting if number >= index]
+                self._send_page_locations(export, shared, seals)
+                place += len(shared)
+            while waiting:
+                emptied += self._taken(waiting, seals)
+        finally:
+            self._release([*emptied, *(slot for _, slot in waiting)])
+            self._exports.detach(export, self)
+        self._connection.send(Head(Kind.END, handle), seals)
+
+    def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
+        places = []
+        for index, slot in shared:
+            with self._ring.slot(slot) as body:
+                header = frame_page(export.run.key(index), self._dtype, body)
+            places.append((self._ring.offset_of(slot), header))
+        payload = pack_places(places)
+        self._connection.send(Head(Kind.SHOWN, export.handle, shared[0][0], length=len(payload)), seals, payload)
+
+    def _release(self, slots: list[int], *, soon: bool = False) -> None:
+        """Slots are the engine's again: all of them; where more come `soon`, once they are several."""
+        if not soon or len(slots) >= self._exports.several:
+            self._exports.release(slots)
+            slots.clear()
+
+    def _taken(self, waiting: deque[tuple[int, int]], seals: Seals) -> list[int]:
+        """The peer has more of the pages that it was shown, the first first; returns their slots."""
+        frame = self._connection.receive()
+        if frame is None:
+            raise DataConnectionError("ended", "the peer has gone")
+        frame.close_fds()
+        head = self._connection.verify_head(frame, seals)
+        first, last = waiting[0][0], waiting[-1][0]
+        if head.kind is not Kind.TAKEN or not first <= head.page <= last:
+            raise DataConnectionError(
+                "garbage", f"{head.kind.name} of page {head.page} where {first} to {last} are shown"
+            )
+        slots = []
+        while waiting and waiting[0][0] <= head.page:
+            slots.append(waiting.popleft()[1])
+        return slots
+
+    def _locate(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
+        """Where pages lie in the engine's own memory, which the peer reads by itself."""
+        handle, first = frame.head.handle, frame.head.page
+        if frame.head.length:
+            raise DataConnectionError("garbage", "there is nothing more to say than a page")
+        if first >= len(export.run):
+            raise InvalidArgument("BAD_PAGES", "This is no page of the export.", "Ask for pages of the ticket.")
+        self._exports.take_over(export, self)
+        self._page_transport = "cuda_ipc"
+        try:
+            filled = self._until(lambda: export.await_offer(self, first, ALIVE_S), handle, seals)
+        finally:
+            self._exports.detach(export, self)
+        places = pack_i32(export.job.move.device_page[first : min(filled, first + _MOST_PLACES)])
+        self._placed = export
+        self._connection.send(Head(Kind.PLACED, handle, first, length=len(places)), seals, places)
+
+    def _indices(self, frame: ReceivedFrame, seals: Seals, export: Export) -> list[int]:
+        asked = bytearray(frame.head.length)
+        self._connection.receive_payload(frame, seals, memoryview(asked))
+        indices: list[int] = i32(bytes(asked), "pages").tolist()
+        ascending = all(before < index for before, index in itertools.pairwise(indices))
+        if not ascending or not all(0 <= index < len(export.run) for index in indices):
+            raise InvalidArgument(
+                "BAD_PAGES", "These are not pages of the export, in order.", "Ask for pages of the ticket."
+            )
+        return indices
+
+    def _wait_for(self, export: Export, index: int, handle: bytes, seals: Seals) -> int:
+        """The slot in which the page lies, in the end. Raises NotFound where the export is over."""
+        return self._until(lambda: export.take_slot(self, index, ALIVE_S), handle, seals)
+
+    def _until(self, look: Callable[[], int | None], handle: bytes, seals: Seals) -> int:
+        """What there is to see, in the end; the peer hears meanwhile that somebody is there."""
+        while (found := look()) is None:
+            if self._exports.engine_is_silent():
+                raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
+            if self._connection.wait(0):
+                raise DataConnectionError("ended", "the peer has gone, or asks for too much at once")
+            self._connection.send(Head(Kind.ALIVE, handle), seals)
+        return found
+
+    def _send_page(self, export: Export, index: int, slot: int, seals: Seals) -> None:
+        deadline = time.monotonic() + self._page_s
+        with self._ring.slot(slot) as body:
+            header = frame_page(export.run.key(index), self._dtype, body)
+            for start in range(0, len(body), BODY_BYTES):
+                with body[start : start + BODY_BYTES] as part:
+                    last = start + len(part) == len(body)
+                    self._connection.send(
+                        Head(Kind.PAGE, export.handle, index, start, len(part), last, header), seals, part
+                    )
+                if time.monotonic() > deadline:
+                    raise DataConnectionError("slow", "the peer takes too long over a page")
+
+    def _done(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
+        """The peer waits for this answer, the engine for nothing: it hears afterwards."""
+        self._placed = None
+        self._exports.finish_export(export)
+        try:
+            self._connection.send(Head(Kind.END, frame.head.handle), seals)
+        finally:
+            self._exports.report_finished(export, self._page_transport)
+            self._page_transport = self._transport  # what comes next on this connection may take another way
+
+    def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
+        code = error.code.encode()
+        self._connection.send(Head(Kind.REFUSED, head.handle, head.page, length=len(code)), seals, code)

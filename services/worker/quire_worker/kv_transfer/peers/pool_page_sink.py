@@ -1,0 +1,85 @@
+"""PoolLanding: one pull's way past the ring, where the engine's device fetches pages from the peer's memory by itself.
+
+What was fetched may be read by nobody before it is kept: only then it is known that the pages were the lease's all
+the while.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.kv_client import TransferCancelled
+from quire_worker.kv_transfer.transports.transport import TransportError
+from quire_worker.kv_transfer.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_worker.kv_transfer.job_queue import Job, Send
+    from quire_worker.kv_transfer.load_queue import RingPageSink
+    from quire_worker.step import Int32
+
+
+class PoolPageSink:
+    """`fetch` and `keep` are the pull's thread's, the rest may be called from any. `landing` counts for all ways."""
+
+    def __init__(self, job: Job, sink: RingPageSink, send: Send, is_cancelled: Callable[[], bool]) -> None:
+        self._job = job
+        self._sink = sink
+        self._send = send
+        self._is_cancelled = is_cancelled
+        self._changed = threading.Condition()
+        self._answer: int | None = None
+        self._fetched = 0
+
+    @property
+    def reached(self) -> int:
+        """The index of the next page to be fetched."""
+        return self._sink.received_pages + self._fetched
+
+    def fetch(self, places: Int32) -> None:
+        """Bring the next pages from such pages of the peer's memory. Raises TransferCancelled, and TransportDown where
+        the engine cannot."""
+        wanted = np.concatenate((np.array([self.reached], np.int32), places))
+        with self._changed:
+            self._answer = None
+            self._send(Frame.of(Kind.FETCH, self._job.generation, self._job.number, wanted))
+            self._changed.wait_for(lambda: self._is_cancelled() or self._answer is not None)
+            if self._is_cancelled():
+                raise TransferCancelled
+            if self._answer != len(places):
+                raise TransportError("the engine cannot read the peer's memory")
+            self._fetched += len(places)
+
+    def keep(self) -> None:
+        """The lease stood until after the last fetch."""
+        self._sink.received_pages += self._fetched
+        self._tell(self._fetched)
+
+    def keep_last(self) -> None:
+        """The same, and nothing more is to come: the pull's end, which follows, says so."""
+        self._sink.received_pages += self._fetched
+        self._fetched = 0
+
+    def drop(self) -> None:
+        """What was fetched and not kept does not count."""
+        self._tell(0)
+
+    def _tell(self, kept: int) -> None:
+        if self._fetched:
+            self._fetched = 0
+            self._send(Frame.of(Kind.KEPT, self._job.generation, self._job.number, [kept]))
+
+    def fetched(self, pages: int) -> None:
+        """The engine answers."""
+        with self._changed:
+            self._answer = pages
+            self._changed.notify_all()
+
+    def look(self) -> None:
+        """Whoever waits looks whether the pull is void."""
+        with self._changed:
+            self._changed.notify_all()

@@ -1,0 +1,180 @@
+"""Pull: one move's pages from another worker into the ring, on a thread of its own.
+
+It goes on with the next transport where one breaks, and comes again while that leads to anything. A peer that was
+there and says nothing more ends it: whoever hangs there hangs by every way. Where nobody has ever answered it may be
+the network, and the next way is tried; what let nothing through is tried last for a while, by others too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from quire_common.errors import NotFound, QuireError
+from quire_common.kv_client import TransferCancelled
+from quire_common.pages import PageCorrupt, PageRun
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.load_queue import RingPageSink
+from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+from quire_worker.kv_transfer.peers.peer_port import FRAME_S
+from quire_worker.kv_transfer.peers.pool_page_sink import PoolPageSink
+from quire_worker.kv_transfer.peers.tunnel_stream import TunnelDialer
+from quire_worker.kv_transfer.peers.unreachable_peers import UnreachablePeers
+from quire_worker.kv_transfer.transports.data_link import DataLink
+from quire_worker.kv_transfer.transports.peer_cuda import PeerCuda
+from quire_worker.kv_transfer.transports.peer_grpc import PeerGrpc
+from quire_worker.kv_transfer.transports.peer_nixl import PeerNixl
+from quire_worker.kv_transfer.transports.peer_shm import PeerShm
+from quire_worker.kv_transfer.transports.peer_tcp import PeerTcp
+from quire_worker.kv_transfer.transports.transport import PageTransfer, TransportError
+
+if TYPE_CHECKING:
+    from quire_worker.kv_transfer.handlers import AgentContext
+    from quire_worker.kv_transfer.job_queue import Job
+    from quire_worker.kv_transfer.load_queue import SlotSource
+    from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
+    from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+    from quire_worker.kv_transfer.transports.transport import FetchTransport
+
+log = get_logger(__name__)
+# A ticket may be here before its export is there.
+EXPORT_WAIT_S = 1.0
+RETRY_S = 0.05
+CONNECT_RETRY_S = 0.2
+# So often in a row all ways may break without a page having come.
+MAX_FRUITLESS_ROUNDS = 2
+
+
+class Pull:
+    """`run` and `close` are the thread's; `void` may be called from any. `used`: what carried pages last."""
+
+    def __init__(
+        self,
+        job: Job,
+        slots: SlotSource,
+        context: AgentContext,
+        maps: SharedMapCache,
+        unreachable: UnreachablePeers,
+        connection_pool: ConnectionPool,
+    ) -> None:
+        self.job = job
+        self.last_used = ""
+        self.undelivered: list[int] = []
+        """Index and slot of pages that have landed and are not told of."""
+        setup, move = context.setup, job.move
+        run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
+        self._transfer = PageTransfer(run, setup.dtype, setup.page_bytes, PeerAccess.from_move(move), move.context)
+        self._sink = RingPageSink(slots, context.ring, job)
+        self._unreachable = unreachable
+        self._connection_pool = connection_pool
+        self._complete = False
+        self._tunnel = TunnelDialer(setup.service_config())
+        self._link, tunnelled = self._links = DataLink(FRAME_S), DataLink(FRAME_S, self._tunnel)
+        self.direct = PoolPageSink(job, self._sink, context.send, lambda: self.is_cancelled)
+        sources: list[FetchTransport[PeerAccess]] = [
+            PeerCuda(self._link, self.direct),
+            PeerShm(self._link, maps),
+            PeerTcp(self._link),
+            PeerGrpc(tunnelled),
+        ]
+        if context.nixl is not None:
+            sources.append(PeerNixl(self._link, context.nixl))
+        access = self._transfer.access
+        if access.socket and (before := connection_pool.take_connection(access.socket)) is not None:
+            self._link.adopt_connection(access.socket, before)
+        usable = [
+            transport
+            for transport in sources
+            if setup.peer_transport in ("auto", transport.name) and transport.offered(access)
+        ]
+        self._transports = sorted(usable, key=lambda transport: unreachable.is_unreachable(transport.name, access))
+        # Only what the engine keeps listens before the process does that serves it.
+        self._may_be_early = access.grpc is not None
+        self._cancelled = threading.Event()
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether nobody wants its pages any more."""
+        return self._cancelled.is_set()
+
+    def cancel(self) -> None:
+        """End it."""
+        self._cancelled.set()
+        self.direct.look()
+        for link in self._links:
+            link.abort()
+
+    def run(self) -> int:
+        """How many pages have landed, from the first on, each being what its key says."""
+        try:
+            self._fetch_with_retries()
+            self._complete = self._sink.received_pages == len(self._transfer.run)
+        except TransferCancelled:
+            log.info("a pull was abandoned", arrived=self._sink.received_pages)
+        except (PageCorrupt, QuireError) as error:
+            log.warning(
+                "a pull ended early",
+                arrived=self._sink.received_pages,
+                wanted=len(self._transfer.run),
+                error=str(error),
+            )
+        finally:
+            self._sink.flush()
+            self._sink.close()
+        return self._sink.received_pages
+
+    def close(self) -> None:
+        """Let go of connections, once `run` is over and told of: nobody waits for that. One on which all has come is
+        left in order."""
+        if self._complete and (left := self._link.release_connection()) is not None:
+            self._connection_pool.put_connection(*left)
+        for transport in self._transports:
+            transport.close()
+
+    def _fetch_with_retries(self) -> None:
+        first_told_s: float | None = None
+        began_s, fruitless = time.monotonic(), 0
+        while fruitless < MAX_FRUITLESS_ROUNDS and not self.is_cancelled:
+            before = self._sink.received_pages
+            try:
+                if self._try_all_transports():
+                    return
+            except NotFound as error:
+                # From the first answer on: a process that has just begun may keep who comes in waiting for longer.
+                first_told_s = first_told_s or time.monotonic()
+                early = time.monotonic() - first_told_s < EXPORT_WAIT_S
+                if error.code != "EXPORT_UNKNOWN" or self._sink.received_pages or not early:
+                    raise
+                for link in self._links:
+                    link.close()
+                self._cancelled.wait(RETRY_S)
+                continue
+            if not self._sink.received_pages and self._may_be_early and time.monotonic() - began_s < EXPORT_WAIT_S:
+                self._cancelled.wait(CONNECT_RETRY_S)
+                continue
+            fruitless = fruitless + 1 if self._sink.received_pages == before else 0
+
+    def _try_all_transports(self) -> bool:
+        """Whether there is nothing more to try: all have come, or there is silence."""
+        silent = False
+        for transport in self._transports:
+            before = self._sink.received_pages
+            try:
+                transport.fetch(self._transfer, self._sink)
+            except TransportError as error:
+                log.warning("a pull is interrupted", transport=transport.name, silent=error.silent, cause=str(error))
+                self._sink.close()  # others may have the slot meanwhile
+                if error.silent and not error.unreached:
+                    return True
+                if error.silent:
+                    self._unreachable.mark_unreachable(transport.name, self._transfer.access)
+                # Who refuses is there, or has gone: the port of a process that has yet to start is worth a wait else.
+                self._tunnel.wait_for_ready = error.silent
+                silent = silent or error.silent
+                continue
+            finally:
+                if self._sink.received_pages > before:
+                    self.last_used = transport.name
+            return True
+        return silent

@@ -1,0 +1,130 @@
+"""PullDesk: pulls that run, each on a thread of its own, since most of what a pull does is to wait for its peer."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import TYPE_CHECKING
+
+from quire_common.kv_client import TransferCancelled
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.job_queue import BATCH_BYTES, ended_frame, trace_move
+from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
+from quire_worker.kv_transfer.peers.pull import Pull
+from quire_worker.kv_transfer.peers.unreachable_peers import UnreachablePeers
+from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+from quire_worker.kv_transfer.wire import Frame, Kind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_worker.kv_transfer.handlers import AgentContext
+    from quire_worker.kv_transfer.job_queue import Job
+
+log = get_logger(__name__)
+# Pages that come one right after the other are told of together: this share of the slots.
+_TELL_SHARE = 8
+
+
+class PullManager:
+    """An Inward end, and the Slots of its pulls: whichever page comes first takes the next. The engine bounds how many
+    pulls there are."""
+
+    def __init__(self, context: AgentContext) -> None:
+        self._context = context
+        self._send = context.send
+        self._batch = max(1, BATCH_BYTES // context.setup.page_bytes, len(context.setup.load_slots) // _TELL_SHARE)
+        self._maps = SharedMapCache()
+        self._changed = threading.Condition()
+        self._free = deque(context.setup.load_slots)
+        self._pulls: dict[int, Pull] = {}
+        self._unreachable = UnreachablePeers()
+        self._connection_pool = ConnectionPool()
+
+    def start_job(self, job: Job) -> None:
+        """See End."""
+        pull = Pull(job, self, self._context, self._maps, self._unreachable, self._connection_pool)
+        with self._changed:
+            self._pulls[job.number] = pull
+        try:
+            threading.Thread(target=self._run, args=(pull,), name="pull", daemon=True).start()
+        except RuntimeError as error:  # the system has none left
+            log.warning("a pull got no thread", cause=str(error))
+            self._end(pull, 0)
+            pull.close()
+
+    def return_slots(self, slots: Sequence[int]) -> None:
+        """See Inward and Slots."""
+        with self._changed:
+            self._free.extend(slots)
+            self._changed.notify_all()
+
+    def cancel_before(self, generation: int) -> None:
+        """See End."""
+        self._cancel_where(lambda pull: pull.job.generation < generation)
+
+    def cancel_job(self, number: int) -> None:
+        """See End."""
+        self._cancel_where(lambda pull: pull.job.number == number)
+
+    def close(self) -> None:
+        """See End."""
+        self._cancel_where(lambda pull: True)
+        self._connection_pool.close()
+
+    def fetched(self, number: int, pages: int) -> None:
+        """See Direct."""
+        with self._changed:
+            pull = self._pulls.get(number)
+        if pull is not None:
+            pull.direct.fetched(pages)
+
+    def take_slot(self, job: Job) -> int:
+        """See Slots."""
+        with self._changed:
+            pull = self._pulls[job.number]
+            if not self._free:
+                self._deliver(pull)
+            self._changed.wait_for(lambda: pull.is_cancelled or self._free)
+            if pull.is_cancelled:
+                raise TransferCancelled
+            return self._free.popleft()
+
+    def deliver_slot(self, job: Job, index: int, slot: int) -> None:
+        """See Slots. Pages are told of together, where they come together: each frame wakes the engine."""
+        pull = self._pulls[job.number]
+        pull.undelivered += (index, slot)
+        if len(pull.undelivered) >= 2 * self._batch:
+            self._deliver(pull)
+
+    def flush(self, job: Job) -> None:
+        """See Slots."""
+        self._deliver(self._pulls[job.number])
+
+    def _deliver(self, pull: Pull) -> None:
+        """Called by the pull's thread alone."""
+        if pull.undelivered:
+            self._send(Frame.of(Kind.ARRIVED, pull.job.generation, pull.job.number, pull.undelivered))
+            pull.undelivered = []
+
+    def _cancel_where(self, which: Callable[[Pull], bool]) -> None:
+        with self._changed:
+            for pull in self._pulls.values():
+                if which(pull):
+                    pull.cancel()
+            self._changed.notify_all()
+
+    def _run(self, pull: Pull) -> None:
+        pages = 0
+        try:
+            pages = pull.run()
+        except Exception:
+            log.exception("a pull failed")
+        self._end(pull, pages)
+        pull.close()
+
+    def _end(self, pull: Pull, pages: int) -> None:
+        with self._changed:
+            del self._pulls[pull.job.number]
+        trace_move(pull.job, pages)  # before the engine knows: it may close then
+        self._send(ended_frame(pull.job, pages, pull.last_used))

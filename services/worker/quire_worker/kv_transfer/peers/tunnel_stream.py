@@ -1,0 +1,99 @@
+"""A data connection in a gRPC stream: both its ends are sockets, as if there were nothing between them.
+
+At either end two threads carry bytes between the stream and a socket pair, and neither looks at them. Both sides' own
+limits of time hold: what the stream does not take fills the socket pair, and then whoever sends waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire.v1 import worker_pb2, worker_pb2_grpc
+from quire_common.channel import sync_channel
+from quire_common.kv_data.connection import DataConnection
+from quire_common.kv_data.frame import DataConnectionError
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.transports.data_link import PeerUnreachable, with_handshake
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from quire_common.config import ServiceConfig
+    from quire_worker.kv_transfer.transports.data_link import Address
+
+log = get_logger(__name__)
+# As much as a socket pair holds by default, and as is asked of it.
+PIECE_BYTES = 256 << 10
+_BUFFER_BYTES = 1 << 20
+
+
+def tunnel_ends() -> tuple[socket.socket, socket.socket]:
+    """What is written to the one is read from the other."""
+    ends = socket.socketpair()
+    for end in ends:
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    return ends
+
+
+def read_pieces(end: socket.socket) -> Iterator[worker_pb2.PeerBytes]:
+    """What comes out of a socket, for the stream; until the socket's end."""
+    with contextlib.suppress(OSError):
+        while data := end.recv(PIECE_BYTES):
+            yield worker_pb2.PeerBytes(data=data)
+
+
+def write_pieces(pieces: Iterable[worker_pb2.PeerBytes], end: socket.socket) -> None:
+    """What comes from the stream, into a socket; until either ends, and with it the other."""
+    try:
+        for piece in pieces:
+            end.sendall(piece.data)
+    except (OSError, grpc.RpcError) as error:
+        log.debug("a stream of a peer has ended", cause=type(error).__name__)
+    finally:
+        shut(end)
+
+
+def shut(end: socket.socket) -> None:
+    """Whoever waits at either end notices."""
+    with contextlib.suppress(OSError):
+        end.shutdown(socket.SHUT_RDWR)
+
+
+class TunnelDialer:
+    """See Dial. `patient`: who does not listen yet is waited for, as long as for an answer."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config = config
+        self.wait_for_ready = True
+
+    def __call__(self, address: Address, frame_s: float) -> DataConnection:
+        """A new connection, greeted; raises NotReached."""
+        if isinstance(address, str):
+            raise ValueError("gRPC is for hosts and ports")
+        began_s = time.monotonic()
+        host, port = address
+        channel = sync_channel(f"[{host}]:{port}" if ":" in host else f"{host}:{port}", self._config)
+        ours, theirs = tunnel_ends()
+
+        def said() -> Iterator[worker_pb2.PeerBytes]:
+            yield from read_pieces(theirs)
+            call.cancel()  # the end of our side is the end of all: who waits for an answer here notices
+
+        call = worker_pb2_grpc.PeerStub(channel).Connect(said(), wait_for_ready=self.wait_for_ready)
+
+        def carry() -> None:
+            with contextlib.closing(channel), theirs:
+                write_pieces(call, theirs)
+                call.cancel()
+
+        threading.Thread(target=carry, name="tunnel", daemon=True).start()
+        try:
+            return with_handshake(DataConnection(ours, frame_s, tunnelled=True))
+        except DataConnectionError as error:
+            raise PeerUnreachable(f"no greeting came over gRPC: {error}", began_s) from error

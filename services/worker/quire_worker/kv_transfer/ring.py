@@ -1,0 +1,79 @@
+"""Ring: memory that the engine and its mover share, in slots of one page each, and a number. Knows nothing of who holds
+which slot."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import mmap
+import os
+
+from quire_worker.kv_transfer.setup import SLOT_ALIGN, slot_stride
+
+_COUNT_BYTES = 8
+
+
+class Ring:
+    """An anonymous file, mapped. The engine makes it, the mover inherits its descriptor.
+
+    On a GPU the engine registers the map with the driver (pinned), once, so that copies run beside the steps.
+    """
+
+    def __init__(self, fd: int, page_bytes: int, slots: int, flags: int = 0) -> None:
+        self.fd = fd
+        self.page_bytes = page_bytes
+        self.slots = slots
+        self._stride = slot_stride(page_bytes)
+        end = self._stride * slots
+        self._map = mmap.mmap(fd, end + SLOT_ALIGN, flags=mmap.MAP_SHARED | flags)
+        self._bytes = memoryview(self._map)[:end]
+        self._cancellations = memoryview(self._map)[end : end + _COUNT_BYTES].cast("Q")
+
+    @classmethod
+    def create(cls, page_bytes: int, slots: int) -> Ring:
+        """A new one. Its memory is taken at once: a first touch later would stall the model thread."""
+        fd = os.memfd_create("quire-mover-ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, slot_stride(page_bytes) * slots + SLOT_ALIGN)
+            with contextlib.suppress(OSError):  # a kernel that cannot: no kvstore will read from it
+                # A kvstore of this host reads it only if nobody can change its size under the reader.
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+            return cls(fd, page_bytes, slots, mmap.MAP_POPULATE)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    @property
+    def memory(self) -> memoryview:
+        """All slots; let go of it before `close`."""
+        return self._bytes
+
+    @property
+    def cancellations(self) -> int:
+        """How often the engine has made moves void since its present mover began. Set by the engine alone: what it says
+        holds at once, where frames come a moment later."""
+        return int(self._cancellations[0])
+
+    @cancellations.setter
+    def cancellations(self, times: int) -> None:
+        self._cancellations[0] = times
+
+    def slot(self, index: int) -> memoryview:
+        """A writable view of one slot's page. Let go of it before `close`."""
+        if not 0 <= index < self.slots:
+            raise IndexError(f"slot {index} of {self.slots}")
+        start = index * self._stride
+        return self._bytes[start : start + self.page_bytes]
+
+    def offset_of(self, index: int) -> int:
+        """Where in the file a slot begins."""
+        return index * self._stride
+
+    def close(self) -> None:
+        """Unmap. Idempotent."""
+        if self.fd >= 0:
+            self._bytes.release()
+            self._cancellations.release()
+            self._map.close()
+            os.close(self.fd)
+            self.fd = -1

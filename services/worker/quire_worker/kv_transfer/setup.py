@@ -1,0 +1,125 @@
+"""MoverSetup: what the mover process is told when it starts, as JSON over its socket. No secret is in it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.config import ServiceConfig
+from quire_common.credit import MoveKind
+from quire_common.errors import ConfigError
+from quire_common.telemetry.logs import identity
+
+if TYPE_CHECKING:
+    from quire_common.credit import PageGeometry
+    from quire_worker.config import WorkerConfig
+
+DEFAULT_SLOTS = 64
+DEFAULT_BYTES = 256 << 20
+SLOT_ALIGN = 4096
+STORE_KINDS = frozenset({MoveKind.LOAD, MoveKind.STORE})
+PEER_KINDS = frozenset({MoveKind.PULL, MoveKind.EXPORT})
+
+
+def slot_stride(page_bytes: int) -> int:
+    """Slots begin on pages of the machine: disks and devices ask for that."""
+    return -(-page_bytes // SLOT_ALIGN) * SLOT_ALIGN
+
+
+@dataclass(frozen=True)
+class AgentSetup:
+    """The first half of the slots is for moves that the process fills the ring for, the second for those that the
+    engine does: a slow store holds up no load. A process of peers has pulls and exports in their stead."""
+
+    kvstore: str
+    namespace: str
+    """In hex."""
+    dtype: str
+    page_bytes: int
+    slots: int
+    instance: str = ""
+    log_level: str = "info"
+    log_format: str = "json"
+    otlp_traces_endpoint: str = ""
+    kv_transport: str = "auto"
+    peers: bool = False
+    """It moves pages from and to other workers, and none of the kvstore's."""
+    peer_transport: str = "auto"
+    peer_grpc: str = ""
+    """Where the process serves peers over gRPC; empty: nowhere."""
+    shares_memory: bool = False
+    """Peers of this host may open the engine's own memory and fetch its pages there."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        config: WorkerConfig,
+        geometry: PageGeometry,
+        *,
+        peers: bool = False,
+        peer_grpc: str = "",
+        shares_memory: bool = False,
+    ) -> AgentSetup:
+        """For the pages of a loaded model, to a kvstore or to peers. Raises ConfigError for too small a ring."""
+        group = geometry.groups[0]
+        stride = slot_stride(group.page_bytes)
+        default = max(2, min(DEFAULT_SLOTS, DEFAULT_BYTES // stride))
+        slots = config.mover_ring_bytes // stride if config.mover_ring_bytes else default
+        if slots < 2:
+            raise ConfigError(
+                "MOVER_RING_TOO_SMALL",
+                f"The mover's ring of {config.mover_ring_bytes} bytes holds {slots} pages of {group.page_bytes} bytes.",
+                f"Give --mover-ring-bytes at least {2 * stride}, or leave it out.",
+                param="mover_ring_bytes",
+            )
+        return cls(
+            kvstore="" if peers else config.kvstore,
+            namespace=geometry.namespace.hex(),
+            dtype=group.dtype,
+            page_bytes=group.page_bytes,
+            slots=slots,
+            instance=identity()[1] or config.instance,
+            log_level=config.log_level,
+            log_format=config.log_format,
+            otlp_traces_endpoint=config.otlp_traces_endpoint,
+            kv_transport=config.kv_transport,
+            peers=peers,
+            peer_transport=config.peer_transport,
+            peer_grpc=peer_grpc,
+            shares_memory=shares_memory,
+            tls_cert=config.tls_cert,
+            tls_key=config.tls_key,
+            tls_ca=config.tls_ca,
+        )
+
+    @property
+    def kinds(self) -> frozenset[MoveKind]:
+        """Moves that the process carries out."""
+        return PEER_KINDS if self.peers else STORE_KINDS
+
+    @property
+    def load_slots(self) -> range:
+        """Slots that the mover fills."""
+        return range(self.slots // 2)
+
+    @property
+    def store_slots(self) -> range:
+        """Slots that the engine fills."""
+        return range(self.slots // 2, self.slots)
+
+    def service_config(self) -> ServiceConfig:
+        """What channels are made from."""
+        return ServiceConfig(tls_cert=self.tls_cert, tls_key=self.tls_key, tls_ca=self.tls_ca)
+
+    def to_json(self) -> bytes:
+        """The frame's payload."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, data: bytes) -> AgentSetup:
+        """The inverse."""
+        return cls(**json.loads(data))

@@ -1,0 +1,242 @@
+"""DataLink: a data connection to who serves pages, made when it is needed and kept for the next move. One thread at a
+time."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+import time
+from typing import TYPE_CHECKING, NoReturn
+
+from quire_common.errors import NotFound
+from quire_common.kv_client import TransferCancelled
+from quire_common.kv_data.connection import DataConnection
+from quire_common.kv_data.frame import DataConnectionError, Head, Kind
+from quire_common.kv_data.lease_key import NO_KEY, handle_of
+from quire_common.pages import PageCorrupt
+from quire_worker.kv_transfer.transports.transport import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from quire_common.kv_data.connection import ReceivedFrame
+    from quire_common.kv_data.seal import Seals
+
+    Address = tuple[str, int] | str
+    Dial = Callable[[Address, float], DataConnection]
+
+CONNECT_S = 2
+# Who is there refuses sooner, however loaded; ends that give up at the same time are one end's silence all the same.
+_AT_ONCE_S = 1.0
+_CONNECT_TIMEVAL = struct.pack("@ll", CONNECT_S, 0)
+FRAME_S = 5.0
+# Waiting for the other side takes FRAME_S and its pages at this rate in all; who is slower breaks, and another way is
+# taken.
+FLOOR_BYTES_PER_S = 50e6
+
+
+class PeerUnreachable(DataConnectionError):
+    """Nobody has answered. `silent`: it took long to find out; else it was refused."""
+
+    def __init__(self, text: str, began_s: float) -> None:
+        super().__init__("unreached", text)
+        self.silent = time.monotonic() - began_s > _AT_ONCE_S
+
+
+class Exchange:
+    """What is said on a connection under one lease, about pages of `size` bytes in all. Raises DataConnectionError,
+    also where the other side takes too long over the whole of it; what the engine takes meanwhile does not count."""
+
+    def __init__(self, connection: DataConnection, lease_key: bytes, size: int = 0) -> None:
+        self.connection = connection
+        self.seals: Seals = connection.client_seals(lease_key)
+        self._handle = handle_of(lease_key)
+        self.set_time_budget(size)
+
+    def set_time_budget(self, size: int) -> None:
+        """From here on, it may take so long as so many bytes do."""
+        self._left_s = FRAME_S + size / FLOOR_BYTES_PER_S
+
+    def send(
+        self,
+        kind: Kind,
+        payload: memoryview | bytes = b"",
+        *,
+        page: int = 0,
+        offset: int = 0,
+        last: bool = False,
+        page_header: bytes = bytes(128),
+        fds: Sequence[int] = (),
+    ) -> None:
+        """One frame."""
+        head = Head(kind, self._handle, page, offset, len(payload), last, page_header)
+        started = self._in_time()
+        self.connection.send(head, self.seals, payload, fds)
+        self._spent_since(started)
+
+    def receive_frame(self, *kinds: Kind) -> ReceivedFrame:
+        """The next head, genuine and of one of these kinds; raises NotFound where the other side refuses."""
+        started = self._in_time()
+        frame = self.connection.receive()
+        self._spent_since(started)
+        if frame is None:
+            raise DataConnectionError("ended", "the other side has ended the connection")
+        try:
+            head = self._verify_head(frame)
+            if head.kind is Kind.REFUSED:
+                self._refused(frame)
+            if head.kind not in kinds:
+                raise DataConnectionError("garbage", f"{head.kind.name} is no answer to this")
+        except BaseException:
+            frame.close_fds()
+            raise
+        return frame
+
+    def receive_payload(self, frame: ReceivedFrame, into: memoryview) -> None:
+        """Of a head that has arrived, into memory of its length."""
+        started = self._in_time()
+        self.connection.receive_payload(frame, self.seals, into)
+        self._spent_since(started)
+
+    def _verify_head(self, frame: ReceivedFrame) -> Head:
+        """A refusal counts, too, that was made without a key: nothing comes of it that the connection's end would not
+        bring about."""
+        if frame.head.kind is Kind.REFUSED:
+            with contextlib.suppress(DataConnectionError):
+                return self.connection.verify_head(frame, self.seals)
+            self.seals = self.connection.client_seals(NO_KEY)
+        return self.connection.verify_head(frame, self.seals)
+
+    def _in_time(self) -> float:
+        """Before each wait, so that what has come in the end counts, however late. Returns the time."""
+        if self._left_s < 0:
+            raise DataConnectionError("slow", "the other side takes too long over these pages")
+        return time.monotonic()
+
+    def _spent_since(self, started: float) -> None:
+        self._left_s -= time.monotonic() - started
+
+    def _refused(self, frame: ReceivedFrame) -> NoReturn:
+        code = bytearray(frame.head.length)
+        if code:
+            self.connection.receive_payload(frame, self.seals, memoryview(code))
+        raise NotFound(code.decode("ascii", "replace"), "Pages are refused on a data connection.", "It is a miss.")
+
+
+class DataLink:
+    """To one address at a time. `frame_s`: the longest that the other side may be silent in mid-exchange; `dial` makes
+    connections as `connect` does."""
+
+    def __init__(self, frame_s: float = FRAME_S, dial: Dial | None = None) -> None:
+        self._frame_s = frame_s
+        self._dial = dial
+        self._connection: DataConnection | None = None
+        self._address: Address = ""
+        self._lock = threading.Lock()
+        self._is_aborted = False
+
+    @contextlib.contextmanager
+    def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
+        """`size`: see Exchange. Raises TransportDown where the connection cannot be had or breaks. Whatever is raised
+        within ends it, but for refusals and wrong pages: who knows that more is to come after these closes it."""
+        try:
+            yield Exchange(self._connected(address), key, size)
+        except (NotFound, PageCorrupt):
+            raise
+        except PeerUnreachable as error:
+            raise TransportError(str(error), silent=error.silent, unreached=True) from error
+        except (DataConnectionError, OSError) as error:
+            silent = self._is_silent(error)
+            self.close()
+            raise TransportError(str(error), silent=silent) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def abort(self) -> None:
+        """From another thread: who waits here finds the connection ended, and there is no other from now on."""
+        with self._lock:
+            self._is_aborted = True
+            if self._connection is not None:
+                self._connection.shut_down()
+
+    def adopt_connection(self, address: Address, connection: DataConnection) -> None:
+        """Go on with a connection to there that another link has handed over. Before anything else."""
+        self._address, self._connection = address, connection
+
+    def release_connection(self) -> tuple[Address, DataConnection] | None:
+        """The connection, where there is one, on which nothing must be under way: it is the caller's now."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is None:
+            return None
+        if self._is_aborted:
+            connection.close()
+            return None
+        return self._address, connection
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.shut_down()  # who waits for its end on another thread notices
+            connection.close()
+
+    def _connected(self, address: Address) -> DataConnection:
+        if self._connection is not None:
+            # Between moves nothing is to come: what is there is the other side's end.
+            if address == self._address and not self._connection.wait(0):
+                return self._connection
+            self.close()
+        connection = (self._dial or connect)(address, self._frame_s)
+        with self._lock:
+            self._connection, self._address = connection, address
+            if self._is_aborted:
+                raise TransferCancelled
+        return connection
+
+    def _is_silent(self, error: Exception) -> bool:
+        """Whether nothing came in time, which on a connection that has ended cannot be."""
+        if isinstance(error, DataConnectionError) and error.reason == "slow":
+            return self._connection is None or not self._connection.wait(0)
+        return isinstance(error, TimeoutError)
+
+
+def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
+    """A new connection, greeted; raises DataConnectionError, OSError. A string is the name of an abstract Unix socket:
+    who is silent there hangs. Between hosts nothing tells that from a network that lets nothing through: NotReached."""
+    if isinstance(address, str):
+        return _connect_unix(address, frame_s)
+    began_s = time.monotonic()
+    try:
+        return with_handshake(DataConnection(socket.create_connection(address, CONNECT_S), frame_s))
+    except (DataConnectionError, OSError) as error:
+        raise PeerUnreachable(str(error), began_s) from error
+
+
+def with_handshake(connection: DataConnection) -> DataConnection:
+    """A connection that has just been made, ready for use; else it is closed."""
+    try:
+        connection.client_handshake()
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _connect_unix(name: str, frame_s: float) -> DataConnection:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # A socket with a timeout of Python's would not wait where others are in the queue.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _CONNECT_TIMEVAL)
+        sock.connect("\0" + name)
+    except ConnectionRefusedError as error:
+        sock.close()
+        raise PeerUnreachable(str(error), time.monotonic()) from error
+    except BaseException:
+        sock.close()
+        raise
+    return with_handshake(DataConnection(sock, frame_s))

@@ -1,0 +1,185 @@
+"""RingAgent: NIXL's agent of a mover process. Peers read the ring by it, and it reads theirs. Knows nothing of leases.
+
+It is made when it is needed and ends when nobody has needed it for a while, since its threads never rest. What is read
+lands in areas of its own and is copied from there: a read that was given up may still end, and then nobody looks there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import mmap
+import os
+import secrets
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from quire_common.kv_data.frame import DataConnectionError
+from quire_common.telemetry.logs import get_logger
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from quire_worker.kv_transfer.ring import Ring
+
+log = get_logger(__name__)
+IDLE_S = 2.0
+# For one request: a read takes no part in the data connection's own limits, and a peer waits no longer.
+READ_S = 2.0
+_POLL_S = 20e-6
+_MEMORY = "DRAM"
+
+
+def is_installed() -> bool:
+    """Whether there can be such agents."""
+    return importlib.util.find_spec("nixl") is not None
+
+
+class SharedNixlAgent:
+    """Used by any thread. NIXL itself is called by one at a time."""
+
+    def __init__(self, ring: Ring, idle_s: float = IDLE_S) -> None:
+        self._ring = ring
+        self._idle_s = idle_s
+        self._lock = threading.Lock()
+        self._agent: NixlAgent | None = None
+        self._users = 0
+        self._timer: threading.Timer | None = None
+        self._begun = threading.Event()
+
+    def begin(self) -> None:
+        """Make the first one, on a thread: it takes seconds to load what all need."""
+        threading.Thread(target=self._begin, name="nixl-start", daemon=True).start()
+
+    def await_begun(self, timeout_s: float) -> bool:
+        """Whether `using` will not be slow."""
+        return self._begun.wait(timeout_s)
+
+    @contextlib.contextmanager
+    def using(self) -> Iterator[NixlAgent]:
+        """The agent, which lives as long. Raises DataConnectionError where there cannot be one."""
+        with self._lock:
+            if self._agent is None:
+                self._agent = NixlAgent(self._ring)
+            agent = self._agent
+            self._users += 1
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+        try:
+            yield agent
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._timer = threading.Timer(self._idle_s, self._close_idle)
+                    self._timer.daemon = True
+                    self._timer.start()
+
+    def _begin(self) -> None:
+        try:
+            with self.using():
+                pass
+        except DataConnectionError as error:
+            log.error("no pages go by NIXL", cause=str(error))
+        finally:
+            self._begun.set()
+
+    def _close_idle(self) -> None:
+        with self._lock:
+            if self._agent is not None and not self._users and self._timer is threading.current_thread():
+                self._agent.close()
+                self._agent = self._timer = None
+
+
+class NixlAgent:
+    """One life. `base` is the ring's address; `metadata` is for peers, who can read and write all that it registers."""
+
+    def __init__(self, ring: Ring) -> None:
+        self._lock = threading.Lock()
+        self._page_bytes = ring.page_bytes
+        self._areas: list[NDArray[np.uint8]] = []
+        self._made: list[NDArray[np.uint8]] = []
+        self._peers: dict[str, int] = {}
+        self.base = int(np.frombuffer(ring.memory, np.uint8).ctypes.data)
+        os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+        with _failures():
+            from nixl import nixl_agent, nixl_agent_config  # type: ignore[import-not-found]  # an optional package
+
+            self._nixl: Any = nixl_agent(secrets.token_hex(16), nixl_agent_config(backends=["UCX"]))
+            self._nixl.register_memory([(self.base, len(ring.memory), 0, "")], _MEMORY)
+            self.metadata: bytes = self._nixl.get_agent_metadata()
+
+    def close(self) -> None:
+        """End it, and then let go of its memory: until then what was given up may be written there."""
+        with contextlib.suppress(DataConnectionError), _failures():
+            del self._nixl
+        self._areas.clear()
+        self._made.clear()
+
+    @contextlib.contextmanager
+    def peer(self, metadata: bytes) -> Iterator[str]:
+        """A peer's name here, as long as it is read from. Raises DataConnectionError."""
+        with self._lock, _failures():
+            name = self._nixl.add_remote_agent(metadata)
+            name = name.decode() if isinstance(name, bytes) else name
+            self._peers[name] = self._peers.get(name, 0) + 1
+        try:
+            yield name
+        finally:
+            with self._lock, contextlib.suppress(DataConnectionError), _failures():
+                self._peers[name] -= 1
+                if not self._peers[name]:
+                    del self._peers[name]
+                    self._nixl.remove_remote_agent(name)
+
+    @contextlib.contextmanager
+    def read(self, peer: str, addresses: Sequence[int]) -> Iterator[list[NDArray[np.uint8]]]:
+        """Copies of the pages that lie there, as long as they are looked at. Raises DataConnectionError."""
+        with self._lock, _failures():
+            areas = [self._areas.pop() if self._areas else self._new_area() for _ in addresses]
+        self._read(peer, addresses, areas)
+        try:
+            yield areas
+        finally:
+            with self._lock:
+                self._areas += areas
+
+    def _read(self, peer: str, addresses: Sequence[int], areas: Sequence[NDArray[np.uint8]]) -> None:
+        """Where this raises, the areas are nobody's any more, as long as the agent lives."""
+        deadline = time.monotonic() + READ_S
+        size = self._page_bytes
+        with self._lock, _failures():
+            ours = self._nixl.get_xfer_descs([(area.ctypes.data, size, 0) for area in areas], _MEMORY)
+            theirs = self._nixl.get_xfer_descs([(address, size, 0) for address in addresses], _MEMORY)
+            request = self._nixl.initialize_xfer("READ", ours, theirs, peer)
+            state = self._nixl.transfer(request)
+        while state == "PROC" and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+            with self._lock, _failures():
+                state = self._nixl.check_xfer_state(request)
+        with self._lock, _failures():
+            request.release()
+        if state != "DONE":
+            raise DataConnectionError("nixl", f"a read ended as {state}")
+
+    def _new_area(self) -> NDArray[np.uint8]:
+        memory = mmap.mmap(-1, self._page_bytes, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        area: NDArray[np.uint8] = np.frombuffer(memory, np.uint8)
+        self._nixl.register_memory([(area.ctypes.data, len(area), 0, "")], _MEMORY)
+        self._made.append(area)
+        return area
+
+
+@contextlib.contextmanager
+def _failures() -> Iterator[None]:
+    """NIXL's errors have no common class of their own."""
+    try:
+        yield
+    except Exception as error:
+        raise DataConnectionError("nixl", f"{type(error).__name__}: {error}") from error

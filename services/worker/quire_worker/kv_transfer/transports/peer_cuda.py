@@ -1,0 +1,70 @@
+"""Another GPU of the host: the engine's device reads pages where they lie, in the peer's own memory. All that a
+connection carries is which page lies where, and whether the lease stood until after they were read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.columns import i32
+from quire_common.kv_data.frame import DataConnectionError, Kind
+
+if TYPE_CHECKING:
+    from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.peers.pool_page_sink import PoolPageSink
+    from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
+    from quire_worker.step import Int32
+
+
+class PeerCuda:
+    """See Source. The link is the pull's. Pages land in the pool, not in the ring's slots."""
+
+    name = "cuda_ipc"
+
+    def __init__(self, link: DataLink, pool: PoolPageSink) -> None:
+        self._link = link
+        self._pool_sink = pool
+
+    def offered(self, access: PeerAccess) -> bool:
+        """See Source."""
+        return access.memory and bool(access.socket or access.tcp)
+
+    def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """See Source. In the end the peer is told that nothing more is wanted."""
+        access = transfer.access
+        address = access.socket or access.tcp
+        if not address:
+            raise ValueError("this way was not offered")
+        try:
+            with self._link.exchange(address, access.key) as exchange:
+                while self._pool_sink.reached < len(transfer.run):
+                    self._pool_sink.fetch(self._located(exchange, transfer))
+                exchange.send(Kind.DONE)
+                exchange.receive_frame(Kind.END)
+                self._pool_sink.keep_last()
+        finally:
+            self._pool_sink.drop()
+
+    def close(self) -> None:
+        """See Source."""
+        self._link.close()
+
+    def _located(self, exchange: Exchange, transfer: PageTransfer[PeerAccess]) -> Int32:
+        """Where the next pages lie; at least one. Any answer shows that the lease stood until now."""
+        first = transfer.access.first_index + self._pool_sink.reached
+        exchange.send(Kind.LOCATE, page=first)
+        while True:
+            exchange.set_time_budget(transfer.page_bytes)
+            frame = exchange.receive_frame(Kind.PLACED, Kind.ALIVE)
+            self._pool_sink.keep()
+            if frame.head.kind is Kind.PLACED:
+                break
+        payload = bytearray(frame.head.length)
+        if payload:
+            exchange.receive_payload(frame, memoryview(payload))
+        places = i32(bytes(payload), "places")
+        if frame.head.page != first or not len(places):
+            raise DataConnectionError(
+                "garbage", f"{len(places)} places from {frame.head.page} on are not what comes next"
+            )
+        return places[: len(transfer.run) - self._pool_sink.reached]

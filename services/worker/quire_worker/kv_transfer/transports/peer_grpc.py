@@ -1,0 +1,35 @@
+"""Another worker over gRPC: what goes over TCP, in a stream. For networks that let nothing else through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_worker.kv_transfer.transports.peer_tcp import fetch_all
+
+if TYPE_CHECKING:
+    from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.transports.data_link import DataLink
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
+
+
+class PeerGrpc:
+    """See Source. The link is the pull's, and makes its connections with a TunnelDial."""
+
+    name = "grpc"
+
+    def __init__(self, link: DataLink) -> None:
+        self._link = link
+
+    def offered(self, access: PeerAccess) -> bool:
+        """See Source."""
+        return access.grpc is not None
+
+    def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """See Source. In the end the peer is told that nothing more is wanted."""
+        if transfer.access.grpc is None:
+            raise ValueError("this way was not offered")
+        fetch_all(self._link, transfer.access.grpc, transfer, sink)
+
+    def close(self) -> None:
+        """See Source."""
+        self._link.close()

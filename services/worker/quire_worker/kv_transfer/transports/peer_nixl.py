@@ -1,0 +1,87 @@
+"""Another worker by NIXL: pages are read out of its ring by whatever UCX finds fastest between both, RDMA where there
+is such a network. All that a data connection carries is who may do so, which page lies where, and that it was taken.
+
+As with shared memory, a page that is not what its header says is no proof of damage: its slot may have been taken back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.pages import copy_body
+from quire_worker.kv_transfer.transports.peer_tcp import next_but_alive
+from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
+from quire_worker.kv_transfer.transports.transport import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
+    from quire_worker.kv_transfer.transports.nixl_agent import NixlAgent, SharedNixlAgent
+    from quire_worker.kv_transfer.transports.shared_pages import Copy
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
+
+_BASE = struct.Struct("<Q")
+# Pages in one request: what a request costs is the same for one as for many. A peer shows no more than so many.
+_AT_ONCE = 8
+
+
+class PeerNixl:
+    """See Source. The link is the pull's, the agent its process's."""
+
+    name = "nixl"
+
+    def __init__(self, link: DataLink, agents: SharedNixlAgent) -> None:
+        self._link = link
+        self._agents = agents
+        self._held = contextlib.ExitStack()
+
+    def offered(self, access: PeerAccess) -> bool:
+        """See Source."""
+        return access.tcp is not None
+
+    def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """See Source. In the end the peer is told that nothing more is wanted."""
+        if transfer.access.tcp is None:
+            raise ValueError("this way was not offered")
+        try:
+            agent = self._held.enter_context(self._agents.using())  # the first takes longer than a peer would wait
+        except DataConnectionError as error:
+            raise TransportError(str(error)) from error
+        with self._link.exchange(transfer.access.tcp, transfer.access.key) as exchange:
+            if sink.received_pages < len(transfer.run):
+                self._fetch(exchange, agent, transfer, sink)
+            exchange.send(Kind.DONE)
+            exchange.receive_frame(Kind.END)
+
+    def close(self) -> None:
+        """See Source."""
+        self._link.close()
+        self._held.close()
+
+    def _fetch(self, exchange: Exchange, agent: NixlAgent, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        exchange.send(Kind.AGENT)
+        frame = next_but_alive(exchange, transfer.page_bytes, Kind.PLACED)
+        told = bytearray(frame.head.length)
+        if len(told) <= _BASE.size:
+            raise DataConnectionError("garbage", "there is no agent")
+        exchange.receive_payload(frame, memoryview(told))
+        (base,) = _BASE.unpack_from(told)
+        with agent.peer(bytes(told[_BASE.size :])) as peer:
+
+            @contextlib.contextmanager
+            def fetch(places: Sequence[int]) -> Iterator[Copy]:
+                with agent.read(peer, [base + place for place in places]) as areas:
+                    came = dict(zip(places, areas, strict=True))
+                    yield lambda place, header, room: copy_body(header, came[place], room)
+
+            fetch_shared_pages(self._link, exchange, Kind.SHOW, transfer, sink, fetch, most=_AT_ONCE)
+
+
+def pack_agent(agent: NixlAgent) -> bytes:
+    """What the peer is told: where the ring lies, and how its memory is reached."""
+    return _BASE.pack(agent.base) + agent.metadata

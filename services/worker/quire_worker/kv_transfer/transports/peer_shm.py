@@ -1,0 +1,55 @@
+"""Another worker of the same host: pages are copied out of the ring in which its engine has put them. All that a socket
+carries is who may do so, and which page lies where.
+
+The slot of a page is the peer's again once it was told that the page is taken, or when it has lost patience. So a page
+that is not what its header says is no proof of damage: another way is tried.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
+
+if TYPE_CHECKING:
+    from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
+    from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
+
+
+class PeerShm:
+    """See Source. The link is the pull's."""
+
+    name = "shm"
+
+    def __init__(self, link: DataLink, maps: SharedMapCache) -> None:
+        self._link = link
+        self._maps = maps
+
+    def offered(self, access: PeerAccess) -> bool:
+        """See Source."""
+        return bool(access.socket)
+
+    def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """See Source. In the end the peer is told that nothing more is wanted."""
+        access = transfer.access
+        with self._link.exchange(access.socket, access.key) as exchange:
+            if sink.received_pages < len(transfer.run):
+                self._fetch(exchange, transfer, sink)
+            exchange.send(Kind.DONE)
+            exchange.receive_frame(Kind.END)
+
+    def close(self) -> None:
+        """See Source."""
+        self._link.close()
+
+    def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        exchange.send(Kind.MAP)
+        frame = exchange.receive_frame(Kind.END)
+        if not frame.fds:
+            raise DataConnectionError("garbage", "no descriptor came")
+        with self._maps.using(frame.fds.pop()) as ring:
+            fetch_shared_pages(self._link, exchange, Kind.GET, transfer, sink, lambda _: nullcontext(ring.copy), most=1)

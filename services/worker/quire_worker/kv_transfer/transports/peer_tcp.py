@@ -1,0 +1,71 @@
+"""Another worker's peer port: pages over TCP, straight into the ring, each as soon as it is filled there."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.columns import pack_i32
+from quire_common.kv_data.frame import Kind
+from quire_worker.kv_transfer.transports.page_parts import receive_parts
+
+if TYPE_CHECKING:
+    from quire_common.kv_data.connection import ReceivedFrame
+    from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.transports.data_link import Address, DataLink, Exchange
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
+
+# The engine is not woken for single pages where the next begins to come so soon.
+SOON_S = 1e-3
+
+
+class PeerTcp:
+    """See Source. The link is the pull's."""
+
+    name = "tcp"
+
+    def __init__(self, link: DataLink) -> None:
+        self._link = link
+
+    def offered(self, access: PeerAccess) -> bool:
+        """See Source."""
+        return access.tcp is not None
+
+    def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+        """See Source. In the end the peer is told that nothing more is wanted."""
+        if transfer.access.tcp is None:
+            raise ValueError("this way was not offered")
+        fetch_all(self._link, transfer.access.tcp, transfer, sink)
+
+    def close(self) -> None:
+        """See Source."""
+        self._link.close()
+
+
+def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+    """All pages from the next one on, in frames; in the end the peer is told that nothing more is wanted."""
+    with link.exchange(address, transfer.access.key) as exchange:
+        if sink.received_pages < len(transfer.run):
+            first = transfer.access.first_index
+            exchange.send(Kind.GET, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
+            while sink.received_pages < len(transfer.run):
+                _receive_page(exchange, transfer, sink)
+            exchange.receive_frame(Kind.END)
+        exchange.send(Kind.DONE)
+        exchange.receive_frame(Kind.END)
+
+
+def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
+    if not exchange.connection.wait(SOON_S):
+        sink.flush()
+    frame = next_but_alive(exchange, transfer.page_bytes)
+    receive_parts(exchange, frame, transfer.access.first_index + sink.received_pages, transfer, sink)
+
+
+def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> ReceivedFrame:
+    """The next frame of the kind, however long it takes to be filled, as long as the peer gives signs of life. From
+    here on there is time for a page of so many bytes."""
+    while True:
+        exchange.set_time_budget(page_bytes)
+        frame = exchange.receive_frame(kind, Kind.ALIVE)
+        if frame.head.kind is kind:
+            return frame

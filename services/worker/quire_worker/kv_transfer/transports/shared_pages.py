@@ -1,0 +1,104 @@
+"""Pages that a peer shows, several in a frame, and keeps until they have been taken from where they lie. Knows nothing
+of how they are reached."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.columns import pack_i32
+from quire_common.kv_data.frame import DataConnectionError, Kind, unpack_places
+from quire_common.pages import PageCorrupt, check_parts
+from quire_worker.kv_transfer.transports.peer_tcp import SOON_S, next_but_alive
+from quire_worker.kv_transfer.transports.transport import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
+
+    Copy = Callable[[int, bytes, memoryview], int]
+    # Given where pages lie.
+    Fetch = Callable[[Sequence[int]], AbstractContextManager[Copy]]
+
+# The peer loses patience with who takes nothing: where rooms come slowly it hears of each page.
+LONG_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _SharedPage:
+    """A page. `last`: of its frame, which is answered then."""
+
+    page: int
+    place: int
+    header: bytes
+    last: bool
+
+
+def fetch_shared_pages(
+    link: DataLink,
+    exchange: Exchange,
+    kind: Kind,
+    transfer: PageTransfer[PeerAccess],
+    sink: PageSink,
+    fetch: Fetch,
+    most: int,
+) -> None:
+    """All pages from the next one on, asked for with a frame of that kind. Those that are shown at once, in frames as
+    long as they are fewer than `most`, are fetched at once: with what `fetch` gives, a room is filled from a place, and
+    the checksum under a header is returned. Raises TransportDown where a page is not what its key says."""
+    first = transfer.access.first_index
+    try:
+        exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
+        while sink.received_pages < len(transfer.run):
+            shared = _receive_shared(exchange, transfer, sink, most)
+            with fetch([each.place for each in shared]) as copy:
+                _take_pages(exchange, shared, transfer, sink, copy)
+        exchange.receive_frame(Kind.END)
+    except PageCorrupt as error:
+        link.close()
+        raise TransportError(str(error)) from error
+
+
+def _receive_shared(
+    exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink, most: int
+) -> list[_SharedPage]:
+    """The next pages that are there: a frame's, however long that takes, and what has come with it."""
+    shared: list[_SharedPage] = []
+    while sink.received_pages + len(shared) < len(transfer.run) and len(shared) < most:
+        if shared and not exchange.connection.wait(0):
+            break
+        if not shared and not exchange.connection.wait(SOON_S):
+            sink.flush()
+        frame = next_but_alive(exchange, transfer.page_bytes * (len(shared) + 1), Kind.SHOWN)
+        payload = bytearray(frame.head.length)
+        if payload:
+            exchange.receive_payload(frame, memoryview(payload))
+        places, page = unpack_places(payload), frame.head.page
+        before = sink.received_pages + len(shared)
+        if page != transfer.access.first_index + before or before + len(places) > len(transfer.run):
+            raise DataConnectionError("garbage", f"{len(places)} pages from {page} on are not what comes next")
+        last = page + len(places) - 1
+        shared += [_SharedPage(number, *place, number == last) for number, place in enumerate(places, page)]
+    return shared
+
+
+def _take_pages(
+    exchange: Exchange, shared: Sequence[_SharedPage], transfer: PageTransfer[PeerAccess], sink: PageSink, copy: Copy
+) -> None:
+    """Each is published once it was compared with what its key says, whatever comes of the next."""
+    told_s = time.monotonic()
+    for each in shared:
+        room = sink.next_buffer()
+        checksum = copy(each.place, each.header, room)
+        check_parts(
+            each.header, room, transfer.run.key(sink.received_pages), transfer.dtype, transfer.page_bytes, checksum
+        )
+        if each.last or time.monotonic() - told_s > LONG_S:
+            exchange.send(Kind.TAKEN, page=each.page)
+            told_s = time.monotonic()
+        sink.commit_page()

@@ -1,0 +1,108 @@
+"""The same host: pages are copied out of the store's arena, and by the store out of the ring. All that a socket carries
+is who may do so, and which page lies where.
+
+A page that was copied counts if its place still has the generation that the lease was told, and if header and checksum
+are right: whatever the store, or a lease that has run out, does meanwhile ends as a miss.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from quire_common.errors import NotFound
+from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.pages import PageCorrupt, check_parts
+from quire_worker.kv_transfer.transports.arena_map import ArenaMap, PageReplaced
+from quire_worker.kv_transfer.transports.data_link import DataLink, connect
+from quire_worker.kv_transfer.transports.outbound import send_pages
+from quire_worker.kv_transfer.transports.transport import TransportError
+
+if TYPE_CHECKING:
+    from quire_common.kv_client import LeaseAccess
+    from quire_worker.kv_transfer.transports.data_link import Exchange
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer
+
+# The name comes from the wire: it leads to no socket but a kvstore's.
+_NAME = re.compile(r"quire-kvstore-[0-9a-f]{32}")
+
+
+class ShmTransport:
+    """See Transport. A link for each direction; the arena goes with its link."""
+
+    name = "shm"
+
+    def __init__(self) -> None:
+        self._fetching, self._sending = DataLink(), DataLink()
+        self._arena: ArenaMap | None = None
+        self._lent_to: object = None
+
+    def offered(self, access: LeaseAccess) -> bool:
+        """See Transport."""
+        return bool(_NAME.fullmatch(access.arena))
+
+    def probe(self, access: LeaseAccess) -> None:
+        """See Transport."""
+        try:
+            connect(access.arena).close()
+        except (DataConnectionError, OSError) as error:
+            raise TransportError(str(error)) from error
+
+    def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
+        """See Transport."""
+        access = transfer.access
+        with self._fetching.exchange(access.arena, access.key) as exchange:
+            arena = self._mapped(exchange)
+            try:
+                while (index := sink.received_pages) < min(len(transfer.run), len(access.offsets)):
+                    room = sink.next_buffer()
+                    header, checksum = arena.copy(access.offsets[index], access.generations[index], room)
+                    check_parts(header, room, transfer.run.key(index), transfer.dtype, transfer.page_bytes, checksum)
+                    sink.commit_page()
+            except PageReplaced:
+                raise
+            except PageCorrupt:
+                exchange.send(Kind.DAMAGED, page=sink.received_pages)
+                exchange.receive_frame(Kind.END)
+                raise
+
+    def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        """See Transport."""
+        size = len(page_source.remaining) * transfer.page_bytes
+        try:
+            with self._sending.exchange(transfer.access.arena, transfer.access.key, size) as exchange:
+                self._lend(exchange, page_source.fd)
+
+                def put(index: int, header: bytes, body: memoryview) -> None:
+                    exchange.send(Kind.TAKE, page=index, offset=page_source.page_offset(index), page_header=header)
+
+                send_pages(exchange, transfer, page_source, put)
+        except NotFound:
+            self._sending.close()  # with the answers that were still to come
+            raise
+
+    def close(self) -> None:
+        """See Transport."""
+        self._fetching.close()
+        self._sending.close()
+        if self._arena is not None:
+            self._arena.close()
+
+    def _mapped(self, exchange: Exchange) -> ArenaMap:
+        """The arena, which is mapped once for each connection."""
+        if self._arena is None or self._arena.closed or not self._arena.came_over(exchange.connection.sock):
+            if self._arena is not None:
+                self._arena.close()
+            exchange.send(Kind.MAP)
+            frame = exchange.receive_frame(Kind.END)
+            if not frame.fds:
+                raise DataConnectionError("garbage", "no descriptor came")
+            self._arena = ArenaMap(frame.fds.pop(), exchange.connection.sock)
+        return self._arena
+
+    def _lend(self, exchange: Exchange, fd: int) -> None:
+        """The ring, once for each connection."""
+        if self._lent_to is not exchange.connection:
+            exchange.send(Kind.LEND, fds=[fd])
+            exchange.receive_frame(Kind.END)
+            self._lent_to = exchange.connection

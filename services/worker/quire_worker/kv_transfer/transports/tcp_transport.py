@@ -1,0 +1,88 @@
+"""The data port: pages over TCP, straight from the ring and into it, on the host of the kvstore's own address."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.columns import pack_i32
+from quire_common.config import split_address
+from quire_common.errors import ConfigError, NotFound
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Kind
+from quire_common.pages import PageCorrupt
+from quire_worker.kv_transfer.transports.data_link import DataLink, connect
+from quire_worker.kv_transfer.transports.outbound import send_pages
+from quire_worker.kv_transfer.transports.page_parts import receive_parts
+from quire_worker.kv_transfer.transports.transport import TransportError
+
+if TYPE_CHECKING:
+    from quire_common.kv_client import LeaseAccess
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer
+
+
+class TcpTransport:
+    """See Transport. A link for each direction."""
+
+    name = "tcp"
+
+    def __init__(self, kvstore: str) -> None:
+        self._host = _host(kvstore)
+        self._fetching, self._sending = DataLink(), DataLink()
+
+    def offered(self, access: LeaseAccess) -> bool:
+        """See Transport."""
+        return bool(access.data_port and self._host)
+
+    def probe(self, access: LeaseAccess) -> None:
+        """See Transport."""
+        try:
+            connect((self._host, access.data_port)).close()
+        except (DataConnectionError, OSError) as error:
+            raise TransportError(str(error)) from error
+
+    def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
+        """See Transport."""
+        address = (self._host, transfer.access.data_port)
+        size = (len(transfer.run) - sink.received_pages) * transfer.page_bytes
+        try:
+            with self._fetching.exchange(address, transfer.access.key, size) as exchange:
+                exchange.send(Kind.GET, pack_i32(range(sink.received_pages, len(transfer.run))))
+                while sink.received_pages < len(transfer.run):
+                    receive_parts(exchange, exchange.receive_frame(Kind.PAGE), sink.received_pages, transfer, sink)
+                exchange.receive_frame(Kind.END)
+        except PageCorrupt:
+            self._fetching.close()  # with all that was still to come
+            with self._fetching.exchange(address, transfer.access.key) as exchange:
+                exchange.send(Kind.DAMAGED, page=sink.received_pages)
+                exchange.receive_frame(Kind.END)
+            raise
+
+    def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        """See Transport."""
+        address = (self._host, transfer.access.data_port)
+        size = len(page_source.remaining) * transfer.page_bytes
+        try:
+            with self._sending.exchange(address, transfer.access.key, size) as exchange:
+
+                def put(index: int, header: bytes, body: memoryview) -> None:
+                    for start in range(0, len(body), BODY_BYTES):
+                        part = body[start : start + BODY_BYTES]
+                        last = start + len(part) == len(body)
+                        exchange.send(Kind.PUT, part, page=index, offset=start, last=last, page_header=header)
+
+                send_pages(exchange, transfer, page_source, put)
+        except NotFound:
+            self._sending.close()  # with the answers that were still to come
+            raise
+
+    def close(self) -> None:
+        """See Transport."""
+        self._fetching.close()
+        self._sending.close()
+
+
+def _host(kvstore: str) -> str:
+    """Of the address that was configured or discovered, never of one from the wire; empty where it names none."""
+    try:
+        return split_address(kvstore.removeprefix("dns:///"), "kvstore")[0]
+    except ConfigError:
+        return ""

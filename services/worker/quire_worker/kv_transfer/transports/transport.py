@@ -1,0 +1,118 @@
+"""What a transport is: pages of one move between the ring and a kvstore, or from another worker, by one way.
+
+Both directions can go on where another transport broke off: a Landing knows how far it has come, a Shipment what is
+left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.kv_client import LeaseAccess
+    from quire_common.pages import PageRun
+    from quire_common.sequence import RequestContext
+
+# The fastest first, which is the order of choice.
+TRANSPORTS = ("shm", "tcp", "grpc")
+PEER_TRANSPORTS = ("cuda_ipc", "shm", "tcp", "grpc", "nixl")
+
+
+A_co = TypeVar("A_co", covariant=True)
+A_contra = TypeVar("A_contra", contravariant=True)
+
+
+class TransportError(Exception):  # the next transport's turn, not an error of the other side's
+    """This way is closed, or has broken down under way. `silent`: there may be somebody, who says nothing.
+    `unreached`: nobody has ever answered here, which may be the network's doing."""
+
+    def __init__(self, text: str, *, silent: bool = False, unreached: bool = False) -> None:
+        super().__init__(text)
+        self.silent = silent
+        self.unreached = unreached
+
+
+@dataclass(frozen=True)
+class PageTransfer(Generic[A_co]):
+    """The pages of a move, and the access that its lease gives to them."""
+
+    run: PageRun
+    dtype: str
+    page_bytes: int
+    access: A_co
+    context: RequestContext
+
+
+class PageSink(Protocol):
+    """A load's way into the ring, page by page."""
+
+    @property
+    def received_pages(self) -> int:
+        """How many pages have landed, from the first on; the index of the next."""
+
+    def next_buffer(self) -> memoryview:
+        """Where the body of the next page goes; the same until it has landed. May wait; raises TransferCancelled."""
+
+    def commit_page(self) -> None:
+        """The next page is in its room, and is what its key says."""
+
+    def flush(self) -> None:
+        """The next page may be long in coming: whoever waits for those that have landed is to know of them."""
+
+
+class PageSource(Protocol):
+    """A store's way out of the ring, page by page."""
+
+    @property
+    def remaining(self) -> Sequence[int]:
+        """Indices that are wanted and not gone, in order."""
+
+    @property
+    def fd(self) -> int:
+        """Descriptor of the shared memory that bodies lie in."""
+
+    def request_pages(self, indices: Sequence[int]) -> None:
+        """These are to be sent, in this order."""
+
+    def is_ready(self, index: int) -> bool:
+        """Whether `body` would not wait. Who holds no page back may always ask for the next; others might wait for
+        themselves, since the ring is small."""
+
+    def page_body(self, index: int) -> memoryview:
+        """A page's body, good until it is gone; raises TransferCancelled."""
+
+    def page_offset(self, index: int) -> int:
+        """Where in the file that body lies."""
+
+    def release_page(self, index: int) -> None:
+        """Nobody needs the body any more."""
+
+
+class FetchTransport(Protocol[A_contra]):
+    """A transport that brings pages. `fetch` is called by one thread, and raises TransportDown, QuireError where the
+    other side itself refuses, and PageCorrupt where a page is not what its key says."""
+
+    name: str
+
+    def offered(self, access: A_contra) -> bool:
+        """Whether the other side says that there is this way."""
+
+    def fetch(self, transfer: PageTransfer[A_contra], sink: PageSink) -> None:
+        """All pages from the next one on."""
+
+    def close(self) -> None:
+        """Let go of connections and maps."""
+
+
+class Transport(FetchTransport["LeaseAccess"], Protocol):
+    """A kvstore's. `fetch` has the store look at a damaged page where that is of use. `send` is called by one thread,
+    and raises as `fetch` does."""
+
+    def probe(self, access: LeaseAccess) -> None:
+        """Whether it is open from here; raises TransportDown."""
+
+    def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        """All pages that are left."""

@@ -1,0 +1,129 @@
+"""Which transport carries a move: the first that is open, and the next where one breaks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from quire_common.errors import NotFound, Unavailable
+from quire_common.kv_client import LeaseAccess, TransferCancelled
+from quire_common.pages import PageRun
+from quire_common.sequence import RequestContext
+from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, TransportError
+from quire_worker.kv_transfer.transports.transport_selector import FIRST_BACKOFF_S, MAX_BACKOFF_S, TransportSelector
+
+CARGO = PageTransfer(PageRun(b"n" * 32, 0, ()), "uint8", 1, LeaseAccess(b"lease"), RequestContext("r"))
+
+
+class Fake:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.is_offered = True
+        self.fails: Exception | None = None
+        self.asked = 0
+
+    def offered(self, access: LeaseAccess) -> bool:
+        return self.is_offered
+
+    def probe(self, access: LeaseAccess) -> None:
+        self.asked += 1
+        if self.fails:
+            raise self.fails
+
+    def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
+        self.probe(transfer.access)
+
+    def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
+        self.probe(transfer.access)
+
+    def close(self) -> None:
+        self.asked = -1
+
+
+class Rig:
+    def __init__(self, *names: str) -> None:
+        self.now_s = 100.0
+        self.fakes = [Fake(name) for name in names]
+        self.choice = TransportSelector(self.fakes, lambda: LeaseAccess(b""), lambda: self.now_s)
+
+    def fetch(self) -> list[int]:
+        """How often each was asked."""
+        for fake in self.fakes:
+            fake.asked = 0
+        self.choice.fetch(CARGO, None)  # type: ignore[arg-type]  # the fakes do not look at it
+        return [fake.asked for fake in self.fakes]
+
+
+@pytest.fixture
+def rig() -> Rig:
+    return Rig("shm", "tcp", "grpc")
+
+
+def test_the_first_that_is_offered_carries(rig: Rig) -> None:
+    assert rig.fetch() == [1, 0, 0] and rig.choice.last_used == "shm"
+    rig.fakes[0].is_offered = False
+    assert rig.fetch() == [0, 1, 0] and rig.choice.last_used == "tcp"
+
+
+def test_what_breaks_is_made_up_for_and_left_alone_for_longer_and_longer(rig: Rig) -> None:
+    rig.fakes[0].fails = TransportError("cut")
+    assert rig.fetch() == [1, 1, 0] and rig.choice.last_used == "tcp"
+    assert rig.fetch() == [0, 1, 0], "it is not tried at once again"
+    pause_s = FIRST_BACKOFF_S
+    for _ in range(10):
+        rig.now_s += pause_s - 0.01
+        assert rig.fetch() == [0, 1, 0]
+        rig.now_s += 0.02
+        assert rig.fetch() == [1, 1, 0]
+        pause_s = min(2 * pause_s, MAX_BACKOFF_S)
+    assert pause_s == MAX_BACKOFF_S
+    rig.fakes[0].fails = None
+    rig.now_s += MAX_BACKOFF_S + 1
+    assert rig.fetch() == [1, 0, 0] and rig.choice.last_used == "shm"
+    rig.fakes[0].fails = TransportError("cut")
+    rig.fetch()
+    rig.now_s += FIRST_BACKOFF_S + 0.01
+    assert rig.fetch() == [1, 1, 0], "what worked begins with a short pause again"
+
+
+def test_where_none_is_left_that_is_said(rig: Rig) -> None:
+    for fake in rig.fakes:
+        fake.fails = TransportError("cut")
+    with pytest.raises(Unavailable, match="NO_TRANSPORT"):
+        rig.fetch()
+
+
+@pytest.mark.parametrize("error", [NotFound("LEASE_UNKNOWN", "m", "f"), TransferCancelled(), RuntimeError("a bug")])
+def test_what_is_no_fault_of_the_way_ends_the_move(rig: Rig, error: Exception) -> None:
+    rig.fakes[0].fails = error
+    with pytest.raises(type(error)):
+        rig.fetch()
+    assert [fake.asked for fake in rig.fakes] == [1, 0, 0]
+    rig.fakes[0].fails = None
+    assert rig.fetch() == [1, 0, 0]
+
+
+def test_stores_and_probes_choose_alike(rig: Rig) -> None:
+    rig.fakes[0].fails = TransportError("cut")
+    rig.choice.probe()
+    assert rig.choice.last_used == "tcp"
+    rig.choice.send(CARGO, None)  # type: ignore[arg-type]  # the fakes do not look at it
+    assert [fake.asked for fake in rig.fakes] == [1, 2, 0]
+    rig.choice.close()
+    assert [fake.asked for fake in rig.fakes] == [-1, -1, -1]
+
+
+def test_a_probe_of_a_store_that_is_away_says_nothing_and_breaks_nothing() -> None:
+    def away() -> LeaseAccess:
+        raise Unavailable("GONE", "m", "f")
+
+    choice = TransportSelector([Fake("grpc")], away)
+    choice.probe()
+    assert choice.last_used == ""
+
+
+@pytest.mark.parametrize(("names", "direct"), [(("shm", "tcp", "grpc"), True), (("tcp",), True), (("grpc",), False)])
+def test_leases_are_attached_to_where_that_is_of_use(names: tuple[str, ...], direct: bool) -> None:
+    make: Callable[..., Rig] = Rig
+    assert make(*names).choice.direct is direct
