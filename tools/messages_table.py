@@ -264,7 +264,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its movers"
     yield ""
-    yield f"At most {size(MOVER_FRAME_BYTES)} each (`mover/wire.py`); bytes of pages lie in shared memory."
+    yield f"At most {size(MOVER_FRAME_BYTES)} each (`kv_transfer/wire.py`); bytes of pages lie in shared memory."
     yield ""
     yield "| frame | payload |"
     yield "|---|---|"

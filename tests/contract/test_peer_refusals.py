@@ -30,11 +30,11 @@ from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
 # A mover that waits longer than others do: a busy machine's "a little later" is none of theirs.
 _PATIENT = """
 import sys
-from quire_worker.mover.__main__ import make_ends
-from quire_worker.mover.child import run_child
-from quire_worker.mover.peers import pull
-pull.EARLY_S = 60.0
-run_child(sys.argv[1:], make_ends)
+from quire_worker.kv_transfer.__main__ import make_handlers
+from quire_worker.kv_transfer.agent_main import run_agent
+from quire_worker.kv_transfer.peers import pull
+pull.EXPORT_WAIT_S = 60.0
+run_agent(sys.argv[1:], make_handlers)
 """
 IN_NO_HURRY = (sys.executable, "-c", _PATIENT)
 OVER_A_NETWORK = pytest.mark.parametrize("transport", ["tcp", "grpc"])

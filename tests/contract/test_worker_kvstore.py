@@ -126,7 +126,7 @@ def test_a_lease_that_is_not_there_is_a_miss_and_recomputed(lease: bytes) -> Non
 
 def agent_pid() -> int:
     """The process that carries this process's pages, once it is there."""
-    mark = b"quire_worker.mover\0--parent\0%d\0" % os.getpid()
+    mark = b"quire_worker.kv_transfer\0--parent\0%d\0" % os.getpid()
     clock = threading.Event()
     for _ in range(3000):
         for entry in Path("/proc").glob("[0-9]*"):
