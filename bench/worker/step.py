@@ -52,7 +52,7 @@ class TimedDevice:
     def prepare(self) -> bool:
         return False
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
         ended, self._ended = self._ended, []
         return ended
 

@@ -12,7 +12,7 @@ from quire_scheduler.kv import kv_traffic, page_identity, prefix_cache
 from quire_scheduler.kv.offload import Offload
 from quire_scheduler.kv.page_allocator import PageAllocator
 from quire_scheduler.kv.prefix_cache import PrefixCache
-from quire_worker.engine.residents import Residents
+from quire_worker.engine.resident_slots import ResidentSlots
 from quire_worker.kv_transfer.transports import grpc_transport
 from tests.exactness.hit_rights import HitRights
 from tests.exactness.mutations import UNLUCKY, Mutation
@@ -99,7 +99,7 @@ def pages_stored_before_they_are_full(patch: MonkeyPatch) -> None:
             request.ready_pages = ready
 
     patch.setattr(Offload, "filled", early)
-    patch.setattr(Residents, "can_store", lambda self, pages: True)
+    patch.setattr(ResidentSlots, "can_store", lambda self, pages: True)
 
 
 def loads_not_checked(patch: MonkeyPatch) -> None:

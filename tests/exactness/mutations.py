@@ -18,7 +18,7 @@ from quire_scheduler.core.outputs import OutputBuffer
 from quire_scheduler.kv import page_identity, prefix_cache
 from quire_scheduler.kv.page_allocator import NO_FENCE, Fence, PageAllocator
 from quire_worker.engine.engine import Engine
-from quire_worker.engine.residents import Residents
+from quire_worker.engine.resident_slots import ResidentSlots
 from quire_worker.engine.slots import SlotState
 from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
@@ -179,8 +179,8 @@ def stops_missed_in_flight(patch: MonkeyPatch) -> None:
 
 def rows_after_the_end_told(patch: MonkeyPatch) -> None:
     """A sequence ended, and the row that was launched before anyone knew is told too."""
-    patch.setattr(Residents, "are_late", lambda self, tenure: np.ones(len(tenure), np.bool_))
-    patch.setattr(Residents, "late_end", lambda self, tenure: None)
+    patch.setattr(ResidentSlots, "are_late", lambda self, slot_generation: np.ones(len(slot_generation), np.bool_))
+    patch.setattr(ResidentSlots, "late_end", lambda self, slot_generation: None)
 
 
 def late_rows_taken_for_the_newcomers(patch: MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def late_rows_taken_for_the_newcomers(patch: MonkeyPatch) -> None:
 
     def filled(self: WorkerSlots, start: Start, *args: Any) -> None:
         fill(self, start, *args)
-        self.tenure[start.slot] = 0
+        self.slot_generation[start.slot] = 0
 
     patch.setattr(WorkerSlots, "fill", filled)
 
@@ -218,8 +218,8 @@ def unguarded(break_rule: Callable[[MonkeyPatch], None]) -> Callable[[MonkeyPatc
 
     def both(patch: MonkeyPatch) -> None:
         break_rule(patch)
-        patch.setattr(Residents, "_check_free", lambda self, own, fresh: None)
-        patch.setattr(Residents, "can_load", lambda self, pages: True)
+        patch.setattr(ResidentSlots, "_check_free", lambda self, own, fresh: None)
+        patch.setattr(ResidentSlots, "can_load", lambda self, pages: True)
         patch.setattr(VirtualWorker, "_check_fences", lambda self, new: None)
 
     both.__name__ = f"{break_rule.__name__}_unguarded"

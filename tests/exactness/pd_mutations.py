@@ -9,9 +9,9 @@ import numpy as np
 from quire_scheduler.disaggregation.handovers import Handovers
 from quire_scheduler.disaggregation.pulls import Pulls
 from quire_scheduler.kv.page_allocator import PageAllocator
-from quire_worker.engine.lending import Lending
+from quire_worker.engine.export_offers import ExportOffers
 from quire_worker.engine.page_states import PageStates
-from quire_worker.engine.residents import Residents
+from quire_worker.engine.resident_slots import ResidentSlots
 from tests.exactness import virtual_peers
 from tests.exactness.mutations import Mutation
 from tests.exactness.virtual_peers import PeerWeather
@@ -39,7 +39,7 @@ def rot_goes_unnoticed(patch: MonkeyPatch) -> None:
 
 def offered_before_they_are_filled(patch: MonkeyPatch) -> None:
     """An export offers all of its pages at once."""
-    patch.setattr(Lending, "_positions", lambda self, loan: 0)
+    patch.setattr(ExportOffers, "_positions", lambda self, loan: 0)
 
 
 def what_failed_counts_as_come(patch: MonkeyPatch) -> None:
@@ -61,8 +61,8 @@ def lent_pages_are_used_again(patch: MonkeyPatch) -> None:
     patch.setattr(PageAllocator, "lend", lambda self, pages: None)
     patch.setattr(PageAllocator, "take_back", lambda self, pages: None)
     patch.setattr(PageAllocator, "check_integrity", lambda self, *more: None)
-    patch.setattr(Residents, "_check_free", lambda self, own, fresh: None)
-    patch.setattr(Residents, "can_load", lambda self, pages: True)
+    patch.setattr(ResidentSlots, "_check_free", lambda self, own, fresh: None)
+    patch.setattr(ResidentSlots, "can_load", lambda self, pages: True)
     patch.setattr(VirtualWorker, "_check_fences", lambda self, new: None)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class _Flight:
+class _InFlightStep:
     batch: StepBatch
     outcome: StepOutcome | None = None
     written: Written | None = None
@@ -51,13 +51,14 @@ class VirtualDevice:
         self._memory = memory
         self._step_us = step_us
         self._settle = settle
-        self._waiting: list[_Flight] = []
+        self._waiting: list[_InFlightStep] = []
         self._ended: list[StepOutcome] = []
         self._free_us = 0
 
     def launch(self, batch: StepBatch) -> None:
-        flight = _Flight(batch)
-        self._waiting.append(flight)
+        """See Device."""
+        in_flight = _InFlightStep(batch)
+        self._waiting.append(in_flight)
         self.in_flight.append(batch)
         settle = self._settle
         if settle == "mixed":
@@ -66,16 +67,17 @@ class VirtualDevice:
             while self._waiting:
                 self._run(self._waiting.pop(0))
         if settle == "late":
-            flight.written = self._memory.written(batch)
+            in_flight.written = self._memory.written(batch)
         least, most = self._step_us
         self._free_us = max(self._free_us, self._time.now_us) + int(self._rng.integers(least, most + 1))
-        self._time.at(self._free_us, lambda: self._end(flight))
+        self._time.at(self._free_us, lambda: self._end(in_flight))
 
     def prepare(self) -> bool:
         """Nothing was put off."""
         return self._inner.prepare()
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
+        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -88,17 +90,17 @@ class VirtualDevice:
     def close(self) -> None:
         self._inner.close()
 
-    def _run(self, flight: _Flight) -> None:
-        self._inner.launch(flight.batch)
-        (flight.outcome,) = self._inner.finished()
+    def _run(self, in_flight: _InFlightStep) -> None:
+        self._inner.launch(in_flight.batch)
+        (in_flight.outcome,) = self._inner.take_outcomes()
 
-    def _end(self, flight: _Flight) -> None:
-        if not any(batch is flight.batch for batch in self.in_flight):
+    def _end(self, in_flight: _InFlightStep) -> None:
+        if not any(batch is in_flight.batch for batch in self.in_flight):
             return  # forgotten by drain
-        while flight.outcome is None:
+        while in_flight.outcome is None:
             self._run(self._waiting.pop(0))
-        if flight.written is not None:
-            self._memory.write_again(flight.written)
+        if in_flight.written is not None:
+            self._memory.write_again(in_flight.written)
         del self.in_flight[0]
-        self._ended.append(flight.outcome)
+        self._ended.append(in_flight.outcome)
         self.wake()

@@ -89,7 +89,7 @@ class VirtualWorker:
     def _tell(self, report: Report) -> None:
         """Reports that follow closely travel as one, as the session's writer has it."""
         self._count(report)
-        if not self._bundle.fits(report):
+        if not self._bundle.has_room_for(report):
             self._flush()
         self._bundle.add(report)
         if not self._interval_us:
@@ -101,7 +101,7 @@ class VirtualWorker:
         if not len(self._bundle):
             return
         self._events["reports merged"] += len(self._bundle) > 1
-        report = self._bundle.take()
+        report = self._bundle.take_report()
         self._send(encode_report(report).SerializeToString())
         if self._rng.random() < 0.05:
             self._send(encode_report(_heartbeat(report)).SerializeToString())

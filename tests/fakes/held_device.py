@@ -29,8 +29,8 @@ class HeldDevice:
     def prepare(self) -> bool:
         return self._inner.prepare()
 
-    def finished(self) -> list[StepOutcome]:
-        return self._inner.finished()
+    def take_outcomes(self) -> list[StepOutcome]:
+        return self._inner.take_outcomes()
 
     def drain(self) -> None:
         self.end(len(self.launched))

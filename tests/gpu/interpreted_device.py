@@ -15,14 +15,14 @@ import torch
 from quire_common.credit import Finish
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.host_rows import HostRows
-from quire_worker.cuda.lone_steps import outcome_of_each
+from quire_worker.cuda.isolated_steps import run_isolated
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.engine.spec import EngineSpec
-from quire_worker.engine.step_runner import StepOutcome, failed_draws
+from quire_worker.engine.step_runner import StepOutcome, failed_samples
 from quire_worker.model.decoder import Decoder
 from quire_worker.step import StepBatch, StepTiming
 
@@ -50,7 +50,7 @@ class InterpretedDevice:
             outcome = self._run(batch)
         except Exception as error:
             again = not self._body.advanced
-            outcome = outcome_of_each(batch, error, self._run, _examine, again=again)
+            outcome = run_isolated(batch, error, self._run, _examine, again=again)
         self._ended.append(outcome)
         self.wake()
 
@@ -81,7 +81,7 @@ class InterpretedDevice:
         finish = results[size.sequences : 2 * size.sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
         extras = self._extras.start(batch, places, body.logits, body.results, hidden)
-        failed = failed_draws(batch, token) | extras.failed
+        failed = failed_samples(batch, token) | extras.failed
         self._repetition.end(batch, token, finish)
         if failed:
             token[list(failed)] = -1
@@ -93,7 +93,8 @@ class InterpretedDevice:
         """There is nothing to do ahead."""
         return False
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
+        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 

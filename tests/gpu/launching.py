@@ -19,5 +19,5 @@ def run_one(device: Device, batch: StepBatch) -> StepOutcome:
     device.launch(replace(batch, token=batch.token.copy()))
     if not ended.wait(_LIMIT_S):
         raise RuntimeError("the step does not end")
-    (outcome,) = device.finished()
+    (outcome,) = device.take_outcomes()
     return outcome

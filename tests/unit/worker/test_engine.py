@@ -11,7 +11,7 @@ from quire_common.credit import Budget, Epoch, Finish, Grant
 from quire_common.errors import FailedPrecondition, InvalidArgument
 from quire_common.sequence import RequestContext, Sampling
 from quire_worker.engine.ports import NullObserver, SlotTrace
-from quire_worker.engine.residents import Residents
+from quire_worker.engine.resident_slots import ResidentSlots
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, small_spec
 
@@ -281,7 +281,7 @@ def test_growth_of_many_slots_is_that_of_each(
         return [column.tolist() for column in columns], bench.run().codes()
 
     at_once = grown()
-    monkeypatch.setattr(Residents, "grow_all", lambda *_: False)
+    monkeypatch.setattr(ResidentSlots, "grow_all", lambda *_: False)
     assert grown() == at_once
 
 

@@ -171,7 +171,7 @@ def test_a_scheduler_that_attaches_waits_for_the_steps_of_the_one_before(bench: 
     bench.loop.granted(session, Grant(epoch, 1, start=[a_start(0, [1], [1, 2, 3])], budget=ROOMY), 0)
     assert bench.runner.inside.acquire(timeout=WAIT_S)
     following = bench.loop.attach()
-    assert following.outbox.empty()
+    assert following.outgoing.empty()
     assert bench.loop.attached, "the one before must not take it back meanwhile"
     bench.runner.gate.set()
     hello = next(following.frames())

@@ -56,7 +56,7 @@ def an_ack(retired: int) -> Report:
 def sent(*items: object, clock: float = 0.0) -> list[Report]:
     session = Session()
     for item in (*items, Closed()):
-        session.outbox.put(item)  # type: ignore[arg-type]  # what an outbox takes
+        session.outgoing.put(item)  # type: ignore[arg-type]  # what an outbox takes
     return [frame for frame in session.frames(lambda: clock) if isinstance(frame, Report)]
 
 
@@ -116,39 +116,39 @@ def test_a_joined_report_is_bounded_in_steps_and_bytes() -> None:
 def test_what_was_taken_leaves_nothing_behind() -> None:
     bundle = ReportBundle()
     bundle.add(a_report(1, 5, prefill=True))
-    bundle.take()
+    bundle.take_report()
     bundle.add(a_report(2, 5, retired=2))
-    assert bundle.fits(a_report(3, 5, retired=3)) and bundle.take().first_step == 2
+    assert bundle.has_room_for(a_report(3, 5, retired=3)) and bundle.take_report().first_step == 2
 
 
 def test_silence_is_broken_by_heartbeats_that_repeat_the_last_acknowledgement() -> None:
     session, now = Session(), [0.0]
     frames = session.frames(lambda: now[0])
-    session.outbox.put(WorkerHello(EPOCH, 10, 4, (64,), counting_info()))
+    session.outgoing.put(WorkerHello(EPOCH, 10, 4, (64,), counting_info()))
     next(frames)
     now[0] += HEARTBEAT_S
     first = next(frames)
     assert isinstance(first, Report) and (first.heartbeat, first.epoch, first.retired) == (True, EPOCH, 0)
     last = a_report(7, 5, retired=3, prefill=True)
     last.in_flight, last.draining = 2, True
-    session.outbox.put(last)
-    session.outbox.put(Flush())
+    session.outgoing.put(last)
+    session.outgoing.put(Flush())
     assert next(frames) is last
     now[0] += HEARTBEAT_S
     beat = next(frames)
     assert isinstance(beat, Report) and beat.heartbeat and beat.draining
     assert (beat.retired, beat.in_flight, beat.first_step, beat.running, beat.steps) == (3, 2, 8, 7, 0)
     assert not len(beat.moved_id) and not len(beat.prefill_slot) and not beat.error and not beat.timing
-    session.outbox.put(a_report(8, 6))
-    session.outbox.put(Flush())
+    session.outgoing.put(a_report(8, 6))
+    session.outgoing.put(Flush())
     assert next(frames).first_step == 8  # type: ignore[union-attr]  # a report
 
 
 def test_nothing_is_said_before_the_hello() -> None:
     session, now = Session(), [0.0]
-    session.outbox.put(Flush())
+    session.outgoing.put(Flush())
     now[0] = 100 * HEARTBEAT_S
-    session.outbox.put(Closed())
+    session.outgoing.put(Closed())
     assert list(session.frames(lambda: now[0])) == []
 
 
@@ -169,18 +169,18 @@ def test_a_reader_waits_while_many_grants_are_not_applied_and_not_for_a_session_
 def test_a_report_is_held_a_millisecond_at_most() -> None:
     session, now = Session(), [0.0]
     frames = session.frames(lambda: now[0])
-    session.outbox.put(a_report(1, 5))
-    session.outbox.put(Flush())
+    session.outgoing.put(a_report(1, 5))
+    session.outgoing.put(Flush())
     assert next(frames).first_step == 1  # type: ignore[union-attr]  # a report
-    session.outbox.put(a_report(2, 5))
+    session.outgoing.put(a_report(2, 5))
     now[0] = 0.002  # the interval is over: what is there goes out without waiting for more
     assert next(frames).first_step == 2  # type: ignore[union-attr]  # a report
 
 
 def test_what_was_held_goes_out_before_the_end_and_the_error_after() -> None:
     session = Session()
-    session.outbox.put(a_report(1, 5))
-    session.outbox.put(Closed(Aborted("REASON", "m", "f")))
+    session.outgoing.put(a_report(1, 5))
+    session.outgoing.put(Closed(Aborted("REASON", "m", "f")))
     frames = session.frames()
     assert next(frames).first_step == 1  # type: ignore[union-attr]  # a report
     with pytest.raises(Aborted, match="REASON"):

@@ -16,10 +16,10 @@ import pytest
 from bench.harness.plain_pages import ids
 from quire_common.credit import Finish, MoveKind, PageMove
 from quire_common.errors import QuireError
-from quire_worker.engine.lending import Lending
+from quire_worker.engine.export_offers import ExportOffers
 from quire_worker.engine.page_states import NOBODY, PageStates
 from quire_worker.engine.ports import NullObserver
-from quire_worker.engine.residents import Residents
+from quire_worker.engine.resident_slots import ResidentSlots
 from quire_worker.engine.slots import SlotState
 from quire_worker.step import Int32
 from tests.fakes.agent_rig import QUICK, AgentRig
@@ -31,7 +31,7 @@ LIMIT_S = 100e-6
 PAGE = 4
 
 
-def plain_admit(residents: Residents) -> list[tuple[int, str]]:
+def plain_admit(residents: ResidentSlots) -> list[tuple[int, str]]:
     """Every waiting slot is judged, highest order key first."""
     table, lost = residents.table, []
     waiting = np.flatnonzero(table.state == SlotState.WAITING).tolist()
@@ -43,7 +43,7 @@ def plain_admit(residents: Residents) -> list[tuple[int, str]]:
     return lost
 
 
-def plain_verdict(residents: Residents, slot: int) -> str:
+def plain_verdict(residents: ResidentSlots, slot: int) -> str:
     table, states = residents.table, residents.states
     cached = int(table.computed[slot])
     pages = table.pages(slot)[: -(-cached // PAGE)]
@@ -65,12 +65,12 @@ def plain_verdict(residents: Residents, slot: int) -> str:
     return ""
 
 
-def plain_can_load(residents: Residents, pages: Int32) -> bool:
+def plain_can_load(residents: ResidentSlots, pages: Int32) -> bool:
     table, states = residents.table, residents.states
     if len(set(pages.tolist())) != len(pages) or pages.min() < 1 or pages.max() >= states.num_pages:
         return False
     for page in pages.tolist():
-        if states.lent[page] or states.pending[page] or states.busy_until[page] > residents.settled:
+        if states.exported[page] or states.pending[page] or states.busy_until[page] > residents.settled:
             return False
         holders = [s for s in np.flatnonzero(table.state == SlotState.RUNNING).tolist() if page in table.pages(s)]
         writer = int(states.writer[page])
@@ -88,7 +88,7 @@ class Careless:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         spec = small_spec(max_num_seqs=4, num_pages=24, slots=8)
-        self.residents = Residents(spec, NullObserver())
+        self.residents = ResidentSlots(spec, NullObserver())
         self.loads: list[Int32] = []
 
     def act(self) -> None:
@@ -206,11 +206,11 @@ def cpu_s(call: Callable[[], object]) -> float:
     return min(rounds)
 
 
-def crowd(slots: int, waiting: bool) -> Residents:
+def crowd(slots: int, waiting: bool) -> ResidentSlots:
     """That many sequences of 32 pages each: all but the first wait for its pages, or all run."""
     pages = 32
     spec = small_spec(max_num_seqs=slots, slots=slots, max_model_len=4 * pages, num_pages=slots * pages + 100)
-    residents = Residents(spec, NullObserver())
+    residents = ResidentSlots(spec, NullObserver())
     shared = list(range(1, pages))
     for slot in range(slots):
         own = list(range(1 + slot * pages, 1 + (slot + 1) * pages))
@@ -245,7 +245,7 @@ def test_slots_that_wait_cost_a_step_little(slots: int) -> None:
 
 def test_exports_that_are_not_filled_yet_cost_a_step_little() -> None:
     states, transfer_agent = PageStates(4 * 1000 + 1, PAGE), FakeTransferAgent()
-    lending = Lending(states, transfer_agent)
+    lending = ExportOffers(states, transfer_agent)
     for number in range(1000):
         lending.begin(
             PageMove(number, MoveKind.EXPORT, 0, np.arange(4 * number + 1, 4 * number + 5, dtype=np.int32), ())

@@ -15,7 +15,7 @@ from quire_common.logit_controls import LogitControls
 from quire_common.logits_processors import capabilities_of, check_known, processors_in
 from quire_common.sequence import Sampling, Sequence, Stop, check_sampling
 from quire_common.thinking import ThinkingBudget
-from quire_worker.engine.step_runner import failed_draws
+from quire_worker.engine.step_runner import failed_samples
 from quire_worker.sampling.logits_processor import GROUP, LogitsProcessor, load_processors
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
@@ -110,7 +110,7 @@ def test_a_failure_is_its_requests_alone(wrong: LogitsProcessor) -> None:
     token = sample(logits, columns(3, controls={1: controls}))
     assert token.tolist() == [4, NOTHING_LEFT, 4]
     batch = make_batch([Run([1], 0, [1]), Run([1], 0, [2], controls=controls), Run([1], 0, [3])])
-    (failed,) = failed_draws(batch, token).items()
+    (failed,) = failed_samples(batch, token).items()
     assert failed[0] == 1 and failed[1].code == "LOGITS_PROCESSOR_FAILED" and "'p0'" in failed[1].message
 
 

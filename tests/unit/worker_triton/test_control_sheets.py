@@ -9,7 +9,7 @@ import torch
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda.control_sheets import ControlSheets
-from quire_worker.engine.step_runner import failed_draws
+from quire_worker.engine.step_runner import failed_samples
 from quire_worker.ops.triton.sampling import draw
 from quire_worker.sampling import control_sheet as sheets
 from quire_worker.sampling.row_controls import RowControls
@@ -91,7 +91,7 @@ def test_a_row_for_which_there_is_no_room_fails_alone() -> None:
     for fed in (False, True):
         changed = rows.changed(logits, fed)
         draw(logits.to(DEVICE), on_device(columns), last, token, finish, filtered=True, pdl=False, changed=changed)
-        failed = failed_draws(rows.batch(fed), token.cpu().numpy())
+        failed = failed_samples(rows.batch(fed), token.cpu().numpy())
         assert [(row, each.code) for row, each in failed.items()] == [(0, "TOO_MANY_CONTROLS")]
         assert int(token[1]) == sample(logits, columns)[1]
     assert rows.sheets.num_bytes == 0

@@ -185,7 +185,7 @@ def test_an_error_of_cuda_ends_the_device_by_name(
     model.before = break_down
     if later:
         monkeypatch.setattr(NoStream, "synchronize", _raise)
-    for call in (lambda: rig.device.launch(rig.batch([0, 1], 1)), rig.device.finished, rig.device.drain):
+    for call in (lambda: rig.device.launch(rig.batch([0, 1], 1)), rig.device.take_outcomes, rig.device.drain):
         with pytest.raises(Internal) as caught:
             call()
         assert caught.value.code == "DEVICE_BROKEN" and caught.value.fix
@@ -237,7 +237,7 @@ def test_steps_in_flight_are_told_before_the_one_that_could_not_be_launched(no_s
 
     model.before = few
     rig.device.launch(rig.batch([0, 1], 1))
-    first, second = rig.device.finished()
+    first, second = rig.device.take_outcomes()
     said = {slot: rig.alone(slot, 2) for slot in (0, 1)}
     assert [first.token.tolist(), second.token.tolist()] == [[said[s][step] for s in (0, 1)] for step in (0, 1)]
     rig.device.close()

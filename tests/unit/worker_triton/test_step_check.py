@@ -152,7 +152,7 @@ class FakeDevice:
         self._ended = [outcome(token.tolist(), logprob.tolist())]
         self.wake()
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
         return self._ended
 
     def close(self) -> None:

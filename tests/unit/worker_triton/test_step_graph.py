@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from quire_worker.cuda.control_sheets import ControlSheets
+from quire_worker.cuda.graph_cache import GraphCache
 from quire_worker.cuda.graph_recorder import GraphRecorder, Recorder, borrowed
-from quire_worker.cuda.size_shelf import SizeShelf
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
@@ -137,34 +137,34 @@ class Maker:
 def test_a_shelf_makes_what_is_wanted_and_no_more_than_it_may() -> None:
     sizes = [StepSize(each) for each in (1, 2, 4, 8, 16)]
     maker = Maker()
-    shelf = SizeShelf(sizes, [sizes[0], sizes[3]], maker, 3)
-    assert shelf.lacks and shelf.find(StepSize(6)) == 8 and maker.made == [8]
-    shelf.make_next()
-    assert maker.made == [8, 1] and not shelf.lacks
-    assert shelf.find(StepSize(2)) == 2 and shelf.find(StepSize(2)) == 2 and maker.made == [8, 1, 2]
+    cache = GraphCache(sizes, [sizes[0], sizes[3]], maker, 3)
+    assert cache.has_missing and cache.find(StepSize(6)) == 8 and maker.made == [8]
+    cache.capture_next()
+    assert maker.made == [8, 1] and not cache.has_missing
+    assert cache.find(StepSize(2)) == 2 and cache.find(StepSize(2)) == 2 and maker.made == [8, 1, 2]
     # Three there are: from now on what is there must do.
-    assert shelf.find(StepSize(3)) == 8 and shelf.find(StepSize(9)) is None and maker.made == [8, 1, 2]
+    assert cache.find(StepSize(3)) == 8 and cache.find(StepSize(9)) is None and maker.made == [8, 1, 2]
 
 
 def test_a_shelf_makes_at_once_what_is_wanted_again_and_again_and_the_rest_in_time() -> None:
     sizes = [StepSize(each) for each in (1, 2, 4, 8)]
     maker = Maker()
-    shelf = SizeShelf(sizes, sizes[:1], maker, 4, wants=3)
-    assert shelf.find(StepSize(4)) is None and shelf.find(StepSize(8)) is None and maker.made == []
-    assert shelf.find(StepSize(8)) is None
-    shelf.make_next()  # what was wanted twice goes before what may never be, which goes before what was wanted once
-    assert maker.made == [8] and shelf.lacks
-    assert shelf.find(StepSize(3)) == 8 and maker.made == [8]
-    assert shelf.find(StepSize(3)) == 4 and shelf.find(StepSize(3)) == 4 and maker.made == [8, 4]
-    shelf.make_next()
-    assert maker.made == [8, 4, 1] and not shelf.lacks
-    assert shelf.find(StepSize(1)) == 1 and shelf.find(StepSize(9)) is None
+    cache = GraphCache(sizes, sizes[:1], maker, 4, wants=3)
+    assert cache.find(StepSize(4)) is None and cache.find(StepSize(8)) is None and maker.made == []
+    assert cache.find(StepSize(8)) is None
+    cache.capture_next()  # what was wanted twice goes before what may never be, which goes before what was wanted once
+    assert maker.made == [8] and cache.has_missing
+    assert cache.find(StepSize(3)) == 8 and maker.made == [8]
+    assert cache.find(StepSize(3)) == 4 and cache.find(StepSize(3)) == 4 and maker.made == [8, 4]
+    cache.capture_next()
+    assert maker.made == [8, 4, 1] and not cache.has_missing
+    assert cache.find(StepSize(1)) == 1 and cache.find(StepSize(9)) is None
 
 
 def test_a_shelf_that_gave_up_makes_do() -> None:
     sizes = [StepSize(each) for each in (1, 2, 4)]
     maker = Maker()
-    shelf = SizeShelf(sizes, sizes, maker, 3)
-    shelf.make_next()
-    shelf.give_up()
-    assert not shelf.lacks and shelf.find(StepSize(1)) == 1 and shelf.find(StepSize(2)) is None
+    cache = GraphCache(sizes, sizes, maker, 3)
+    cache.capture_next()
+    cache.give_up()
+    assert not cache.has_missing and cache.find(StepSize(1)) == 1 and cache.find(StepSize(2)) is None

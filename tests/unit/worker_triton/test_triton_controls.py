@@ -17,7 +17,7 @@ from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.repetition_watch import RepetitionWatch
-from quire_worker.engine.step_runner import failed_draws
+from quire_worker.engine.step_runner import failed_samples
 from quire_worker.ops.triton.sampling import draw
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.row_controls import RowControls
@@ -134,7 +134,7 @@ def test_rows_that_python_changes_are_drawn_as_on_the_cpu(seed: int) -> None:
         fed = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
         draw(logits.to(DEVICE), on_device(columns), fed, token, finish, filtered=True, pdl=False, changed=changed)
         assert token.tolist() == wanted.tolist()
-        failed = failed_draws(batch, token.cpu().numpy())
+        failed = failed_samples(batch, token.cpu().numpy())
         assert [(row, each.code) for row, each in failed.items()] == [(4, "LOGITS_PROCESSOR_FAILED")] * (step == 3)
         rows.feed(np.maximum(wanted, 0))
 
@@ -214,7 +214,7 @@ def test_a_logit_that_a_penalty_makes_infinite_is_its_requests_error(filtered: b
     wanted = sample(logits, columns).tolist()
     assert token.tolist() == wanted and wanted[0] == NOTHING_LEFT and wanted[2:4] == [-1, 3]
     assert wanted[1] >= ALPHABET and wanted[4] >= 0
-    failed = failed_draws(rows.batch(fed=False), token.cpu().numpy())
+    failed = failed_samples(rows.batch(fed=False), token.cpu().numpy())
     assert [(row, each.code) for row, each in failed.items()] == [(0, "NO_TOKEN_LEFT"), (2, "NAN_LOGITS")]
 
 

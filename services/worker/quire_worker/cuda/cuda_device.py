@@ -22,15 +22,15 @@ from quire_common.credit import Finish
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.host_rows import HostRows
-from quire_worker.cuda.lone_steps import outcome_of_each
+from quire_worker.cuda.isolated_steps import run_isolated
 from quire_worker.cuda.repetition_watch import RepetitionWatch
-from quire_worker.cuda.step_columns import StepColumns, goes_on
+from quire_worker.cuda.step_columns import StepColumns, is_next_step
 from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock, broken
 from quire_worker.engine.spec import STEP_TIMEOUT_S
-from quire_worker.engine.step_runner import StepOutcome, failed_draws
+from quire_worker.engine.step_runner import StepOutcome, failed_samples
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, Fresh
 from quire_worker.step import StepTiming
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from quire_worker.cuda.step_body import Edit, StepBody
     from quire_worker.cuda.step_extras import PendingExtras
     from quire_worker.cuda.step_graph import StepGraph
-    from quire_worker.cuda.step_graphs import StepGraphs
+    from quire_worker.cuda.step_graph_cache import StepGraphCache
     from quire_worker.ops.triton.fresh_attention import FreshPlans
     from quire_worker.sampling.logits_processor import LogitsProcessors
     from quire_worker.step import Int32, StepBatch
@@ -50,7 +50,7 @@ log = get_logger(__name__)
 _RING = 4
 
 
-class _Choice(NamedTuple):
+class _StepPlan(NamedTuple):
     """How a step is launched: by what, None being kernel by kernel, how it is packed for that, and the row of its
     results by sequence of the batch."""
 
@@ -60,7 +60,7 @@ class _Choice(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Flight:
+class _InFlightStep:
     """A launched step, and where its results will be."""
 
     batch: StepBatch
@@ -84,7 +84,7 @@ class CudaDevice:
         self,
         body: StepBody,
         tiling: Tiling,
-        graphs: StepGraphs | None,
+        graphs: StepGraphCache | None,
         stream: torch.cuda.Stream,
         fresh: FreshPlans | None,
         processors: LogitsProcessors,
@@ -103,13 +103,13 @@ class CudaDevice:
         self._done = [torch.cuda.Event() for _ in range(_RING)]  # type: ignore[no-untyped-call]  # torch's
         self._turn = 0
         # The last step that was not like the one before it.
-        self._chosen: tuple[StepBatch, _Choice] | None = None
+        self._planned: tuple[StepBatch, _StepPlan] | None = None
         self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
         self._extras = StepExtras(body.pages.device, _RING, body.decoder.logits, self._examine)
         self._host_rows = HostRows(processors)
         self._repetition = RepetitionWatch()
         self._clock = StepClock(step_timeout_s)
-        self._launched: queue.SimpleQueue[_Flight | threading.Event | None] = queue.SimpleQueue()
+        self._launched: queue.SimpleQueue[_InFlightStep | threading.Event | None] = queue.SimpleQueue()
         self._ended: deque[StepOutcome] = deque()
         self._broken: Internal | None = None
         self._last_end_ns = time.perf_counter_ns()
@@ -119,23 +119,23 @@ class CudaDevice:
     def launch(self, batch: StepBatch) -> None:
         """See Device. A step that cannot be launched is run here and now, a sequence at a time."""
         try:
-            flight = self._launch(batch)
+            in_flight = self._launch(batch)
         except Exception as error:
             self._examine(error)
             self._await_results()
             again = not self._body.advanced
-            self._ended.append(outcome_of_each(batch, error, self._run_alone, self._examine, again=again))
+            self._ended.append(run_isolated(batch, error, self._run_alone, self._examine, again=again))
             self.wake()
         else:
             self._clock.launched()
-            self._launched.put(flight)
+            self._launched.put(in_flight)
 
-    def _launch(self, batch: StepBatch) -> _Flight:
+    def _launch(self, batch: StepBatch) -> _InFlightStep:
         begin = time.perf_counter_ns()
         turn, self._turn = self._turn, (self._turn + 1) % _RING
         body, hidden = self._body, None
         try:
-            graph, layout, places = self._choose(batch)
+            graph, layout, places = self._plan_step(batch)
         finally:
             body.advanced = False  # what was launched until here, a capture's step of nobody too, is not this step
         count, done = 2 * layout.size.sequences, self._done[turn]
@@ -154,7 +154,7 @@ class CudaDevice:
         launched_ns = time.perf_counter_ns()
         prepare_us = (launched_ns - begin) // 1000
         results = self._results[turn]
-        return _Flight(batch, layout.size.sequences, places, results, done, extras, prepare_us, launched_ns)
+        return _InFlightStep(batch, layout.size.sequences, places, results, done, extras, prepare_us, launched_ns)
 
     def _run_alone(self, batch: StepBatch) -> StepOutcome:
         return self._outcome(self._launch(batch))
@@ -212,7 +212,7 @@ class CudaDevice:
             layout.pack_nobody(self._body.uploaded)
             self._body.launch(layout)
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
         """See Device."""
         self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]
@@ -229,12 +229,12 @@ class CudaDevice:
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
 
-    def _choose(self, batch: StepBatch) -> _Choice:
+    def _plan_step(self, batch: StepBatch) -> _StepPlan:
         """As for the step before, where the same sequences decode."""
-        if self._chosen is None or batch.controls or not goes_on(self._chosen[0], batch):
+        if self._planned is None or batch.controls or not is_next_step(self._planned[0], batch):
             graph, layout = self._find(batch)
-            self._chosen = batch, _Choice(graph, layout, _places(batch, layout))
-        return self._chosen[1]
+            self._planned = batch, _StepPlan(graph, layout, _places(batch, layout))
+        return self._planned[1]
 
     def _find(self, batch: StepBatch) -> tuple[StepGraph | None, StepLayout]:
         size, fresh = _size_of(batch), self._find_fresh(batch)
@@ -250,7 +250,7 @@ class CudaDevice:
         layout = StepLayout.of(_padded(size, fresh), self._tiling, max(STOP_IDS, stops))
         return None, layout.leaving(fresh, size.chunks) if fresh else layout
 
-    def _find_graph(self, graphs: StepGraphs, size: StepSize, *, fresh: bool) -> StepGraph | None:
+    def _find_graph(self, graphs: StepGraphCache, size: StepSize, *, fresh: bool) -> StepGraph | None:
         try:
             return graphs.find(size, fresh=fresh)
         except Exception:  # as in `prepare`
@@ -275,9 +275,9 @@ class CudaDevice:
                 self._clock.ended()
                 self.wake()
 
-    def _end(self, flight: _Flight) -> None:
+    def _end(self, in_flight: _InFlightStep) -> None:
         try:
-            self._ended.append(self._outcome(flight))
+            self._ended.append(self._outcome(in_flight))
         except Exception:
             # An error of CUDA stays with the process: nothing can run here any more.
             log.exception("the GPU failed; it runs nothing more")
@@ -287,16 +287,16 @@ class CudaDevice:
         if self._broken is not None:
             raise self._broken
 
-    def _outcome(self, flight: _Flight) -> StepOutcome:
-        batch = flight.batch
-        flight.done.synchronize()
-        wait_us, forward_us = self._step_times(flight.launched_ns, time.perf_counter_ns())
-        places, sequences = flight.places, flight.sequences
-        results = flight.results.numpy()
+    def _outcome(self, in_flight: _InFlightStep) -> StepOutcome:
+        batch = in_flight.batch
+        in_flight.done.synchronize()
+        wait_us, forward_us = self._step_times(in_flight.launched_ns, time.perf_counter_ns())
+        places, sequences = in_flight.places, in_flight.sequences
+        results = in_flight.results.numpy()
         token = results[:sequences][places]
         finish = results[sequences : 2 * sequences][places].astype(np.uint8)
         finish[batch.last & ~batch.sample] = Finish.LIMIT
-        failed = failed_draws(batch, token) | flight.extras.failed
+        failed = failed_samples(batch, token) | in_flight.extras.failed
         if batch.controls:
             self._repetition.end(batch, token, finish)
         if failed:
@@ -306,10 +306,10 @@ class CudaDevice:
             token=token,
             finish=finish,
             failed=failed,
-            logprobs=flight.extras.logprob_columns(token),
-            timing=StepTiming(prepare_us=flight.prepare_us, forward_us=forward_us, sample_us=0),
+            logprobs=in_flight.extras.logprob_columns(token),
+            timing=StepTiming(prepare_us=in_flight.prepare_us, forward_us=forward_us, sample_us=0),
             wait_us=wait_us,
-            scores=flight.extras.score_columns(),
+            scores=in_flight.extras.score_columns(),
         )
 
     def _step_times(self, launched_ns: int, ended_ns: int) -> tuple[int, int]:

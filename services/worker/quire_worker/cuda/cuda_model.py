@@ -11,7 +11,7 @@ from quire_worker.cuda.cuda_device import CudaDevice
 from quire_worker.cuda.kernel_compiler import compile_steps
 from quire_worker.cuda.memory import STEP_FIX, naming_out_of_memory
 from quire_worker.cuda.step_body import StepBody
-from quire_worker.cuda.step_graphs import StepGraphs
+from quire_worker.cuda.step_graph_cache import StepGraphCache
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_CHUNKS, StepSize, kernel_sizes
 from quire_worker.engine.spec import EngineSpec
@@ -55,7 +55,7 @@ class CudaModel:
             compile_steps(body, tiling, sizes, fresh=fresh and max_tokens >= LEAST_TOKENS)
         graphs = None
         if not eager:
-            graphs = StepGraphs(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=fresh)
+            graphs = StepGraphCache(body, tiling, stream, spec.max_num_seqs, max_tokens, fresh=fresh)
             with naming_out_of_memory("graphs of steps", STEP_FIX, "gpu_memory_utilization"):
                 graphs.capture(_AT_START)
         plans = FreshPlans(shape, self.pages.device, max_tokens) if fresh else None

@@ -27,7 +27,7 @@ class StepColumns:
         held, self._held = self._held, None  # nothing that is known, if this raises
         # Rows that decode have tiles too where those are even, and their order changes; sheets come and go.
         repeats = held is not None and held[0] is layout and not layout.size.controlled and not layout.tiling.even
-        if held is not None and repeats and goes_on(held[1], batch):
+        if held is not None and repeats and is_next_step(held[1], batch):
             used = layout.pack_next(batch, self.words, held[1].position)
         else:
             used = layout.pack(batch, self.words, control)
@@ -35,7 +35,7 @@ class StepColumns:
         return used
 
 
-def goes_on(before: StepBatch, now: StepBatch) -> bool:
+def is_next_step(before: StepBatch, now: StepBatch) -> bool:
     """Whether the same sequences decode in both, and nobody else runs."""
     same = now.seed is before.seed and now.fed is before.fed and now.sample is before.sample
     return same and not now.blocked and not before.blocked and bool(now.fed.all())

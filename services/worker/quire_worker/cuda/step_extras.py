@@ -15,7 +15,7 @@ import numpy as np
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.device_logprobs import DeviceLogprobs
 from quire_worker.cuda.device_scores import start_scores
-from quire_worker.cuda.lone_steps import launch_error
+from quire_worker.cuda.isolated_steps import launch_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -72,18 +72,18 @@ class StepExtras:
         extras = PendingExtras()
         asked = np.flatnonzero((batch.logprobs >= 0) & batch.sample).astype(np.int32)
         if len(asked) and logits is not None:
-            with _blaming(asked.tolist(), extras.failed, self._examine):
+            with _attribute_failures(asked.tolist(), extras.failed, self._examine):
                 extras.logprobs = self._of_draws.start(logits, token, places[asked], asked, batch.logprobs[asked])
         # Behind the logprobs, since these overwrite the step's logits.
         if batch.scores and hidden is not None:
-            with _blaming(batch.scores, extras.failed, self._examine):
+            with _attribute_failures(batch.scores, extras.failed, self._examine):
                 first = np.cumsum(batch.count, dtype=np.int32) - batch.count + places - np.arange(len(places))
                 extras.scores = start_scores(hidden, self._logits_of, batch, first.astype(np.int32))
         return extras
 
 
 @contextlib.contextmanager
-def _blaming(
+def _attribute_failures(
     sequences: Iterable[int], failed: dict[int, QuireError], examine: Callable[[Exception], None]
 ) -> Iterator[None]:
     """An exception inside is the error of these sequences, unless it is the device's."""

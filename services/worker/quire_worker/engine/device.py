@@ -69,7 +69,7 @@ class InlineDevice:
         """See Device: nothing was put off."""
         return False
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
         """See Device."""
         ended, self._ended = self._ended, []
         return ended
@@ -105,7 +105,7 @@ class ThreadDevice:
         """See Device: nothing was put off."""
         return False
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
         """See Device."""
         self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]

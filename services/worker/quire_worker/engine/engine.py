@@ -15,16 +15,16 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from quire_common.credit import Epoch, Report, StepTiming
-from quire_worker.engine.batch_rule import SlotView, choose_batch, stalled_slots
-from quire_worker.engine.flight import Flight
 from quire_worker.engine.grant_rules import GrantRules, check_follows
+from quire_worker.engine.in_flight_step import InFlightStep
 from quire_worker.engine.move_manager import MoveManager
 from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.report_draft import ReportDraft
-from quire_worker.engine.residents import Residents
-from quire_worker.engine.settle import settle
+from quire_worker.engine.resident_slots import ResidentSlots
 from quire_worker.engine.slots import SlotState
 from quire_worker.engine.step_builder import StepBuilder
+from quire_worker.engine.step_completion import complete_step
+from quire_worker.engine.step_schedule import SlotView, schedule_step, stalled_slots
 from quire_worker.engine.transfer_agent import NoTransferAgent
 
 if TYPE_CHECKING:
@@ -56,13 +56,13 @@ class Engine:
         self._depth = depth
         self._observer: Observer = NullObserver() if observer is None else observer
         self._draft = ReportDraft()
-        self.residents = Residents(spec, self._observer)
+        self.residents = ResidentSlots(spec, self._observer)
         self._moves = MoveManager(
             self.residents, NoTransferAgent() if transfer_agent is None else transfer_agent, self._draft, self._observer
         )
         self._rules = GrantRules(self.residents, self._moves, self._draft)
         self._builder = StepBuilder(self.residents.table)
-        self._flights: deque[Flight] = deque()
+        self._in_flight: deque[InFlightStep] = deque()
         self._outcomes: deque[StepOutcome] = deque()
         self._launched = 0
         self._applied = 0
@@ -81,13 +81,13 @@ class Engine:
     @property
     def in_flight(self) -> int:
         """Steps that were launched and not reported."""
-        return len(self._flights)
+        return len(self._in_flight)
 
     def begin_run(self) -> Epoch:
         """Another scheduler attaches, or the last has gone: forget all slots, pages and moves; Grants count from 1.
         Waits for steps in flight, so that none of them writes to a page of the new run."""
         self._device.drain()
-        self._flights.clear()
+        self._in_flight.clear()
         self._outcomes.clear()
         self._moves.cancel()
         self.residents.settled = self._launched
@@ -115,32 +115,32 @@ class Engine:
 
     def launch(self) -> bool:
         """Form a step and hand it to the device, if depth, budget and credit allow one; whether one was launched."""
-        if len(self._flights) >= self._depth or self._budget is None or self._steps_left == 0:
+        if len(self._in_flight) >= self._depth or self._budget is None or self._steps_left == 0:
             return False
         self._moves.collect()
         self._admit()
         began = time.perf_counter_ns()
         residents = self.residents
-        choice = choose_batch(self._view(), self._budget, self.spec.max_num_seqs)
-        if not len(choice.slot):
+        schedule = schedule_step(self._view(), self._budget, self.spec.max_num_seqs)
+        if not len(schedule.slot):
             return False
         if self._steps_left != _UNLIMITED:
             self._steps_left -= 1
-        batch = self._builder.build(choice)
+        batch = self._builder.build(schedule)
         self._launched += 1
-        flight = Flight(
+        in_flight = InFlightStep(
             step=self._launched,
             applied=self._applied,
-            slot=choice.slot,
-            tenure=residents.table.tenure[choice.slot],
-            count=choice.count,
+            slot=schedule.slot,
+            slot_generation=residents.table.slot_generation[schedule.slot],
+            count=schedule.count,
             position=batch.position,
             sample=batch.sample,
-            decodes=choice.decodes,
+            decodes=schedule.decodes,
             prepare_us=_us(time.perf_counter_ns() - began),
         )
-        residents.launched(choice.slot, batch.position + choice.count, flight.step)
-        self._flights.append(flight)
+        residents.launched(schedule.slot, batch.position + schedule.count, in_flight.step)
+        self._in_flight.append(in_flight)
         self._device.launch(batch)
         return True
 
@@ -152,12 +152,12 @@ class Engine:
         """The next Report: of a step that has ended, with moves that ended; of errors without a step; or the
         acknowledgement of Grants while nothing runs. None: there is nothing to tell."""
         self._moves.collect()
-        self._outcomes.extend(self._device.finished())
+        self._outcomes.extend(self._device.take_outcomes())
         if self._outcomes:
-            report = self._settle(self._flights.popleft(), self._outcomes.popleft())
+            report = self._complete_step(self._in_flight.popleft(), self._outcomes.popleft())
         else:
             self._admit()
-            quiet = self._acknowledged == self._applied or bool(self._flights)
+            quiet = self._acknowledged == self._applied or bool(self._in_flight)
             if quiet and not self._draft.moves and not self._errors_are_due() and not self._to_announce:
                 return None
             report = Report(epoch=self.epoch, first_step=self.steps + 1)
@@ -175,23 +175,23 @@ class Engine:
 
     def _retired(self) -> int:
         """The highest Grant all of whose earlier steps have completed."""
-        return self._flights[0].applied if self._flights else self._applied
+        return self._in_flight[0].applied if self._in_flight else self._applied
 
     def _errors_are_due(self) -> bool:
         first = self._draft.first_error()
         return first is not None and first <= self._retired()
 
-    def _settle(self, flight: Flight, outcome: StepOutcome) -> Report:
-        rows = settle(self.residents, flight, outcome)
+    def _complete_step(self, in_flight: InFlightStep, outcome: StepOutcome) -> Report:
+        rows = complete_step(self.residents, in_flight, outcome)
         model = outcome.timing
         timing = StepTiming(
             wait=outcome.wait_us,
-            prepare=flight.prepare_us + model.prepare_us,
+            prepare=in_flight.prepare_us + model.prepare_us,
             forward=model.forward_us,
             sample=model.sample_us,
             copy=0,
         )
-        return rows.report(self.epoch, flight.step, flight.applied, timing)
+        return rows.report(self.epoch, in_flight.step, in_flight.applied, timing)
 
     def _complete(self, report: Report) -> None:
         """Add what every Report says. An error without a step goes into a Report of its own, of the Grant that it
@@ -204,7 +204,7 @@ class Engine:
         self._draft.put_moves(report)
         held = self.residents.table.started()
         report.retired = self._acknowledged = retired
-        report.in_flight = len(self._flights)
+        report.in_flight = len(self._in_flight)
         report.running = min(held, self.spec.max_num_seqs)
         report.spare = held - report.running
         report.stalled_slot = stalled_slots(self._view(), self.spec.max_num_seqs)

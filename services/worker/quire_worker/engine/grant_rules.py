@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from quire_common.credit import Budget, Epoch, Grant, Start
     from quire_worker.engine.move_manager import MoveManager
     from quire_worker.engine.report_draft import ReportDraft
-    from quire_worker.engine.residents import Residents
+    from quire_worker.engine.resident_slots import ResidentSlots
     from quire_worker.step import Int32
 
 
 class GrantRules:
     """Belongs to the model thread."""
 
-    def __init__(self, residents: Residents, moves: MoveManager, draft: ReportDraft) -> None:
+    def __init__(self, residents: ResidentSlots, moves: MoveManager, draft: ReportDraft) -> None:
         self._residents = residents
         self._moves = moves
         self._draft = draft

@@ -8,27 +8,27 @@ import numpy as np
 
 from quire_common.credit import MoveKind
 from quire_common.errors import Internal
-from quire_worker.engine.lending import Lending
+from quire_worker.engine.export_offers import ExportOffers
 from quire_worker.engine.transfer_agent import POOL_FILLING, KvTransferAgent, MoveResult
 
 if TYPE_CHECKING:
     from quire_common.credit import PageMove
     from quire_worker.engine.ports import Observer
     from quire_worker.engine.report_draft import ReportDraft
-    from quire_worker.engine.residents import Residents
+    from quire_worker.engine.resident_slots import ResidentSlots
 
 
 class MoveManager:
     """Belongs to the model thread. Every move is reported exactly once, also one that was refused at once."""
 
     def __init__(
-        self, residents: Residents, transfer_agent: KvTransferAgent, draft: ReportDraft, observer: Observer
+        self, residents: ResidentSlots, transfer_agent: KvTransferAgent, draft: ReportDraft, observer: Observer
     ) -> None:
         self._residents = residents
         self._transfer_agent = transfer_agent
         self._draft = draft
         self._observer = observer
-        self._lending = Lending(residents.states, transfer_agent)
+        self._exports = ExportOffers(residents.states, transfer_agent)
         self._open: dict[int, PageMove] = {}
 
     def submit(self, move: PageMove) -> None:
@@ -39,7 +39,7 @@ class MoveManager:
         if possible and self._transfer_agent.submit(move):
             self._open[move.id] = move
             if move.kind == MoveKind.EXPORT:
-                self._lending.begin(move)
+                self._exports.begin(move)
             return
         if possible and move.kind in POOL_FILLING:
             self._residents.states.arrived(move.device_page, 0)
@@ -54,7 +54,7 @@ class MoveManager:
 
     def collect(self) -> None:
         """Offer what has become ready, and take in what the mover has finished."""
-        self._lending.offer_ready()
+        self._exports.offer_ready()
         for result in self._transfer_agent.take_results():
             move = self._open.pop(result.id, None)
             if move is None:
@@ -62,14 +62,14 @@ class MoveManager:
             if move.kind in POOL_FILLING:
                 self._residents.states.arrived(move.device_page, result.pages, move.tail_tokens)
             elif move.kind == MoveKind.EXPORT:
-                self._lending.end(move.id)
+                self._exports.end(move.id)
             self._note(move, result)
 
     def cancel(self) -> None:
         """Forget all moves; no page is touched on their behalf afterwards."""
         self._transfer_agent.cancel_all()
         self._transfer_agent.take_results()
-        self._lending.clear()
+        self._exports.clear()
         self._open.clear()
 
     def check_integrity(self) -> None:
@@ -77,14 +77,14 @@ class MoveManager:
         awaited = {int(page) for m in self._open.values() if m.kind in POOL_FILLING for page in m.device_page}
         if awaited != set(np.flatnonzero(self._residents.states.pending).tolist()):
             raise Internal("INTEGRITY", "Awaited pages and open moves differ.", "Report it with the worker's log.")
-        self._lending.check_integrity()
+        self._exports.check_integrity()
 
     def _is_possible(self, move: PageMove) -> bool:
         if move.group != 0 or move.id in self._open or len(move.hashes) != len(move.device_page):
             return False
         residents, pages = self._residents, move.device_page
         if move.kind == MoveKind.EXPORT:
-            return residents.can_lend(pages, move.tail_tokens)
+            return residents.can_export(pages, move.tail_tokens)
         if move.kind == MoveKind.PULL:
             return residents.can_pull(pages, move.tail_tokens)
         if move.kind == MoveKind.LOAD:

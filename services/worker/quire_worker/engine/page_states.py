@@ -33,7 +33,7 @@ class PageStates:
         """Slots whose tables hold it."""
         self.running = np.zeros(num_pages, np.int32)
         """Running slots whose tables hold it: they read it."""
-        self.lent = np.zeros(num_pages, np.int32)
+        self.exported = np.zeros(num_pages, np.int32)
         """Exports that offer it: other workers read it."""
         self.busy_until = np.zeros(num_pages, np.int64)
         """The last step in flight of a sequence that held it and has left: until then nobody may write it."""
@@ -90,5 +90,5 @@ class PageStates:
         self.failed.fill(False)
         self.refs.fill(0)
         self.running.fill(0)
-        self.lent.fill(0)
+        self.exported.fill(0)
         self.busy_until.fill(0)

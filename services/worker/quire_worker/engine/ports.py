@@ -28,7 +28,7 @@ class Device(Protocol):
         """Do a little of what was put off at the start, at most some tens of milliseconds of it; whether some is left.
         Called while nothing is in flight and nothing came in."""
 
-    def finished(self) -> list[StepOutcome]:
+    def take_outcomes(self) -> list[StepOutcome]:
         """Steps that ended since the last call, in order of launch, each once. Never blocks. Raises DEVICE_BROKEN, as
         does `drain`, where the device failed by itself: nothing can run on it any more."""
 

@@ -35,7 +35,7 @@ class ReportBundle:
     def __len__(self) -> int:
         return len(self._reports)
 
-    def fits(self, report: Report) -> bool:
+    def has_room_for(self, report: Report) -> bool:
         """Whether the Report may travel with those that are here."""
         if not self._reports:
             return True
@@ -53,7 +53,7 @@ class ReportBundle:
         self._grants |= _grants(report)
         self._prefills |= bool(len(report.prefill_slot))
 
-    def take(self) -> Report:
+    def take_report(self) -> Report:
         """All of them as one; there must be one at least."""
         merged = merge_reports(self._reports)
         self._reports, self._bytes, self._grants, self._prefills = [], 0, set(), False

@@ -80,7 +80,7 @@ class RunLoop:
         self._newest: Session | None = None
         # How long to wait for something to come in before the device is asked for what it has put off; None: it has
         # put off nothing.
-        self._patience_s: float | None = QUIET_S
+        self._send_timeout_s: float | None = QUIET_S
         self._ended = False
         self._ending = threading.Lock()
         self._vacant = threading.Event()
@@ -142,7 +142,7 @@ class RunLoop:
 
     def _main(self) -> None:
         try:
-            while self._take_in(wait=self._turn()):
+            while self._drain_inbox(wait=self._run_once()):
                 pass
         except Exception as error:
             log.exception("the model thread failed")
@@ -150,9 +150,9 @@ class RunLoop:
         finally:
             self._end_session(_stopped())
             self._vacant.set()
-            self._refuse_the_rest()
+            self._refuse_remaining()
 
-    def _turn(self) -> bool:
+    def _run_once(self) -> bool:
         """Launch what may run and tell of what has ended; whether there is nothing to do until something comes in."""
         session, engine = self._session, self._engine
         if session is None:
@@ -163,33 +163,33 @@ class RunLoop:
             report = engine.collect()
         except Exception as error:
             log.exception("the engine failed outside the model; its run is over")
-            self._break_off(as_quire_error(error))
+            self._abort_session(as_quire_error(error))
             return True
         if report is not None:
-            session.outbox.put(report)
+            session.outgoing.put(report)
         elif not engine.in_flight:
-            session.outbox.put(Flush())
+            session.outgoing.put(Flush())
         if session.is_slow:
-            self._break_off(_too_slow())
+            self._abort_session(_too_slow())
         elif not engine.residents.table.started():
             self._vacant.set()
         return report is None
 
-    def _take_in(self, wait: bool) -> bool:
+    def _drain_inbox(self, wait: bool) -> bool:
         """Everything that has come in; False at the end. Where nothing comes for a while, the device may do what it
         has put off."""
         block = wait
         try:
             while True:
-                item = self._inbox.get(block, self._patience_s)
+                item = self._inbox.get(block, self._send_timeout_s)
                 block = False
                 if isinstance(item, _Stop):
                     return False
                 self._handle(item)
-                self._patience_s = QUIET_S
+                self._send_timeout_s = QUIET_S
         except queue.Empty:
             if block:
-                self._patience_s = self._let_prepare()
+                self._send_timeout_s = self._let_prepare()
             return True
 
     def _let_prepare(self) -> float | None:
@@ -207,12 +207,12 @@ class RunLoop:
             self._engine.drain()
         elif isinstance(item, _Attach):
             if self._session is not None:
-                self._break_off(_replaced())
+                self._abort_session(_replaced())
             self._session = item.session
-            item.session.outbox.put(self._hello(self._engine.epoch))
+            item.session.outgoing.put(self._hello(self._engine.epoch))
             log.info("scheduler attached", run=self._engine.epoch.run)
         elif isinstance(item, _Detach) and item.session is self._session:
-            self._break_off(item.error)
+            self._abort_session(item.error)
 
     def _apply(self, item: _Granted) -> None:
         self._vacant.clear()
@@ -221,9 +221,9 @@ class RunLoop:
         except Exception as error:
             if not isinstance(error, QuireError):
                 log.exception("a Grant could not be applied")
-            self._break_off(as_quire_error(error))
+            self._abort_session(as_quire_error(error))
 
-    def _break_off(self, error: QuireError | None) -> None:
+    def _abort_session(self, error: QuireError | None) -> None:
         """The present session is over: clear the slots, and count another run."""
         self._end_session(error)
         epoch = self._engine.begin_run()
@@ -235,7 +235,7 @@ class RunLoop:
             self._session.close(error)
             self._session = None
 
-    def _refuse_the_rest(self) -> None:
+    def _refuse_remaining(self) -> None:
         """Nobody may wait for a thread that is gone."""
         with self._ending:
             self._ended = True

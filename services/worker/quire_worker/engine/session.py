@@ -44,7 +44,7 @@ class Session:
     """Made by the servicer, given to the run loop, which answers with a hello and then Reports."""
 
     def __init__(self) -> None:
-        self.outbox: queue.SimpleQueue[WorkerHello | Report | Flush | Closed] = queue.SimpleQueue()
+        self.outgoing: queue.SimpleQueue[WorkerHello | Report | Flush | Closed] = queue.SimpleQueue()
         self._room = threading.Semaphore(MAX_GRANTS_WAITING)
         self._closed = threading.Event()
 
@@ -56,12 +56,12 @@ class Session:
     @property
     def is_slow(self) -> bool:
         """Whether the scheduler has left too many Reports unread."""
-        return self.outbox.qsize() > MAX_REPORTS_WAITING
+        return self.outgoing.qsize() > MAX_REPORTS_WAITING
 
     def close(self, error: QuireError | None) -> None:
         """The last word to the writer; the reader's Grants are no longer waited for."""
         self._closed.set()
-        self.outbox.put(Closed(error))
+        self.outgoing.put(Closed(error))
 
     def wait_for_room(self) -> bool:
         """The reader, before each Grant: wait until there is room for it; False: the session is over."""
@@ -82,11 +82,11 @@ class Session:
         while True:
             wait_s = REPORT_INTERVAL_S if len(bundle) else HEARTBEAT_S if said else None
             item = self._next(None if wait_s is None else sent_s + wait_s - clock())
-            if isinstance(item, Report) and bundle.fits(item):
+            if isinstance(item, Report) and bundle.has_room_for(item):
                 bundle.add(item)
                 continue
             if len(bundle):
-                said, sent_s = bundle.take(), clock()
+                said, sent_s = bundle.take_report(), clock()
                 yield said
             if isinstance(item, Report):
                 bundle.add(item)
@@ -105,10 +105,10 @@ class Session:
         """The next item; a Flush when none came in time."""
         try:
             if timeout_s is None:
-                return self.outbox.get()
+                return self.outgoing.get()
             if timeout_s <= 0:
-                return self.outbox.get_nowait()
-            return self.outbox.get(timeout=timeout_s)
+                return self.outgoing.get_nowait()
+            return self.outgoing.get(timeout=timeout_s)
         except queue.Empty:
             return Flush()
 

@@ -44,7 +44,7 @@ class SlotTable:
         self.state = np.zeros(n, np.int8)
         self.token = np.zeros((n, spec.max_model_len), np.int32)
         """The tokens that are prefilled. What is sampled here stays on the device."""
-        self.tenure = np.zeros(n, np.int64)
+        self.slot_generation = np.zeros(n, np.int64)
         """Of each sequence that ever held a slot another number, from 1; 0: idle."""
         self.computed = np.zeros(n, np.int32)
         """Positions whose KV is in the pages, or will be before the slot runs again: steps in flight count."""
@@ -87,7 +87,7 @@ class SlotTable:
         self.context = [NO_CONTEXT] * n
         self.version = 0
         """Changes with every start and end: what was derived of the fixed columns holds until then."""
-        self._tenures = 0
+        self._generations = 0
         self._by_key: NDArray[np.intp] | None = None
         self._scalars = [
             column
@@ -163,8 +163,8 @@ class SlotTable:
         self.started_ns[slot] = now_ns
         self.context[slot] = start.context
         self.state[slot] = SlotState.WAITING
-        self._tenures += 1
-        self.tenure[slot] = self._tenures
+        self._generations += 1
+        self.slot_generation[slot] = self._generations
         self._changed()
 
     def clear(self, slot: int) -> None:

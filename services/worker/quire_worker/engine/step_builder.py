@@ -12,8 +12,8 @@ import numpy as np
 from quire_worker.step import PromptScores, StepBatch
 
 if TYPE_CHECKING:
-    from quire_worker.engine.batch_rule import Choice
     from quire_worker.engine.slots import SlotTable
+    from quire_worker.engine.step_schedule import StepSchedule
     from quire_worker.sampling.row_controls import RowControls
     from quire_worker.step import Bool, Int32, Int64
 
@@ -29,9 +29,9 @@ class StepBuilder:
         self._table = table
         self._fixed: _Fixed | None = None
 
-    def build(self, choice: Choice) -> StepBatch:
+    def build(self, schedule: StepSchedule) -> StepBatch:
         """The device's input. Arrays are copies: the table may change while the step runs."""
-        table, slots, count, decodes = self._table, choice.slot, choice.count, choice.decodes
+        table, slots, count, decodes = self._table, schedule.slot, schedule.count, schedule.decodes
         fixed = self._gather(slots)
         position = table.computed[slots]
         end = position + count

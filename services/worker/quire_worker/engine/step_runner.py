@@ -145,12 +145,12 @@ def _by_sequence(batch: StepBatch, output: StepOutput | None, failed: dict[int, 
         return np.full(len(batch.count), -1, np.int32)
     token: Int32 = output.token.astype(np.int32, copy=False)
     if int(token.min()) < 0:
-        for sequence, error in failed_draws(batch, token).items():
+        for sequence, error in failed_samples(batch, token).items():
             failed.setdefault(sequence, error)
     return token
 
 
-def failed_draws(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
+def failed_samples(batch: StepBatch, token: Int32) -> dict[int, QuireError]:
     """The errors of sequences that should have drawn and did not; `token` [S] as StepOutput.token has it."""
     failed: dict[int, QuireError] = {}
     for sequence in np.flatnonzero(batch.sample & (token < 0)).tolist():

@@ -57,7 +57,7 @@ class WaitingSlots:
         self._slots.discard(slot)
         self._order = None
 
-    def judge_all_anew(self) -> None:
+    def recheck_all(self) -> None:
         """Pages that were there are no longer: what each slot waits for may be another page."""
         self._first.needed.fill(0)
         self._last.needed.fill(0)
@@ -85,7 +85,7 @@ class WaitingSlots:
             else:
                 return
 
-    def judge(self, slot: int) -> QuireError | None:
+    def check_slot(self, slot: int) -> QuireError | None:
         """Let a waiting slot run if its range is ready; an error where it waits in vain.
 
         Where a move failed, a slot that alone holds the pages fills them itself.

@@ -123,6 +123,6 @@ def _run(device: Device, batch: StepBatch, steps: int) -> None:
         device.launch(dataclasses.replace(batch, token=batch.token.copy()))
         if not ended.wait(_STEP_LIMIT_S):
             raise Internal("STEP_HUNG", f"A step has not ended after {_STEP_LIMIT_S:g} s.", "See what ran last.")
-        (outcome,) = device.finished()
+        (outcome,) = device.take_outcomes()
         for error in outcome.failed.values():
             raise error

@@ -49,7 +49,7 @@ class SlotView:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class StepSchedule:
     """The step: slots and their counts, `decodes` decode rows first, then prefill chunks in order."""
 
     slot: Int32
@@ -57,7 +57,7 @@ class Choice:
     decodes: int
 
 
-def choose_batch(view: SlotView, budget: Budget, max_num_seqs: int) -> Choice:
+def schedule_step(view: SlotView, budget: Budget, max_num_seqs: int) -> StepSchedule:
     """Form the batch of one step. Empty where nobody is able to run."""
     able = view.runnable & (view.computed < np.minimum(view.ceiling, view.bound))
     prefills = view.computed < view.prefill_len
@@ -67,9 +67,9 @@ def choose_batch(view: SlotView, budget: Budget, max_num_seqs: int) -> Choice:
         left = min(left, budget.prefill_tokens_beside_decoders)
     candidates = np.flatnonzero(able & prefills)
     if not len(candidates):
-        return Choice(decode.astype(np.int32), np.ones(len(decode), np.int32), len(decode))
+        return StepSchedule(decode.astype(np.int32), np.ones(len(decode), np.int32), len(decode))
     slots, counts = _prefill_chunks(view, candidates, budget, left)
-    return Choice(
+    return StepSchedule(
         slot=np.concatenate([decode, slots]).astype(np.int32),
         count=np.concatenate([np.ones(len(decode), np.int32), counts]),
         decodes=len(decode),

@@ -31,7 +31,7 @@ log = get_logger(__name__)
 _NO_TIME = StepTiming(0, 0, 0)
 
 
-def outcome_of_each(
+def run_isolated(
     batch: StepBatch,
     error: Exception,
     run: Callable[[StepBatch], StepOutcome],

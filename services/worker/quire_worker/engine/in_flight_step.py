@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Flight:
+class InFlightStep:
     """Columns by sequence of the batch, decode rows first."""
 
     step: int
     applied: int
     """The Grant that was applied at its launch."""
     slot: Int32
-    tenure: Int64
+    slot_generation: Int64
     """Who held the slot: by now it may be another."""
     count: Int32
     position: Int32

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quire_worker.cuda.graph_cache import GraphCache
 from quire_worker.cuda.graph_recorder import GraphRecorder
-from quire_worker.cuda.size_shelf import SizeShelf
 from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, pieced_sizes
@@ -27,7 +27,7 @@ _PIECED_IN_ADVANCE = 16
 _WANTS_OF_PIECED = 4
 
 
-class StepGraphs:
+class StepGraphCache:
     """Belongs to the model thread. `stream` is the one that steps run on: a capture waits for no step, and no step for
     a capture. `max_tokens`: of a step. `fresh`: chunks may be left to torch's attention."""
 
@@ -47,10 +47,10 @@ class StepGraphs:
         self._recorder = GraphRecorder()
         whole, pieced = graph_sizes(max_num_seqs, max_tokens), pieced_sizes(max_num_seqs, max_tokens, PIECE)
         in_advance = [size for size in whole if size.in_advance]
-        self._whole = SizeShelf(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
+        self._whole = GraphCache(whole, in_advance, lambda size: self._capture(size, fresh=False), len(whole))
         # Without fresh chunks full steps are whole graphs.
         in_advance = pieced[:_PIECED_IN_ADVANCE] if fresh else []
-        self._pieced = SizeShelf(
+        self._pieced = GraphCache(
             pieced, in_advance, lambda size: self._capture(size, fresh=fresh), _MOST_PIECED, _WANTS_OF_PIECED
         )
 
@@ -65,8 +65,8 @@ class StepGraphs:
     def capture(self, count: int) -> bool:
         """Capture the next `count` sizes that are missing; whether some are left."""
         for _ in range(count):
-            (self._whole if self._whole.lacks else self._pieced).make_next()
-        return self._whole.lacks or self._pieced.lacks
+            (self._whole if self._whole.has_missing else self._pieced).capture_next()
+        return self._whole.has_missing or self._pieced.has_missing
 
     def give_up(self) -> None:
         """Make do with what is captured."""

@@ -11,8 +11,8 @@ from quire_worker.engine.ports import NullObserver, SlotTrace
 from tests.fakes.counting_runner import continuation
 from tests.fakes.engine_bench import LOCKSTEP, ROOMY, EngineBench, a_start, small_spec
 from tests.fakes.fake_transfer_agent import FakeTransferAgent
-from tests.fakes.flight_bench import FlightBench as Bench
 from tests.fakes.held_device import HeldDevice
+from tests.fakes.in_flight_bench import FlightBench as Bench
 
 PROMPT = [5, 6, 7, 8, 9]
 PAGES = [1, 2, 3, 4, 5]

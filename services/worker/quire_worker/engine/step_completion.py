@@ -15,30 +15,30 @@ from quire_common.credit import Finish, PromptLogprobs
 from quire_worker.engine.report_draft import StepRows, as_logprobs, keep_logprobs
 
 if TYPE_CHECKING:
-    from quire_worker.engine.flight import Flight
-    from quire_worker.engine.residents import Residents
+    from quire_worker.engine.in_flight_step import InFlightStep
+    from quire_worker.engine.resident_slots import ResidentSlots
     from quire_worker.engine.step_runner import StepOutcome
     from quire_worker.step import Bool, Int32
 
 _NOBODY = np.empty(0, np.int32)
 
 
-def settle(residents: Residents, flight: Flight, outcome: StepOutcome) -> StepRows:
+def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: StepOutcome) -> StepRows:
     """Bring the slots up to date with a step that has ended."""
-    residents.settled = flight.step
-    table, slots = residents.table, flight.slot
-    live = table.tenure[slots] == flight.tenure
-    end = flight.position + flight.count
+    residents.settled = in_flight.step
+    table, slots = residents.table, in_flight.slot
+    live = table.slot_generation[slots] == in_flight.slot_generation
+    end = in_flight.position + in_flight.count
     everyone = bool(live.all())
-    if everyone and flight.decodes == len(slots) and not outcome.finish.any():
-        return _usual(residents, flight, end, outcome)
-    told = live if everyone else live | residents.are_late(flight.tenure)
+    if everyone and in_flight.decodes == len(slots) and not outcome.finish.any():
+        return _complete_decodes(residents, in_flight, end, outcome)
+    told = live if everyone else live | residents.are_late(in_flight.slot_generation)
     drawn = told & (outcome.token >= 0)
-    _advance(residents, flight, live, end, outcome)
+    _advance(residents, in_flight, live, end, outcome)
     ended = np.flatnonzero(told & (outcome.finish > 0))
     tokenless = ended[outcome.token[ended] < 0]
     progress = live.copy()
-    progress[: flight.decodes] = False
+    progress[: in_flight.decodes] = False
     progress[list(outcome.failed)] = False
     rows = StepRows(
         slot=np.concatenate([slots[drawn], slots[tokenless]]),
@@ -46,10 +46,10 @@ def settle(residents: Residents, flight: Flight, outcome: StepOutcome) -> StepRo
         finish=np.concatenate([outcome.finish[drawn], outcome.finish[tokenless]]),
         prefill_slot=slots[progress],
         prefill_position=end[progress],
-        prefill_tokens=int(flight.count[flight.decodes :].sum()),
+        prefill_tokens=int(in_flight.count[in_flight.decodes :].sum()),
         logprobs=keep_logprobs(outcome.logprobs, drawn),
         scores=[
-            PromptLogprobs(int(slots[row]), int(flight.position[row]) + 1, as_logprobs(columns))
+            PromptLogprobs(int(slots[row]), int(in_flight.position[row]) + 1, as_logprobs(columns))
             for row, columns in outcome.scores.items()
             if progress[row]
         ],
@@ -60,15 +60,15 @@ def settle(residents: Residents, flight: Flight, outcome: StepOutcome) -> StepRo
         if live[sequence]:
             residents.end(int(slots[sequence]), Finish(outcome.finish[sequence]))
         else:
-            residents.late_end(int(flight.tenure[sequence]))
+            residents.late_end(int(in_flight.slot_generation[sequence]))
     residents.forget_late()
     return rows
 
 
-def _usual(residents: Residents, flight: Flight, end: Int32, outcome: StepOutcome) -> StepRows:
+def _complete_decodes(residents: ResidentSlots, in_flight: InFlightStep, end: Int32, outcome: StepOutcome) -> StepRows:
     """Everybody decodes, is still there, and goes on: what the general way comes to, in fewer operations."""
-    slots = flight.slot
-    residents.computed_to(slots, flight.position, end, len(slots))
+    slots = in_flight.slot
+    residents.computed_to(slots, in_flight.position, end, len(slots))
     residents.table.known_len[slots] = end + 1
     residents.forget_late()
     return StepRows(
@@ -78,21 +78,21 @@ def _usual(residents: Residents, flight: Flight, end: Int32, outcome: StepOutcom
         prefill_slot=_NOBODY,
         prefill_position=_NOBODY,
         prefill_tokens=0,
-        logprobs=keep_logprobs(outcome.logprobs, flight.sample),
+        logprobs=keep_logprobs(outcome.logprobs, in_flight.sample),
     )
 
 
-def _advance(residents: Residents, flight: Flight, live: Bool, end: Int32, outcome: StepOutcome) -> None:
+def _advance(residents: ResidentSlots, in_flight: InFlightStep, live: Bool, end: Int32, outcome: StepOutcome) -> None:
     """Watermarks and known tokens of the sequences that are still there and did not fail."""
     table = residents.table
     ran = live
     if outcome.failed:
         ran = live.copy()
         ran[list(outcome.failed)] = False
-    decodes = int(np.count_nonzero(ran[: flight.decodes]))
-    residents.computed_to(flight.slot[ran], flight.position[ran], end[ran], decodes)
-    drawn = ran & flight.sample
-    table.known_len[flight.slot[drawn]] = end[drawn] + 1
-    first = flight.slot[flight.decodes :][drawn[flight.decodes :]]
+    decodes = int(np.count_nonzero(ran[: in_flight.decodes]))
+    residents.computed_to(in_flight.slot[ran], in_flight.position[ran], end[ran], decodes)
+    drawn = ran & in_flight.sample
+    table.known_len[in_flight.slot[drawn]] = end[drawn] + 1
+    first = in_flight.slot[in_flight.decodes :][drawn[in_flight.decodes :]]
     if len(first):
         table.first_token_ns[first] = time.time_ns()

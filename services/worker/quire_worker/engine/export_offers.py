@@ -18,38 +18,38 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class _Loan:
+class _OpenExport:
     """An export whose first `offered` pages are filled. These are `lent`: nobody fills them anew before it ends."""
 
     move: PageMove
     offered: int = 0
 
 
-class Lending:
+class ExportOffers:
     """Belongs to the model thread."""
 
     def __init__(self, states: PageStates, transfer_agent: KvTransferAgent) -> None:
         self._states = states
         self._transfer_agent = transfer_agent
-        self._loans: dict[int, _Loan] = {}
+        self._open: dict[int, _OpenExport] = {}
         # Those that are not wholly offered, and of each its next page and the positions of it that are needed.
-        self._filling: list[_Loan] = []
+        self._filling: list[_OpenExport] = []
         self._next: Int32 = np.zeros(0, np.int32)
         self._needed: Int32 = np.zeros(0, np.int32)
 
     def begin(self, move: PageMove) -> None:
         """The mover has taken an export on."""
-        loan = self._loans[move.id] = _Loan(move)
-        self._filling.append(loan)
+        export = self._open[move.id] = _OpenExport(move)
+        self._filling.append(export)
         self._next = np.append(self._next, move.device_page[0])
-        self._needed = np.append(self._needed, self._positions(loan))
+        self._needed = np.append(self._needed, self._positions(export))
 
     def end(self, move_id: int) -> None:
         """An export is over."""
-        loan = self._loans.pop(move_id)
-        if loan.offered < len(loan.move.device_page):
-            self._drop([self._filling.index(loan)])
-        self._states.lent[loan.move.device_page[: loan.offered]] -= 1
+        export = self._open.pop(move_id)
+        if export.offered < len(export.move.device_page):
+            self._drop([self._filling.index(export)])
+        self._states.exported[export.move.device_page[: export.offered]] -= 1
 
     def offer_ready(self) -> None:
         """Tell the mover of pages that have been filled since the last call. The next pages of all exports are looked
@@ -61,39 +61,39 @@ class Lending:
             return
         whole = []
         for place in np.flatnonzero(ready).tolist():
-            loan = self._filling[place]
-            pages, before = loan.move.device_page, loan.offered
-            while loan.offered < len(pages) and self._states.ready[pages[loan.offered]] >= self._positions(loan):
-                loan.offered += 1
-            self._states.lent[pages[before : loan.offered]] += 1
-            self._transfer_agent.offer_pages(loan.move.id, loan.offered)
-            if loan.offered == len(pages):
+            export = self._filling[place]
+            pages, before = export.move.device_page, export.offered
+            while export.offered < len(pages) and self._states.ready[pages[export.offered]] >= self._positions(export):
+                export.offered += 1
+            self._states.exported[pages[before : export.offered]] += 1
+            self._transfer_agent.offer_pages(export.move.id, export.offered)
+            if export.offered == len(pages):
                 whole.append(place)
             else:
-                self._next[place], self._needed[place] = pages[loan.offered], self._positions(loan)
+                self._next[place], self._needed[place] = pages[export.offered], self._positions(export)
         if whole:
             self._drop(whole)
 
     def clear(self) -> None:
         """All exports are over; the pages' own columns are cleared with the pages."""
-        self._loans.clear()
+        self._open.clear()
         self._drop(list(range(len(self._filling))))
 
     def check_integrity(self) -> None:
         """Raise Internal where lent pages and loans differ."""
-        lent = np.zeros_like(self._states.lent)
-        for loan in self._loans.values():
-            lent[loan.move.device_page[: loan.offered]] += 1
-        if not (lent == self._states.lent).all():
+        exported = np.zeros_like(self._states.exported)
+        for export in self._open.values():
+            exported[export.move.device_page[: export.offered]] += 1
+        if not (exported == self._states.exported).all():
             raise Internal("INTEGRITY", "Lent pages and open exports differ.", "Report it with the worker's log.")
 
-    def _positions(self, loan: _Loan) -> int:
+    def _positions(self, export: _OpenExport) -> int:
         """Positions that must be filled in the loan's next page."""
-        tail = loan.move.tail_tokens
-        return tail if tail and loan.offered == len(loan.move.device_page) - 1 else self._states.page_size
+        tail = export.move.tail_tokens
+        return tail if tail and export.offered == len(export.move.device_page) - 1 else self._states.page_size
 
     def _drop(self, places: list[int]) -> None:
         """These fill no more."""
         gone = set(places)
-        self._filling = [loan for place, loan in enumerate(self._filling) if place not in gone]
+        self._filling = [export for place, export in enumerate(self._filling) if place not in gone]
         self._next, self._needed = np.delete(self._next, places), np.delete(self._needed, places)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire_worker.step import Bool, Int32, Int64
 
 
-class Residents:
+class ResidentSlots:
     """All methods belong to the model thread."""
 
     def __init__(self, spec: EngineSpec, observer: Observer) -> None:
@@ -80,7 +80,7 @@ class Residents:
             return False
         # A page that nobody holds is in no table.
         free = (states.refs[pages] == 0) & (states.writer[pages] == NOBODY) & ~states.pending[pages]
-        if not (free & (states.lent[pages] == 0) & (states.busy_until[pages] <= self.settled)).all():
+        if not (free & (states.exported[pages] == 0) & (states.busy_until[pages] <= self.settled)).all():
             return False
         order = np.argsort(slots, kind="stable")
         slots, pages = slots[order], pages[order]
@@ -105,7 +105,7 @@ class Residents:
         if held.any():
             if self._in_use(idle[held]):
                 return
-            self._waiting.judge_all_anew()
+            self._waiting.recheck_all()
         states.ready[idle] = 0
 
     def launched(self, slots: Int32, end: Int32, step: int) -> None:
@@ -117,21 +117,21 @@ class Residents:
         """The scheduler's wish: end a held slot. Rows of it in flight are still reported."""
         last_step = int(self.table.last_step[slot])
         if last_step > self.settled:
-            self._late[int(self.table.tenure[slot])] = last_step
+            self._late[int(self.table.slot_generation[slot])] = last_step
         self.end(slot, None)
 
-    def are_late(self, tenure: Int64) -> Bool:
+    def are_late(self, slot_generation: Int64) -> Bool:
         """Which sequences were stopped while their steps were in flight."""
-        return np.isin(tenure, list(self._late))
+        return np.isin(slot_generation, list(self._late))
 
-    def late_end(self, tenure: int) -> None:
+    def late_end(self, slot_generation: int) -> None:
         """A stopped sequence has ended by itself: what is still in flight of it is void."""
-        del self._late[tenure]
+        del self._late[slot_generation]
 
     def forget_late(self) -> None:
         """Of sequences whose last step was settled nothing can come any more."""
         if self._late:
-            self._late = {tenure: step for tenure, step in self._late.items() if step > self.settled}
+            self._late = {slot_generation: step for slot_generation, step in self._late.items() if step > self.settled}
 
     def end(self, slot: int, finish: Finish | None) -> None:
         """Clear a held slot. Who waits for pages that it was to fill finds them lost."""
@@ -160,7 +160,7 @@ class Residents:
         """
         lost: list[tuple[int, QuireError]] = []
         for slot in self._waiting.due():
-            error = self._waiting.judge(slot)
+            error = self._waiting.check_slot(slot)
             if error is not None:
                 lost.append((slot, error))
                 self.end(slot, Finish.ERROR)
@@ -179,7 +179,7 @@ class Residents:
         """Whether a move may write these pages: nobody else does, and neither a running slot nor another worker reads
         them."""
         states, table = self.states, self.table
-        if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages) or states.lent[pages].any():
+        if not grantable(pages, self.spec) or len(np.unique(pages)) != len(pages) or states.exported[pages].any():
             return False
         if states.pending[pages].any() or (states.busy_until[pages] > self.settled).any() or self._in_use(pages):
             return False
@@ -199,7 +199,7 @@ class Residents:
         """Whether the pages are whole."""
         return grantable(pages, self.spec) and bool((self.states.ready[pages] == self.spec.page_size).all())
 
-    def can_lend(self, pages: Int32, tail_tokens: int) -> bool:
+    def can_export(self, pages: Int32, tail_tokens: int) -> bool:
         """Whether another worker may be promised these pages, now or when they are filled."""
         named = len(pages) > 0 and grantable(pages, self.spec) and len(np.unique(pages)) == len(pages)
         return named and 0 <= tail_tokens < self.spec.page_size
@@ -243,7 +243,9 @@ class Residents:
         """Raise PAGE_TAKEN where a slot may not write its pages; what it waits for may still be awaited."""
         states = self.states
         busy = (states.busy_until[own] > self.settled).any()
-        taken = busy or (states.writer[own] != NOBODY).any() or states.pending[fresh].any() or states.lent[fresh].any()
+        taken = (
+            busy or (states.writer[own] != NOBODY).any() or states.pending[fresh].any() or states.exported[fresh].any()
+        )
         if taken or (states.refs[own].any() and self._in_use(own)):
             raise _page_taken()
 

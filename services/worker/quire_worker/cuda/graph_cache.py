@@ -16,7 +16,7 @@ _MOST_CHOSEN = 65_536
 _WORTH_TIME = 2
 
 
-class SizeShelf(Generic[T]):
+class GraphCache(Generic[T]):
     """`sizes` may be made, `first` of them in advance and in this order; no more than `most` are. A size is made when
     it is wanted for the `wants`-th time; until then it is for those who have time."""
 
@@ -41,7 +41,7 @@ class SizeShelf(Generic[T]):
         return len(self._made)
 
     @property
-    def lacks(self) -> bool:
+    def has_missing(self) -> bool:
         """Whether something is still to be made while there is time."""
         while self._missing and self._missing[0] in self._made:
             self._missing.popleft()
@@ -55,13 +55,13 @@ class SizeShelf(Generic[T]):
                 self._least.clear()
             self._least[wanted] = least_that_holds(self._sizes, wanted)
         size = self._least[wanted]
-        if size is not None and size not in self._made and self._put_off(size):
+        if size is not None and size not in self._made and self._defer(size):
             size = least_that_holds(self._made, wanted)
         return None if size is None else self._get(size)
 
-    def make_next(self) -> None:
+    def capture_next(self) -> None:
         """Make the next that is lacking."""
-        if self.lacks:
+        if self.has_missing:
             self._get(self._missing[0])
 
     def give_up(self) -> None:
@@ -71,7 +71,7 @@ class SizeShelf(Generic[T]):
         self._sizes = tuple(self._made)
         self._least.clear()
 
-    def _put_off(self, size: StepSize) -> bool:
+    def _defer(self, size: StepSize) -> bool:
         """Whether it is to be made later, since it was not wanted often enough."""
         self._wanted[size] += 1
         if self._wanted[size] == self._wants:
