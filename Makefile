@@ -78,13 +78,21 @@ down: install ## Stop them
 status: install ## What runs, and where
 	@$(BIN)/python -m quire status $(ARGS) || true
 
+.PHONY: test-unit
+test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; under a minute
+	$(BIN)/python -m pytest $(SHARED) tests/unit --ignore tests/unit/worker_triton $(ARGS)
+
 .PHONY: test
-test: install-dev redis ## All tests, over real processes too
+test: install-dev redis ## What CI runs: unit, contract and pipeline tests; under ten minutes
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
-.PHONY: test-fast
-test-fast: install-dev ## Unit and contract tests
-	$(BIN)/python -m pytest $(SHARED) tests/unit tests/contract $(ARGS)
+.PHONY: test-deep
+test-deep: install-dev redis ## More cases of the same, interpreted kernels and random runs above all; half an hour
+	$(BIN)/python -m pytest $(SHARED) -m deep $(ARGS)
+
+.PHONY: perf
+perf: install-dev ## Tests that depend on how fast this machine is, one after the other
+	$(BIN)/python -m pytest -m perf $(ARGS)
 
 .PHONY: test-install
 test-install: install-dev ## Each torch-free service alone in an empty environment: starts fast, stays small

@@ -25,6 +25,7 @@ from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.setup import AgentSetup
 from tests.contract.kv_agent_side import EACH, FAST, agent_side
 from tests.contract.kvstore_process import Connection, KvstoreProcess
+from tests.tiers import deep_after
 from tests.unit.kvstore.pages import body, chain
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def stats(connection: Connection) -> Any:
     return connection.stub.Stats(kvstore_pb2.StatsRequest(), timeout=60)
 
 
-@pytest.mark.parametrize("choice", [*EACH, "auto"])
+@pytest.mark.parametrize("choice", deep_after(1, ["auto", *EACH]))
 @pytest.mark.parametrize("way", ["put", "get"])
 def test_a_kvstore_killed_under_way_is_a_miss_and_its_successor_serves(choice: str, way: str) -> None:
     before = left_behind()
@@ -126,7 +127,7 @@ def stores(store: Callable[..., int]) -> bool:
         return False
 
 
-@pytest.mark.parametrize("choice", EACH)
+@pytest.mark.parametrize("choice", deep_after(1, EACH))
 def test_what_a_killed_worker_held_comes_back(choice: str) -> None:
     with kvstore("--default-lease-ms", "3000", "--max-lease-ms", "3000") as process, Connection(process.address) as own:
         with agent_side(process.address, "grpc", page_bytes=PAGE_BYTES) as transfer_agent:

@@ -20,6 +20,7 @@ from quire_common.sequence import Sampling, Stop
 from quire_worker.paced.answer import paced_tokens
 from tests.fakes.engine_bench import ROOMY, a_start
 from tests.fakes.worker_side import Side
+from tests.tiers import deep_after
 
 FLAGS = ("--paced", "1", "--paced-pages", "200", "--block-size", "4", "--max-num-seqs", "4", "--max-model-len", "256")
 PROMPT = [*range(20, 60), 7, 8]
@@ -66,7 +67,7 @@ def finish(there: Side, first: int) -> list[int]:
     return [first, *there.finished(0)]
 
 
-@pytest.mark.parametrize("transport", ["shm", "tcp", "grpc"])
+@pytest.mark.parametrize("transport", deep_after(1, ["tcp", "shm", "grpc"]))
 def test_with_all_pages_nothing_is_computed_again(transport: str) -> None:
     with a_side("--peer-transport", transport) as (_, here), a_side("--peer-transport", transport) as (_, there):
         begin(here, there)

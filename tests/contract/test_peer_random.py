@@ -166,6 +166,7 @@ class Course:
         self.done[what] = self.done.get(what, 0) + 1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(
     ("seed", "slots", "transport"), [(1, 4, "auto"), (2, 16, "shm"), (3, 8, "tcp"), (4, 8, "grpc")]
 )

@@ -130,6 +130,7 @@ def test_a_lease_that_has_ended_is_refused_at_once(transport: str) -> None:
         assert took_s < 10 * EXPORT_WAIT_S
 
 
+@pytest.mark.deep
 @EACH
 def test_pullers_that_stand_still_hold_up_no_others(transport: str) -> None:
     """Each has more to read than sockets hold, and exports have eight slots in all."""

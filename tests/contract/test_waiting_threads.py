@@ -41,6 +41,7 @@ def _waiting_s(kind: str) -> float:
     return float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
 
 
+@pytest.mark.perf
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="threads of one core do not spin")
 def test_a_workers_waiting_threads_soon_sleep() -> None:
     """On a busy machine a turn of the loop that spins may be cut short, so there are several attempts."""

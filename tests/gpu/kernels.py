@@ -49,7 +49,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 def _start(files: list[Path], stack: contextlib.ExitStack) -> tuple[subprocess.Popen[str], IO[str]]:
     """A process that ends with the stack, and what it prints."""
     output = stack.enter_context(tempfile.TemporaryFile("w+"))  # noqa: SIM115  # the stack closes it
-    command = [sys.executable, "-m", "pytest", "-q", "--no-header", *map(str, files)]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "-m", "not slow", *map(str, files)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, text=True)
     stack.callback(_end, process)
     return process, output

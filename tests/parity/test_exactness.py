@@ -60,6 +60,7 @@ asks = st.builds(
 )
 
 
+@pytest.mark.deep
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     batch=st.lists(asks, min_size=2, max_size=10),
@@ -93,6 +94,7 @@ def test_continued_from_what_was_emitted(sampling: Sampling, known: int) -> None
     assert whole[: min(known, len(whole))] + tuple(rest) == whole
 
 
+@pytest.mark.deep
 def test_preemption_happened_at_all() -> None:
     """The property test above must not pass because pages always sufficed."""
     local = LocalEngine(model(), max_num_seqs=8, num_pages=14, max_num_batched_tokens=64)
@@ -103,6 +105,7 @@ def test_preemption_happened_at_all() -> None:
     assert local.scheduler.stats.preemptions > 0
 
 
+@pytest.mark.deep
 def test_after_a_restart() -> None:
     """Another process, with two torch threads, gives the same tokens."""
     wanted = {i: alone(Ask(65, 2, s, 24)) for i, s in enumerate(SAMPLINGS)}

@@ -12,15 +12,16 @@ from quire_common.credit import Report
 from quire_common.sequence import Sequence, Stop
 from tests.oracle import Oracle
 from tests.parity.test_transformers_parity import DEMO, write_tiny
+from tests.tiers import deep_after
 
 PROMPTS = 32
 NEW_TOKENS = 256
 MOST_TIES = 2
 CHUNK = 48
-MODELS = ("demo", "qwen2", "qwen3")
+MODELS = ("qwen3", "demo", "qwen2")
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=deep_after(1, MODELS))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return DEMO if request.param == "demo" else write_tiny(request.param, tmp_path_factory.mktemp("tiny"))
 

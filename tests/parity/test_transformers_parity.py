@@ -185,6 +185,7 @@ def test_demo_logits(demo: Path) -> None:
     check_logits(demo, (1, 48, 700))
 
 
+@pytest.mark.deep
 def test_demo_greedy_streams(demo: Path) -> None:
     """32 prompts of mixed lengths, 256 tokens each, chunked prefill and preemption forced; at most 2 ties."""
     model = load(demo, 300 << 20)

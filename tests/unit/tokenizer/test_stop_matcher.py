@@ -76,6 +76,7 @@ def test_time_is_linear_in_the_text_and_not_in_the_stop_strings(piece: int) -> N
     assert seconds(20_000) < 0.5
 
 
+@pytest.mark.perf
 def test_the_largest_list_costs_a_sequence_next_to_nothing() -> None:
     """n = 128 of them stopped a tokenizer for seconds, and took 9 MiB each."""
     stops, sent = largest_list(), [largest_list() for _ in range(128)]

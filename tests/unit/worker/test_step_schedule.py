@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -140,6 +141,7 @@ budgets = st.builds(
 )
 
 
+@pytest.mark.deep
 @settings(deadline=None, max_examples=300)
 @given(views(), budgets, st.integers(1, 8))
 def test_every_batch_keeps_every_bound(slots: SlotView, budget: Budget, max_num_seqs: int) -> None:

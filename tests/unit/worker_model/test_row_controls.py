@@ -138,7 +138,7 @@ CASES: dict[str, tuple[dict[str, Any], LogitControls]] = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.deep) if n == "all" else n for n in CASES])
 def test_the_distribution_is_that_of_a_float64_reference(name: str) -> None:
     filters, controls = CASES[name]
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters

@@ -16,6 +16,7 @@ from torch import Tensor
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.step import LogprobColumns, PromptScores
+from tests.tiers import deep_after
 from tests.unit.worker_model.batches import PAGE_SIZE, Run, make_batch, pages_for
 from tests.unit.worker_model.folders import FAMILIES, load_dummy_model, write_config
 
@@ -206,7 +207,7 @@ def test_blocked_tokens_follow_their_sequence(llama: LoadedModel) -> None:
     assert found[1] == next(t for t in logits.argsort(descending=True).tolist() if t not in (best[2], 1))
 
 
-@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("poison", deep_after(1, [float("nan"), float("inf"), 1e30]))
 def test_stale_pages_spoil_nobody(llama: LoadedModel, poison: float) -> None:
     """Pages that a damaged sequence left behind are granted to another, some of them ahead of need."""
     text = tokens_of(3, 50)

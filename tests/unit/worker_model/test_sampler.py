@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from quire_worker.sampling.gumbel import noise_of_rows
 from quire_worker.sampling.sampler import DAMAGED, NOTHING_LEFT, sample
+from tests.tiers import deep_after
 from tests.unit.worker_model.sampling_columns import columns
 
 
@@ -135,14 +136,17 @@ def _near_an_edge(logits: NDArray[Any], row: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize(
     "filters",
-    [
-        {},
-        {"temperature": 0.7},
-        {"top_k": 5},
-        {"top_p": 0.8},
-        {"min_p": 0.1},
-        {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
-    ],
+    deep_after(
+        1,
+        [
+            {"temperature": 1.3, "top_k": 12, "top_p": 0.9, "min_p": 0.02},
+            {},
+            {"temperature": 0.7},
+            {"top_k": 5},
+            {"top_p": 0.8},
+            {"min_p": 0.1},
+        ],
+    ),
 )
 def test_frequencies_match_a_float64_reference(filters: dict[str, Any]) -> None:
     draws, vocab_size = 6000, 24

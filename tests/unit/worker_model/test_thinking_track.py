@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -41,6 +42,7 @@ def by_definition(budget: ThinkingBudget, prompt: list[int], output: list[int]) 
     return end[made]
 
 
+@pytest.mark.deep
 @settings(max_examples=400, deadline=None)
 @given(marks, marks, st.integers(0, 6), some_ids, some_ids, st.integers(0, 12))
 def test_what_is_forced_depends_on_tokens_alone(

@@ -30,6 +30,7 @@ def compiled(folder: Path, module: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.deep
 def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
     lines = compiled(tmp_path, "compiled")
     assert len(lines) == 37 and all(int(line.rsplit(" ", 1)[1]) > 1000 for line in lines)

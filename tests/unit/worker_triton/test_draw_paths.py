@@ -11,6 +11,7 @@ from quire_worker.ops.triton import sampling
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.gumbel import noise_of_rows
 from quire_worker.sampling.sampler import sample
+from tests.tiers import deep_after
 from tests.unit.worker_triton.drawing import VOCAB, make, on_device, run
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -39,7 +40,7 @@ def tied(rows: int) -> Tensor:
     return values[torch.from_numpy(np.random.default_rng(1).integers(0, 5, (rows, VOCAB)))]
 
 
-@pytest.mark.parametrize("limits", list(LIMITED))
+@pytest.mark.parametrize("limits", deep_after(2, LIMITED))
 def test_the_way_to_a_threshold_does_not_change_it(limits: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in LIMITED[limits].items():
         monkeypatch.setattr(sampling, name, value)
@@ -48,7 +49,7 @@ def test_the_way_to_a_threshold_does_not_change_it(limits: str, monkeypatch: pyt
     assert run(logits, on_device(columns))[0] == sample(logits, columns).tolist()
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(1, 1.0), (400, 1.0), (400, 0.5), (0, 0.3), (0, 0.9)])
+@pytest.mark.parametrize(("top_k", "top_p"), deep_after(2, [(1, 1.0), (400, 0.5), (400, 1.0), (0, 0.3), (0, 0.9)]))
 def test_all_equals_of_the_last_that_is_kept_are_kept(top_k: int, top_p: float) -> None:
     _, columns = asking(4, top_k=top_k, top_p=top_p)
     logits = tied(4)
@@ -65,7 +66,7 @@ def test_one_block_may_hold_all_that_is_kept() -> None:
     assert all(first <= each < first + 3 for each, first in zip(token, (0, 1022, VOCAB - 3), strict=True))
 
 
-@pytest.mark.parametrize("top_p", [0.5, 0.05, 0.0])
+@pytest.mark.parametrize("top_p", deep_after(1, [0.5, 0.05, 0.0]))
 def test_what_is_not_in_the_nucleus_is_drawn_again(top_p: float) -> None:
     logits, columns = asking(8, temperature=1.7, top_p=top_p)
     columns.min_p[::2] = 0.01
@@ -77,6 +78,7 @@ def test_what_is_not_in_the_nucleus_is_drawn_again(top_p: float) -> None:
     assert sum(a != b for a, b in zip(token, sample(logits, columns).tolist(), strict=True)) >= 2
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize(("vocab", "top_k", "top_p"), [(12, 14, 0.5), (5, 16, 0.8), (5, 5, 0.8), (5, 4, 0.8)])
 def test_of_a_small_vocabulary_top_k_may_keep_all(vocab: int, top_k: int, top_p: float) -> None:
     logits, columns = asking(24, temperature=1.7, top_k=top_k, top_p=top_p)
@@ -97,6 +99,7 @@ def test_a_nucleus_knows_nothing_of_blocked_ids() -> None:
     assert run(logits, device)[0] == sample(logits, columns).tolist()
 
 
+@pytest.mark.deep
 def test_equals_that_hardly_any_noise_parts_are_told_apart() -> None:
     """Scores of 2**22 are a half apart: some are equal, more are nearly so, and the lowest id wins."""
     _, columns = asking(3, temperature=2.0**-16)

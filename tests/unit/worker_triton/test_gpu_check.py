@@ -44,6 +44,7 @@ def run(stage: int, folder: Path, *parts: str) -> dict[str, str]:
     return results
 
 
+@pytest.mark.deep
 def test_engines_come_to_the_same_tokens(tmp_path: Path) -> None:
     results = run(2, tmp_path)
     assert sum(result == "ok" for result in results.values()) >= 2

@@ -40,6 +40,7 @@ def test_what_does_not_end_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "unit tests of kernels, 1 of 2" in recorder.failed
 
 
+@pytest.mark.deep
 def test_a_stage_that_is_ended_leaves_no_process(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The longest file is waited for first."""
     (folder / "test_short.py").write_text("def test_short() -> None:\n    pass\n" + 20 * "# long\n")

@@ -62,6 +62,7 @@ def test_random_arrivals_and_aborts_in_every_state(tmp_path: Path) -> None:
     assert found["soak: greedy answers"]["answers"] in range(4, 9)
 
 
+@pytest.mark.deep
 def test_where_pages_are_few_those_that_run_lose_theirs(tmp_path: Path) -> None:
     found = soaked(tmp_path, FEW_PAGES, pages=7, most_prompt=12, most_output=80)
     assert {line["result"] for line in found.values()} == {"ok"}, found
@@ -80,6 +81,7 @@ def test_the_soak_of_few_pages_asks_for_more_than_there_are() -> None:
     assert 2 * (few.most_prompt + few.most_output) > (few.pages - 1) * CUDA_PAGE_SIZE
 
 
+@pytest.mark.deep
 def test_too_little_of_anything_fails(tmp_path: Path) -> None:
     rare = SoakPlan(
         steps=20,

@@ -15,6 +15,7 @@ from quire_worker.cuda.step_size import StepSize, decode_sizes, graph_sizes, lea
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, FreshPlans
+from tests.tiers import deep_after
 from tests.unit.worker_triton.stepping import DEVICE, ON_GPU, WIDTH, WORDS, Sequences, TwoModels
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -26,7 +27,7 @@ _MANY = 12
 
 # The interpreter takes seconds for a step.
 @pytest.mark.parametrize("family", ["llama-32", "qwen3"] if ON_GPU else ["qwen3"])
-@pytest.mark.parametrize("even", [False, True])
+@pytest.mark.parametrize("even", deep_after(1, [False, True]))
 def test_steps_come_to_what_the_cpu_says(
     family: str, even: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,6 +22,7 @@ from quire_worker.cuda.step_size import StepSize, least_that_holds, pieced_sizes
 from quire_worker.ops.triton import fresh_attention, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.step import StepBatch
+from tests.tiers import deep_after
 from tests.unit.worker_triton.stepping import DEVICE, ON_GPU, WORDS, Sequences, TwoModels
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -62,7 +63,7 @@ def fresh_of(batch: StepBatch, decodes: int) -> tuple[Fresh, ...]:
 
 
 # The interpreter takes seconds for a step.
-@pytest.mark.parametrize(("pieced", "post_norm"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(("pieced", "post_norm"), deep_after(1, [(False, False), (True, False), (True, True)]))
 def test_a_captured_step_is_the_eager_one(
     pieced: bool, post_norm: bool, recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,6 +111,7 @@ def test_nothing_left_and_damaged_rows_are_told_apart() -> None:
     assert token.tolist() == wanted and wanted[:2] == [NOTHING_LEFT, -1] and wanted[2] >= 0 and wanted[3] == -1
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("seed", range(4 if ON_GPU else 2))
 def test_rows_that_python_changes_are_drawn_as_on_the_cpu(seed: int) -> None:
     """Beside rows with sheets and rows without anything; one's processor fails at its fourth token."""

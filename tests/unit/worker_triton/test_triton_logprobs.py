@@ -12,6 +12,7 @@ from quire_worker.cuda.pinned_ring import PinnedRing
 from quire_worker.ops.triton import logprobs
 from quire_worker.ops.triton.logprobs import packed_logprobs, torch_logprobs
 from quire_worker.sampling.logprobs import logprob_columns
+from tests.tiers import deep_after
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
@@ -71,8 +72,8 @@ def assert_same(found: Tensor, wanted: Tensor, most: int) -> None:
         torch.testing.assert_close(ours, theirs, rtol=2e-6, atol=2e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("most", [0, 1, 5, 20, 32, 33])
-@pytest.mark.parametrize("kind", list(INPUTS))
+@pytest.mark.parametrize("most", deep_after(2, [5, 33, 0, 1, 20, 32]))
+@pytest.mark.parametrize("kind", deep_after(2, INPUTS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_kernels_say_what_torch_says(
     kind: str, most: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
@@ -111,6 +112,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("most", [0, 4, 40])
 def test_steps_under_way_keep_what_was_asked_of_each(most: int) -> None:
     """Three are started before the first is read, and more than there are buffers."""

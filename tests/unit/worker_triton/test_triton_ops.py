@@ -18,6 +18,7 @@ from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
 from quire_worker.step import Int32
+from tests.tiers import deep_after
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
@@ -168,7 +169,7 @@ def test_rope_and_page_write(
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("window", [0, 20])
-@pytest.mark.parametrize(("programs", "many"), [(1, 1), (12, 1), (12, 100)])
+@pytest.mark.parametrize(("programs", "many"), deep_after(1, [(1, 1), (12, 1), (12, 100)]))
 def test_attention(
     shape: HeadShape, window: int, programs: int, many: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
