@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
+
+from bench import ROOT
 
 _OPEN = "import quire_common.transport, grpc; grpc.insecure_channel('127.0.0.1:1').close()"
 
@@ -23,7 +24,7 @@ def test_grpc_takes_the_choice() -> None:
 
 def test_channels_of_services_keep_their_promises() -> None:
     """Services import quire_common before gRPC, as the tests of channels do here; elsewhere gRPC may be first."""
-    tests = Path(__file__).with_name("test_channel.py")
+    tests = ROOT / "tests/unit/common/test_channel.py"
     own = f"import sys, quire_common, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(tests)!r}]))"
     unset = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "PYTEST_"))}
     done = subprocess.run([sys.executable, "-c", own], env=unset, capture_output=True, text=True, check=False)

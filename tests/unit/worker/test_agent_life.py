@@ -15,12 +15,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from bench import ROOT
 from quire_common.credit import MoveKind
 from quire_common.telemetry import metrics
 from quire_worker.kv_transfer.agent_process import COMMAND
 from tests.fakes.agent_rig import EMPTY, QUICK, WAIT_S, AgentRig, body, load, store
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def restarts() -> float:

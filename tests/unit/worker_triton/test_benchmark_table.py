@@ -4,16 +4,15 @@ what the bench log's entries say, and bold is what misses what is wanted."""
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from bench import ROOT
 from bench.gpu.figures import COLD_START, ITL, OVER_GREEDY, OVER_HTTP, ROWS, SERVICES_COST, Target
 from bench.gpu.kernel_table.decoder_kernels import ATTENTION_WANTED
 from bench.harness.bench_log import read_entries
 
-ROOT = Path(__file__).resolve().parents[3]
 TABLE = "`make gpu-check STAGE=6` at 9d7df77"
 SERVICES, KERNELS = (f"`make gpu-check STAGE={stage}` at 9d7df77: " for stage in (4, 5))
 DRAWS, PULLS = "sampling with temperature 0.8, top_p 0.95 and top_k 50, and five", "`make gpu-check STAGE=7` at 69b1477"

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from bench import ROOT
+
 _SHARED_BYTES = 232_448
 """Of a multiprocessor, that one program may have."""
 
@@ -20,7 +22,7 @@ def compiled(folder: Path, module: str, *arguments: str) -> list[str]:
     done = subprocess.run(
         [sys.executable, "-m", f"tests.unit.worker_triton.{module}", *arguments],
         env=environment,
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=600,

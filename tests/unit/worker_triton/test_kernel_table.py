@@ -7,11 +7,11 @@ import os
 import pkgutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
+from bench import ROOT
 from bench.gpu.kernel_table import roofline
 from bench.gpu.kernel_table.kernel_case import CALLS, COLD_BYTES, KernelCase, copies_of
 from bench.gpu.record import Recorder
@@ -106,7 +106,7 @@ def test_the_whole_table_can_be_launched() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.unit.worker_triton.bound"],
         env=environment,
-        cwd=Path(__file__).parents[3],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,
