@@ -22,7 +22,7 @@ from quire_worker.config import WorkerConfig
 from quire_worker.model_source import load_configured
 from tests.fakes.engine_bench import EngineBench, Told, a_start
 from tests.fakes.worker_server import FakeScheduler
-from tests.unit.worker_model.folders import write_config
+from tests.model.folders import write_config
 
 WAIT_S = 120.0
 MAX_LEN = 256

@@ -18,8 +18,8 @@ from quire_worker.sampling.row_controls import RowControls
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
 from tests.fakes.some_processors import PROCESSORS
-from tests.unit.worker_model.batches import Run, make_batch
-from tests.unit.worker_model.folders import write_config
+from tests.model.batches import Run, make_batch
+from tests.model.folders import write_config
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence

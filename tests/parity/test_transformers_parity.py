@@ -16,8 +16,8 @@ import torch
 
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.runner import ModelRunner
+from tests.model.batches import PAGE_SIZE, Run, make_batch
 from tests.oracle import Oracle, quiet_transformers
-from tests.unit.worker_model.batches import PAGE_SIZE, Run, make_batch
 
 DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 LOGIT_TOLERANCE = 1e-4
