@@ -80,7 +80,7 @@ status: install ## What runs, and where
 
 .PHONY: test-unit
 test-unit: install-dev ## Unit tests: no processes, no Redis, no sleeps, no interpreted kernels; under a minute
-	$(BIN)/python -m pytest $(SHARED) tests/unit --ignore tests/unit/worker_triton $(ARGS)
+	$(BIN)/python -m pytest $(SHARED) tests/unit $(ARGS)
 
 .PHONY: test
 test: install-dev redis ## What CI runs: unit, contract and pipeline tests; under ten minutes

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, settings
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 settings.register_profile("quire", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("quire")
-_LONG = ("exactness", "pipeline", "chaos", "parity", "sampling", "contract", "worker_triton", "worker_model", "worker")
+_LONG = ("exactness", "pipeline", "chaos", "parity", "sampling", "contract", "kernels", "model", "worker")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -1,4 +1,4 @@
-"""Stage 1: the tests of tests/unit/worker_triton, on whatever device there is, in several processes: they compile."""
+"""Stage 1: the tests of tests/kernels, on whatever device there is, in several processes: they compile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import IO
 from bench import ROOT
 from bench.gpu.record import Recorder
 
-_FOLDER = ROOT / "tests/unit/worker_triton"
+_FOLDER = ROOT / "tests/kernels"
 _PROCESSES = 4
 # Those of this very check are other stages.
 _OTHERS = ("test_gpu_check.py",)

@@ -1,4 +1,4 @@
-"""`python -m tests.unit.worker_triton.bound`: the kernel table of the real shapes, launched as on an H200, without one.
+"""`python -m tests.kernels.bound`: the kernel table of the real shapes, launched as on an H200, without one.
 
 Triton's own launcher binds arguments and chooses what to compile; nothing is compiled or computed, and tensors have no
 memory. Prints a line for each row: what it launches, what the table says of that, and its name. A process of its own,

@@ -1,4 +1,4 @@
-"""`python -m tests.unit.worker_triton.compiled`: kernels compiled for Hopper, on a machine without a GPU.
+"""`python -m tests.kernels.compiled`: kernels compiled for Hopper, on a machine without a GPU.
 
 The interpreter takes what the compiler refuses: this finds it before a GPU does. Prints a line for each kernel. A
 process of its own, since the interpreter is chosen when kernels are imported.

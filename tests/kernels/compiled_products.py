@@ -1,4 +1,4 @@
-"""`python -m tests.unit.worker_triton.compiled_products [kinds]`: the H200's ways of products compiled, without a GPU.
+"""`python -m tests.kernels.compiled_products [kinds]`: the H200's ways of products compiled, without a GPU.
 
 Prints a line for each: what it is, the inner dimension (of a gated one how many gates, too), and the bytes of shared
 memory that it takes. `kinds`: only the first of each kind.
