@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.logit_controls import NEUTRAL
+from quire_worker.sampling.control_lists import lists_of
 from quire_worker.sampling.repetition_track import RepetitionTrack
 from quire_worker.sampling.row_processors import RowProcessors
 from quire_worker.sampling.thinking_track import ThinkingTrack
@@ -55,15 +56,7 @@ class RowControls:
         """The sequence has left its slot: steps in flight may still name it, no later ones will."""
         self._prompt_ids = sequence.prompt_ids
         self._output: list[int] = sequence.output_ids.tolist()
-        self._allowed = np.array(controls.allowed_token_ids, np.int64)
-        # Words of one token; longer ones by the token before their last, so that few are compared with the output.
-        self._bad_tokens = np.array([word[0] for word in controls.bad_words if len(word) == 1], np.int64)
-        self._bad_words: dict[int, list[tuple[list[int], int]]] = {}
-        for word in controls.bad_words:
-            if len(word) > 1:
-                self._bad_words.setdefault(word[-2], []).append((list(word[:-1]), word[-1]))
-        self._bias_ids = np.array([token for token, _bias in controls.logit_bias], np.int64)
-        self._bias = np.array([bias for _token, bias in controls.logit_bias], np.float32)
+        self._lists = lists_of(controls)
         self._repetition = np.float32(controls.repetition_penalty)
         self._frequency = np.float32(controls.frequency_penalty)
         self._presence = np.float32(controls.presence_penalty)
@@ -100,19 +93,20 @@ class RowControls:
             logits.fill(_NEVER)
             logits[forced] = raw
             return
-        if len(self._allowed):
-            kept = logits[self._allowed]
+        lists = self._lists
+        if len(lists.allowed):
+            kept = logits[lists.allowed]
             logits.fill(_NEVER)
-            logits[self._allowed] = kept
-        logits[self._bad_tokens] = _NEVER
-        if self._bad_words and self._output:
-            for before, last in self._bad_words.get(self._output[-1], ()):
+            logits[lists.allowed] = kept
+        logits[lists.bad_tokens] = _NEVER
+        if lists.bad_words and self._output:
+            for before, last in lists.bad_words.get(self._output[-1], ()):
                 if self._output[-len(before) :] == before:
                     logits[last] = _NEVER
         if blocked is not None:
             logits[blocked] = _NEVER
-        if len(self._bias):
-            logits[self._bias_ids] += self._bias
+        if len(lists.bias):
+            logits[lists.bias_ids] += lists.bias
         if self._processors is not None:
             self.failure = self._processors.run(self._output, logits)
             if self.failure is not None:
