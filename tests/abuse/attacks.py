@@ -24,7 +24,7 @@ import httpx
 
 from quire.v1 import inference_pb2
 from quire_router.http import tables
-from tests.abuse import bounds, rpc_bounds
+from tests.abuse import bounds, raw_rpc, rpc_bounds
 
 _LIMIT_S = 60.0
 _CONNECTIONS = 256
@@ -291,6 +291,40 @@ async def grpc_keyless(target: Target) -> None:
         await _together(works, 16, target)
 
 
+async def grpc_slow_writers(target: Target) -> None:
+    """Two hundred connections that send their opening, or a message, a byte at a time."""
+    content = raw_rpc.message("x" * 50_000, 4)
+    async with raw_rpc.RawCall(target.grpc, target.key) as call:  # at once it is answered: the frames are right
+        await call.send(call.opening + raw_rpc.data_frame(raw_rpc.message("ABUSE:", 4), last=True))
+        async with asyncio.timeout(_LIMIT_S):
+            while raw_rpc.DATA not in call.heard:
+                if call.closed or raw_rpc.RESET in call.heard or raw_rpc.GOAWAY in call.heard:
+                    raise RuntimeError("a call that is written at once is not answered")
+                call.changed.clear()
+                await call.changed.wait()
+    target.begin()
+
+    async def one(number: int) -> None:
+        target.requests += 1
+        try:
+            async with raw_rpc.RawCall(target.grpc, target.key) as call:
+                at_once = call.opening if number % 2 else call.opening[:10]
+                rest = content if number % 2 else call.opening[10:]
+                await call.send(at_once)
+                for byte in rest:
+                    if target.over or call.closed or call.heard:
+                        break
+                    part = bytes((byte,))
+                    await call.send(raw_rpc.data_frame(part) if number % 2 else part)
+                    await asyncio.sleep(0.1)
+                if call.closed or call.heard:
+                    target.refused("closed" if call.closed else "ended")
+        except OSError as error:
+            target.refused(type(error).__name__)
+
+    await asyncio.gather(*(one(number) for number in range(200)))
+
+
 async def grpc_slow_readers(target: Target) -> None:
     """Streams that take a first message and no other."""
 
@@ -322,6 +356,7 @@ CASES: dict[str, Callable[[Target], Coroutine[Any, Any, None]]] = {
     "gRPC: each field": grpc_each_field,
     "gRPC: all fields": grpc_all_fields,
     "gRPC: no key": grpc_keyless,
+    "gRPC: slow writers": grpc_slow_writers,
     "gRPC: slow readers": grpc_slow_readers,
 }
 
