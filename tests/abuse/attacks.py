@@ -307,7 +307,7 @@ async def grpc_slow_writers(target: Target) -> None:
     async def one(number: int) -> None:
         target.requests += 1
         try:
-            async with raw_rpc.RawCall(target.grpc, target.key) as call:
+            async with raw_rpc.RawCall(target.grpc, target.key, acknowledges=number % 2 == 1) as call:
                 at_once = call.opening if number % 2 else call.opening[:10]
                 rest = content if number % 2 else call.opening[10:]
                 await call.send(at_once)

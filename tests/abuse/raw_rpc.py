@@ -19,7 +19,7 @@ _STREAM = 1
 class RawCall:
     """A context. `opening` and `frames` are what a client sends; whoever has the context sends it, at its own pace."""
 
-    def __init__(self, address: str, key: str) -> None:
+    def __init__(self, address: str, key: str, *, acknowledges: bool = True) -> None:
         host, port = address.split(":")
         self._where = host, int(port)
         self.opening = _PREFACE + _frame(SETTINGS, 0, 0, b"")
@@ -27,6 +27,8 @@ class RawCall:
         self.heard: list[int] = []
         """Types of the frames that have come for the call or the connection's end."""
         self.changed = asyncio.Event()
+        # What the server's settings are answered with, unless that would come to stand amid a frame sent byte by byte.
+        self._acknowledges = acknowledges
         self.closed = False
         """By the server."""
 
@@ -54,7 +56,7 @@ class RawCall:
                 head = await self._reader.readexactly(9)
                 length, kind, flags = int.from_bytes(head[:3], "big"), head[3], head[4]
                 await self._reader.readexactly(length)
-                if kind == SETTINGS and not flags & _ACK:
+                if kind == SETTINGS and not flags & _ACK and self._acknowledges:
                     self._writer.write(_frame(SETTINGS, _ACK, 0, b""))
                 if kind in (DATA, HEADERS, RESET, GOAWAY):
                     self.heard.append(kind)
