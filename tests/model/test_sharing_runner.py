@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +17,16 @@ from quire_worker.threads.share import Interval
 
 
 class _Runner:
+    """More threads are slower in the first five steps, and faster from then on."""
+
     def __init__(self) -> None:
         self.threads: list[int] = []
+        self.now_s = 0.0
 
     def run(self, batch: StepBatch) -> StepOutput:
-        self.threads.append(torch.get_num_threads())
+        threads = torch.get_num_threads()
+        self.threads.append(threads)
+        self.now_s += 0.01 * threads if len(self.threads) <= 5 else 0.004 / threads
         return StepOutput(np.zeros(0, np.int32), None, StepTiming(0, 0, 0), {})
 
 
@@ -38,9 +45,10 @@ def test_a_crowded_host_gets_fewer_threads_and_an_idle_one_more(monkeypatch: pyt
     monkeypatch.setattr(CoreMeter, "read", lambda meter: next(intervals))
     monkeypatch.setattr(sharing_runner, "INTERVAL_S", 0.0)
     inner = _Runner()
+    monkeypatch.setattr(sharing_runner, "time", SimpleNamespace(monotonic=lambda: inner.now_s))
     monkeypatch.setattr(CoreMeter, "__init__", lambda meter: None)
     runner = sharing_runner.SharingRunner(inner)
-    batch: StepBatch = None  # type: ignore[assignment]  # nobody looks at it
+    batch: Any = SimpleNamespace(token=np.zeros(16, np.int64))
     for _ in range(10):
         runner.run(batch)
     assert inner.threads == [4, 2, 2, 1, 1, 1, 2, 2, 2, 4]

@@ -1,26 +1,43 @@
 """Decides how many threads compute a step, by whether somebody else needs the cores.
 
 Threads that compute one product together wait for the slowest. A neighbour that takes the core of one of them makes
-all of them wait, so two workers with a thread for each core are many times slower than two with half as many. This is
-a pure rule over what was measured; see `core_meter`.
+all of them wait, so two workers with a thread for each core are many times slower than two with half as many. But that
+threads wait for a core says little by itself: a worker's own scheduler delays them too, and two threads that are
+delayed may still be faster than one. So another number of threads is tried, and kept where steps of the same size show
+that it is better. This is a pure rule over what was measured; see `core_meter` and `pace`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-_MOST_DELAYED = 0.2
+from quire_worker.threads.pace import Pace
+
+_MOST_DELAYED: Final = 0.2
 """Share of the time in which a thread could have run, and had no core."""
-_CROWDED_INTERVALS = 2
-"""In a row, before there are fewer threads."""
-_LEAST_IDLE = 0.5
-"""Of each core that another thread would take."""
-_LEAST_BUSY = 0.5
+_CROWDED_INTERVALS: Final = 2
+"""In a row, before fewer threads are tried."""
+_LEAST_IDLE: Final = 0.25
+"""Of each core that another thread would take, before more threads are tried."""
+_LEAST_BUSY: Final = 0.5
 """Cores that this process wants, for an interval to say anything."""
 _FIRST_PATIENCE, _MOST_PATIENCE = 3, 300
-"""Intervals in a row that must have room before there are more threads."""
-_PROVEN = 20
+"""Intervals in a row that must have room before more threads are tried."""
+_FULL_FACTOR: Final = 8
+"""Times as many intervals, up to the most, where no core is idle: steps may be faster all the same."""
+_PROVEN: Final = 20
 """Intervals after which more threads were right."""
+_TRIAL: Final = 2
+"""Intervals of a trial."""
+_GAIN: Final = 1.15
+"""How many times as long a step must take with half the threads for the other half to be worth its cores."""
+_CLEAR_LOSS: Final = 1.3
+"""The same after the first interval of a trial of fewer."""
+_FIRST_REST, _MOST_REST = 50, 300
+"""Intervals from a trial of fewer threads that were slower to the next."""
+_SLOWED: Final = 1.5
+"""How many times as long a step takes where something has changed, so that the next trial need not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +52,100 @@ class Interval:
     """Idle cores among those that this process may use."""
 
 
+@dataclass(slots=True)
+class _Trial:
+    threads: int
+    """That there were before."""
+    pace: Pace
+    """With these."""
+    roomy: bool
+    """Whether there were idle cores."""
+    intervals: int = 0
+
+
 class ThreadShare:
     """`threads` is how many are right now: from 1 to `most`, halved and doubled. One thread calls `observe`."""
 
     def __init__(self, most: int) -> None:
         self.threads = most
         self._most = most
+        self._pace: list[Pace] = []
+        self._trial: _Trial | None = None
         self._patience = _FIRST_PATIENCE
-        self._roomy = self._crowded = 0
+        self._roomy = self._crowded = self._since_trial = 0
         self._since_more = _PROVEN
+        # What steps took when fewer threads were found to be slower, and how long that is to be believed.
+        self._normal: Pace | None = None
+        self._rest = self._left = 0
 
-    def observe(self, interval: Interval) -> None:
-        """The interval that has just ended."""
+    def observe(self, interval: Interval, pace: Pace) -> None:
+        """The interval that has just ended, and its steps."""
         if interval.wanted_cores < _LEAST_BUSY:
             return
         self._since_more += 1
+        self._since_trial += 1
+        self._left -= 1
+        self._pace = [*self._pace[1 - _TRIAL :], pace]
         more = min(2 * self.threads, self._most) - self.threads
         self._crowded = self._crowded + 1 if self.threads > 1 and interval.delayed > _MOST_DELAYED else 0
         self._roomy = self._roomy + 1 if more and interval.idle_cores >= _LEAST_IDLE * more else 0
-        if self._crowded >= _CROWDED_INTERVALS:
+        if self._trial is not None and not self._judge(self._trial):
+            return
+        if self._crowded >= _CROWDED_INTERVALS and self._may_be_too_many():
+            self._try(self.threads // 2)
+            self._crowded = 0
+        elif more and (self._roomy >= self._patience or self._since_trial >= self._full_patience):
+            self._try(self.threads + more)
+
+    def _try(self, threads: int) -> None:
+        self._trial = _Trial(self.threads, self._recent(), roomy=self._roomy >= self._patience)
+        self.threads, self._pace = threads, []
+        self._roomy = self._since_trial = 0
+
+    def _judge(self, trial: _Trial) -> bool:
+        """Whether the trial is over."""
+        trial.intervals += 1
+        times = self._recent().times_of(trial.pace)
+        if self.threads < trial.threads:
+            slower = times is not None and times > (_GAIN if trial.intervals == _TRIAL else _CLEAR_LOSS)
+            if slower:
+                self._go_back(trial)
+                self._rest = min(2 * self._rest, _MOST_REST) if self._rest else _FIRST_REST
+                self._left, self._normal = self._rest, trial.pace
+                return True
+            if trial.intervals < _TRIAL:
+                return False
             # More threads that were soon too many make the next attempt wait longer.
-            soon = self._since_more < _PROVEN
-            self._patience = min(2 * self._patience, _MOST_PATIENCE) if soon else _FIRST_PATIENCE
-            self.threads //= 2
-            self._roomy = self._crowded = 0
-        elif self._roomy >= self._patience:
-            self.threads += more
-            self._roomy = self._since_more = 0
+            self._be_patient(soon=self._since_more < _PROVEN)
+        else:
+            if trial.intervals < _TRIAL:
+                return False
+            if times * _GAIN > 1.0 if times is not None else not trial.roomy:
+                self._go_back(trial)
+                self._be_patient(soon=True)
+                return True
+            self._since_more = 0
+        self._trial, self._normal, self._rest = None, None, 0
+        return True
+
+    def _go_back(self, trial: _Trial) -> None:
+        self.threads, self._trial, self._pace = trial.threads, None, []
+        self._roomy = self._crowded = 0
+
+    def _be_patient(self, *, soon: bool) -> None:
+        self._patience = min(2 * self._patience, _MOST_PATIENCE) if soon else _FIRST_PATIENCE
+
+    @property
+    def _full_patience(self) -> int:
+        return min(_FULL_FACTOR * self._patience, _MOST_PATIENCE)
+
+    def _may_be_too_many(self) -> bool:
+        """Whether it is time to try fewer threads (again)."""
+        if self._normal is None or self._left <= 0:
+            return True
+        times = self._recent().times_of(self._normal)
+        return times is not None and times > _SLOWED
+
+    def _recent(self) -> Pace:
+        """Of the last intervals with as many threads as now."""
+        return sum(self._pace, Pace())

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from quire_worker.threads.core_meter import CoreMeter
+from quire_worker.threads.pace import Pace
 from quire_worker.threads.share import ThreadShare
 
 if TYPE_CHECKING:
@@ -26,14 +27,22 @@ class SharingRunner:
         self._threads = torch.get_num_threads()
         self._meter = CoreMeter()
         self._share = ThreadShare(self._threads) if self._meter.works else None
+        self._pace = Pace()
         self._due = time.monotonic() + INTERVAL_S
 
     def run(self, batch: StepBatch) -> StepOutput:
         """See Runner."""
-        if self._share is not None and (now := time.monotonic()) >= self._due:
-            self._due = now + INTERVAL_S
-            self._share.observe(self._meter.read())
-            if self._share.threads != self._threads:
-                self._threads = self._share.threads
+        share = self._share
+        if share is None:
+            return self._runner.run(batch)
+        began = time.monotonic()
+        if began >= self._due:
+            share.observe(self._meter.read(), self._pace)
+            self._pace, self._due = Pace(), began + INTERVAL_S
+            if share.threads != self._threads:
+                self._threads = share.threads
                 torch.set_num_threads(self._threads)
-        return self._runner.run(batch)
+            began = time.monotonic()
+        output = self._runner.run(batch)
+        self._pace.add(len(batch.token), time.monotonic() - began)
+        return output
