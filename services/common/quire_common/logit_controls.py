@@ -99,8 +99,9 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
     """Wire to domain, not checked yet; None where nothing is asked. Equal lists are one object while any sequence
     holds it."""
     if not (message.logit_bias or message.allowed_token_ids or message.bad_words_ids):
-        found = _read(message)
-        return None if found == NEUTRAL else found
+        repeats = message.HasField("repetition_penalty") and message.repetition_penalty != 1.0
+        # Most sequences ask for nothing: no object is made to be compared.
+        return _read(message) if repeats or message.presence_penalty or message.frequency_penalty else None
     alone = pb.SamplingParams()
     alone.CopyFrom(message)
     for name in _OTHER_FIELDS:

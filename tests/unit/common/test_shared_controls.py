@@ -7,7 +7,7 @@ import time
 import tracemalloc
 import weakref
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -53,6 +53,28 @@ def cpu_ms(act: Callable[[], object]) -> float:
     began = time.thread_time()
     act()
     return (time.thread_time() - began) * 1e3
+
+
+ALONE = {
+    "presence_penalty": LogitControls(presence_penalty=-0.5),
+    "frequency_penalty": LogitControls(frequency_penalty=0.5),
+    "repetition_penalty": LogitControls(repetition_penalty=1.25),
+    "logit_bias": LogitControls(logit_bias=((7, 1.0),)),
+    "allowed_token_ids": LogitControls(allowed_token_ids=(7,)),
+    "bad_words": LogitControls(bad_words=((7,),)),
+}
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(LogitControls) if each.init])
+def test_each_control_alone_comes_through(name: str) -> None:
+    """Whether there are any is asked field by field."""
+    (message,) = received(1, ALONE[name])
+    assert sequence_from_pb(message).sampling.controls == ALONE[name]
+
+
+def test_neutral_controls_are_none() -> None:
+    (message,) = received(1, LogitControls())
+    assert sequence_from_pb(message).sampling.controls is None
 
 
 def test_siblings_share_one_object_and_keep_what_is_their_own() -> None:
