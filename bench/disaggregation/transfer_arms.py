@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from bench.kvstore.pages import Bodies, Pages
+    from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.copier import Copier
     from quire_worker.kv_transfer.ring import Ring
-    from quire_worker.step import Int32
 
 # A prompt of 4,096 tokens where a page has 64, as on a GPU.
 PART = 64

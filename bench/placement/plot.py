@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
+    from bench.placement.figures import Figures
     from bench.placement.fleet import Outcome
-    from bench.placement.simulate import Figures
 
 _COLOURS = {"kv_aware": "#4269d0", "least_loaded": "#efb118", "round_robin": "#ff725c", "session": "#6cc5b0"}
 

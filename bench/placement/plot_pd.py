@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
 
-    from bench.placement.simulate import Figures
+    from bench.placement.figures import Figures
 
     Results = Mapping[str, Mapping[str, Figures]]
 

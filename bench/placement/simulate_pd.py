@@ -13,9 +13,10 @@ import argparse
 import sys
 from dataclasses import replace
 
+from bench.placement.figures import Figures, figures
 from bench.placement.fleet import Setup, simulate
 from bench.placement.replica import Speed
-from bench.placement.simulate import Figures, add_trace_options, figures, load_requests
+from bench.placement.simulate import add_trace_options, load_requests
 from bench.placement.trace import scaled
 from quire_router.placement.disaggregation import SplitOptions
 from quire_router.placement.registry import PLACEMENTS

@@ -17,8 +17,9 @@ import numpy as np
 from quire_common.credit import Budget, Grant, Start, encode_report
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_worker.engine.engine import Engine
+from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import EngineSpec
-from quire_worker.engine.step_runner import StepOutcome, StepRunner
+from quire_worker.engine.step_runner import StepRunner
 from quire_worker.step import StepBatch, StepOutput, StepTiming
 
 PAGE_SIZE, CONTEXT, PROMPT = 16, 2048, 100

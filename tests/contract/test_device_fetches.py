@@ -8,6 +8,7 @@ import torch
 from bench.harness.plain_pages import ids
 from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import InvalidArgument, QuireError
+from quire_worker.arrays import Int32
 from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.device_fetches import DeviceFetches
@@ -15,7 +16,6 @@ from quire_worker.kv_transfer.open_move import OpenMove
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
 from quire_worker.kv_transfer.wire import Frame, Kind, WireError
-from quire_worker.step import Int32
 from tests.fakes.agent_rig import NAMESPACE, BytesPool, digest
 
 

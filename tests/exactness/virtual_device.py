@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from quire_worker.engine.ports import Runner
-    from quire_worker.engine.step_runner import StepOutcome
+    from quire_worker.engine.ports import Runner, StepOutcome
     from quire_worker.step import StepBatch
     from tests.exactness.subject import Memory, Written
     from tests.exactness.virtual_time import VirtualTime

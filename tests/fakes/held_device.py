@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from quire_worker.engine.device import InlineDevice
-from quire_worker.engine.ports import Runner
-from quire_worker.engine.step_runner import StepOutcome
+from quire_worker.engine.ports import Runner, StepOutcome
 from quire_worker.step import StepBatch
 
 

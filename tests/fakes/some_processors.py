@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from quire_worker.arrays import Float32, Int32
     from quire_worker.sampling.logits_processor import LogitsProcessors
-    from quire_worker.step import Float32, Int32
 
 
 def contrary(prompt_ids: Int32, output_ids: Int32, logits: Float32) -> Float32:

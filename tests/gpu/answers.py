@@ -9,8 +9,9 @@ import numpy as np
 import torch
 
 from quire_common.sequence import Sequence
+from quire_worker.arrays import Float32
 from quire_worker.runner import ModelRunner
-from quire_worker.step import Float32, StepBatch
+from quire_worker.step import StepBatch
 
 
 def is_plain(sequence: Sequence) -> bool:

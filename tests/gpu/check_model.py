@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire_common.credit import KvGroup, ModelInfo, PageGeometry
+from quire_worker.arrays import Float32
 from quire_worker.cuda.cuda_model import CudaModel
 from quire_worker.engine.ports import Device
 from quire_worker.engine.spec import EngineSpec
@@ -29,7 +30,7 @@ from quire_worker.ops.triton.products import Products
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.replica import ServedModel, from_host
 from quire_worker.runner import ModelRunner
-from quire_worker.step import Float32, StepBatch
+from quire_worker.step import StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
 

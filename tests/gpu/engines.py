@@ -21,13 +21,13 @@ from bench.gpu.record import Recorder
 from bench.harness.local_engine import LocalEngine, Served, load
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
+from quire_worker.arrays import Float32, Int32
 from quire_worker.config import WorkerConfig
 from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 from quire_worker.sampling.logits_processor import LogitsProcessors
 from quire_worker.sampling.row_controls import RowControls
-from quire_worker.step import Float32, Int32
 from tests.gpu.answers import all_logits
 from tests.gpu.check_model import CheckModel
 

@@ -21,8 +21,9 @@ from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
+from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import EngineSpec
-from quire_worker.engine.step_runner import StepOutcome, failed_samples
+from quire_worker.engine.step_runner import failed_samples
 from quire_worker.model.decoder import Decoder
 from quire_worker.step import StepBatch, StepTiming
 

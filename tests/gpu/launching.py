@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 
-from quire_worker.engine.ports import Device
-from quire_worker.engine.step_runner import StepOutcome
+from quire_worker.engine.ports import Device, StepOutcome
 from quire_worker.step import StepBatch
 
 _LIMIT_S = 120.0

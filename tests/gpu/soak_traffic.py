@@ -9,7 +9,7 @@ import numpy as np
 
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
-from quire_worker.step import Int32
+from quire_worker.arrays import Int32
 
 _FIRST_ID = 3
 _PREFIXES = 8

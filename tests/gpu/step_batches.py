@@ -6,10 +6,11 @@ import numpy as np
 
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.arrays import Int32, Int64
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS
 from quire_worker.sampling.row_controls import RowControls
-from quire_worker.step import Int32, Int64, StepBatch
+from quire_worker.step import StepBatch
 
 _CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bias=((7, 4.0),), bad_words=((9,),))
 _CHUNKS, _MANY_CHUNKS = 4, 8

@@ -13,9 +13,10 @@ from types import TracebackType
 import numpy as np
 
 from bench.gpu.record import Recorder
+from quire_worker.arrays import Float32, Int64
 from quire_worker.cuda.step_size import StepSize
-from quire_worker.engine.step_runner import StepOutcome
-from quire_worker.step import Float32, Int64, StepBatch
+from quire_worker.engine.ports import StepOutcome
+from quire_worker.step import StepBatch
 from tests.gpu.check_model import CheckModel
 from tests.gpu.launching import run_one
 from tests.gpu.step_batches import StepBatches

@@ -20,9 +20,8 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda.cuda_device import CudaDevice
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_layout import Tiling
-from quire_worker.engine.ports import Device
+from quire_worker.engine.ports import Device, StepOutcome
 from quire_worker.engine.spec import EngineSpec
-from quire_worker.engine.step_runner import StepOutcome
 from quire_worker.ops.interface import HeadShape
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import StepBatch

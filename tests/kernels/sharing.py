@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from quire_worker.arrays import Int32
 from quire_worker.ops.triton.key_shares import (
     BEGIN,
     END,
@@ -16,7 +17,6 @@ from quire_worker.ops.triton.key_shares import (
     PARTS_OF_SEQUENCE,
     SEQUENCE,
 )
-from quire_worker.step import Int32
 
 
 def check_shares(shares: Int32, lengths: Sequence[int], tile: int) -> None:

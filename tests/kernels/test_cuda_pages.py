@@ -7,9 +7,9 @@ import torch
 
 from bench.harness.plain_pages import ids
 from quire_common.errors import InvalidArgument
+from quire_worker.arrays import Int32
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.kv.page_geometry import KvGroup
-from quire_worker.step import Int32
 
 GROUP = KvGroup("full", "full", 1, 1, 8, "bfloat16", 4)
 

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire_worker.arrays import Int32
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.attention_plan import decode_programs, resident_programs
 from quire_worker.ops.triton.key_shares import (
@@ -24,7 +25,6 @@ from quire_worker.ops.triton.key_shares import (
     share_keys,
     wide_until,
 )
-from quire_worker.step import Int32
 from tests.kernels.sharing import check_shares
 
 

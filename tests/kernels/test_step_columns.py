@@ -10,11 +10,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from quire_worker.arrays import Int32
 from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
 from quire_worker.ops.triton.key_shares import COLUMNS, NARROW
-from quire_worker.step import Int32, StepBatch
+from quire_worker.step import StepBatch
 from tests.kernels.sharing import check_shares
 
 TILING = Tiling(8, 6)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
 from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
@@ -17,7 +18,6 @@ from quire_worker.ops.triton.key_shares import BEGIN, PARTS, WIDE
 from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
-from quire_worker.step import Int32
 from tests.tiers import deep_after
 
 ON_GPU = torch.cuda.is_available()

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from quire_worker.arrays import Int32
 from quire_worker.sampling.row_controls import RowControls
-from quire_worker.step import Int32, StepBatch
+from quire_worker.step import StepBatch
 
 PAGE_SIZE = 16
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quire_common.errors import ConfigError
+from quire_worker.arrays import Float32
 from quire_worker.config import WorkerConfig
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
@@ -21,7 +22,6 @@ from quire_worker.ops.cpu_plan import CpuPlan
 from quire_worker.ops.interface import HeadShape, Ops, QkGains, RopeTables
 from quire_worker.ops.simd import LANES, exp, kernel, largest, load, store, total
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.step import Float32
 
 SHAPE = HeadShape(heads=6, kv_heads=2, head_dim=32, score_scale=0.3)
 PAGE, EPS = 16, 1e-5

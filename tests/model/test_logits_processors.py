@@ -15,11 +15,11 @@ from quire_common.logit_controls import LogitControls
 from quire_common.logits_processors import capabilities_of, check_known, processors_in
 from quire_common.sequence import Sampling, Sequence, Stop, check_sampling
 from quire_common.thinking import ThinkingBudget
+from quire_worker.arrays import Float32, Int32
 from quire_worker.engine.step_runner import failed_samples
 from quire_worker.sampling.logits_processor import GROUP, LogitsProcessor, load_processors
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
-from quire_worker.step import Float32, Int32
 from tests.model.batches import Run, make_batch
 from tests.model.sampling_columns import columns
 

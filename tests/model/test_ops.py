@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import inverse_frequencies, rope_tables
 from quire_worker.ops.interface import HeadShape, Ops, QkGains, RopeTables
 from quire_worker.ops.torch_plan import TorchPlan
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import DenseWeight, quantize_int8
-from quire_worker.step import Int32
 
 PAGE, HEADS, KV_HEADS, DIM, LAYERS = 16, 6, 2, 8, 3
 EPS = 1e-5

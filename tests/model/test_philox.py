@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire_worker.arrays import UInt64
 from quire_worker.sampling.philox import philox, split_seed
-from quire_worker.step import UInt64
 
 # Random123's known answers for philox4x32-10.
 KNOWN = (

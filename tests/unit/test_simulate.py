@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.placement.figures import figures
 from bench.placement.fleet import Setup, simulate
 from bench.placement.replica import Run, SimReplica, Speed
-from bench.placement.simulate import figures
 from bench.placement.simulate_pd import ALWAYS, HEAD, row
 from bench.placement.trace import BLOCK, TraceRequest, load_trace, make_trace, oracle_hits, scaled
 from quire_router.placement.registry import PLACEMENTS

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from quire_common.errors import Unavailable
+from quire_worker.arrays import Int32
 from quire_worker.cuda.driver import CudaDriver
 from quire_worker.ops.triton.gather_pages import GatherShape, gather_pages
-from quire_worker.step import Int32
 
 _IN_STREAM_ORDER, _OVERLAP = 1, 1
 # From (source's address, target pool, source pages, target pages): enqueue on the current stream.

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from bench.disaggregation.transfer_arms import NoCopier
+from quire_worker.arrays import Int32
 from quire_worker.kv_transfer.copier import Copier
 from quire_worker.kv_transfer.ring import Ring
-from quire_worker.step import Int32
 
 
 @dataclass

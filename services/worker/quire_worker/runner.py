@@ -12,11 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_worker.arrays import Int64
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
 from quire_worker.model.decoder import Decoder
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import join_columns
-from quire_worker.step import Int64, LogprobColumns, StepBatch, StepOutput, StepTiming
+from quire_worker.step import LogprobColumns, StepBatch, StepOutput, StepTiming
 
 
 class ModelRunner:

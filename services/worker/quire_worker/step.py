@@ -11,17 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from quire_worker.arrays import Bool, Float32, Int32, Int64, UInt32, UInt64
 
 if TYPE_CHECKING:
     from quire_worker.sampling.row_controls import RowControls
-
-Int32 = NDArray[np.int32]
-Int64 = NDArray[np.int64]
-UInt32 = NDArray[np.uint32]
-UInt64 = NDArray[np.uint64]
-Float32 = NDArray[np.float32]
-Bool = NDArray[np.bool_]
 
 
 def _no_ids() -> Int32:

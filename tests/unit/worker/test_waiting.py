@@ -16,12 +16,12 @@ import pytest
 from bench.harness.plain_pages import ids
 from quire_common.credit import Finish, MoveKind, PageMove
 from quire_common.errors import QuireError
+from quire_worker.arrays import Int32
 from quire_worker.engine.export_offers import ExportOffers
 from quire_worker.engine.page_states import NOBODY, PageStates
 from quire_worker.engine.ports import NullObserver
 from quire_worker.engine.resident_slots import ResidentSlots
 from quire_worker.engine.slots import SlotState
-from quire_worker.step import Int32
 from tests.fakes.agent_rig import QUICK, AgentRig
 from tests.fakes.engine_bench import a_start, small_spec
 from tests.fakes.fake_transfer_agent import FakeTransferAgent

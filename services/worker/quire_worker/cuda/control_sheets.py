@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire_common.errors import QuireError
+    from quire_worker.arrays import Int32
     from quire_worker.sampling.row_controls import RowControls
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.step import StepBatch
 
 # New tokens that a sheet has room for at first. Many answers end before, and a sheet grows when they do not.
 ROOM = 4096

@@ -20,9 +20,9 @@ from quire_worker.ops.triton.gather_pages import compile_gather, gather_pages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_worker.arrays import Int32
     from quire_worker.cuda.cuda_pages import CudaPages
     from quire_worker.kv_transfer.ring import Ring
-    from quire_worker.step import Int32
 
 log = get_logger(__name__)
 

@@ -29,8 +29,9 @@ from quire_worker.cuda.step_extras import StepExtras
 from quire_worker.cuda.step_layout import STOP_IDS, StepLayout, Tiling
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.engine.device import CLOSE_LIMIT_S, StepClock, broken
+from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import STEP_TIMEOUT_S
-from quire_worker.engine.step_runner import StepOutcome, failed_samples
+from quire_worker.engine.step_runner import failed_samples
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, Fresh
 from quire_worker.step import StepTiming
 
@@ -38,13 +39,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.errors import Internal
+    from quire_worker.arrays import Int32
     from quire_worker.cuda.step_body import Edit, StepBody
     from quire_worker.cuda.step_extras import PendingExtras
     from quire_worker.cuda.step_graph import StepGraph
     from quire_worker.cuda.step_graph_cache import StepGraphCache
     from quire_worker.ops.triton.fresh_attention import FreshPlans
     from quire_worker.sampling.logits_processor import LogitsProcessors
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
 _RING = 4

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from quire_common.errors import ConfigError, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
+from quire_worker.arrays import Int32
 from quire_worker.cuda.driver import cuda_driver
 from quire_worker.cuda.ipc_memory import IpcMemory
 from quire_worker.kv.page_geometry import KvGroup
-from quire_worker.step import Int32
 
 log = get_logger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}

@@ -14,7 +14,7 @@ from quire_worker.ops.triton.logprobs import packed_logprobs
 from quire_worker.step import LogprobColumns
 
 if TYPE_CHECKING:
-    from quire_worker.step import Int32
+    from quire_worker.arrays import Int32
 
 
 @dataclass(frozen=True, slots=True)

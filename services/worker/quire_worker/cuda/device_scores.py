@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from quire_worker.step import Int32, LogprobColumns, PromptScores, StepBatch
+    from quire_worker.arrays import Int32
+    from quire_worker.step import LogprobColumns, PromptScores, StepBatch
 
 # Logits of so many prompt rows are there at once.
 _SCORED_ROWS = 64

@@ -18,8 +18,9 @@ from quire_worker.sampling.row_controls import RowControls
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire_worker.arrays import Float32, Int32
     from quire_worker.sampling.logits_processor import LogitsProcessors
-    from quire_worker.step import Float32, Int32, StepBatch
+    from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
 

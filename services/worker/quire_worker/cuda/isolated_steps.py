@@ -16,8 +16,9 @@ from quire_common.credit import Finish
 from quire_common.errors import Internal
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.memory import STEP_FIX
+from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
-from quire_worker.engine.step_runner import StepOutcome, as_slot_error
+from quire_worker.engine.step_runner import as_slot_error
 from quire_worker.sampling.logprobs import join_columns
 from quire_worker.step import StepTiming
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from quire_worker.arrays import Int32
     from quire_worker.cuda.driver import CudaDriver
     from quire_worker.cuda.ipc_memory import IpcMemory
-    from quire_worker.step import Int32
 
 
 class PeerMemory:

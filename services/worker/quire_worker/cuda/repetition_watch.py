@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.arrays import Int32
+    from quire_worker.step import StepBatch
 
 
 class RepetitionWatch:

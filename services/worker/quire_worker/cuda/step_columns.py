@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from quire_worker.arrays import Int32
     from quire_worker.cuda.step_layout import StepLayout
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.step import StepBatch
 
 
 class StepColumns:

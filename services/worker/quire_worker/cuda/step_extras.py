@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from quire_common.errors import QuireError
+    from quire_worker.arrays import Int32
     from quire_worker.cuda.device_logprobs import PendingLogprobs
     from quire_worker.cuda.device_scores import PendingScores
-    from quire_worker.step import Int32, LogprobColumns, StepBatch
+    from quire_worker.step import LogprobColumns, StepBatch
 
 log = get_logger(__name__)
 

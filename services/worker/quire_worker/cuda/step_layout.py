@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from quire_worker.arrays import Bool, Float32, Int32
     from quire_worker.cuda.step_size import StepSize
     from quire_worker.ops.interface import HeadShape
-    from quire_worker.step import Bool, Float32, Int32, StepBatch
+    from quire_worker.step import StepBatch
 
 _ALIGN = 4
 _NOBODY: Mapping[int, int] = MappingProxyType({})

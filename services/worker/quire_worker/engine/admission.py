@@ -14,8 +14,8 @@ from quire_common.thinking import check_thinking
 
 if TYPE_CHECKING:
     from quire_common.credit import Start
+    from quire_worker.arrays import Int32
     from quire_worker.engine.spec import EngineSpec
-    from quire_worker.step import Int32
 
 
 def check_start(start: Start, spec: EngineSpec) -> None:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from quire_common.errors import Internal
 from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import STEP_TIMEOUT_S
-from quire_worker.engine.step_runner import StepOutcome, StepRunner
+from quire_worker.engine.step_runner import StepRunner
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -29,9 +29,8 @@ from quire_worker.engine.transfer_agent import NoTransferAgent
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Grant
-    from quire_worker.engine.ports import Device, Observer
+    from quire_worker.engine.ports import Device, Observer, StepOutcome
     from quire_worker.engine.spec import EngineSpec
-    from quire_worker.engine.step_runner import StepOutcome
     from quire_worker.engine.transfer_agent import KvTransferAgent
 
 DEPTH = 2

@@ -12,9 +12,9 @@ from quire_common.errors import Internal
 
 if TYPE_CHECKING:
     from quire_common.credit import PageMove
+    from quire_worker.arrays import Int32
     from quire_worker.engine.page_states import PageStates
     from quire_worker.engine.transfer_agent import KvTransferAgent
-    from quire_worker.step import Int32
 
 
 @dataclass(slots=True, eq=False)

@@ -17,10 +17,10 @@ from quire_worker.engine.slots import NOT_ORDERED, SlotState
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Epoch, Grant, Start
+    from quire_worker.arrays import Int32
     from quire_worker.engine.move_manager import MoveManager
     from quire_worker.engine.report_draft import ReportDraft
     from quire_worker.engine.resident_slots import ResidentSlots
-    from quire_worker.step import Int32
 
 
 class GrantRules:

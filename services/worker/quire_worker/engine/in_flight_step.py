@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from quire_worker.step import Bool, Int32, Int64
+    from quire_worker.arrays import Bool, Int32, Int64
 
 
 @dataclass(frozen=True, slots=True)

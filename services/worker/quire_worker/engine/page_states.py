@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from quire_worker.step import Int32
+    from quire_worker.arrays import Int32
 
 NOBODY = -1
 

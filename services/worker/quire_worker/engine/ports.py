@@ -2,16 +2,39 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from quire_common.credit import Finish, MoveKind, StepTiming
+    from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext
-    from quire_worker.engine.step_runner import StepOutcome
-    from quire_worker.step import StepBatch, StepOutput
+    from quire_worker import step
+    from quire_worker.arrays import Int32
+    from quire_worker.step import LogprobColumns, StepBatch, StepOutput
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What a step came to; columns by sequence of its batch."""
+
+    token: Int32
+    """-1 where none was drawn."""
+    finish: NDArray[np.uint8]
+    """Finish; ERROR for those in `failed`."""
+    failed: dict[int, QuireError]
+    logprobs: LogprobColumns | None
+    """`token_index` is the sequence."""
+    timing: step.StepTiming
+    wait_us: int
+    """How long the device had nothing to do before."""
+    scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    """Sequence -> logprobs of its prompt's tokens."""
 
 
 class Device(Protocol):

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 
     from quire_common.credit import Epoch, PromptLogprobs
     from quire_common.errors import QuireError
+    from quire_worker.arrays import Bool, Int32
     from quire_worker.engine.transfer_agent import MoveResult
-    from quire_worker.step import Bool, Int32, LogprobColumns
+    from quire_worker.step import LogprobColumns
 
 
 @dataclass

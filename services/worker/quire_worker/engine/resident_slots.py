@@ -20,9 +20,9 @@ from quire_worker.engine.waiting import WaitingSlots
 
 if TYPE_CHECKING:
     from quire_common.credit import Start
+    from quire_worker.arrays import Bool, Int32, Int64
     from quire_worker.engine.ports import Observer
     from quire_worker.engine.spec import EngineSpec
-    from quire_worker.step import Bool, Int32, Int64
 
 
 class ResidentSlots:

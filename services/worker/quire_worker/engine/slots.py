@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.credit import Start
+    from quire_worker.arrays import Int32
     from quire_worker.engine.spec import EngineSpec
-    from quire_worker.step import Int32
 
 NO_CONTEXT = RequestContext("")
 NOT_ORDERED = np.iinfo(np.int32).max

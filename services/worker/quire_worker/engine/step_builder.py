@@ -12,10 +12,10 @@ import numpy as np
 from quire_worker.step import PromptScores, StepBatch
 
 if TYPE_CHECKING:
+    from quire_worker.arrays import Bool, Int32, Int64
     from quire_worker.engine.slots import SlotTable
     from quire_worker.engine.step_schedule import StepSchedule
     from quire_worker.sampling.row_controls import RowControls
-    from quire_worker.step import Bool, Int32, Int64
 
 # The device's own columns, and those that are not by sequence.
 _NOT_SELECTED = ("token", "blocked", "controls", "scores", "formed_ns", "slot", "fed", "last", "stop_id")

@@ -15,10 +15,10 @@ from quire_common.credit import Finish, PromptLogprobs
 from quire_worker.engine.report_draft import StepRows, as_logprobs, keep_logprobs
 
 if TYPE_CHECKING:
+    from quire_worker.arrays import Bool, Int32
     from quire_worker.engine.in_flight_step import InFlightStep
+    from quire_worker.engine.ports import StepOutcome
     from quire_worker.engine.resident_slots import ResidentSlots
-    from quire_worker.engine.step_runner import StepOutcome
-    from quire_worker.step import Bool, Int32
 
 _NOBODY = np.empty(0, np.int32)
 

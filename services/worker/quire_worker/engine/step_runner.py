@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,40 +16,20 @@ import numpy as np
 from quire_common.credit import Finish
 from quire_common.errors import Internal, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
+from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.step import StepOutput, StepTiming
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from numpy.typing import NDArray
-
+    from quire_worker.arrays import Int32, Int64
     from quire_worker.engine.ports import Runner
-    from quire_worker.step import Int32, Int64, LogprobColumns, StepBatch
+    from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
 _NO_TIME = StepTiming(0, 0, 0)
 # As StepOutput.token has it.
 _NOTHING_LEFT = -2
-
-
-@dataclass(frozen=True, slots=True)
-class StepOutcome:
-    """What a step came to; columns by sequence of its batch."""
-
-    token: Int32
-    """-1 where none was drawn."""
-    finish: NDArray[np.uint8]
-    """Finish; ERROR for those in `failed`."""
-    failed: dict[int, QuireError]
-    logprobs: LogprobColumns | None
-    """`token_index` is the sequence."""
-    timing: StepTiming
-    wait_us: int
-    """How long the device had nothing to do before."""
-    scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
-    """Sequence -> logprobs of its prompt's tokens."""
 
 
 class StepRunner:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.credit import Budget
-    from quire_worker.step import Bool, Int32, Int64
+    from quire_worker.arrays import Bool, Int32, Int64
 
 _NOBODY = np.empty(0, np.int32)
 # Bytes of the prompt logprobs that a step brings: they travel in one Report, of which gRPC carries 64 MiB.

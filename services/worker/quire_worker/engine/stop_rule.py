@@ -12,7 +12,8 @@ from quire_common.credit import Finish
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.arrays import Int32
+    from quire_worker.step import StepBatch
 
 
 def finish_codes(batch: StepBatch, token: Int32) -> NDArray[np.uint8]:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from quire_worker.arrays import Bool, Int32
     from quire_worker.engine.page_states import PageStates
     from quire_worker.engine.slots import SlotTable
-    from quire_worker.step import Bool, Int32
 
 
 class WaitingSlots:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from quire_common.errors import ConfigError, InvalidArgument
+from quire_worker.arrays import Int32
 from quire_worker.kv.page_geometry import KvGroup
-from quire_worker.step import Int32
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DUMMY_PAGE = 0

@@ -9,9 +9,9 @@ from quire_common.errors import Unavailable
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_worker.arrays import Int32
     from quire_worker.engine.ports import PageBytes
     from quire_worker.kv_transfer.ring import Ring
-    from quire_worker.step import Int32
 
 
 class Copier(Protocol):

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from quire_common.credit import PageMove
+    from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.copier import Copier
     from quire_worker.kv_transfer.open_move import OpenMove
-    from quire_worker.step import Int32
 
 log = get_logger(__name__)
 _CANNOT = -1

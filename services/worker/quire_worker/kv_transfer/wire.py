@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.credit import PageMove
-    from quire_worker.step import Int32
+    from quire_worker.arrays import Int32
 
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")

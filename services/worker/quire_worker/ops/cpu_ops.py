@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_worker.arrays import Float32, Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
 from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
@@ -22,7 +23,7 @@ from quire_worker.ops.simd import LANES
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import Float32, Int32, LogprobColumns
+from quire_worker.step import LogprobColumns
 
 _NO_GAIN: Final = np.zeros(0, np.float32)
 _PAIR_COST: Final = 8

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from torch import Tensor
 
-from quire_worker.step import Int32, Int64
+from quire_worker.arrays import Int32, Int64
 
 _ITEM_ROWS: Final = 64
 """Query rows per KV head that share a tile's transposed keys: enough that transposing does not count."""

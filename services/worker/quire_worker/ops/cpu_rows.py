@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from quire_worker.arrays import Float32, Int64
 from quire_worker.ops.simd import (
     LANES,
     Number,
@@ -25,7 +26,6 @@ from quire_worker.ops.simd import (
     subtract,
     total,
 )
-from quire_worker.step import Float32, Int64
 
 _ZERO: Final = np.float32(0.0)
 _ONE: Final = np.float32(1.0)

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from quire_worker.step import Int64
+from quire_worker.arrays import Int64
 
 _LEAST_COST: Final = 1 << 18
 """Of a part: below it, waking a thread takes longer than it saves. A unit is about a nanosecond."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import numpy as np
 
+from quire_worker.arrays import Float32, Int64
 from quire_worker.ops.simd import (
     LANES,
     Number,
@@ -30,7 +31,6 @@ from quire_worker.ops.simd import (
     store,
     subtract,
 )
-from quire_worker.step import Float32, Int64
 
 TILE: Final = 64
 _HIDDEN: Final = np.float32(-np.inf)

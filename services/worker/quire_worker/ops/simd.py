@@ -17,7 +17,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic, models, register_model
 
-from quire_worker.step import Float32, Int64
+from quire_worker.arrays import Float32, Int64
 
 LANES: Final = 16
 Vector = Any

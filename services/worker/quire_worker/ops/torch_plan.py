@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_worker.step import Int32, Int64
+from quire_worker.arrays import Int32, Int64
 
 MASKED = -math.inf
 """Added to scores. exp of it is fast on the CPU; exp of large finite negatives is 15 times slower."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from quire_worker.step import UInt64
+    from quire_worker.arrays import UInt64
 
 GREEDY_BELOW = 1e-5
 MASK = (1 << 64) - 1

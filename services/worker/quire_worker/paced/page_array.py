@@ -9,7 +9,7 @@ import numpy as np
 from quire_common.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
-    from quire_worker.step import UInt64
+    from quire_worker.arrays import UInt64
 
 BYTES_PER_TOKEN = 8
 

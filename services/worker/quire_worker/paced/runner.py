@@ -21,8 +21,9 @@ from quire_worker.step import LogprobColumns, StepOutput, StepTiming
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from quire_worker.arrays import Int32, Int64, UInt64
     from quire_worker.paced.page_array import PageArray
-    from quire_worker.step import Int32, Int64, StepBatch, UInt64
+    from quire_worker.step import StepBatch
 
     IntP = NDArray[np.intp]
 

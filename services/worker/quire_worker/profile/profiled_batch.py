@@ -7,9 +7,10 @@ import numpy as np
 
 from quire_common.errors import ConfigError
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.arrays import Int32
 from quire_worker.profile.cost import Attended
 from quire_worker.sampling.row_controls import RowControls
-from quire_worker.step import Int32, StepBatch
+from quire_worker.step import StepBatch
 
 _GREEDY = Sampling()
 

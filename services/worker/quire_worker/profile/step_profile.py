@@ -31,9 +31,10 @@ from quire_worker.profile.traced_ops import PREFIX, traced
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from quire_worker.arrays import Int32
     from quire_worker.engine.ports import Device
     from quire_worker.profile.profile_config import ProfileConfig
-    from quire_worker.step import Int32, StepBatch
+    from quire_worker.step import StepBatch
 
 _WARM_UP = 3
 _STEP_LIMIT_S = 300.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire_worker.arrays import Float32, Int32, Int64, UInt32, UInt64
 from quire_worker.sampling.row_controls import RowControls
-from quire_worker.step import Float32, Int32, Int64, UInt32, UInt64
 
 
 @dataclass(slots=True)

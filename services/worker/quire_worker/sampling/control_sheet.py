@@ -17,7 +17,7 @@ from quire_worker.sampling.thinking_track import ThinkingTrack, fallbacks
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence
-    from quire_worker.step import Int32
+    from quire_worker.arrays import Int32
 
 # Places in the header.
 COUNTING: Final = 0

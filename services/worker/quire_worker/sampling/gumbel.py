@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire_worker.arrays import Int64, UInt32, UInt64
 from quire_worker.sampling.philox import philox, split_seed
-from quire_worker.step import Int64, UInt32, UInt64
 
 LANES = 4
 _WORD_SHIFT = np.uint64(8)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from quire_worker.step import Float32, Int32
+    from quire_worker.arrays import Float32, Int32
 
 GROUP = "quire.logits_processors"
 

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_worker.step import Float32, Int32, LogprobColumns
+from quire_worker.arrays import Float32, Int32
+from quire_worker.step import LogprobColumns
 
 
 def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:

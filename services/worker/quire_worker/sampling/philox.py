@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire_worker.step import UInt64
+from quire_worker.arrays import UInt64
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)

@@ -36,8 +36,8 @@ from quire_worker.sampling.token_counts import TokenCounts
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import Sequence
+    from quire_worker.arrays import Float32, Int32
     from quire_worker.sampling.logits_processor import LogitsProcessors
-    from quire_worker.step import Float32, Int32
 
 _NEVER = np.float32(-np.inf)
 _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.errors import QuireError
+    from quire_worker.arrays import Float32, Int32
     from quire_worker.sampling.logits_processor import LogitsProcessor
-    from quire_worker.step import Float32, Int32
 
 log = get_logger(__name__)
 

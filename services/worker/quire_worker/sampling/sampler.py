@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_worker.arrays import Float32, Int32, Int64
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.gumbel import LANES, noise_of_rows, noise_of_tokens
-from quire_worker.step import Float32, Int32, Int64
 
 GREEDY_BELOW = 1e-5
 DAMAGED = -1

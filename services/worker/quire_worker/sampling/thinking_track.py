@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from quire_common.thinking import ThinkingBudget
-    from quire_worker.step import Int32
+    from quire_worker.arrays import Int32
 
 
 class ThinkingTrack:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire_worker.step import Float32, Int32
+from quire_worker.arrays import Float32, Int32
 
 
 class TokenCounts:

@@ -18,9 +18,9 @@ from quire_worker.kv_transfer.wire import Frame, Kind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.job_queue import Job, Send
     from quire_worker.kv_transfer.load_queue import RingPageSink
-    from quire_worker.step import Int32
 
 
 class PoolPageSink:

@@ -9,11 +9,11 @@ from quire_common.columns import i32
 from quire_common.kv_data.frame import DataConnectionError, Kind
 
 if TYPE_CHECKING:
+    from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
     from quire_worker.kv_transfer.peers.pool_page_sink import PoolPageSink
     from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
-    from quire_worker.step import Int32
 
 
 class PeerCuda:

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from quire_worker.arrays import Int32
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.fresh_attention import Fresh
 from quire_worker.ops.triton.key_shares import most_shares, share_keys, tile_of, wide_until
-from quire_worker.step import Int32
 
 PREFILL_ROWS = 64
 """Query rows of a prefill tile: tokens times the query heads of one KV head."""

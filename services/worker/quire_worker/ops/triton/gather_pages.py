@@ -13,7 +13,7 @@ from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from quire_worker.step import Int32
+    from quire_worker.arrays import Int32
 
 _WORD = 4
 _ALIGNED = 16

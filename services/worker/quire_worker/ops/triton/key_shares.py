@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_worker.step import Int32
+from quire_worker.arrays import Int32
 
 if TYPE_CHECKING:
     from quire_worker.ops.interface import HeadShape

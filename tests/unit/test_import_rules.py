@@ -1,0 +1,83 @@
+"""No module of Quire imports itself by way of others, not even for types."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("quire", *(f"services/{name}/quire_{name}" for name in ("common", "router", "tokenizer", "scheduler")))
+PACKAGES += ("services/worker/quire_worker", "services/kvstore/quire_kvstore", "bench")
+
+
+def modules() -> dict[str, Path]:
+    """Modules by dotted name; generated stubs import nothing of ours."""
+    found = {}
+    for package in PACKAGES:
+        parent = (ROOT / package).parent
+        for path in (ROOT / package).rglob("*.py"):
+            parts = path.relative_to(parent).with_suffix("").parts
+            if "v1" not in parts:
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(source: str, known: Mapping[str, object]) -> set[str]:
+    """The modules of ours that a file imports, wherever in it."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
+            inside = (f"{node.module}.{alias.name}" for alias in node.names)
+            names.update(name if name in known else node.module for name in inside)
+    return names & known.keys()
+
+
+def circles(graph: Mapping[str, set[str]]) -> list[list[str]]:
+    """Sets of modules each of which leads to all others of its set.
+
+    What imports nothing that is left is taken away, and what nothing imports, until only circles and the ways between
+    them are left; then each module's set is what it reaches and what reaches it.
+    """
+    left = {name: {other for other in others if other != name} for name, others in graph.items()}
+    while True:
+        used = set().union(*left.values()) if left else set()
+        ends = {name for name, others in left.items() if not others or name not in used}
+        if not ends:
+            break
+        left = {name: others - ends for name, others in left.items() if name not in ends}
+    reached = {name: _reached(name, left) for name in left}
+    found = {
+        tuple(sorted(other for other in left if other in reached[name] and name in reached[other])) for name in left
+    }
+    return [list(each) for each in sorted(found) if each]
+
+
+def _reached(start: str, graph: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    ahead = [start]
+    while ahead:
+        new = graph[ahead.pop()] - found
+        found |= new
+        ahead.extend(new)
+    return found
+
+
+def test_no_import_circles_types_included() -> None:
+    known = modules()
+    graph = {name: imported(path.read_text(), known) for name, path in known.items()}
+    assert len(graph) > 500, "the modules were found"
+    assert circles(graph) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    sources = {
+        "a": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from b import B",
+        "b": "def late():\n    import c",
+        "c": "from a import A",
+        "d": "from a import A\nimport e",
+        "e": "x = 1",
+    }
+    assert circles({name: imported(source, sources) for name, source in sources.items()}) == [["a", "b", "c"]]
