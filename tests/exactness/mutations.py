@@ -150,7 +150,7 @@ def watermarks_ignored(patch: MonkeyPatch) -> None:
         self._states.running[self._table.pages(slot)] += 1
         self.discard(slot)
 
-    patch.setattr(WaitingSlots, "judge", judged)
+    patch.setattr(WaitingSlots, "check_slot", judged)
 
 
 def fed_from_another_slot(patch: MonkeyPatch) -> None:

@@ -149,7 +149,7 @@ class TieredStore(VirtualStore):
                 framed += part
             yield index, self._spoiled(framed, "get")
 
-    def verify_page(self, lease: bytes, index: int, context: object) -> bool:
+    def check(self, lease: bytes, index: int, context: object) -> bool:
         return self._store.verify_page(lease, index)
 
     def _run(self, lookup: Lookup) -> PageRun:
