@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.banned_nouns import BANNED, banned_in, banned_names
+
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("router", "tokenizer", "scheduler", "worker", "kvstore")
 SKELETON = ("__main__.py", "config.py", "server.py", "servicer.py")
@@ -125,3 +127,46 @@ def test_every_ignore_says_why() -> None:
             ):
                 silent.append(f"{path.relative_to(ROOT)}:{number}")
     assert not silent, silent
+
+
+# Packages whose identifiers have the field's words; the rest follow.
+IN_THE_FIELDS_WORDS = (
+    "quire/bench",
+    "quire/cli",
+    "quire/doctor",
+    "services/common",
+    "services/kvstore",
+    "services/tokenizer",
+    "services/worker/quire_worker/engine",
+    "services/worker/quire_worker/kv",
+    "services/worker/quire_worker/kv_transfer",
+    "services/worker/quire_worker/paced",
+    "services/worker/quire_worker/threads",
+    "services/worker/quire_worker/weights",
+)
+
+
+@pytest.mark.parametrize("package", IN_THE_FIELDS_WORDS)
+def test_identifiers_have_the_fields_words(package: str) -> None:
+    found = [f"{path.relative_to(ROOT)}:{name}" for path in sources(package) for name in banned_names(path.read_text())]
+    assert not found, found
+
+
+def test_banned_nouns_are_noticed_in_every_kind_of_identifier() -> None:
+    source = """
+from quire_worker.ring import TheDesk
+class CargoList(Base):
+    def harvest(self, wish: int, *, a_shelf: int = 0) -> None:
+        self.outbox = place(turnstile=wish)
+"""
+    found = [name.split(" (")[0].split(": ")[1] for name in banned_names(source)]
+    assert sorted(found) == ["CargoList", "TheDesk", "a_shelf", "harvest", "outbox", "turnstile", "wish", "wish"]
+
+
+@pytest.mark.parametrize("name", ["InFlightStep", "LEAST_IN_FLIGHT", "medium", "mover_ring_bytes", "desktop", "again"])
+def test_wire_names_and_other_words_are_exempt_from_the_ban(name: str) -> None:
+    assert not banned_in(name)
+
+
+def test_the_list_of_banned_nouns_is_short_and_says_what_to_use() -> None:
+    assert len(BANNED) <= 30 and all(BANNED.values())
