@@ -27,6 +27,7 @@ from quire_common.config import ServiceConfig, explain_config, load_config, spli
 from quire_common.discovery.endpoint import Discovery, Endpoint
 from quire_common.discovery.factory import make_discovery
 from quire_common.errors import ConfigError, QuireError, as_quire_error
+from quire_common.heaps import bound_heaps
 from quire_common.settled import settle
 from quire_common.telemetry.interceptors import CallGate, aio_server_interceptors, sync_server_interceptors
 from quire_common.telemetry.logs import get_logger, set_identity, setup_logging
@@ -136,6 +137,7 @@ def run_aio(
 ) -> int:
     """Run an asyncio service until a signal; returns the exit code. Without `metrics_port` the service itself serves
     `--metrics-listen`. `limits` are those of a port that strangers reach."""
+    bound_heaps()
     return uvloop.run(_serve_aio(config, make_service, metrics_port, limits))
 
 
