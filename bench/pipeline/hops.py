@@ -6,8 +6,8 @@
 All requests go at once, over a connection each, to services whose worker is paced: by default like 0.6B on an H200,
 2.7 us a prompt token and 0.7 ms a step. A burst draws one token each. Told are the time until the last one has ended,
 beside what the device alone would need, and the CPU time of each service. With `--beside` the same goes alternately to
-the services of another checkout. `--kvstore` has prompts, which are all new, looked up in a kvstore and stored there,
-as is the services' default.
+the services of another checkout, and the ratio of CPU time is told with its bounds. `--kvstore` has prompts, which are
+all new, looked up in a kvstore and stored there, as is the services' default.
 """
 
 from __future__ import annotations
@@ -93,6 +93,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, help="tokens; 4096, or 128 before decoding")
     parser.add_argument("--output", type=int, help="tokens; 1, or 400 of decoding")
     parser.add_argument("--rounds", type=int, default=8, help="after one that warms up")
+    parser.add_argument("--starts", type=int, default=1, help="of all services, each with so many rounds")
     parser.add_argument("--step-ms", type=float, help="0.7 where it decodes")
     parser.add_argument("--prefill-us", type=float, default=2.7, help="per prompt token")
     parser.add_argument("--kvstore", action="store_true", help="look prompts up, and store them")
@@ -113,20 +114,23 @@ def main() -> None:
     fields = {"temperature": 0, "ignore_eos": True}
     writer = Target("http://localhost", "/v1/completions", chat=False, model="m", body=fields)
     found: dict[Path, list[Round]] = defaultdict(list)
-    with contextlib.ExitStack() as stack:
-        checkouts = [ROOT, *(path.resolve() for path in options.beside)]
-        served = {path: stack.enter_context(serving(path, flags)) for path in checkouts}
-        for number in range(1 + options.rounds):
-            prompts = [rng.integers(0, VOCABULARY, prompt).tolist() for _ in range(requests)]
-            bodies = [writer.request(ids, output, f"{number}-{index}") for index, ids in enumerate(prompts)]
-            for path in checkouts if number % 2 else checkouts[::-1]:
-                one = measure(*served[path], bodies)
-                if number:
-                    found[path].append(one)
+    checkouts = [ROOT, *(path.resolve() for path in options.beside)]
+    for start in range(options.starts):
+        with contextlib.ExitStack() as stack:
+            served = {path: stack.enter_context(serving(path, flags)) for path in checkouts[:: 1 - 2 * (start % 2)]}
+            for number in range(1 + options.rounds):
+                prompts = [rng.integers(0, VOCABULARY, prompt).tolist() for _ in range(requests)]
+                bodies = [writer.request(ids, output, f"{number}-{index}") for index, ids in enumerate(prompts)]
+                for path in checkouts if number % 2 else checkouts[::-1]:
+                    one = measure(*served[path], bodies)
+                    if number:
+                        found[path].append(one)
     alone = requests * prompt * options.prefill_us / 1e3 + (output - 1) * step_ms
     print(f"{requests} x {prompt} in, {output} out; the device alone: {alone:.0f} ms")
     for path, rounds in found.items():
         print(f"{figures(rounds)}; {cpu(rounds, output if decode else requests)} [{path.name}]")
+    for path in checkouts[1:]:
+        print(f"CPU beside {path.name}: {ratios(found[ROOT], found[path], options.starts)}")
     print(f"load average {os.getloadavg()[0]:.1f}")
 
 
@@ -143,6 +147,20 @@ def cpu(rounds: list[Round], parts: int) -> str:
     for one in rounds:
         spent.update(one.cpu)
     return "CPU us " + ", ".join(f"{name} {us / len(rounds) / parts:.0f}" for name, us in spent.most_common() if us)
+
+
+def ratios(rounds: list[Round], beside: list[Round], starts: int) -> str:
+    """Of the services' CPU time, with bounds of 95 %: of pairs of rounds, drawn again and again, and of whole starts
+    where there are several, since one process may take some per cent more than another of the same code."""
+    rng, told = np.random.default_rng(0), []
+    for name in SERVICES[1:]:
+        pairs = np.array([(one.cpu[name], other.cpu[name]) for one, other in zip(rounds, beside, strict=True)], float)
+        units = pairs.reshape(starts, -1, 2).sum(1) if starts > 1 else pairs
+        drawn = units[rng.integers(0, len(units), (4000, len(units)))].sum(1)
+        if units[:, 1].all():
+            low, high = np.quantile(drawn[:, 0] / drawn[:, 1], (0.025, 0.975))
+            told.append(f"{name} {units[:, 0].sum() / units[:, 1].sum():.3f} ({low:.3f}-{high:.3f})")
+    return ", ".join(told)
 
 
 if __name__ == "__main__":
