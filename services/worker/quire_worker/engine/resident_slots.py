@@ -55,7 +55,11 @@ class ResidentSlots:
         # The page in which the cached range ends is filled by its move first and by the slot then.
         self.states.writer[own] = start.slot
         self.states.claim(fresh, start.slot)
-        self._waiting.add(start.slot)
+        if cached:
+            self._waiting.add(start.slot)
+        else:
+            self.table.state[start.slot] = SlotState.RUNNING
+            self.states.running[table] += 1
 
     def grow(self, slot: int, page: int) -> None:
         """Append a page to a held slot's table; raises the slot's QuireError."""

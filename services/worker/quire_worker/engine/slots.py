@@ -26,8 +26,8 @@ NO_LIMIT = np.iinfo(np.int32).max
 
 
 class SlotState:
-    """IDLE -> WAITING (for its cached range) -> RUNNING -> IDLE. Plain integers: to compare a numpy value with a member
-    of an enum takes 3.6 us, and each slot's life has a dozen comparisons."""
+    """IDLE -> WAITING (for its cached range, if it has one) -> RUNNING -> IDLE. Plain integers: to compare a numpy
+    value with a member of an enum takes 3.6 us, and each slot's life has a dozen comparisons."""
 
     IDLE: Final = 0
     WAITING: Final = 1

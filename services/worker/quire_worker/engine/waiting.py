@@ -92,9 +92,6 @@ class WaitingSlots:
         """
         table, states, size = self._table, self._states, self._states.page_size
         cached = int(table.computed[slot])
-        if not cached:
-            self._run(slot)
-            return None
         pages = table.pages(slot)[: -(-cached // size)]
         needed = np.minimum(cached - np.arange(len(pages)) * size, size)
         short = states.ready[pages] < needed
@@ -118,13 +115,10 @@ class WaitingSlots:
                 return _pages_lost()
             states.claim(pages[first_lost:], slot)
             table.cached_len[slot] = table.computed[slot] = first_lost * size
-        self._run(slot)
-        return None
-
-    def _run(self, slot: int) -> None:
-        self._table.state[slot] = SlotState.RUNNING
-        self._states.running[self._table.pages(slot)] += 1
+        table.state[slot] = SlotState.RUNNING
+        states.running[table.pages(slot)] += 1
         self.discard(slot)
+        return None
 
     def _in_order(self) -> NDArray[np.intp]:
         """Highest order key first, then highest slot."""
