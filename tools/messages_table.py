@@ -22,7 +22,7 @@ from quire_router.engine.session_outgoing import MAX_BYTES as SESSION_BYTES
 from quire_router.limits.products import MAX_ALTERNATIVES, MAX_PROMPT_ALTERNATIVES
 from quire_router.text.rows_codec import MESSAGE_BYTES
 from quire_router.text.tokenize_stream import MOST_BYTES as TOKENIZE_BYTES
-from quire_scheduler.batching.starts import MAX_START_BYTES
+from quire_scheduler.batching.admission import MAX_START_BYTES
 from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_tokenizer.long_answer import MOST_CHARS

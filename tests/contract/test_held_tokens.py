@@ -49,7 +49,7 @@ class House:
         """A prompt of that number, by either replica or by that one; how many of its tokens came from the kvstore."""
         for index, one in enumerate(self.stacks):
             one.engine.draining = at not in (None, index)
-            one.engine.phase_bell.ring()
+            one.engine.phase_changed.set()
         rows = [self.router.fleet.replicas[one.address] for one in self.stacks]
         await self.until(lambda: [row.accepts for row in rows] == [at in (None, index) for index in range(2)])
         answer = await self.rig.http.post(

@@ -10,7 +10,7 @@ import pytest
 from quire.v1 import scheduler_pb2
 from quire_common.credit import Epoch, Report
 from quire_common.errors import Internal
-from quire_scheduler.service.pulse import Pulse
+from quire_scheduler.service.liveness_monitor import LivenessMonitor
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.scheduler_stack import Router, scheduler_of, stack
@@ -60,22 +60,22 @@ async def test_a_worker_that_beats_but_makes_no_progress_hangs() -> None:
 
 
 def test_a_side_that_did_not_listen_blames_nobody() -> None:
-    pulse = Pulse(2.0, 10.0, 100.0)
-    pulse.granted(1)
-    assert pulse.failing(101.9, busy=True) == ""
-    assert pulse.failing(102.1, busy=True) == "it is silent"
-    pulse.excuse(130.0)
-    assert pulse.failing(131.0, busy=True) == ""
+    monitor = LivenessMonitor(2.0, 10.0, 100.0)
+    monitor.grant_sent(1)
+    assert monitor.failure(101.9, busy=True) == ""
+    assert monitor.failure(102.1, busy=True) == "it is silent"
+    monitor.restart(130.0)
+    assert monitor.failure(131.0, busy=True) == ""
     for second in range(131, 140):
-        pulse.heard(float(second), 0, heartbeat=True)
-    assert pulse.failing(140.1, busy=False) == "it hangs", "the Grant waits still, and heartbeats are no answer"
-    pulse.heard(140.2, 1, heartbeat=False)
-    assert pulse.failing(141.0, busy=False) == ""
+        monitor.frame_received(float(second), 0, heartbeat=True)
+    assert monitor.failure(140.1, busy=False) == "it hangs", "the Grant waits still, and heartbeats are no answer"
+    monitor.frame_received(140.2, 1, heartbeat=False)
+    assert monitor.failure(141.0, busy=False) == ""
     for second in range(141, 160):
-        pulse.heard(float(second), 1, heartbeat=True)
-        assert pulse.failing(float(second), busy=False) == "", "an idle worker owes nothing"
-    pulse.granted(2)
-    assert pulse.failing(160.0, busy=True) == ""
+        monitor.frame_received(float(second), 1, heartbeat=True)
+        assert monitor.failure(float(second), busy=False) == "", "an idle worker owes nothing"
+    monitor.grant_sent(2)
+    assert monitor.failure(160.0, busy=True) == ""
 
 
 async def test_a_session_with_nothing_to_say_says_so() -> None:

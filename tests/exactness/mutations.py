@@ -12,7 +12,7 @@ import numpy as np
 from quire_common.credit import Finish
 from quire_common.pages import chain_hashes
 from quire_scheduler.batching.slot_table import SlotTable
-from quire_scheduler.core import harvest, lifecycle
+from quire_scheduler.core import lifecycle, output_processor
 from quire_scheduler.core.lifecycle import Lifecycle
 from quire_scheduler.core.outputs import OutputBuffer
 from quire_scheduler.kv import page_identity, prefix_cache
@@ -80,7 +80,7 @@ def no_fence_for_stopped_slots(patch: MonkeyPatch) -> None:
 
 def step_fence_off_by_the_depth(patch: MonkeyPatch) -> None:
     """Pages of a sequence that ended are free though the next step, which runs already, writes to them."""
-    patch.setattr(harvest, "Fence", lambda step: Fence(step=step - 1))
+    patch.setattr(output_processor, "Fence", lambda step: Fence(step=step - 1))
 
 
 def attribution_by_report_time(patch: MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def requeued_before_the_stop_retired(patch: MonkeyPatch) -> None:
 
     def preempted(self: Lifecycle, request: Request, *args: Any, **options: Any) -> None:
         preempt(self, request, *args, **options)
-        self._replica.waiting.seat(request)
+        self._replica.waiting.make_ready(request)
 
     patch.setattr(Lifecycle, "preempt", preempted)
 

@@ -19,7 +19,7 @@ from tests.fakes.scheduler_rig import a_sequence
 HOUR_S = 3600.0
 
 
-class Sink:
+class OutputSink:
     def deliver(self, _outputs: Any) -> bool:
         return True
 
@@ -35,7 +35,7 @@ async def test_a_deadline_is_as_far_away_as_its_router_says(monkeypatch: pytest.
     assert core is not None
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + step_s)
-    session = engine.open_session(Sink())
+    session = engine.open_session(OutputSink())
     soon = RequestContext("r", deadline_unix_ms=int((time.time() + 30.0) * 1000))
     engine.submit(session, 1, soon, a_sequence(4, 100))
     core.expire(now_s() + 29.0)

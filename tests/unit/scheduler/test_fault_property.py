@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire_common.credit import Grant, Report
 from quire_common.errors import Internal, InvalidArgument
-from quire_scheduler.batching import starts
+from quire_scheduler.batching import admission
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.outputs import FinishReason
 from quire_scheduler.kv.prefix_cache import PrefixCache
@@ -74,7 +74,7 @@ class Doubts:
     coalesce=st.sampled_from([1, 1, 2]),
     delay=st.tuples(st.integers(0, 6), st.integers(0, 6)),
     noise=st.integers(0, 99),
-    start_bytes=st.sampled_from([1, 1500, starts.MAX_START_BYTES]),
+    start_bytes=st.sampled_from([1, 1500, admission.MAX_START_BYTES]),
 )
 def test_only_those_fail_that_must(
     requests: list[Arrival],
@@ -97,7 +97,7 @@ def test_only_those_fail_that_must(
     Doubts(rig)
     asked = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(starts, "MAX_START_BYTES", start_bytes)
+        patch.setattr(admission, "MAX_START_BYTES", start_bytes)
         for turn in range(60):
             for handle, one in enumerate(requests):
                 if one.at == turn:
@@ -134,5 +134,5 @@ def test_a_core_that_trusts_damaged_pages_is_found(monkeypatch: pytest.MonkeyPat
     prompts = [Arrival(at, 24, 1, 8, True, 0, "a", 0, 0, None, 0, -1, False, None) for at in (0, 12, 20, 24)]
     with pytest.raises(AssertionError):
         test_only_those_fail_that_must.hypothesis.inner_test(  # type: ignore[attr-defined]  # hypothesis adds it
-            prompts, {1: (0, "nan")}, 60, 4, 1, 1, 1, (0, 0), 1, starts.MAX_START_BYTES
+            prompts, {1: (0, "nan")}, 60, 4, 1, 1, 1, (0, 0), 1, admission.MAX_START_BYTES
         )

@@ -13,7 +13,7 @@ from quire_common.credit.hello import Epoch
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
-from quire_scheduler.batching.starts import MAX_START_BYTES, MAX_START_VALUES
+from quire_scheduler.batching.admission import MAX_START_BYTES, MAX_START_VALUES
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.scheduler import Scheduler
 from tests.fakes.fake_worker import make_hello

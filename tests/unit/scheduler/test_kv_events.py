@@ -16,11 +16,11 @@ from quire_common.credit import WorkerHello
 from quire_common.errors import ConfigError
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.kv.page_names import PageEvent, PageNames, Removed, Stored
-from quire_scheduler.service.bell import Bell
 from quire_scheduler.service.kv_events.event_pump import EventPump, make_event_pump
 from quire_scheduler.service.kv_events.event_wire import EventWire
 from quire_scheduler.service.kv_events.events_config import KvEventsConfig, parse_kv_events_config
 from quire_scheduler.service.kv_events.zmq_publisher import ZmqPublisher
+from quire_scheduler.service.wake_event import WakeEvent
 from tests.fakes.fake_worker import make_hello
 from tests.fakes.kv_subscriber import AllBlocksCleared, BlockRemoved, BlockStored, Subscriber, decode
 
@@ -159,12 +159,12 @@ class Core:
 class Engine:
     config: SchedulerConfig = field(default_factory=SchedulerConfig)
     core: Core | None = None
-    page_bell: Bell = field(default_factory=Bell)
+    pages_changed: WakeEvent = field(default_factory=WakeEvent)
 
     def attach(self, tail: int) -> PageNames:
         self.core = Core(make_hello(page_size=2), PageNames(1, tail))
-        self.core.names.listeners.append(self.page_bell.ring)
-        self.page_bell.ring()
+        self.core.names.listeners.append(self.pages_changed.set)
+        self.pages_changed.set()
         return self.core.names
 
 
@@ -210,7 +210,7 @@ async def test_the_pump_follows_epochs_and_catches_up_from_a_snapshot() -> None:
     )
     pipe.events.clear()
     engine.core = None
-    engine.page_bell.ring()
+    engine.pages_changed.set()
     assert isinstance((await heard(1))[0], AllBlocksCleared)
     engine.attach(tail=4).name(0, [1], b"", [C], pack_i32([3, 3]))
     assert isinstance((await heard(2))[1], BlockStored)

@@ -16,8 +16,8 @@ from quire_common.credit.hello import Epoch
 from quire_common.errors import Overloaded
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.kv.page_names import PageNames
-from quire_scheduler.service.bell import Bell
 from quire_scheduler.service.page_watch import PageWatches
+from quire_scheduler.service.wake_event import WakeEvent
 from tests.fakes.fake_worker import make_hello
 
 LIMIT_S = 60.0
@@ -36,7 +36,7 @@ class Engine:
 
     config: SchedulerConfig = field(default_factory=lambda: SchedulerConfig(max_page_watchers=2))
     core: Core | None = None
-    page_bell: Bell = field(default_factory=Bell)
+    pages_changed: WakeEvent = field(default_factory=WakeEvent)
     runs: int = 0
 
     def attach(self, tail: int = TAIL) -> PageNames:
@@ -44,13 +44,13 @@ class Engine:
         hello = make_hello()
         object.__setattr__(hello, "epoch", Epoch(boot_id=5, run=self.runs))
         self.core = Core(hello, PageNames(1, tail))
-        self.core.names.listeners.append(self.page_bell.ring)
-        self.page_bell.ring()
+        self.core.names.listeners.append(self.pages_changed.set)
+        self.pages_changed.set()
         return self.core.names
 
     def detach(self) -> None:
         self.core = None
-        self.page_bell.ring()
+        self.pages_changed.set()
 
 
 class Watch:

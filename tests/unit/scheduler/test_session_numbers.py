@@ -11,7 +11,7 @@ from tests.fakes.fake_worker import FakeWorker, make_hello
 from tests.fakes.scheduler_rig import a_sequence
 
 
-class Sink:
+class OutputSink:
     def __init__(self) -> None:
         self.tokens = 0
 
@@ -27,7 +27,7 @@ def test_session_numbers_start_again_and_pass_over_those_in_use() -> None:
     engine = Engine(SchedulerConfig())
     worker = FakeWorker(make_hello())
     engine.attach(worker.hello)
-    first, sinks = engine.open_session(Sink()), [Sink() for _ in range(4)]
+    first, sinks = engine.open_session(OutputSink()), [OutputSink() for _ in range(4)]
     engine._next_session = 2**31 - 2
     sessions = [engine.open_session(sink) for sink in sinks]
     assert len({first, *sessions}) == 5

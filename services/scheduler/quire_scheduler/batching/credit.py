@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_scheduler.batching.grant_policy import make_budget, most_rows
-from quire_scheduler.batching.lead import Lead
+from quire_scheduler.batching.run_ahead import RunAhead
 
 if TYPE_CHECKING:
     from quire_common.credit import Budget, Report, WorkerHello
@@ -36,7 +36,7 @@ class Credit:
         self._page_size = hello.model.pages.page_size
         self._budget = make_budget(config, hello, step_limit=0)
         self._budget_sent = False
-        self._lead = Lead(at_first=self._page_size)
+        self._lead = RunAhead(at_first=self._page_size)
         self._sent = 0
         self._retired = 0
         self._finishes = 0.0

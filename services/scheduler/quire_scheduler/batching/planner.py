@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.credit import Grant
+from quire_scheduler.batching.admission import Admission
 from quire_scheduler.batching.growth import Growth
-from quire_scheduler.batching.starts import Starts
 
 if TYPE_CHECKING:
     from quire_scheduler.batching.grant_policy import GrantPolicy
@@ -23,7 +23,7 @@ class Planner:
         self._replica = replica
         self._policy = policy
         self._growth = Growth(replica, lifecycle, policy)
-        self._starts = Starts(replica, policy)
+        self._admission = Admission(replica, policy)
 
     def plan(self, now: float) -> Grant | None:
         """The next Grant; None where none may be sent, or none would change anything."""
@@ -32,7 +32,7 @@ class Planner:
             return None
         replica.kv.tick(now)
         plenty = growth.plan(now)
-        starts = self._starts.plan(now, may_start=plenty)
+        starts = self._admission.plan(now, may_start=plenty)
         changes = bool(starts or growth or replica.stops or replica.moves.outgoing)
         if not changes and not (replica.slots.num_active and policy.worth_a_step()):
             return None

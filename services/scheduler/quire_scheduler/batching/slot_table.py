@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FREE = np.iinfo(np.int64).max
 
 
-class Tenure(NamedTuple):
+class SlotUse(NamedTuple):
     """A request held a slot for the steps that applied Grants start_seq <= seq < stop_seq."""
 
     request: Request
@@ -61,7 +61,7 @@ class SlotTable:
         self.tokens = TokenMatrix(num_slots)
         self.num_active = 0
         self._free = list(range(num_slots - 1, -1, -1))
-        self._former: dict[int, list[Tenure]] = {}
+        self._former: dict[int, list[SlotUse]] = {}
 
     @property
     def num_free(self) -> int:
@@ -94,7 +94,7 @@ class SlotTable:
     def stop(self, slot: int, seq: int) -> None:
         """Grant `seq` stops the slot's sequence; rows of steps that applied earlier Grants still belong to it."""
         request = self.held(slot)
-        self._former.setdefault(slot, []).append(Tenure(request, int(self.start_seq[slot]), seq))
+        self._former.setdefault(slot, []).append(SlotUse(request, int(self.start_seq[slot]), seq))
         self._vacate(slot)
 
     def held(self, slot: int) -> Request:
@@ -152,9 +152,9 @@ class SlotTable:
         """Whose a row is that a step computed after applying Grant `applied`; None: of a sequence that had finished."""
         if self.start_seq[slot] <= applied:
             return self.holder[slot]
-        for tenure in self._former.get(slot, ()):
-            if tenure.start_seq <= applied < tenure.stop_seq:
-                return tenure.request
+        for use in self._former.get(slot, ()):
+            if use.start_seq <= applied < use.stop_seq:
+                return use.request
         return None
 
     def retire(self, retired: int) -> list[Request]:
@@ -162,9 +162,9 @@ class SlotTable:
         if not self._former:
             return []
         done = []
-        for slot, tenures in list(self._former.items()):
-            done += [tenure.request for tenure in tenures if tenure.stop_seq <= retired]
-            if left := [tenure for tenure in tenures if tenure.stop_seq > retired]:
+        for slot, uses in list(self._former.items()):
+            done += [use.request for use in uses if use.stop_seq <= retired]
+            if left := [use for use in uses if use.stop_seq > retired]:
                 self._former[slot] = left
             else:
                 del self._former[slot]
@@ -172,7 +172,7 @@ class SlotTable:
 
     def stopping(self) -> list[Request]:
         """Requests whose stop has not retired."""
-        return [tenure.request for tenures in self._former.values() for tenure in tenures]
+        return [use.request for uses in self._former.values() for use in uses]
 
     def check_integrity(self) -> None:
         """Columns, holders and the free list agree."""

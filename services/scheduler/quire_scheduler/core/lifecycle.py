@@ -110,7 +110,7 @@ class Lifecycle:
             self._vacated(request, fence, None if awaited else 0)
             request.to(State.PREEMPTED)
             request.timing.stopped(now, len(request.output))
-            self._replica.waiting.seat(request)
+            self._replica.waiting.make_ready(request)
 
     def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
         """The worker refused this request's start, or ended the slot's former sequence: it does not say which. The
@@ -126,7 +126,7 @@ class Lifecycle:
         """Stops have retired: the preempted among their requests wait again."""
         for request in requests:
             if request.state is State.PREEMPTED:
-                self._replica.waiting.seat(request)
+                self._replica.waiting.make_ready(request)
 
     def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
         replica = self._replica

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_scheduler.batching.slot_table import SlotTable
-from quire_scheduler.core.admission import Admission
 from quire_scheduler.core.deadlines import Deadlines
 from quire_scheduler.core.invariant import require
 from quire_scheduler.core.outputs import OutputBuffer
+from quire_scheduler.core.pending_queue import PendingQueue
 from quire_scheduler.core.queue_policy import POLICIES
+from quire_scheduler.core.request_checks import RequestChecks
 from quire_scheduler.core.stats import Rates, Stats
-from quire_scheduler.core.waiting_room import WaitingRoom
 from quire_scheduler.disaggregation.holdings import Holdings
 from quire_scheduler.disaggregation.pulls import Pulls
 from quire_scheduler.disaggregation.transfers import Transfers
@@ -44,7 +44,7 @@ class Replica:
             self.pools, self.names, enabled=config.enable_prefix_caching, identifies=self.identifies
         )
         self.slots = SlotTable(hello.num_slots)
-        self.waiting = WaitingRoom(POLICIES[config.scheduling_policy]())
+        self.waiting = PendingQueue(POLICIES[config.scheduling_policy]())
         self.stats = Stats()
         self.rates = Rates()
         geometry = hello.model.pages
@@ -66,7 +66,7 @@ class Replica:
             elsewhere=kvstore and config.enable_prefix_caching,
         )
         self.holdings = Holdings(self.pools, self.pulls, self.transfers, config.transfer_lease_s)
-        self.admission = Admission(config, hello, self.pools, self.waiting, self.rates)
+        self.admission = RequestChecks(config, hello, self.pools, self.waiting, self.rates)
         self.deadlines = Deadlines()
         # By (session, handle): requests that have not ended.
         self.requests: dict[tuple[int, int], Request] = {}

@@ -17,11 +17,11 @@ from quire_common.errors import InvalidArgument, QuireError
 from quire_scheduler.batching.credit import Credit
 from quire_scheduler.batching.lockstep import Lockstep
 from quire_scheduler.batching.planner import Planner
-from quire_scheduler.core.admission import deadline_error, draining_error
-from quire_scheduler.core.harvest import Harvest
 from quire_scheduler.core.lifecycle import Lifecycle
+from quire_scheduler.core.output_processor import OutputProcessor
 from quire_scheduler.core.replica import Replica
 from quire_scheduler.core.request import Request
+from quire_scheduler.core.request_checks import deadline_error, draining_error
 from quire_scheduler.core.roles import takes
 from quire_scheduler.disaggregation.handover import NO_TRANSFER, PREFILL_ONLY
 from quire_scheduler.disaggregation.handovers import Handovers
@@ -80,7 +80,7 @@ class Scheduler:
         self._policy: GrantPolicy = policy or (Lockstep if config.lockstep else Credit)(config, hello)
         self._lifecycle = Lifecycle(self._replica, ended)
         self._planner = Planner(self._replica, self._lifecycle, self._policy)
-        self._harvest = Harvest(self._replica, self._lifecycle)
+        self._output_processor = OutputProcessor(self._replica, self._lifecycle)
         self._handovers = Handovers(self._replica, self._lifecycle)
         self._next_uid = 1
 
@@ -149,7 +149,7 @@ class Scheduler:
         nothing new."""
         if report.epoch == self._replica.hello.epoch and not report.heartbeat:
             self._policy.reported(report)
-            self._harvest.read(report, now)
+            self._output_processor.update_from_report(report, now)
         return self._replica.outputs.take()
 
     def next_grant(self, now: float) -> Grant | None:
@@ -162,7 +162,7 @@ class Scheduler:
         request = self._replica.waiting.answered(uid)
         self._replica.kv.answered(request, result)
         if request is not None:
-            self._replica.waiting.seat(request)
+            self._replica.waiting.make_ready(request)
 
     def ticket(self, transfer_id: bytes) -> Ticket | None:
         """The ticket of a transfer that is open."""

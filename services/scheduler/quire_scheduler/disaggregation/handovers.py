@@ -29,7 +29,7 @@ class Handovers:
         request.lacks_ticket = asked.await_handover
         self._offer(request, asked.ticket, asked.refusal)
         if request.lacks_ticket or (request.lacks_token and not self._replica.pulls.has_pull(request)):
-            self._replica.waiting.stay_outside(request)
+            self._replica.waiting.park(request)
         else:
             self._replica.waiting.push(request)
 
@@ -74,7 +74,7 @@ class Handovers:
         elif request.state is State.ASIDE:
             if self._replica.pulls.has_pull(request):
                 # With a seat it waits for room, not for a handover.
-                if waiting.is_outside(request):
+                if waiting.is_parked(request):
                     waiting.recall(request)
             elif not request.awaits_handover:
                 waiting.recall(request)

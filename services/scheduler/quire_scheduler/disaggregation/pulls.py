@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from quire_common.credit import PageGeometry
     from quire_scheduler.core.outputs import OutputBuffer
+    from quire_scheduler.core.pending_queue import PendingQueue
     from quire_scheduler.core.request import Request
     from quire_scheduler.core.stats import Stats
-    from quire_scheduler.core.waiting_room import WaitingRoom
     from quire_scheduler.kv.page_moves import Carried, MoveEnd, PageMoves
     from quire_scheduler.kv.page_pools import PagePools
     from quire_scheduler.kv.prefix_cache import Hit, PrefixCache
@@ -71,7 +71,7 @@ class Pulls:
         pools: PagePools,
         moves: PageMoves,
         cache: PrefixCache,
-        waiting: WaitingRoom,
+        waiting: PendingQueue,
         outputs: OutputBuffer,
         stats: Stats,
         *,
@@ -195,12 +195,12 @@ class Pulls:
         if self._elsewhere and pull.arrived < pull.wanted:
             # With what came, which is found by its name.
             self._let_go(request, pull)
-            self._waiting.stand_aside(request)
+            self._waiting.set_aside(request)
             del self._pulls[request.uid]
             request.swapped = True
             self._waiting.recall(request)
         else:
-            self._waiting.seat(request)
+            self._waiting.make_ready(request)
 
     def give_up(self, request: Request) -> None:
         """Nothing (more) is to be pulled for a request that waits."""
@@ -229,7 +229,7 @@ class Pulls:
         pull = self._pulls[request.uid]
         freed = self._pools.freed_by(request) + (len(pull.flying) > 0) * pull.wanted
         self._let_go(request, pull)
-        self._waiting.stand_aside(request)
+        self._waiting.set_aside(request)
         if pull.told:
             del self._pulls[request.uid]
             if not request.lacks_token:
@@ -248,7 +248,7 @@ class Pulls:
 
     def recall(self) -> None:
         """Those that stood aside take their seats again, as far as they may hold pages."""
-        for request in self._waiting.standing():
+        for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages(request)):
                 continue

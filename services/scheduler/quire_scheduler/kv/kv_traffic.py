@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire_common.credit import MoveKind
 from quire_scheduler.core.invariant import require
 from quire_scheduler.core.request import State
-from quire_scheduler.kv.breaker import Breaker
+from quire_scheduler.kv.circuit_breaker import CircuitBreaker
 from quire_scheduler.kv.offload import Offload
 from quire_scheduler.kv.page_identity import most_hits
 from quire_scheduler.kv.page_moves import Move
@@ -108,7 +108,7 @@ class KvTraffic:
         self._stats = stats
         self.watched_boot_id = 0
         """The kvstore's life that answered last, where it can be watched; 0: none, or it cannot."""
-        self._breaker = Breaker()
+        self._breaker = CircuitBreaker()
         self._now = 0.0
         self._effects = Effects()
         # Answers to lookups whose requests have not started.

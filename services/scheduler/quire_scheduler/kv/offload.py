@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire_common.credit import MoveKind
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import OFF, ON_EVICT, SELECTIVE
-from quire_scheduler.kv.breaker import Breaker
+from quire_scheduler.kv.circuit_breaker import CircuitBreaker
 from quire_scheduler.kv.page_moves import Move
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Offload:
         self._pools = pools
         self._names = names
         self._moves = moves
-        self._breaker = Breaker()
+        self._breaker = CircuitBreaker()
         self._stats = stats
         self._now = 0.0
         # Hashes that the kvstore has, or is being given; least recently used first.

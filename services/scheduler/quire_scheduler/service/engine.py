@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Protocol
 from quire_common.errors import NotFound, QuireError, Unavailable
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
-from quire_scheduler.core.admission import draining_error
+from quire_scheduler.core.request_checks import draining_error
 from quire_scheduler.core.roles import Roles, role_changing
 from quire_scheduler.core.scheduler import Scheduler
 from quire_scheduler.disaggregation.handover import NO_TRANSFER
 from quire_scheduler.kv.kv_traffic import LookupResult
-from quire_scheduler.service.bell import Bell
 from quire_scheduler.service.clock import from_unix_ms, now_s
 from quire_scheduler.service.request_spans import RequestSpans
+from quire_scheduler.service.wake_event import WakeEvent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quire_scheduler.core.request import Request
     from quire_scheduler.disaggregation.handover import Handover, KvTransfer
     from quire_scheduler.kv.kv_traffic import Lookup
-    from quire_scheduler.service.sink import Sink
+    from quire_scheduler.service.output_sink import OutputSink
 
 log = get_logger(__name__)
 _TICK_S = 0.1
@@ -68,21 +68,21 @@ class Engine:
         self.progress = 0.0
         self.detail = "waiting for the worker"
         # Rings when phase, progress or the model change.
-        self.phase_bell = Bell()
+        self.phase_changed = WakeEvent()
         # Rings when pages were stored or removed, and at a new epoch.
-        self.page_bell = Bell()
+        self.pages_changed = WakeEvent()
         # Called when there may be a Grant to send; set by the link.
         self.kick: Callable[[], None] = lambda: None
         self._phase = "loading"
         self._kvstore = kvstore
-        self._sinks: dict[int, Sink] = {}
+        self._sinks: dict[int, OutputSink] = {}
         self._next_session = 1
         self._outputs: list[SessionOutputs] = []
         self._spans = RequestSpans()
         self._meter = metrics.Meter()
         self._lookups: set[asyncio.Task[None]] = set()
         self._releases: set[asyncio.Task[None]] = set()
-        self._idle_bell = Bell()
+        self._idle = WakeEvent()
 
     @property
     def phase(self) -> str:
@@ -94,19 +94,19 @@ class Engine:
         """Tell watchers how far the worker is."""
         if (phase, progress, detail) != (self._phase, self.progress, self.detail):
             self._phase, self.progress, self.detail = phase, progress, detail
-            self.phase_bell.ring()
+            self.phase_changed.set()
 
     def attach(self, hello: WorkerHello) -> None:
         """The worker is there: a new epoch begins."""
         with_store = self._kvstore is not None
         self.core = Scheduler(self.config, hello, kvstore=with_store, ended=self._ended, instance=self.instance)
-        self.core.names.listeners.append(self.page_bell.ring)
+        self.core.names.listeners.append(self.pages_changed.set)
         self._meter = metrics.Meter()
         self._worker_drains = False
         if self.draining:
             self.core.drain()
         self.set_phase(_READY, 1.0, hello.model.name)
-        self.page_bell.ring()
+        self.pages_changed.set()
 
     def detach(self, error: QuireError, phase: str, detail: str) -> None:
         """The worker is gone: its requests fail with the error, its leases are released."""
@@ -117,9 +117,9 @@ class Engine:
             self._meter.count(core.stats)
             self._carry_out(core)
             self.flush()
-            self.page_bell.ring()
+            self.pages_changed.set()
 
-    def open_session(self, sink: Sink) -> int:
+    def open_session(self, sink: OutputSink) -> int:
         """A session begins; its number names it in `submit` and `abort`."""
         session = self._next_session
         while session in self._sinks:
@@ -225,7 +225,7 @@ class Engine:
             if report.draining and not self._worker_drains:
                 self._worker_drains = True
                 self.core.drain()
-                self.phase_bell.ring()
+                self.phase_changed.set()
             self._outputs += self.core.on_report(report, now_s())
 
     def next_grant(self) -> Grant | None:
@@ -247,7 +247,7 @@ class Engine:
                 log.warning("session ended: it does not keep up", session=out.session)
                 self.close_session(out.session)
         if self.core is None or self.core.idle:
-            self._idle_bell.ring()
+            self._idle.set()
 
     async def tick(self) -> None:
         """Run for ever: deadlines of what waits while no Report comes, and gauges."""
@@ -264,7 +264,7 @@ class Engine:
     async def drain(self, timeout_s: float | None) -> int:
         """Refuse new requests; return once idle, after aborting what still runs when the time is over; how many."""
         self.draining = True
-        self.phase_bell.ring()
+        self.phase_changed.set()
         if self.core is not None:
             self.core.drain()
         return await self._until(lambda core: core.idle, lambda core: core.end_all(None, now_s()), timeout_s)
@@ -277,7 +277,7 @@ class Engine:
             ended = await self._until(
                 lambda core: core.is_fit(role), lambda core: core.make_fit(role, role_changing(), now_s()), timeout_s
             )
-        self.phase_bell.ring()
+        self.phase_changed.set()
         log.info("role changed", former=former, role=role, aborted=ended)
         return former, ended
 
@@ -305,7 +305,7 @@ class Engine:
                 self._changed()
                 self.flush()
                 return ended
-            await self._idle_bell.wait(_TICK_S if left is None else min(left, _TICK_S))
+            await self._idle.wait(_TICK_S if left is None else min(left, _TICK_S))
         return 0
 
     def _changed(self) -> None:

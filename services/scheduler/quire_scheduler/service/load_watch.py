@@ -33,7 +33,7 @@ async def watch_load(engine: Engine, instance: str, interval_ms: int) -> AsyncIt
         if load != last or loop.time() - sent_at >= _HEARTBEAT_S:
             last, sent_at = load, loop.time()
             yield load
-        await engine.phase_bell.wait(interval_s)
+        await engine.phase_changed.wait(interval_s)
 
 
 def load_to_pb(engine: Engine, instance: str) -> scheduler_pb2.Load:

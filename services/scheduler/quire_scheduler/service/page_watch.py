@@ -91,7 +91,7 @@ class _Watch:
                 yield _Wire(core, self._request.with_token_ids).frame(self._at)
                 continue
             if not events or core is None:
-                await self._engine.page_bell.wait()
+                await self._engine.pages_changed.wait()
                 changed_s = clock()
                 await asyncio.sleep(max(sent_s + self._interval_s - changed_s, 0.0))
                 continue

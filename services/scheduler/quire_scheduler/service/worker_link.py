@@ -21,7 +21,7 @@ from quire_common.credit.hello import epoch_to_pb, scheduler_hello, worker_hello
 from quire_common.errors import FailedPrecondition, QuireError, Unavailable, as_quire_error, from_message
 from quire_common.telemetry.logs import get_logger
 from quire_scheduler import metrics
-from quire_scheduler.service.pulse import Pulse
+from quire_scheduler.service.liveness_monitor import LivenessMonitor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
@@ -56,7 +56,7 @@ class WorkerLink:
         # What the stream has not taken yet: as many as the policy grants without an answer.
         self._out: asyncio.Queue[worker_pb2.Grant | None] = asyncio.Queue()
         self._kicked: asyncio.Handle | None = None
-        self._pulse = Pulse(*self._timeouts_s, 0.0)
+        self._monitor = LivenessMonitor(*self._timeouts_s, 0.0)
         # Why this side cancelled the stream, if it did.
         self._gave_up = ""
         self._ready = asyncio.Event()
@@ -127,7 +127,7 @@ class WorkerLink:
                 raise _lost("it sent no hello") if await call.code() is grpc.StatusCode.OK else await _failure(call)
             hello = worker_hello_from_pb(first.hello)
             self._call = call
-            self._pulse = Pulse(*self._timeouts_s, asyncio.get_running_loop().time())
+            self._monitor = LivenessMonitor(*self._timeouts_s, asyncio.get_running_loop().time())
             self._engine.attach(hello)
             self._ready.set()
             self._attached(True)
@@ -139,7 +139,7 @@ class WorkerLink:
                     log.warning("a frame of another epoch was dropped", run=message.epoch.run)
                     continue
                 now = asyncio.get_running_loop().time()
-                self._pulse.heard(now, message.retired, heartbeat=message.heartbeat)
+                self._monitor.frame_received(now, message.retired, heartbeat=message.heartbeat)
                 report = decode_report(message)
                 self._engine.on_report(report)
                 # The worker's next step first, then what sessions must hear of the last.
@@ -163,7 +163,7 @@ class WorkerLink:
     def _pump(self) -> None:
         """Send Grants until there is none to send."""
         while self._call is not None and (grant := self._engine.next_grant()) is not None:
-            self._pulse.granted(grant.seq)
+            self._monitor.grant_sent(grant.seq)
             self._out.put_nowait(encode_grant(grant))
 
     def _kick(self) -> None:
@@ -194,8 +194,8 @@ class WorkerLink:
             await asyncio.sleep(pause_s)
             now = loop.time()
             if now - before > pause_s + _LATE_S:
-                self._pulse.excuse(now)
-            elif why := self._pulse.failing(now, busy=self._engine.busy):
+                self._monitor.restart(now)
+            elif why := self._monitor.failure(now, busy=self._engine.busy):
                 log.error("the worker is given up", worker=self._address, reason=why)
                 self._give_up(why)
                 return

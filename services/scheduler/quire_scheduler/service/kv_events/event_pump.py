@@ -58,7 +58,7 @@ class EventPump:
                     wire = self._make_wire(pages.page_size, len(pages.groups))
                 continue
             if core is None or wire is None or not await self._follow(core, wire):
-                await self._engine.page_bell.wait()
+                await self._engine.pages_changed.wait()
 
     def close(self) -> None:
         """After `run` has ended."""

@@ -7,7 +7,7 @@ _FIRST_PAUSE_S = 1.0
 _LONGEST_PAUSE_S = 30.0
 
 
-class Breaker:
+class CircuitBreaker:
     """One per thing that may not answer. Knows nothing of what it is."""
 
     def __init__(self) -> None:

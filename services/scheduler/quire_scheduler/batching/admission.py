@@ -28,7 +28,7 @@ MAX_START_BYTES = 8 * 1024 * 1024
 MAX_START_VALUES = 128 * 1024
 
 
-class Starts:
+class Admission:
     """One Grant's starts at a time. None overtakes the head of those seated, lest it starve."""
 
     def __init__(self, replica: Replica, policy: GrantPolicy) -> None:
@@ -40,7 +40,7 @@ class Starts:
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
-        self._seat(most, now)
+        self._make_ready(most, now)
         if not may_start:
             return []
         self._replica.pulls.recall()
@@ -54,7 +54,7 @@ class Starts:
             ending = int(np.count_nonzero(left <= policy.lead()))
         return min(policy.most_started(ending), slots.num_slots)
 
-    def _seat(self, most: int, now: float) -> None:
+    def _make_ready(self, most: int, now: float) -> None:
         """Move requests on from the queue policy, so far ahead as slots are free."""
         waiting, kv = self._replica.waiting, self._replica.kv
         if not len(waiting.policy):
@@ -68,7 +68,7 @@ class Starts:
                 kv.ask(request, local)
             else:
                 self._replica.stats.lookups_spared += wants
-                waiting.seat(request)
+                waiting.make_ready(request)
 
     def _start(self, most: int, now: float) -> list[Start]:
         replica, starts, left_bytes, left_values = self._replica, list[Start](), MAX_START_BYTES, MAX_START_VALUES
@@ -95,7 +95,7 @@ class Starts:
                 # The head starts with the next Grant.
                 break
             begin = self._take_over if request.state is State.PULLED else self._take
-            waiting.start_head()
+            waiting.pop_head()
             begin(request, hit, count)
             starts.append(self._begin(request, ceiling, now))
         return starts
@@ -107,7 +107,7 @@ class Starts:
         # What another is about to compute may come to nothing, and nobody would tell one that has no slot.
         hit, pages = replica.cache.match(request).whole(), replica.pulls.pages(request)
         if not replica.pulls.has_share(pages):
-            replica.waiting.stand_aside(request)
+            replica.waiting.set_aside(request)
             return True
         left = self._left(hit.pages, replica.pools.free_beside(hit.tables))
         if pages > left:
@@ -157,7 +157,7 @@ class Starts:
         kept = replica.page_size + (policy.lead() + policy.slack() if spare else 0)
         missing = slots.missing_pages(slots.active_slots(), kept, replica.page_size)
         # Nor does a start take the pages of one before it that asks the kvstore once more.
-        asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.stood_up())
+        asking = sum(replica.pools.pages_for(tokens) for tokens in replica.waiting.tokens_of_repeated_lookups())
         return held + free - int(missing.sum()) - asking
 
     def _stuck(self, lacking: int, head: Request, now: float) -> None:

@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from quire_common.credit import WorkerHello
     from quire_common.sequence import RequestContext, Sequence
     from quire_scheduler.config import SchedulerConfig
+    from quire_scheduler.core.pending_queue import PendingQueue
     from quire_scheduler.core.request import Request
     from quire_scheduler.core.stats import Rates
-    from quire_scheduler.core.waiting_room import WaitingRoom
     from quire_scheduler.kv.page_pools import PagePools
 
 _MIN_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 
 
-class Admission:
+class RequestChecks:
     """The bounds of one replica. `max_len` is the longest prompt and output together."""
 
     def __init__(
-        self, config: SchedulerConfig, hello: WorkerHello, pools: PagePools, waiting: WaitingRoom, rates: Rates
+        self, config: SchedulerConfig, hello: WorkerHello, pools: PagePools, waiting: PendingQueue, rates: Rates
     ) -> None:
         self._max_waiting = config.max_waiting
         self._vocab_size = hello.model.vocab_size

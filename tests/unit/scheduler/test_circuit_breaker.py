@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quire_scheduler.kv.breaker import Breaker
+from quire_scheduler.kv.circuit_breaker import CircuitBreaker
 
 
 def test_some_failures_are_forgiven() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(5):
         breaker.failed(10.0)
         breaker.failed(10.0)
@@ -15,7 +15,7 @@ def test_some_failures_are_forgiven() -> None:
 
 
 def test_after_more_there_is_a_pause_then_one_try_and_a_longer_pause() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(3):
         breaker.failed(10.0)
     assert not breaker.closed and not breaker.allows(10.9) and breaker.allows(11.0)
@@ -35,7 +35,7 @@ def test_after_more_there_is_a_pause_then_one_try_and_a_longer_pause() -> None:
 
 
 def test_those_that_were_asked_before_make_the_pause_no_longer() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(10):
         breaker.failed(10.0)
     assert breaker.allows(11.0)

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from quire_scheduler.core.outputs import SessionOutputs
 
 
-class Sink(Protocol):
+class OutputSink(Protocol):
     """Called from the loop, in order; must not block."""
 
     def deliver(self, outputs: SessionOutputs) -> bool:

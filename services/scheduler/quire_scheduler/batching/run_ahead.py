@@ -24,7 +24,7 @@ class _Sent(NamedTuple):
     stalls: int
 
 
-class Lead:
+class RunAhead:
     """The largest recent distance, and a margin. Before the first measurement: `at_first`."""
 
     def __init__(self, at_first: int) -> None:

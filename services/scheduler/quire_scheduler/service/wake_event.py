@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 
-class Bell:
+class WakeEvent:
     """One loop's. A ring between two waits is missed, so look before waiting."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
-    def ring(self) -> None:
+    def set(self) -> None:
         """Wake all who wait now."""
         event, self._event = self._event, asyncio.Event()
         event.set()

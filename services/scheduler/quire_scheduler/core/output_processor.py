@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quire_scheduler.core.replica import Replica
 
 
-class Harvest:
+class OutputProcessor:
     """One Report at a time, of the replica's epoch."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
@@ -35,7 +35,7 @@ class Harvest:
         self._lifecycle = lifecycle
         self._completed = -1
 
-    def read(self, report: Report, now: float) -> None:
+    def update_from_report(self, report: Report, now: float) -> None:
         """Apply the Report. Late rows go by the Grant that was applied at their step, so stops retire last."""
         replica, steps = self._replica, report.steps
         if steps:

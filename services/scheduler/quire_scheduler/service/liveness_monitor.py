@@ -6,7 +6,7 @@ Silent is dead: a healthy worker sends heartbeats. Hung is dead too: heartbeats 
 from __future__ import annotations
 
 
-class Pulse:
+class LivenessMonitor:
     """One epoch's. Times are the caller's clock, in seconds."""
 
     def __init__(self, silence_s: float, progress_s: float, now: float) -> None:
@@ -16,22 +16,22 @@ class Pulse:
         self._sent = 0
         self._retired = 0
 
-    def granted(self, seq: int) -> None:
+    def grant_sent(self, seq: int) -> None:
         """A Grant was sent."""
         self._sent = seq
 
-    def heard(self, now: float, retired: int, *, heartbeat: bool) -> None:
+    def frame_received(self, now: float, retired: int, *, heartbeat: bool) -> None:
         """A frame came. One that crossed a Grant on its way is progress, yet that Grant waits still."""
         self._heard = now
         if not heartbeat:
             self._progressed = now
             self._retired = retired
 
-    def excuse(self, now: float) -> None:
+    def restart(self, now: float) -> None:
         """This side was not listening: what the worker said meanwhile is still to be read."""
         self._heard = self._progressed = now
 
-    def failing(self, now: float, *, busy: bool) -> str:
+    def failure(self, now: float, *, busy: bool) -> str:
         """Why the worker is given up, or nothing. `busy`: slots are held, so that steps are to be expected."""
         if now - self._heard > self._silence_s:
             return "it is silent"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire_common.credit import Epoch, Report
-from quire_scheduler.batching.lead import MARGIN, MOST_STEPS, Lead
+from quire_scheduler.batching.run_ahead import MARGIN, MOST_STEPS, RunAhead
 
 
 def steps(first: int, *applied: int, stalled: bool = False) -> Report:
@@ -16,7 +16,7 @@ def steps(first: int, *applied: int, stalled: bool = False) -> Report:
 
 
 def test_it_is_the_largest_distance_and_a_margin() -> None:
-    lead = Lead(at_first=16)
+    lead = RunAhead(at_first=16)
     assert lead.steps == 16 + MARGIN
     lead.sent(1)
     lead.reported(steps(1, 1, 1))
@@ -31,7 +31,7 @@ def test_it_is_the_largest_distance_and_a_margin() -> None:
 
 
 def test_grants_that_one_step_applied_together_count_by_when_they_were_sent() -> None:
-    lead = Lead(at_first=16)
+    lead = RunAhead(at_first=16)
     lead.sent(1)
     lead.reported(steps(1, 1, 1))
     lead.sent(2)
@@ -42,7 +42,7 @@ def test_grants_that_one_step_applied_together_count_by_when_they_were_sent() ->
 
 
 def test_a_worker_that_stood_still_would_have_run_further() -> None:
-    lead = Lead(at_first=16)
+    lead = RunAhead(at_first=16)
     lead.sent(1)
     lead.reported(steps(1, 1))
     lead.sent(2)
@@ -52,7 +52,7 @@ def test_a_worker_that_stood_still_would_have_run_further() -> None:
 
 
 def test_old_distances_are_forgotten_and_there_is_a_most() -> None:
-    lead, step = Lead(at_first=16), 1
+    lead, step = RunAhead(at_first=16), 1
     lead.sent(1)
     lead.reported(steps(step, *[0] * 5000, 1))
     step += 5001
