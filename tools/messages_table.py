@@ -120,7 +120,7 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
         (
             f"starts of {size(MAX_START_BYTES)}, or one; {_HASH + 4} bytes a page that begins to move, and 12 a page "
             "that is granted",
-            "starts.py, the number of device pages",
+            "admission.py, the number of device pages",
         ),
         (
             f"prompt logprobs of {size(MAX_SCORE_BYTES)}; 17 bytes a row, and {_ALTERNATIVE} for each of its "

@@ -29,14 +29,14 @@ MAX_START_VALUES = 128 * 1024
 
 
 class Admission:
-    """One Grant's starts at a time. None overtakes the head of those seated, lest it starve."""
+    """Decides which requests start with the next Grant. No request overtakes the queue's head, so that none starves."""
 
     def __init__(self, replica: Replica, policy: GrantPolicy) -> None:
         self._replica = replica
         self._policy = policy
 
     def plan(self, now: float, *, may_start: bool) -> list[Start]:
-        """Seat those who come next; start those seated, if any may start."""
+        """Move requests on in the pending queue, then start those that have room; returns their Starts."""
         if not len(self._replica.waiting):
             return []
         most = self._most_started()
@@ -101,7 +101,7 @@ class Admission:
         return starts
 
     def _pull(self, request: Request, now: float) -> bool:
-        """The head of those seated takes its pages, or lets others go on where there are too many that hold some; False
+        """The queue's head takes its pages, or lets others go on where there are too many that hold some; False
         where it waits for them, and all others with it."""
         replica = self._replica
         # What another is about to compute may come to nothing, and nobody would tell one that has no slot.

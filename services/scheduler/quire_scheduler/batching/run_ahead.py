@@ -1,4 +1,4 @@
-"""Lead: how many steps the worker runs between the state that a Grant was made from and the first step under it.
+"""RunAhead: how many steps the worker runs between the state that a Grant was made from and the first step under it.
 
 Measured in steps alone, so that no clocks need to agree and the worker's speed cancels out. Knows nothing of slots.
 """

@@ -1,8 +1,8 @@
 """Who held which slot in which Grant, and the per-slot columns that every step reads.
 
 A token belongs to the sequence whose start was applied at its step, never to whoever holds the slot when the Report
-arrives. Tenures that a stop ended are kept until the stop has retired: only then can no late token come. Knows nothing
-of pages' whereabouts or of sessions beyond their numbers.
+arrives. A use of a slot that a stop ended is kept until the stop has retired: only then can no late token come. Knows
+nothing of pages' whereabouts or of sessions beyond their numbers.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class SlotTable:
         return None
 
     def retire(self, retired: int) -> list[Request]:
-        """Forget tenures whose stop has retired; returns their requests."""
+        """Forget uses whose stop has retired; returns their requests."""
         if not self._former:
             return []
         done = []

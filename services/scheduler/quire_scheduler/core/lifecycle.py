@@ -79,7 +79,7 @@ class Lifecycle:
     def preempt(
         self, request: Request, now: float, *, spare: bool = False, swaps: bool = False, stores: bool = True
     ) -> None:
-        """Take slot and pages away; it is seated again once the stop has retired and no late token can come.
+        """Take slot and pages away; it is READY again once the stop has retired and no late token can come.
 
         `spare`: it was started ahead and has hardly begun. `swaps`: its pages may be stored for its return, if that is
         quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.

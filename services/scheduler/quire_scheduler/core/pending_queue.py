@@ -1,5 +1,7 @@
-"""Requests that wait: outside, in the queue policy, for a lookup, with a seat for a slot, or with pages that are on
-their way. Bounded by admission."""
+"""PendingQueue: requests without a slot. A request waits in the queue policy, then for the kvstore's lookup, then for a
+slot; beside that, for a handover from a prefill replica or for pages that another engine sends.
+
+RequestChecks bounds how many requests wait. This module knows nothing of pages and slots."""
 
 from __future__ import annotations
 
@@ -20,19 +22,26 @@ _READY = (State.READY, State.PULLED)
 
 
 class PendingQueue:
-    """Places, one after the other: policy (QUEUED), lookup (LOOKUP), seated (READY). Beside them: aside (ASIDE), before
-    the policy or instead of a seat; and holding (PULLING), between a seat without pages and one with (PULLED)."""
+    """Each request is in one place, which its state names.
+
+    QUEUED   in the queue policy, which decides who is next
+    LOOKUP   the kvstore was asked for its pages
+    READY    it starts as soon as a slot and pages are free; it has its final order key
+    PULLING  it holds pages, which another engine fills
+    PULLED   it holds pages that will not be filled further, and starts as soon as a slot is free
+    ASIDE    parked before the policy until a handover comes, or set aside so that later requests can go on
+    """
 
     def __init__(self, policy: QueuePolicy) -> None:
         self.policy = policy
-        # With the time since when.
+        # By uid, with the time when the kvstore was asked.
         self._lookups: dict[int, tuple[Request, float]] = {}
-        # Of these, who had a seat before.
+        # Requests among these that were READY before.
         self._looked_up_again: set[int] = set()
         self._ready: list[tuple[int, Request]] = []
         self._num_ready = 0
         self._holding: dict[int, Request] = {}
-        # Aside: who was not in the policy yet, and who left a seat.
+        # ASIDE, by uid: requests that were never in the policy, and requests that were READY or PULLING.
         self._parked: dict[int, Request] = {}
         self._set_aside: dict[int, Request] = {}
 
@@ -53,12 +62,12 @@ class PendingQueue:
         self.policy.push(request)
 
     def park(self, request: Request) -> None:
-        """A new request that nobody should wait for yet."""
+        """A new request waits outside the policy: other requests need not wait for it yet."""
         request.to(State.ASIDE)
         self._parked[request.uid] = request
 
     def recall(self, request: Request) -> None:
-        """One that is aside takes its place: in the policy, or on the seat that it had."""
+        """A request that is ASIDE enters the policy, or is READY again with the order key that it had."""
         if self._parked.pop(request.uid, None):
             request.to(State.QUEUED)
             self.policy.push(request)
@@ -67,7 +76,8 @@ class PendingQueue:
             self.make_ready(request)
 
     def next_queued(self, ahead: int, now: float) -> Request | None:
-        """Hand out the policy's next, while fewer than `ahead` are ahead of it or it goes before those seated."""
+        """The policy's next request, if fewer than `ahead` requests are ahead of it or it precedes every READY
+        request."""
         if self.ahead(now) >= ahead:
             key, head = self.policy.next_key(), self.head()
             if key is None or head is None or key >= head.order_key:
@@ -75,7 +85,7 @@ class PendingQueue:
         return self.policy.pop()
 
     def look_up(self, request: Request, now: float) -> None:
-        """The request, out of the policy or the head of those seated, waits for the kvstore's answer."""
+        """The request, from the policy or the first of the READY ones, waits for the kvstore's answer."""
         if request.state is State.READY:
             self._remove_ready(request)
             self._looked_up_again.add(request.uid)
@@ -83,55 +93,55 @@ class PendingQueue:
         self._lookups[request.uid] = request, now
 
     def answered(self, uid: int) -> Request | None:
-        """The answer came; None where the request has left."""
+        """The kvstore has answered; None if the request has left."""
         self._looked_up_again.discard(uid)
         request, _ = self._lookups.pop(uid, (None, 0.0))
         return request
 
     def tokens_of_repeated_lookups(self) -> list[int]:
-        """Known tokens of those who had a seat and wait for another answer now."""
+        """Number of known tokens of each request that was READY and is looked up again."""
         return [self._lookups[uid][0].known_len for uid in self._looked_up_again]
 
     def make_ready(self, request: Request) -> None:
-        """The request may start as soon as there is room; one that was preempted takes its old seat, one whose pages
-        have come keeps them."""
+        """The request may start as soon as there is room. A preempted request keeps its order key, a pulled one its
+        pages."""
         self._holding.pop(request.uid, None)
         request.to(State.PULLED if request.state is State.PULLING else State.READY)
         heapq.heappush(self._ready, (request.order_key, request))
         self._num_ready += 1
 
     def head(self) -> Request | None:
-        """The first of those seated."""
+        """The first request that is READY or PULLED, in the order of their keys."""
         while self._ready and self._ready[0][1].state not in _READY:
             heapq.heappop(self._ready)
         return self._ready[0][1] if self._ready else None
 
     def pop_head(self) -> Request:
-        """Take the head out: it starts."""
+        """Remove the head, which starts."""
         request = heapq.heappop(self._ready)[1]
         self._num_ready -= 1
         request.to(State.STARTED)
         return request
 
     def hold(self, request: Request) -> None:
-        """The request, the head of those seated, has its pages and waits for what they are to hold."""
+        """The head holds pages now and waits until another engine has filled them."""
         self._remove_ready(request)
         request.to(State.PULLING)
         self._holding[request.uid] = request
 
     def set_aside(self, request: Request) -> None:
-        """The request, seated or holding, lets others go on until it is recalled. It holds no pages (any more)."""
+        """A READY or PULLING request, which holds no pages, lets later ones go on until `recall`."""
         if self._holding.pop(request.uid, None) is None:
             self._remove_ready(request)
         request.to(State.ASIDE)
         self._set_aside[request.uid] = request
 
     def is_parked(self, request: Request) -> bool:
-        """Whether it has never been in the policy."""
+        """Whether the request has never been in the policy."""
         return request.uid in self._parked
 
     def requests_set_aside(self) -> list[Request]:
-        """Those who left their seat, in the order of their seats."""
+        """Requests that were set aside, in the order of their keys."""
         return sorted(self._set_aside.values(), key=lambda request: request.order_key)
 
     def discard(self, request: Request) -> None:
@@ -156,16 +166,23 @@ class PendingQueue:
 
     def check_integrity(self) -> None:
         """Counts agree with what is inside."""
-        require(self._num_ready == sum(r.state in _READY for _, r in self._ready), "seats were miscounted")
-        require(self._looked_up_again <= self._lookups.keys(), "who has a seat is waited for")
-        require(all(r.state is State.LOOKUP for r, _ in self._lookups.values()), "a lookup of who does not wait for it")
-        require(all(r.state is State.PULLING for r in self._holding.values()), "who holds nothing is waited for")
+        require(self._num_ready == sum(r.state in _READY for _, r in self._ready), "READY requests were miscounted")
+        require(
+            self._looked_up_again <= self._lookups.keys(), "a request that is READY is still awaited from the kvstore"
+        )
+        require(
+            all(r.state is State.LOOKUP for r, _ in self._lookups.values()),
+            "a lookup for a request that does not wait for it",
+        )
+        require(
+            all(r.state is State.PULLING for r in self._holding.values()), "a request without pages counts as PULLING"
+        )
         aside = [*self._parked.values(), *self._set_aside.values()]
-        require(all(request.state is State.ASIDE for request in aside), "who is elsewhere stands aside")
+        require(all(request.state is State.ASIDE for request in aside), "a request is aside and elsewhere")
         require(len(self.policy) >= 0, "the queue was miscounted")
 
     def _remove_ready(self, request: Request) -> None:
-        """Take the request, usually the head, out at once: it may come back, and must not be found twice."""
+        """Remove the request, usually the head, at once: it may come back and must not be found twice."""
         if self._ready[0][1] is request:
             heapq.heappop(self._ready)
         else:
@@ -174,7 +191,7 @@ class PendingQueue:
         self._num_ready -= 1
 
     def _sweep(self) -> None:
-        """Drop what has left, so that aborts cannot grow the heap."""
+        """Drop requests that have left, so that aborts cannot grow the heap."""
         if len(self._ready) > 2 * self._num_ready + _SWEEP:
             self._ready = [entry for entry in self._ready if entry[1].state in _READY]
             heapq.heapify(self._ready)

@@ -90,7 +90,7 @@ class Replica:
         self.pulls.check_integrity(self.requests.values())
         self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
-        require(len(waiting) == len(self.waiting), "the waiting room lost count")
+        require(len(waiting) == len(self.waiting), "the pending queue was miscounted")
         for request in self.requests.values():
             has_place = request.slot >= 0 or request.holds
             require(has_place == bool(request.tables), "pages without a slot, or a slot without pages")

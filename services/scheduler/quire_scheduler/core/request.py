@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 class State(enum.Enum):
     """Where a request is in its life."""
 
-    # In the queue policy's hands, without a seat in the order yet.
+    # In the queue policy, without an order key yet.
     QUEUED = enum.auto()
     # The kvstore is asked what it holds of the prompt.
     LOOKUP = enum.auto()
-    # Has its seat; waits for a slot and pages.
+    # Has its order key; waits for a slot and pages.
     READY = enum.auto()
     # Waits for a handover, or for room among those that hold pages without a slot, and is waited for by nobody.
     ASIDE = enum.auto()
     # Holds pages and no slot: what they are to hold is on its way, or tokens are.
     PULLING = enum.auto()
-    # Holds pages that will not be filled further, and has its seat; waits for a slot.
+    # Holds pages that will not be filled further; waits for a slot.
     PULLED = enum.auto()
     # Holds a slot.
     STARTED = enum.auto()
@@ -72,7 +72,7 @@ class Request:
     # Leading tokens whose pages anybody had when it came, as its router believed; None: it did not say.
     held_tokens: int | None = None
     state: State = State.QUEUED
-    # Lower goes first; the seat in the order, kept over preemption.
+    # Lower goes first; kept over preemption.
     order_key: int = 0
     # All output ids, those of earlier attempts first; while it holds a slot, the latest are in the slot table.
     output: array[int] = field(default_factory=lambda: array("i"))

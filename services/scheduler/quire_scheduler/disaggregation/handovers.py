@@ -73,7 +73,7 @@ class Handovers:
             self._replica.pulls.settle(request)
         elif request.state is State.ASIDE:
             if self._replica.pulls.has_pull(request):
-                # With a seat it waits for room, not for a handover.
+                # A request that was set aside waits for room, not for a handover.
                 if waiting.is_parked(request):
                     waiting.recall(request)
             elif not request.awaits_handover:

@@ -162,7 +162,7 @@ class Pulls:
         return self._pools.pages_for(request.known_len + request.lacks_token)
 
     def take(self, request: Request, hit: Hit, now: float) -> None:
-        """The request, the head of those seated, takes its pages: those found, all of which are whole, and others to be
+        """The request, the queue's head, takes its pages: those found, all of which are whole, and others to be
         pulled. The caller has checked that there are so many."""
         pull = self._pulls[request.uid]
         self._waiting.hold(request)
@@ -219,7 +219,7 @@ class Pulls:
         return pull.first, min(pull.tokens(), request.known_len - 1)
 
     def newest(self, sparing: Request | None = None) -> Request | None:
-        """Of those that hold pages the one with the last seat."""
+        """The request with the largest order key among those that hold pages."""
         held = [request for request in self._holding.values() if request is not sparing]
         return max(held, key=lambda request: request.order_key, default=None)
 
@@ -247,7 +247,7 @@ class Pulls:
         self._dropped.clear()
 
     def recall(self) -> None:
-        """Those that stood aside take their seats again, as far as they may hold pages."""
+        """Requests that were set aside are READY again, as far as they may hold pages."""
         for request in self._waiting.requests_set_aside():
             pull = self._pulls.get(request.uid)
             if pull is None or not self.has_share(self.pages(request)):

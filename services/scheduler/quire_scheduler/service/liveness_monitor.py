@@ -1,6 +1,8 @@
-"""Pulse: whether a worker lives (it says anything at all) and gets on (it answers Grants, and reports steps).
+"""LivenessMonitor: whether a worker is alive (it sends frames) and makes progress (it answers Grants and reports
+steps).
 
-Silent is dead: a healthy worker sends heartbeats. Hung is dead too: heartbeats are no progress.
+A silent worker counts as dead, since a healthy one sends heartbeats. A worker that only sends heartbeats while Grants
+wait counts as hung.
 """
 
 from __future__ import annotations
@@ -21,18 +23,20 @@ class LivenessMonitor:
         self._sent = seq
 
     def frame_received(self, now: float, retired: int, *, heartbeat: bool) -> None:
-        """A frame came. One that crossed a Grant on its way is progress, yet that Grant waits still."""
+        """A frame came. A frame that the worker sent before a Grant arrived is progress, but does not answer that
+        Grant."""
         self._heard = now
         if not heartbeat:
             self._progressed = now
             self._retired = retired
 
     def restart(self, now: float) -> None:
-        """This side was not listening: what the worker said meanwhile is still to be read."""
+        """The scheduler was not reading: frames that came meanwhile are still to be read."""
         self._heard = self._progressed = now
 
     def failure(self, now: float, *, busy: bool) -> str:
-        """Why the worker is given up, or nothing. `busy`: slots are held, so that steps are to be expected."""
+        """Why the worker counts as lost, or an empty string. `busy`: slots are held, so the worker should report
+        steps."""
         if now - self._heard > self._silence_s:
             return "it is silent"
         if self._sent <= self._retired and not busy:

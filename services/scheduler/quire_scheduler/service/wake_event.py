@@ -1,4 +1,4 @@
-"""Wakes everybody who waits, each time it rings. For watchers that look for themselves what has changed."""
+"""WakeEvent: wakes all waiters each time it is set. Watchers look for themselves what has changed."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import asyncio
 
 
 class WakeEvent:
-    """One loop's. A ring between two waits is missed, so look before waiting."""
+    """Belongs to one event loop. A `set` between two waits is missed, so look before you wait."""
 
     def __init__(self) -> None:
         self._event = asyncio.Event()
 
     def set(self) -> None:
-        """Wake all who wait now."""
+        """Wake all present waiters."""
         event, self._event = self._event, asyncio.Event()
         event.set()
 
     async def wait(self, timeout_s: float | None = None) -> bool:
-        """Until the next ring; False where the time ran out."""
+        """Wait for the next `set`; False if the time ran out."""
         try:
             async with asyncio.timeout(timeout_s):
                 await self._event.wait()

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class QueuePolicy(Protocol):
-    """Holds requests in state QUEUED and hands them out one by one, giving each its seat (`order_key`).
+    """Holds requests in state QUEUED and hands them out one by one, giving each its `order_key`.
 
     Called from one thread. A request that leaves by abort or deadline is told of by `discard` and may stay inside
     until it would be handed out: what is no longer QUEUED is skipped.

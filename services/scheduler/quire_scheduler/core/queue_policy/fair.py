@@ -56,7 +56,7 @@ class FairQueue:
         return None
 
     def next_key(self) -> int | None:
-        """The seat is given at `pop`."""
+        """The order key is given at `pop`."""
         return None
 
     def discard(self, request: Request) -> None:
