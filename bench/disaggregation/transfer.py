@@ -3,7 +3,7 @@
 `python -m bench.disaggregation.transfer` prints JSON. For each page size:
 
     mb_s     medians over rounds: memcpy and raw_tcp (one process or two, nothing in between), nixl_tcp and nixl_shm
-             where that package is installed; tcp, grpc and shm by real movers of two workers
+             where that package is installed; tcp, grpc and shm by real KV transfer agents of two workers
              (bench/disaggregation/transfer_arms.py
              says what begins and ends them), nixl likewise, by UCX_TLS of the environment; the first three also
              `_whole`, with the engines' copies between pool and ring

@@ -1,8 +1,9 @@
-"""Two workers' movers, one pulling from the other by one transport, as an arm of the transfer benchmark.
+"""Two workers' KV transfer agents, one pulling from the other by one transport, as an arm of the transfer benchmark.
 
-Both movers are real: MoverProcess with its process, ring and frames on either side, and an engine's loop before each,
-in two processes. Alone, pages lie in the exporter's ring when they are asked for and stay in the puller's: that is what
-memcpy and TCP of as many bytes are compared with. Whole, engines also copy from their pool into the ring and out of it.
+Both KV transfer agents are real: AgentProcess with its process, ring and frames on either side, and an engine's loop
+before each, in two processes. Alone, pages lie in the exporter's ring when they are asked for and stay in the puller's:
+that is what memcpy and TCP of as many bytes are compared with. Whole, engines also copy from their pool into the ring
+and out of it.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@
                    with O_DIRECT, Redis in pipelines; by one thread, and by as many as the tier has
     share          kvstore / the faster of its raws of the same round: the median over rounds, the least and the most
 
-Tiers are a store in the benchmark's own process (ram, disk, redis) and a kvstore process over each of a mover's
-transports (shm, tcp, grpc: bench/kvstore/transport_arms.py).
+Tiers are a store in the benchmark's own process (ram, disk, redis) and a kvstore process over each of a KV transfer
+agent's transports (shm, tcp, grpc: bench/kvstore/transport_arms.py).
 
 A tier and its raws take turns within a round, and change places from round to round. A Redis is started where
 redis-server is installed. The disk is that of `--folder`.
@@ -146,7 +146,7 @@ def redis(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace
 
 
 def over_transport(transport: str) -> Contestants:
-    """A mover's transport to a kvstore process, against what it should come near to."""
+    """A KV transfer agent's transport to a kvstore process, against what it should come near to."""
 
     def contestants(stack: contextlib.ExitStack, pages: Pages, options: argparse.Namespace) -> dict[str, Arm]:
         address = stack.enter_context(kvstore(4 * pages.total_bytes, "--ram-populate"))

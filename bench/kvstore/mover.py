@@ -1,4 +1,5 @@
-"""Page moves between an engine's pool and a kvstore process: the mover process beside threads in the engine.
+"""Page moves between an engine's pool and a kvstore process: the KV transfer agent's process beside threads in the
+engine.
 
 `python -m bench.kvstore.mover --pages 256 --page-kib 64 2048` prints JSON. For both arms, interleaved: MB/s of stores
 and loads

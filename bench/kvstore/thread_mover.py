@@ -15,7 +15,7 @@ from quire_worker.kv_transfer.kv_connector import KvConnector
 
 
 class ThreadAgent:
-    """Just enough of a Mover: loads and stores on a thread each."""
+    """Just enough of a KvTransferAgent: loads and stores on a thread each."""
 
     def __init__(self, connector: KvConnector, pool: PageBytes) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -34,10 +34,10 @@ class ThreadAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See Mover: it exports nothing."""
+        """See KvTransferAgent: it exports nothing."""
 
     def end_move(self, move_id: int) -> None:
-        """See Mover: moves here end by themselves."""
+        """See KvTransferAgent: moves here end by themselves."""
 
     def take_results(self) -> list[MoveResult]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
@@ -67,7 +67,7 @@ class ThreadAgent:
 
 
 class PoolPageSink:
-    """See Landing: over a buffer into the pool."""
+    """See PageSink: over a buffer into the pool."""
 
     def __init__(self, pool: PageBytes, places: list[int]) -> None:
         self._pool = pool
@@ -83,11 +83,11 @@ class PoolPageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """See Landing: nobody waits for single pages."""
+        """See PageSink: nobody waits for single pages."""
 
 
 class PoolPageSource:
-    """See Shipment, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""
+    """See PageSource, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""
 
     fd = -1
 

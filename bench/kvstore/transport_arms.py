@@ -1,8 +1,8 @@
-"""What a worker's mover does with a kvstore process, by each transport, as arms of the kvstore's benchmark.
+"""What a worker's KV transfer agent does with a kvstore process, by each transport, as arms of the kvstore's benchmark.
 
-Pages lie in the mover's ring before they are put, and are in it, checked, when they have been got: the engine's copies
-between pool and ring are the same for all transports and are not counted. Begin, lookup, attach, commit and release,
-over gRPC, are. The kvstore's memory is resident, as that of all raw arms is.
+Pages lie in the KV transfer agent's ring before they are put, and are in it, checked, when they have been got: the
+engine's copies between pool and ring are the same for all transports and are not counted. Begin, lookup, attach, commit
+and release, over gRPC, are. The kvstore's memory is resident, as that of all raw arms is.
 """
 
 from __future__ import annotations

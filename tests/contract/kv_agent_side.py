@@ -1,4 +1,5 @@
-"""A mover's end without a mover: carriers over one transport or the automatic choice, with a ring of their own."""
+"""A KV transfer agent's end without a KV transfer agent: carriers over one transport or the automatic choice, with a
+ring of their own."""
 
 from __future__ import annotations
 

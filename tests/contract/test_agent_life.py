@@ -1,4 +1,4 @@
-"""The mover process lives and dies: restarts, signals, orphans, leaks, and what it must not import."""
+"""The KV transfer agent process lives and dies: restarts, signals, orphans, leaks, and what it must not import."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Page moves through a real mover process: flow, bounds, order, and the end of a run in mid-move."""
+"""Page moves through a real KV transfer agent process: flow, bounds, order, and the end of a run in mid-move."""
 
 from __future__ import annotations
 

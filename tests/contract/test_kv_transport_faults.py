@@ -1,5 +1,5 @@
-"""Processes that die while pages travel: the kvstore under a mover, a mover and a whole worker under the kvstore. All
-that is left is misses, and nobody's memory stays behind."""
+"""Processes that die while pages travel: the kvstore under a KV transfer agent, a KV transfer agent and a whole worker
+under the kvstore. All that is left is misses, and nobody's memory stays behind."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ class Pool:
 
 
 class KvTransferAgent:
-    """A MoverProcess and the model thread's part."""
+    """A AgentProcess and the model thread's part."""
 
     def __init__(self, address: str, choice: str) -> None:
         self.pool = Pool()
@@ -210,7 +210,7 @@ def test_a_mover_killed_under_way_is_a_miss_and_the_next_one_serves(choice: str)
             assert pid is not None
             move = PageMove(2, MoveKind.LOAD, 0, ids(*range(9, 17)), A.hashes, lease)
             assert transfer_agent.process.submit(move)
-            # Two slots for loads: the mover waits for the engine with its connection open.
+            # Two slots for loads: the KV transfer agent waits for the engine with its connection open.
             eventually(lambda: bool(stats(own).leases) and transfer_agent.woken.is_set())
             os.kill(pid, signal.SIGKILL)
             ended: list[MoveResult] = []

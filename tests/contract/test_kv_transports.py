@@ -1,4 +1,5 @@
-"""Each transport between a mover and a kvstore: what was stored is loaded, and whatever goes wrong is a miss."""
+"""Each transport between a KV transfer agent and a kvstore: what was stored is loaded, and whatever goes wrong is a
+miss."""
 
 from __future__ import annotations
 

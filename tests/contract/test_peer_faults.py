@@ -133,7 +133,7 @@ def test_an_exporter_that_is_stopped_is_noticed_and_may_go_on_afterwards(transpo
 
 @EACH
 def test_a_mover_whose_engine_is_silent_gives_no_signs_of_life(transport: str) -> None:
-    """The engine's process was stopped, and its mover was not."""
+    """The engine's process was stopped, and its KV transfer agent was not."""
     with peer_rig() as rig:
         here, there = pulling(rig, transport)
         here.transfer_agent._link.send = lambda incarnation, frame: True  # type: ignore[method-assign]  # a worker that is stopped

@@ -1,5 +1,5 @@
-"""Two workers' mover processes: pages go from one to the other as they are filled, by each transport, and every move is
-told of once."""
+"""Two workers' KV transfer agents: pages go from one to the other as they are filled, by each transport, and every move
+is told of once."""
 
 from __future__ import annotations
 

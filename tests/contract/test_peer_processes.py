@@ -81,7 +81,7 @@ def test_with_all_pages_nothing_is_computed_again(transport: str) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
 def test_what_a_lost_worker_has_not_given_is_computed(number: signal.Signals) -> None:
-    """The process of the engine alone is hit; its mover must not seem to live on."""
+    """The process of the engine alone is hit; its KV transfer agent must not seem to live on."""
     with a_side() as (process, here), a_side() as (_, there):
         begin(here, there)
         here.scheduler.grant()

@@ -27,7 +27,7 @@ from tests.fakes.peer_pulls import (
 )
 from tests.fakes.peer_rig import KEY, PeerSide, peer_rig
 
-# A mover that waits longer than others do: a busy machine's "a little later" is none of theirs.
+# A KV transfer agent that waits longer than others do: a busy machine's "a little later" is none of theirs.
 _PATIENT = """
 import sys
 from quire_worker.kv_transfer.__main__ import make_handlers

@@ -1,5 +1,5 @@
-"""A worker's moves through a real kvstore: pages stored by one worker are another's cached range. The mover is the real
-process; that it dies is a miss."""
+"""A worker's moves through a real kvstore: pages stored by one worker are another's cached range. The KV transfer agent
+is the real process; that it dies is a miss."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_when_the_mover_is_killed_the_scheduler_sees_a_miss_and_then_hits_again(
             assert finished(scheduler, told, 0) == continuation(PROMPT, 8, VOCAB)
             assert told.moved == {7: (1, 0)} and told.errors == []
             move_id = 8
-            while told.moved.get(move_id) != (0, 3):  # until there is another mover
+            while told.moved.get(move_id) != (0, 3):  # until there is another KV transfer agent
                 move_id += 1
                 scheduler.grant(move=[PageMove(move_id, MoveKind.LOAD, 0, ids(21, 22, 23), HASHES, look_up(address))])
                 moved(scheduler, told, move_id)

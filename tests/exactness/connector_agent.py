@@ -1,5 +1,5 @@
-"""A mover in virtual time whose pages go by the worker's own carrier, to and from a TieredStore: what the carrier takes
-for good is written, the rest is rubbish."""
+"""A KV transfer agent in virtual time whose pages go by the worker's own carrier, to and from a TieredStore: what the
+carrier takes for good is written, the rest is rubbish."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ConnectorAgent(VirtualTransferAgent):
 
 
 class _PageSink:
-    """See Landing. Given up after `most` pages."""
+    """See PageSink. Given up after `most` pages."""
 
     def __init__(self, pages: PageBytes, move: PageMove, most: int) -> None:
         self.received_pages = 0
@@ -75,7 +75,7 @@ class _PageSink:
 
 
 class _PageSource:
-    """See Shipment. Given up before page `most`."""
+    """See PageSource. Given up before page `most`."""
 
     fd = -1
 

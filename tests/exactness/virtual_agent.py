@@ -1,4 +1,4 @@
-"""A mover in virtual time: pages travel as bytes, late, sometimes in part."""
+"""A KV transfer agent in virtual time: pages travel as bytes, late, sometimes in part."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ class VirtualTransferAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See Mover: nobody pulls from here."""
+        """See KvTransferAgent: nobody pulls from here."""
 
     def end_move(self, move_id: int) -> None:
-        """See Mover."""
+        """See KvTransferAgent."""
         if self._open.pop(move_id, None) is not None:
             self._ended.append(MoveResult(move_id, ok=False, pages=0, us=1))
 
     def take_results(self) -> list[MoveResult]:
-        """See Mover."""
+        """See KvTransferAgent."""
         ended, self._ended = self._ended, []
         return ended
 
     def cancel_all(self) -> None:
-        """See Mover."""
+        """See KvTransferAgent."""
         self._run += 1
         self._open.clear()
 
     def close(self) -> None:
-        """See Mover."""
+        """See KvTransferAgent."""
         self.cancel_all()
 
     def _end(self, run: int, move: PageMove) -> None:

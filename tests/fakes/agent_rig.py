@@ -1,4 +1,4 @@
-"""A MoverProcess with a real process behind it, a pool of bytes before it, and a folder in the store's stead."""
+"""A AgentProcess with a real process behind it, a pool of bytes before it, and a folder in the store's stead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A mover process whose carrier keeps pages as files of a folder; run by path, with the folder as first argument.
+"""A KV transfer agent process whose carrier keeps pages as files of a folder; run by path, with the folder as first
+argument.
 
 Where the folder holds `load.gate` or `store.gate` (see MoverRig.gate), each page of such a move waits for the test.
 """

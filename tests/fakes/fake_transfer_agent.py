@@ -1,4 +1,4 @@
-"""A mover whose moves end when the test says so."""
+"""A KV transfer agent whose moves end when the test says so."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that exchange pages, without an engine: a pool of bytes, a door and a real mover process each."""
+"""Workers that exchange pages, without an engine: a pool of bytes, a door and a real KV transfer agent process each."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EMPTY = b"." * PAGE_BYTES
 NAMESPACE = b"n" * 32
 KEY = b"k" * 32
 NO_TLS = TlsFiles("", "", "")
-# The engine's signs of life are those of a worker; it gives its mover more time than they do.
+# The engine's signs of life are those of a worker; it gives its KV transfer agent more time than they do.
 PATIENT = LinkTimeouts(silent_pings=100, start_pings=600, first_backoff_s=0.01, max_backoff_s=0.1)
 
 

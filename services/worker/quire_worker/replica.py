@@ -1,4 +1,5 @@
-"""Replica: a loaded model with its engine, its model thread and its mover: what a ready worker consists of."""
+"""Replica: a loaded model with its engine, its model thread and its KV transfer agent: what a ready worker consists
+of."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ MakeDevice = Callable[[EngineSpec, bool], "Device"]
 
 
 MakeCopier = Callable[["Ring"], "Copier"]
-"""What copies pages between the model's pool and the mover's ring."""
+"""What copies pages between the model's pool and the KV transfer agent's ring."""
 
 
 def on_host(runner: Runner) -> MakeDevice:
@@ -126,7 +127,7 @@ class Replica:
             self._peers.begin()
 
     def close(self) -> None:
-        """End the threads and the movers."""
+        """End the threads and the KV transfer agents."""
         self.loop.close()
         self._device.close()
         self._transfer_agent.close()

@@ -1,4 +1,4 @@
-"""What engine and mover say to each other, and what the mover is set up with."""
+"""What engine and KV transfer agent say to each other, and what the KV transfer agent is set up with."""
 
 from __future__ import annotations
 

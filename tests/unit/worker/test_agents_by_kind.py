@@ -1,4 +1,4 @@
-"""A mover that is made when it is needed, and several as one."""
+"""A KV transfer agent that is made when it is needed, and several as one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Exports in the mover process: who finds them, whose pages they are, and that every slot goes back once."""
+"""Exports in the KV transfer agent's process: who finds them, whose pages they are, and that every slot goes back
+once."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_exports_that_are_not_filled_yet_cost_a_step_little() -> None:
 
 
 def costs_of(opened: int, folder: Path) -> tuple[float, float]:
-    """Of `finished` and of one move more, with so many open. Their process says nothing, so that none ends."""
+    """Of `take_results` and of one move more, with so many open. Their process says nothing, so that none ends."""
     moves = iter(PageMove(number, MoveKind.STORE, 0, ids(1), (bytes(32),)) for number in range(2000))
     command, timeouts = ("sh", "-c", "exec sleep 60"), dataclasses.replace(QUICK, stop_s=0.01)
     with AgentRig(folder, max_open=5000, command=command, timeouts=timeouts) as rig:

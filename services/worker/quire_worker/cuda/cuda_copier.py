@@ -1,4 +1,4 @@
-"""CudaCopier: pages between the device and the mover's ring, by a stream of their own, beside the steps.
+"""CudaCopier: pages between the device and the KV transfer agent's ring, by a stream of their own, beside the steps.
 
 The ring is registered with the driver once, so that copies need no buffer between. A thread waits for their ends.
 """

@@ -3,7 +3,7 @@
 A launch packs the batch into pinned memory, uploads it, replays the size's graph (or launches its kernels one by one)
 and asks for the results; a thread waits for them, so that the model thread never does. Pinned buffers are a ring,
 longer than steps may be in flight, since the device reads them after the launch has returned. A step whose launch
-raises is taken apart (see lone_steps.py); an error of CUDA's own ends the device.
+raises is taken apart (see isolated_steps.py); an error of CUDA's own ends the device.
 """
 
 from __future__ import annotations

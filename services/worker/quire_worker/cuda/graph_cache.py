@@ -1,4 +1,4 @@
-"""SizeShelf: what is made by StepSize, some of it before it is wanted, the rest when it is, or while there is time
+"""GraphCache: what is made by StepSize, some of it before it is wanted, the rest when it is, or while there is time
 after that. Knows nothing of what that is."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""StepGraphs: captured steps by size, a few before the first request, the others while nothing runs or when wanted.
+"""StepGraphCache: captured steps by size, a few before the first request, the others while nothing runs or when wanted.
 
 A capture takes several times as long as the launches that it spares. So a size in pieces, of which there are many, is
 captured at once only where it is wanted again and again; until then such steps run kernel by kernel.

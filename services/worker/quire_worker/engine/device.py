@@ -85,7 +85,7 @@ class InlineDevice:
 
 class ThreadDevice:
     """A Device that runs its steps one after the other on a thread, started by its maker. An error that is no step's
-    breaks it for good: it runs nothing more, and `finished` and `drain` raise that."""
+    breaks it for good: it runs nothing more, and `take_results` and `drain` raise that."""
 
     def __init__(self, runner: Runner, step_timeout_s: float = STEP_TIMEOUT_S) -> None:
         self.wake: Callable[[], None] = lambda: None

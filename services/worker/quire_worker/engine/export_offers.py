@@ -1,5 +1,5 @@
-"""Lending: pages that other workers may read, and how far those of each export are filled. Knows nothing of how they
-travel."""
+"""ExportOffers: pages that other workers may read, and how far those of each export are filled. Knows nothing of how
+they travel."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExportOffers:
         self._needed: Int32 = np.zeros(0, np.int32)
 
     def begin(self, move: PageMove) -> None:
-        """The mover has taken an export on."""
+        """The KV transfer agent has taken an export on."""
         export = self._open[move.id] = _OpenExport(move)
         self._filling.append(export)
         self._next = np.append(self._next, move.device_page[0])
@@ -52,8 +52,8 @@ class ExportOffers:
         self._states.exported[export.move.device_page[: export.offered]] -= 1
 
     def offer_ready(self) -> None:
-        """Tell the mover of pages that have been filled since the last call. The next pages of all exports are looked
-        at together."""
+        """Tell the KV transfer agent of pages that have been filled since the last call. The next pages of all exports
+        are looked at together."""
         if not self._filling:
             return
         ready = self._states.ready[self._next] >= self._needed

@@ -1,4 +1,4 @@
-"""MoveDesk: hands page moves to the mover, and keeps the readiness of their pages."""
+"""MoveManager: hands page moves to the KV transfer agent, and keeps the readiness of their pages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class MoveManager:
             self._transfer_agent.end_move(move_id)
 
     def collect(self) -> None:
-        """Offer what has become ready, and take in what the mover has finished."""
+        """Offer what has become ready, and take in what the KV transfer agent has finished."""
         self._exports.offer_ready()
         for result in self._transfer_agent.take_results():
             move = self._open.pop(result.id, None)

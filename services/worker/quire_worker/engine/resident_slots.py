@@ -1,4 +1,4 @@
-"""Residents: sequences come into slots, wait until their cached range is ready, grow, and leave.
+"""ResidentSlots: sequences come into slots, wait until their cached range is ready, grow, and leave.
 
 Keeps SlotTable and PageStates in agreement, and alone changes both. Knows nothing of Grants' order or of steps.
 """

@@ -1,4 +1,4 @@
-"""The engine's side of page moves: what it asks a mover for, and what it hears back.
+"""The engine's side of page moves: what it asks a KV transfer agent for, and what it hears back.
 
 The engine only submits and polls; bytes travel elsewhere. A move that cannot be done is a failed move, never an error:
 what did not arrive is recomputed.
@@ -36,7 +36,7 @@ class KvTransferAgent(Protocol):
     read and written within these calls alone."""
 
     wake: Callable[[], None]
-    """Set by the replica; called, from whatever thread, when `finished` has something to do."""
+    """Set by the replica; called, from whatever thread, when `take_results` has something to do."""
 
     def submit(self, move: PageMove) -> bool:
         """Take a move on; False where it is refused (queue full, kind unknown), which counts as failed."""
@@ -45,7 +45,7 @@ class KvTransferAgent(Protocol):
         """So many pages of an export, from its first on, hold what they are to hold. None do before the first offer."""
 
     def end_move(self, move_id: int) -> None:
-        """Let a move end as failed, with the pages that have arrived; `finished` tells when no page will be read or
+        """Let a move end as failed, with the pages that have arrived; `take_results` tells when no page will be read or
         written on its behalf any more. Moves that are not known are ignored: they have ended."""
 
     def take_results(self) -> list[MoveResult]:

@@ -1,4 +1,4 @@
-"""`python -m quire_worker.mover`: a mover process, started by its worker alone."""
+"""`python -m quire_worker.kv_transfer`: a KV transfer agent's process, started by its worker alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_handlers(context: AgentContext) -> TransferHandlers:
-    """Of a kvstore's mover, or of the peers'."""
+    """Of a kvstore's agent, or of the peers'."""
     if context.setup.peers:
         return peer_handlers(context)
     return kvstore_handlers(KvStoreConnector.connect(context.setup), context)

@@ -1,4 +1,5 @@
-"""ChildLink: keeps a mover process running, and passes frames to and from it. Knows nothing of moves or pages.
+"""AgentLink: keeps a KV transfer agent's process running, and passes frames to and from it. Knows nothing of moves or
+pages.
 
 One thread starts the process, reads from it, and starts another when it ends or hangs. A process and its frames are one
 *incarnation*: what was meant for an earlier one is never sent to a later one.
@@ -34,7 +35,7 @@ MAX_BACKLOG_BYTES = 16 << 20
 @dataclass(frozen=True, slots=True)
 class LinkTimeouts:
     """Silence is counted in unanswered pings and not by a clock, so that a worker that was stopped itself does not
-    blame its mover."""
+    blame its KV transfer agent."""
 
     ping_s: float = 0.5
     silent_pings: int = 10
@@ -55,8 +56,8 @@ class AgentLost:
 
 
 class AgentLink:
-    """`send`, `take`, `give_up` and `close` belong to the model thread; `on_frames` is called from the link's own when
-    there is something to take. `fds` are descriptors that every process inherits, by the flags that name them."""
+    """`send`, `take_frame`, `give_up` and `close` belong to the model thread; `on_frames` is called from the link's own
+    when there is something to take. `fds` are descriptors that every process inherits, by the flags that name them."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""MoverChild: the life of the mover process, from its inherited descriptors to the end of its socket.
+"""AgentMain: the life of the KV transfer agent's process, from its inherited descriptors to the end of its socket.
 
 It ends with its worker, however that ends: by the socket's end, and by the kernel's signal where it hangs. Signals that
 a terminal or supervisor sends to the whole group are the worker's affair: it drains first.
@@ -45,7 +45,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 class AgentMain:
-    """Reads frames on the calling thread; its ends do the work."""
+    """Reads frames on the calling thread; its handlers do the work."""
 
     def __init__(
         self,
@@ -160,8 +160,8 @@ def _frames(sock: socket.socket) -> Iterator[Frame]:
 
 
 def _end_with(parent: int) -> None:
-    """Be killed when the parent ends. The signal comes when the *thread* that started this process ends: ChildLink's,
-    which lives as long as the worker wants its mover."""
+    """Be killed when the parent ends. The signal comes when the *thread* that started this process ends: AgentLink's,
+    which lives as long as the worker wants its KV transfer agent."""
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,8 +1,9 @@
-"""MoverProcess: the engine's side of the mover. Copies between page pool and ring; does no I/O and hashes nothing.
+"""AgentProcess: the engine's side of the KV transfer agent. Copies between page pool and ring; does no I/O and hashes
+nothing.
 
 The ring is smaller than a move: pages flow through it, a bounded number of bytes per call, so that no step boundary is
 held up. Loads go before stores. When the process dies or hangs, its moves end as failed, which is a miss and never an
-error. See Mover for the contract and wire.py for what is said.
+error. See KvTransferAgent for the contract and wire.py for what is said.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class _Copy:
 
 
 class AgentProcess:
-    """A Mover. `wake` is called, from any thread, when `finished` has something to do. Owns `ring`."""
+    """A KvTransferAgent. `wake` is called, from any thread, when `take_results` has something to do. Owns `ring`."""
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class AgentProcess:
         return self._link.pid
 
     def submit(self, move: PageMove) -> bool:
-        """See Mover. Refused too while there is no process."""
+        """See KvTransferAgent. Refused too while there is no process."""
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
@@ -140,7 +141,7 @@ class AgentProcess:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See Mover."""
+        """See KvTransferAgent."""
         number = self._number_of.get(move_id)
         if number is not None:
             self._open[number].offered = pages
@@ -148,7 +149,7 @@ class AgentProcess:
                 self._send(Frame.of(Kind.OFFERED, self._generation, number, [pages]))
 
     def end_move(self, move_id: int) -> None:
-        """See Mover."""
+        """See KvTransferAgent."""
         number = self._number_of.get(move_id)
         if number is None:
             return
@@ -163,7 +164,7 @@ class AgentProcess:
         self._end_if_finished(opened)
 
     def take_results(self) -> list[MoveResult]:
-        """See Mover. Here the pages are copied, as many as one call may."""
+        """See KvTransferAgent. Here the pages are copied, as many as one call may."""
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
             self._receive_frame(frame)
@@ -179,7 +180,7 @@ class AgentProcess:
         return ended
 
     def cancel_all(self) -> None:
-        """See Mover. What the process does for old moves ends there; its frames for them are dropped here."""
+        """See KvTransferAgent. What the process does for old moves ends there; its frames for them are dropped here."""
         self._generation += 1
         self._awake = False
         self._open.clear()
@@ -198,7 +199,7 @@ class AgentProcess:
         self._return_slots(landed)
 
     def close(self) -> None:
-        """See Mover."""
+        """See KvTransferAgent."""
         self.cancel_all()
         self._link.close()
         self._copier.close()
@@ -381,7 +382,7 @@ class AgentProcess:
         return self._link.send(self._incarnation, frame)
 
     def _wake_once(self) -> None:
-        """Once until `finished` is called: the model thread may have a long step before it."""
+        """Once until `take_results` is called: the model thread may have a long step before it."""
         if not self._awake:
             self._awake = True
             self.wake()

@@ -24,7 +24,8 @@ class Copier(Protocol):
     """
 
     wake: Callable[[], None]
-    """Set by the mover; called, from any thread, when a ticket has passed that had not at its `mark`."""
+    """Set by the KV transfer agent; called, from any thread, when a ticket has passed that had not at its
+    `record_event`."""
 
     def to_ring(self, page: int, slot: int) -> None:
         """Begin to copy a page of the pool into a slot."""

@@ -37,7 +37,7 @@ class DeviceFetches:
         self._under_way: deque[tuple[int, OpenMove, int]] = deque()
 
     def begin(self, opened: OpenMove, wanted: Int32) -> None:
-        """The process asks for the next pages: the first one's index, and the peer's page of each. Raises WireBroken.
+        """The process asks for the next pages: the first one's index, and the peer's page of each. Raises WireError.
         Nothing here is done page by page: the link waits for it."""
         move, first, source = opened.move, opened.in_ring + opened.fetched, wanted[1:]
         end = first + len(source)
@@ -70,7 +70,7 @@ class DeviceFetches:
         return None
 
     def keep(self, opened: OpenMove, pages: int) -> None:
-        """All pages that were fetched count, or none. Raises WireBroken."""
+        """All pages that were fetched count, or none. Raises WireError."""
         if pages not in (0, opened.fetched):
             raise WireError(f"{pages} pages to be kept of {opened.fetched}")
         opened.fetched = 0

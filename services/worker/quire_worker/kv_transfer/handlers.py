@@ -1,4 +1,4 @@
-"""Ends: what a mover process is made of. One end brings pages into the ring, the other takes them out."""
+"""The handlers that an agent process is made of. One brings pages into the ring, the other takes them out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lane: in the mover process, the loads and the stores, one after another of each, on a thread each.
+"""JobQueue: in the KV transfer agent's process, the loads and the stores, one after another of each, on a thread each.
 
-A lane hands pages over through the ring: it tells the engine which slot holds what, and the engine tells it back. After
-`cancel` nothing of an earlier generation is begun, and what runs is abandoned at its next page. The engine bounds how
-many moves wait here.
+A queue hands pages over through the ring: it tells the engine which slot holds what, and the engine tells it back.
+After `cancel` nothing of an earlier generation is begun, and what runs is abandoned at its next page. The engine bounds
+how many moves wait here.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class Job:
 
 
 class JobQueue(ABC):
-    """What both have in common. `put`, `cancel`, `cut` and `close` are called from the process's main thread."""
+    """What both have in common. `start_job`, `cancel_before`, `cancel_job` and `close` are called from the process's
+    main thread."""
 
     def __init__(self, name: str, connector: KvConnector, ring: Ring, send: Send) -> None:
         self._connector = connector

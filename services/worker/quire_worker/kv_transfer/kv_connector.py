@@ -1,4 +1,5 @@
-"""Carriers: where pages go and come from. They run in the mover process and see pages as bytes alone."""
+"""KV connectors: where pages go and come from. They run in the KV transfer agent's process and see pages as bytes
+alone."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ log = get_logger(__name__)
 
 class KvConnector(Protocol):
     """One load and one store run at once, each on a thread of its own, and each must end within a time of its own
-    however the other side behaves. Landing and Shipment raise TransferCancelled where the move is void; it passes
+    however the other side behaves. PageSink and PageSource raise TransferCancelled where the move is void; it passes
     through."""
 
     @property
@@ -32,8 +33,8 @@ class KvConnector(Protocol):
         """What carried pages last: one of TRANSPORTS, or empty."""
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """Store the move's pages: `shipment.want` for those that are to be sent. Returns how many are there now, from
-        the first on. May raise QuireError."""
+        """Store the move's pages: `page_source.request_pages` for those that are to be sent. Returns how many are there
+        now, from the first on. May raise QuireError."""
 
     def load(self, move: PageMove, sink: PageSink) -> int:
         """Bring the move's pages, in order, each only if it is what its key says. Returns how many came, up to the
@@ -62,12 +63,12 @@ class KvStoreConnector:
 
     @property
     def transport(self) -> str:
-        """See Carrier."""
+        """See KvConnector."""
         return self._transports.last_used
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """See Carrier. Pages that the store has already count as stored, those without room there do not. What had no
-        room beside the rest, or was refused by the commit, is put again while that leads to anything."""
+        """See KvConnector. Pages that the store has already count as stored, those without room there do not. What had
+        no room beside the rest, or was refused by the commit, is put again while that leads to anything."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
         first = 0
         for _ in move.hashes:
@@ -88,7 +89,7 @@ class KvStoreConnector:
         return first
 
     def load(self, move: PageMove, sink: PageSink) -> int:
-        """See Carrier. The lease's first pages are those that the move names."""
+        """See KvConnector. The lease's first pages are those that the move names."""
         run = PageRun(self._namespace, move.group, move.hashes)
         try:
             access = self._access(move)

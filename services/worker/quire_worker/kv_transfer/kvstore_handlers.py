@@ -1,4 +1,4 @@
-"""The ends of a mover process that moves pages of a store: a lane for loads and one for stores."""
+"""The handlers of an agent process that moves pages of a store: a queue for loads and one for stores."""
 
 from __future__ import annotations
 

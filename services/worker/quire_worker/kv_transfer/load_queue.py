@@ -1,4 +1,4 @@
-"""LoadLane: loads, one after another, and RingLanding: one load's way into the ring."""
+"""LoadQueue: loads, one after another, and RingPageSink: one load's way into the ring."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ class LoadQueue(JobQueue):
         self.flush(job)
 
     def flush(self, job: Job) -> None:
-        """See Slots. The engine drops what is of an earlier generation and returns its slots: no need to look again."""
+        """See SlotSource. The engine drops what is of an earlier generation and returns its slots: no need to look
+        again."""
         if self._waiting:
             self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
@@ -78,7 +79,7 @@ class SlotSource(Protocol):
 
 
 class RingPageSink:
-    """See Landing: pages of one move, in slots of its lane's."""
+    """See PageSink: pages of one move, in slots of its queue."""
 
     def __init__(self, lane: SlotSource, ring: Ring, job: Job) -> None:
         self._lane = lane
@@ -88,13 +89,13 @@ class RingPageSink:
         self.received_pages = 0
 
     def next_buffer(self) -> memoryview:
-        """See Landing."""
+        """See PageSink."""
         if self._slot is None:
             self._slot = self._lane.take_slot(self._job)
         return self._ring.slot(self._slot)
 
     def commit_page(self) -> None:
-        """See Landing."""
+        """See PageSink."""
         slot, self._slot = self._slot, None
         if slot is None:
             raise RuntimeError("a page has landed nowhere")
@@ -102,7 +103,7 @@ class RingPageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """See Landing."""
+        """See PageSink."""
         self._lane.flush(self._job)
 
     def close(self) -> None:

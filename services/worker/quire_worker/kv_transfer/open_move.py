@@ -1,4 +1,5 @@
-"""OpenMove: what the engine's side of the mover knows of a move that has not ended. Copies nothing and says nothing."""
+"""OpenMove: what the engine's side of the KV transfer agent knows of a move that has not ended. Copies nothing and says
+nothing."""
 
 from __future__ import annotations
 

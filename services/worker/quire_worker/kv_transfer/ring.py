@@ -1,5 +1,5 @@
-"""Ring: memory that the engine and its mover share, in slots of one page each, and a number. Knows nothing of who holds
-which slot."""
+"""Ring: memory that the engine and its KV transfer agent share, in slots of one page each, and a number. Knows nothing
+of who holds which slot."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT_BYTES = 8
 
 
 class Ring:
-    """An anonymous file, mapped. The engine makes it, the mover inherits its descriptor.
+    """An anonymous file, mapped. The engine makes it, the KV transfer agent inherits its descriptor.
 
     On a GPU the engine registers the map with the driver (pinned), once, so that copies run beside the steps.
     """
@@ -50,8 +50,8 @@ class Ring:
 
     @property
     def cancellations(self) -> int:
-        """How often the engine has made moves void since its present mover began. Set by the engine alone: what it says
-        holds at once, where frames come a moment later."""
+        """How often the engine has made moves void since its present KV transfer agent began. Set by the engine alone:
+        what it says holds at once, where frames come a moment later."""
         return int(self._cancellations[0])
 
     @cancellations.setter

@@ -1,4 +1,5 @@
-"""MoverSetup: what the mover process is told when it starts, as JSON over its socket. No secret is in it."""
+"""AgentSetup: what the KV transfer agent's process is told when it starts, as JSON over its socket. No secret is in
+it."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ class AgentSetup:
 
     @property
     def load_slots(self) -> range:
-        """Slots that the mover fills."""
+        """Slots that the KV transfer agent fills."""
         return range(self.slots // 2)
 
     @property

@@ -1,4 +1,4 @@
-"""Frames between the engine and its mover: small, length-framed, the same shape for all.
+"""Frames between the engine and its KV transfer agent: small, length-framed, the same shape for all.
 
     length u32 | kind u8 | generation u32 | move i64 | payload     little-endian; length counts what follows it
 
@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
 
     # from the engine
     SETUP = 1
-    """First of all, once: a MoverSetup."""
+    """First of all, once: a AgentSetup."""
     MOVE = 2
     """Carry this move out."""
     FILLED = 3
@@ -52,7 +52,7 @@ class Kind(enum.IntEnum):
     """Of an export, whose pages peers may fetch by themselves: so many, from the first on, are filled."""
     FETCHED = 9
     """Of a pull: so many more pages are in the pool as the peer's memory had them; -1: that cannot be opened."""
-    # from the mover
+    # from the KV transfer agent
     READY = 16
     """It carries moves."""
     WANTED = 17
@@ -61,7 +61,7 @@ class Kind(enum.IntEnum):
     ARRIVED = 18
     """Pages of a load or a pull lie in the ring, whole and in order: index, slot, index, slot, ..."""
     RELEASED = 19
-    """Slots of stores or exports that the mover has emptied."""
+    """Slots of stores or exports that the KV transfer agent has emptied."""
     ENDED = 20
     """The move is over: how many of its pages, from the first on, are whole at their destination, and what has carried
     them (see `transport_code`). Pages that were fetched last count where they are among these."""
@@ -91,7 +91,7 @@ class Frame:
         return cls(kind, generation, move, pack_i32(numbers))
 
     def column(self) -> Int32:
-        """The payload; raises WireBroken."""
+        """The payload; raises WireError."""
         if len(self.payload) % 4:
             raise WireError(f"a column of {len(self.payload)} bytes in {self.kind.name}")
         return i32(self.payload)
@@ -102,14 +102,14 @@ class Frame:
         return column
 
     def number(self) -> int:
-        """The one number of the payload; raises WireBroken."""
+        """The one number of the payload; raises WireError."""
         column = self.numbers()
         if len(column) != 1:
             raise WireError(f"{len(column)} numbers in {self.kind.name}")
         return column[0]
 
     def pairs(self) -> list[tuple[int, int]]:
-        """A column of (index, slot); raises WireBroken."""
+        """A column of (index, slot); raises WireError."""
         column = self.numbers()
         if len(column) % 2:
             raise WireError(f"half a pair in {self.kind.name}")
@@ -128,7 +128,7 @@ class FrameReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now; raises WireBroken."""
+        """The frames that are whole now; raises WireError."""
         self._data += data
         frames, start = [], 0
         while len(self._data) - start >= _LENGTH.size:
@@ -150,7 +150,7 @@ def transport_code(name: str) -> int:
 
 
 def transport_name(code: int) -> str:
-    """The inverse; raises WireBroken."""
+    """The inverse; raises WireError."""
     if not 0 <= code < len(_TRANSPORTS):
         raise WireError(f"transport {code}")
     return _TRANSPORTS[code]

@@ -1,4 +1,4 @@
-"""KeptConnections: data connections to peers of this host that pulls have left in order, for the next ones to go on
+"""ConnectionPool: data connections to peers of this host that pulls have left in order, for the next ones to go on
 with. A new one costs threads on both sides and a greeting, which is a good part of a short pull.
 
 Only Unix sockets are kept: there the kernel tells when the other end has gone. The peer holds a session for each, so

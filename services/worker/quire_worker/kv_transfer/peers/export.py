@@ -104,7 +104,8 @@ class Export:
             self._changed.notify_all()
 
     def await_offer(self, holder: Holder, index: int, timeout_s: float) -> int | None:
-        """How many pages are filled, once that page is; None where it is not in time. Raises NotFound as `take`."""
+        """How many pages are filled, once that page is; None where it is not in time. Raises NotFound as
+        `take_slot`."""
         with self._changed:
             self._changed.wait_for(lambda: self._is_lost(holder) or index < self._offered, timeout_s)
             if self._is_lost(holder):

@@ -1,4 +1,4 @@
-"""ExportDesk: which leases peers may pull pages of, and what the engine hears of them. Knows nothing of sockets."""
+"""ExportRegistry: which leases peers may pull pages of, and what the engine hears of them. Knows nothing of sockets."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ENGINE_SILENT_S = 2.0
 
 
 class ExportRegistry:
-    """An Outward end. `find`, `done` and what follows are called from sessions' threads."""
+    """A StoreHandler. `find_export`, `finish_export` and what follows are called from sessions' threads."""
 
     def __init__(self, context: AgentContext) -> None:
         self._send = context.send
@@ -51,7 +51,7 @@ class ExportRegistry:
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
 
     def start_job(self, job: Job) -> None:
-        """See End. From now on peers find it."""
+        """See TransferHandler. From now on peers find it."""
         key = job.move.lease_key
         if len(key) == KEY_BYTES and key != NO_KEY:
             export = Export(job, self._namespace)
@@ -63,20 +63,20 @@ class ExportRegistry:
         self._send(ended_frame(job, 0, ""))
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """See Outward."""
+        """See StoreHandler."""
         with self._lock:
             export = self._exports.get(number)
         self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
 
     def offered(self, number: int, pages: int) -> None:
-        """See Direct."""
+        """See DirectHandler."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
             export.offer(pages)
 
     def cancel_before(self, generation: int) -> None:
-        """See End: peers of an earlier run find nothing from now on."""
+        """See TransferHandler: peers of an earlier run find nothing from now on."""
         with self._lock:
             void = [export for export in self._exports.values() if export.job.generation < generation]
         for export in void:
@@ -84,7 +84,7 @@ class ExportRegistry:
         self._count_cancellation()
 
     def cancel_job(self, number: int) -> None:
-        """See End."""
+        """See TransferHandler."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
@@ -92,7 +92,7 @@ class ExportRegistry:
         self._count_cancellation()
 
     def close(self) -> None:
-        """See End: the process ends, and its sessions with it."""
+        """See TransferHandler: the process ends, and its sessions with it."""
 
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
         """The lease's key, and its export unless that has ended; None where it was never known here, or long ago. What
@@ -134,7 +134,8 @@ class ExportRegistry:
             self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
 
     def finish_export(self, export: Export) -> None:
-        """The peer has all that it wants; raises NotFound where the export has ended meanwhile. `report` follows."""
+        """The peer has all that it wants; raises NotFound where the export has ended meanwhile. `report_finished`
+        follows."""
         if not self._end(export):
             raise export_ended()
 

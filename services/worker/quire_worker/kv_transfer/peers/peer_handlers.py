@@ -1,4 +1,4 @@
-"""The ends of a mover process of peers: pulls from other workers, and exports that they pull."""
+"""The handlers of an agent process of peers: pulls from other workers, and exports that they pull."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def peer_handlers(context: AgentContext) -> TransferHandlers:
 
 
 class PeerMemory:
-    """See Direct."""
+    """See DirectHandler."""
 
     def __init__(self, exports: ExportRegistry, pulls: PullManager) -> None:
         self.offered = exports.offered

@@ -1,6 +1,6 @@
-"""PeerDoor: the sockets on which peers come in. The engine binds and keeps them, and each mover process inherits them,
-so that the addresses that tickets name hold as long as the worker lives. A gRPC server listens on none but its own: for
-that one the engine keeps a socket that never listens, and each process binds another to the same port.
+"""PeerListeners: the sockets on which peers come in. The engine binds and keeps them, and each agent process inherits
+them, so that the addresses that tickets name hold as long as the worker lives. A gRPC server listens on none but its
+own: for that one the engine keeps a socket that never listens, and each process binds another to the same port.
 
 The Unix socket is abstract, with a random name: there is nothing in the file system that could be left behind, and only
 processes of the same host (of the same network namespace) find it.
@@ -52,7 +52,7 @@ class PeerListeners:
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
         self.grpc_listen = ""
-        """Where the mover process is to serve over gRPC; empty: nowhere."""
+        """Where the KV transfer agent's process is to serve over gRPC; empty: nowhere."""
         self.host = neighbourhood()
         """Equal where workers reach each other's memory."""
         self._sockets: dict[str, socket.socket] = {}
@@ -86,7 +86,7 @@ class PeerListeners:
 
     @property
     def inherited_fds(self) -> dict[str, int]:
-        """Descriptors for the mover process, by the flags that name them."""
+        """Descriptors for the KV transfer agent's process, by the flags that name them."""
         return {flag: sock.fileno() for flag, sock in self._sockets.items()}
 
     def advertise_memory(self, descriptor: bytes) -> bool:

@@ -1,4 +1,4 @@
-"""The gRPC server of a mover process of peers, for those whom the network lets come over gRPC alone."""
+"""The gRPC server of a KV transfer agent's process of peers, for those whom the network lets come over gRPC alone."""
 
 from __future__ import annotations
 

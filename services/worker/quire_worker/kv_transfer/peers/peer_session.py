@@ -47,7 +47,7 @@ _MOST_PLACES = 4096
 
 
 class PeerSession:
-    """`run` is the thread. `proven`: it has shown the key of an export. `transport`: how the peer came in."""
+    """`run` is the thread. `authenticated`: it has shown the key of an export. `transport`: how the peer came in."""
 
     def __init__(
         self, connection: DataConnection, exports: ExportRegistry, context: AgentContext, transport: str

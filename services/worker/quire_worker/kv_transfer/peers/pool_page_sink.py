@@ -1,4 +1,4 @@
-"""PoolLanding: one pull's way past the ring, where the engine's device fetches pages from the peer's memory by itself.
+"""PoolPageSink: one pull's way past the ring, where the engine's device fetches pages from the peer's memory by itself.
 
 What was fetched may be read by nobody before it is kept: only then it is known that the pages were the lease's all
 the while.
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class PoolPageSink:
-    """`fetch` and `keep` are the pull's thread's, the rest may be called from any. `landing` counts for all ways."""
+    """`fetch` and `keep` are the pull's thread's, the rest may be called from any. `sink` counts for all ways."""
 
     def __init__(self, job: Job, sink: RingPageSink, send: Send, is_cancelled: Callable[[], bool]) -> None:
         self._job = job
@@ -41,7 +41,7 @@ class PoolPageSink:
         return self._sink.received_pages + self._fetched
 
     def fetch(self, places: Int32) -> None:
-        """Bring the next pages from such pages of the peer's memory. Raises TransferCancelled, and TransportDown where
+        """Bring the next pages from such pages of the peer's memory. Raises TransferCancelled, and TransportError where
         the engine cannot."""
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:

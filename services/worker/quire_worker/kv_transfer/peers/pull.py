@@ -47,7 +47,7 @@ MAX_FRUITLESS_ROUNDS = 2
 
 
 class Pull:
-    """`run` and `close` are the thread's; `void` may be called from any. `used`: what carried pages last."""
+    """`run` and `close` are the thread's; `cancel` may be called from any. `last_used`: what carried pages last."""
 
     def __init__(
         self,

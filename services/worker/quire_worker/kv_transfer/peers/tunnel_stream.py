@@ -66,14 +66,14 @@ def shut(end: socket.socket) -> None:
 
 
 class TunnelDialer:
-    """See Dial. `patient`: who does not listen yet is waited for, as long as for an answer."""
+    """See Dial. `wait_for_ready`: who does not listen yet is waited for, as long as for an answer."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
         self.wait_for_ready = True
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:
-        """A new connection, greeted; raises NotReached."""
+        """A new connection, greeted; raises PeerUnreachable."""
         if isinstance(address, str):
             raise ValueError("gRPC is for hosts and ports")
         began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""ClosedWays: by which transports which peers could not be reached lately, for all pulls of a process.
+"""UnreachablePeers: by which transports which peers could not be reached lately, for all pulls of a process.
 
 Silence is noticed after seconds: whoever pulls next tries such a way after the others, and not for ever.
 """

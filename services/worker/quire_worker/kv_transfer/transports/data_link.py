@@ -139,7 +139,7 @@ class DataLink:
 
     @contextlib.contextmanager
     def exchange(self, address: Address, key: bytes, size: int = 0) -> Iterator[Exchange]:
-        """`size`: see Exchange. Raises TransportDown where the connection cannot be had or breaks. Whatever is raised
+        """`size`: see Exchange. Raises TransportError where the connection cannot be had or breaks. Whatever is raised
         within ends it, but for refusals and wrong pages: who knows that more is to come after these closes it."""
         try:
             yield Exchange(self._connected(address), key, size)
@@ -207,7 +207,8 @@ class DataLink:
 
 def connect(address: Address, frame_s: float = FRAME_S) -> DataConnection:
     """A new connection, greeted; raises DataConnectionError, OSError. A string is the name of an abstract Unix socket:
-    who is silent there hangs. Between hosts nothing tells that from a network that lets nothing through: NotReached."""
+    who is silent there hangs. Between hosts nothing tells that from a network that lets nothing through:
+    PeerUnreachable."""
     if isinstance(address, str):
         return _connect_unix(address, frame_s)
     began_s = time.monotonic()

@@ -1,4 +1,5 @@
-"""RingAgent: NIXL's agent of a mover process. Peers read the ring by it, and it reads theirs. Knows nothing of leases.
+"""SharedNixlAgent: NIXL's agent of a KV transfer agent's process. Peers read the ring by it, and it reads theirs. Knows
+nothing of leases.
 
 It is made when it is needed and ends when nobody has needed it for a while, since its threads never rest. What is read
 lands in areas of its own and is copied from there: a read that was given up may still end, and then nobody looks there.

@@ -19,7 +19,7 @@ SOON_S = 1e-3
 
 
 class PeerTcp:
-    """See Source. The link is the pull's."""
+    """See FetchTransport. The link is the pull's."""
 
     name = "tcp"
 
@@ -27,17 +27,17 @@ class PeerTcp:
         self._link = link
 
     def offered(self, access: PeerAccess) -> bool:
-        """See Source."""
+        """See FetchTransport."""
         return access.tcp is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """See Source. In the end the peer is told that nothing more is wanted."""
+        """See FetchTransport. In the end the peer is told that nothing more is wanted."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         fetch_all(self._link, transfer.access.tcp, transfer, sink)
 
     def close(self) -> None:
-        """See Source."""
+        """See FetchTransport."""
         self._link.close()
 
 

@@ -1,5 +1,5 @@
-"""SharedMaps: other processes' memory that stays mapped from one move to the next. A new map costs a fault for every
-few pages of the machine, which is half a copy.
+"""SharedMapCache: other processes' memory that stays mapped from one move to the next. A new map costs a fault for
+every few pages of the machine, which is half a copy.
 
 Memory is known by its file, which cannot become another's while it is mapped. What nobody used for a while is let go:
 a map would keep a dead process's memory.

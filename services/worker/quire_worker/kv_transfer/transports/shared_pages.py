@@ -50,7 +50,7 @@ def fetch_shared_pages(
 ) -> None:
     """All pages from the next one on, asked for with a frame of that kind. Those that are shown at once, in frames as
     long as they are fewer than `most`, are fetched at once: with what `fetch` gives, a room is filled from a place, and
-    the checksum under a header is returned. Raises TransportDown where a page is not what its key says."""
+    the checksum under a header is returned. Raises TransportError where a page is not what its key says."""
     first = transfer.access.first_index
     try:
         exchange.send(kind, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))

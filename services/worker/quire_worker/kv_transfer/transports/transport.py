@@ -1,6 +1,6 @@
 """What a transport is: pages of one move between the ring and a kvstore, or from another worker, by one way.
 
-Both directions can go on where another transport broke off: a Landing knows how far it has come, a Shipment what is
+Both directions can go on where another transport broke off: a PageSink knows how far it has come, a PageSource what is
 left.
 """
 
@@ -92,7 +92,7 @@ class PageSource(Protocol):
 
 
 class FetchTransport(Protocol[A_contra]):
-    """A transport that brings pages. `fetch` is called by one thread, and raises TransportDown, QuireError where the
+    """A transport that brings pages. `fetch` is called by one thread, and raises TransportError, QuireError where the
     other side itself refuses, and PageCorrupt where a page is not what its key says."""
 
     name: str
@@ -112,7 +112,7 @@ class Transport(FetchTransport["LeaseAccess"], Protocol):
     and raises as `fetch` does."""
 
     def probe(self, access: LeaseAccess) -> None:
-        """Whether it is open from here; raises TransportDown."""
+        """Whether it is open from here; raises TransportError."""
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
         """All pages that are left."""

@@ -1,4 +1,4 @@
-"""TransportChoice: which transport carries the pages of a move. The fastest that is open; on failure the next, in the
+"""TransportSelector: which transport carries the pages of a move. The fastest that is open; on failure the next, in the
 middle of the move. One that failed is left alone for a while, the longer the more often it fails.
 """
 
