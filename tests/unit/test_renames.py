@@ -182,6 +182,15 @@ def test_names_that_a_map_would_make_one_are_found(source: str, tmp_path: Path) 
     assert not merged(source.replace("event", "bells"), renames, "pack/a.py")
 
 
+def test_text_in_an_f_string_is_no_literal_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "map.toml").write_text('string = [{ old = "bell", new = "event" }]')
+    renames = load_map(tmp_path / "map.toml")
+    source = "f('bell', f'bell{g(\"bell\")}')\n"
+    wanted = "f('event', f'bell{g(\"event\")}')\n"
+    assert rewrite(source, renames, "a.py") == wanted
+    assert normal_form(source, renames, "a.py") == normal_form(wanted)
+
+
 def test_docstrings_and_the_order_of_imports_do_not_count() -> None:
     one = '"""A."""\nimport a\nimport b\n__all__ = ["x", "y"]\n'
     other = '"""B."""\nimport b\nimport a\n__all__ = ["y", "x"]\n'

@@ -124,6 +124,11 @@ class _Renamer(ast.NodeTransformer):
             node.value = self._renames.module(node.value) if new == node.value else new
         return node
 
+    def visit_JoinedStr(self, node: ast.JoinedStr) -> ast.AST:
+        """The text between an f-string's braces is no literal of its own."""
+        node.values = [each if isinstance(each, ast.Constant) else self.visit(each) for each in node.values]
+        return node
+
     def visit_Import(self, node: ast.Import) -> ast.AST:
         node.names = [ast.alias(self._renames.module(alias.name), alias.asname) for alias in node.names]
         return node
