@@ -30,14 +30,14 @@ _POLL_S = 20e-6
 class RawNixlPair:
     """All pages of a ring as one request."""
 
-    def __init__(self, way: str, pages: Pages) -> None:
+    def __init__(self, config: str, pages: Pages) -> None:
         size = pages.page_bytes * len(pages.framed)
         command = [
             sys.executable,
             "-m",
             "bench.disaggregation.raw_nixl",
             "pull",
-            TLS[way],
+            TLS[config],
             str(size),
             str(pages.page_bytes),
         ]

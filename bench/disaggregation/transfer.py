@@ -67,9 +67,9 @@ def measure(page_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
         arms = contestants(first, options, stack)
         seconds = contest(arms, bodies, options.rounds)
         cpu = {name: arm.cpu_us_per_page() for name, arm in arms.items() if isinstance(arm, PeerArm)}
-    for way in TLS if is_installed() else ():  # its threads never rest: beside the others it would slow them down
-        with contextlib.closing(RawNixlPair(way, first)) as pair:
-            seconds |= contest({f"nixl_{way}": pair}, bodies, options.rounds)
+    for config in TLS if is_installed() else ():  # its threads never rest: beside the others it would slow them down
+        with contextlib.closing(RawNixlPair(config, first)) as pair:
+            seconds |= contest({f"nixl_{config}": pair}, bodies, options.rounds)
     if is_installed():
         with contextlib.closing(PeerArm("nixl", first)) as arm:
             seconds |= contest({"nixl": arm}, bodies, options.rounds)

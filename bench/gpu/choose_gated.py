@@ -23,9 +23,9 @@ from torch import Tensor
 from bench.gpu.shapes import SHAPES, products_of
 from bench.gpu.timing import chain_us
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.gated_products import Gated, multiply_gated
-from quire_worker.ops.triton.product_tables import table_of
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, gated_gemm
+from quire_worker.ops.triton.gemm import GemmConfigs
+from quire_worker.ops.triton.gemm_configs import configs_of
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
 
@@ -39,15 +39,15 @@ _GAIN = 0.98
 _COMPILERS = 12
 
 
-def candidates(programs: int) -> Iterator[Gated]:
+def candidates(programs: int) -> Iterator[GatedGemmConfig]:
     """Everything that is tried, on a device of so many multiprocessors."""
     for group in (8, 16):
-        yield Gated(128, 128, 64, 8, 3, group, programs)
-        yield Gated(128, 128, 64, 8, 4, group, programs)
-    yield Gated(128, 64, 64, 4, 3, 8, 2 * programs)
-    yield Gated(128, 64, 64, 8, 4, 8, programs)
-    yield Gated(64, 128, 64, 4, 4, 8, programs)
-    yield Gated(64, 64, 64, 4, 4, 8, 2 * programs)
+        yield GatedGemmConfig(128, 128, 64, 8, 3, group, programs)
+        yield GatedGemmConfig(128, 128, 64, 8, 4, group, programs)
+    yield GatedGemmConfig(128, 64, 64, 4, 3, 8, 2 * programs)
+    yield GatedGemmConfig(128, 64, 64, 8, 4, 8, programs)
+    yield GatedGemmConfig(64, 128, 64, 4, 4, 8, programs)
+    yield GatedGemmConfig(64, 64, 64, 4, 4, 8, 2 * programs)
 
 
 def main() -> None:
@@ -62,7 +62,7 @@ def main() -> None:
     ways = [*candidates(torch.cuda.get_device_properties(0).multi_processor_count)]
     for name, spec in SHAPES.items():
         outputs, inputs = products_of(spec)["gate_up"]
-        ops = TritonOps(HeadShape.of(spec), torch.device("cuda"), Products(table_of(torch.cuda.get_device_name())))
+        ops = TritonOps(HeadShape.of(spec), torch.device("cuda"), GemmConfigs(configs_of(torch.cuda.get_device_name())))
         ops.pdl = True
         for entry in measure(name, ops, ways, outputs, inputs, args.rows):
             table.append(entry)
@@ -71,25 +71,25 @@ def main() -> None:
 
 
 def measure(
-    model: str, ops: TritonOps, ways: list[Gated], outputs: int, inputs: int, row_counts: list[int]
+    model: str, ops: TritonOps, ways: list[GatedGemmConfig], outputs: int, inputs: int, row_counts: list[int]
 ) -> Iterator[Entry]:
     """Entries of one weight's shape."""
     copies = max(2, math.ceil(_COLD_BYTES / (outputs * inputs * 2)))
     weights = [DenseWeight(_random(outputs, inputs) * 0.02) for _ in range(copies)]
     with ThreadPoolExecutor(_COMPILERS) as pool:
-        list(pool.map(lambda way: error_of(_random(64, inputs), weights[0], way), ways))
+        list(pool.map(lambda config: error_of(_random(64, inputs), weights[0], config), ways))
     for rows in row_counts:
         x = _random(rows, inputs)
         apart = _timed_us(lambda i, x=x: ops.gated_linear(x, weights[i % copies], "silu"), copies)
         best, chosen = apart * _GAIN, None
-        for way in ways:
-            if not error_of(x, weights[0], way) <= 1e-2:
-                print("WRONG", way, flush=True)
+        for config in ways:
+            if not error_of(x, weights[0], config) <= 1e-2:
+                print("WRONG", config, flush=True)
                 continue
-            us = _timed_us(lambda i, x=x, way=way: multiply_gated(x, weights[i % copies].data, way, True), copies)
-            print(f"{model} M={rows:5} {us:8.1f} us, apart {apart:8.1f} {way}", flush=True)
+            us = _timed_us(lambda i, x=x, config=config: gated_gemm(x, weights[i % copies].data, config, True), copies)
+            print(f"{model} M={rows:5} {us:8.1f} us, apart {apart:8.1f} {config}", flush=True)
             if us < best:
-                best, chosen = us, way
+                best, chosen = us, config
         yield {
             "rows": rows,
             "outputs": outputs,
@@ -100,16 +100,16 @@ def measure(
         }
 
 
-def error_of(x: Tensor, weight: DenseWeight, way: Gated) -> float:
+def error_of(x: Tensor, weight: DenseWeight, config: GatedGemmConfig) -> float:
     """Of the first rows, relative to float32; infinite where the way cannot run, or left something out."""
     first = x[:256].float() @ weight.data.float().T
     gate, up = first.chunk(2, dim=-1)
     wanted = torch.nn.functional.silu(gate) * up
     y = torch.full((x.shape[0], gate.shape[1]), torch.nan, dtype=x.dtype, device=x.device)
     try:
-        multiply_gated(x, weight.data, way, pdl=False, out=y)
+        gated_gemm(x, weight.data, config, pdl=False, out=y)
     except Exception as error:  # too much shared memory, for one
-        print("failed", way, str(error)[:60], flush=True)
+        print("failed", config, str(error)[:60], flush=True)
         return math.inf
     return math.inf if bool(y.isnan().any()) else float((y[:256].float() - wanted).norm() / wanted.norm())
 

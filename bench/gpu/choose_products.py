@@ -27,7 +27,7 @@ import torch
 
 from bench.gpu.shapes import SHAPES, products_of
 from bench.gpu.timing import chain_us
-from quire_worker.ops.triton.products import Gemv, Tall, Way, multiply
+from quire_worker.ops.triton.gemm import GemmConfig, Gemv, Tall, gemm
 from quire_worker.ops.weight import DenseWeight
 
 Entry = dict[str, Any]
@@ -39,7 +39,7 @@ SHARED_BYTES = 227 << 10
 CORES = os.cpu_count() or 1
 
 
-def candidates(rows: int, outputs: int, inputs: int) -> Iterator[Way]:
+def candidates(rows: int, outputs: int, inputs: int) -> Iterator[GemmConfig]:
     """Everything that is tried for a shape."""
     if rows <= 2:
         for block_n, block_k, warps in itertools.product((2, 4, 8, 16), (512, 1024, 2048), (4, 8)):
@@ -71,8 +71,8 @@ def warm(part: int, parts: int, asked: Listed[str], row_counts: Listed[int]) -> 
     """Compile a share of all candidates into the disk cache."""
     jobs = [(m, n, k, w) for _, _, n, k in cases(asked) for m in row_counts for w in candidates(m, n, k)]
     seen = set()
-    for index, (rows, outputs, inputs, way) in enumerate(jobs):
-        key = (rows if isinstance(way, Gemv) else 0, inputs, way)
+    for index, (rows, outputs, inputs, config) in enumerate(jobs):
+        key = (rows if isinstance(config, Gemv) else 0, inputs, config)
         if key in seen:
             continue
         seen.add(key)
@@ -82,9 +82,9 @@ def warm(part: int, parts: int, asked: Listed[str], row_counts: Listed[int]) -> 
         x = torch.zeros(rows, inputs, dtype=torch.bfloat16, device="cuda")
         for pdl in (False, True):
             try:
-                multiply(x, weight, way, pdl)
+                gemm(x, weight, config, pdl)
             except Exception as error:  # too much shared memory, for one: it is left out below, too
-                print(f"candidate {way} failed: {str(error)[:80]}", file=sys.stderr)
+                print(f"candidate {config} failed: {str(error)[:80]}", file=sys.stderr)
         del weight
         if index % 8 == 0:
             torch.cuda.empty_cache()
@@ -138,10 +138,10 @@ def measure(model: str, role: str, outputs: int, inputs: int, row_counts: Listed
         x = torch.randn(rows, inputs, dtype=torch.bfloat16, device="cuda")
         base = chain_us(lambda i, x=x: torch.nn.functional.linear(x, weights[i].data), copies)  # type: ignore[misc]  # a default in a lambda has no type
         best, chosen = base, None
-        for way in candidates(rows, outputs, inputs):
-            us = try_way(x, weights, way)
+        for config in candidates(rows, outputs, inputs):
+            us = try_way(x, weights, config)
             if us < best:
-                best, chosen = us, way
+                best, chosen = us, config
         print(
             f"{model} {role:8} M={rows:3} cublas {base:7.2f} best {best:7.2f} floor {floor:7.2f} {chosen}", flush=True
         )
@@ -156,17 +156,17 @@ def measure(model: str, role: str, outputs: int, inputs: int, row_counts: Listed
         }
 
 
-def try_way(x: torch.Tensor, weights: list[DenseWeight], way: Way) -> float:
+def try_way(x: torch.Tensor, weights: list[DenseWeight], config: GemmConfig) -> float:
     """Microseconds of one product; infinite where the way is wrong or cannot run."""
     wanted = x.float() @ weights[0].data.float().T
     try:
-        got = multiply(x, weights[0], way, pdl=False).float()
+        got = gemm(x, weights[0], config, pdl=False).float()
         if not bool((got - wanted).norm() <= 1e-2 * wanted.norm()):
-            print("WRONG", way, flush=True)
+            print("WRONG", config, flush=True)
             return math.inf
-        return chain_us(lambda i: multiply(x, weights[i], way, pdl=True), len(weights))
+        return chain_us(lambda i: gemm(x, weights[i], config, pdl=True), len(weights))
     except Exception as error:  # too much shared memory, for one
-        print("failed", way, str(error)[:60], flush=True)
+        print("failed", config, str(error)[:60], flush=True)
         return math.inf
 
 

@@ -28,7 +28,7 @@ from quire_worker.cuda.step_size import kernel_sizes
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import products_for
+from quire_worker.ops.triton.gemm_configs import gemm_configs_for
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
 
@@ -39,7 +39,7 @@ def small_memory_body() -> StepBody:
     """Two layers with the model's own sizes, on memory that nobody touches."""
     spec, here = dataclasses.replace(QWEN3_06B, layers=2), torch.device("cpu")
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
-    ops = TritonOps(HeadShape.of(spec), here, products_for("NVIDIA H200"))
+    ops = TritonOps(HeadShape.of(spec), here, gemm_configs_for("NVIDIA H200"))
     ops.pdl = True
     ops.kept_logits = torch.empty((_SEQUENCES + 128, spec.vocab_size), dtype=torch.bfloat16)
     pages = torch.empty(8, spec.kv_heads, spec.layers, 2, 64, spec.head_dim, dtype=torch.bfloat16)

@@ -33,7 +33,7 @@ from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton import fresh_attention
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.step import StepBatch
 from quire_worker.weights.parameter_store import ParameterStore
@@ -138,7 +138,7 @@ def small_body(layers: int = QWEN3_06B.layers) -> StepBody:
         QWEN3_06B, vocab_size=64, hidden_size=64, intermediate_size=64, head_dim=16, layers=layers
     )
     store = ParameterStore(parameter_specs(spec), torch.bfloat16)
-    ops = TritonOps(HeadShape.of(spec), torch.device("cpu"), Products({}))
+    ops = TritonOps(HeadShape.of(spec), torch.device("cpu"), GemmConfigs({}))
     ops.pdl = True
     pages = torch.empty(8, spec.kv_heads, spec.layers, 2, 64, spec.head_dim, dtype=torch.bfloat16)
     return StepBody(Decoder(spec, store, ops, 128), pages, _WORDS, 640, 640)

@@ -55,29 +55,29 @@ class Contest:
 
     def __init__(self, arms: dict[str, Arm]) -> None:
         self._arms = arms
-        self._mb_s: dict[str, dict[str, list[float]]] = {way: {name: [] for name in arms} for way in WAYS}
+        self._mb_s: dict[str, dict[str, list[float]]] = {config: {name: [] for name in arms} for config in WAYS}
         self._before: Pages | None = None
 
     def round(self, pages: Pages, number: int) -> None:
         """Put these pages, get those of the round before. The first rounds do not count."""
         order = list(self._arms) if number % 2 else list(self._arms)[::-1]
-        for way, wanted in zip(WAYS, (pages, self._before), strict=True):
+        for config, wanted in zip(WAYS, (pages, self._before), strict=True):
             for name in order if wanted else ():
                 assert wanted is not None
-                seconds = getattr(self._arms[name], way)(wanted)
+                seconds = getattr(self._arms[name], config)(wanted)
                 if number >= _WARM:
-                    self._mb_s[way][name].append(wanted.total_bytes / 1e6 / seconds)
+                    self._mb_s[config][name].append(wanted.total_bytes / 1e6 / seconds)
         self._before = pages
 
     def result(self) -> dict[str, dict[str, object]]:
         """By way."""
         found: dict[str, dict[str, object]] = {}
-        for way, of_way in self._mb_s.items():
+        for config, of_way in self._mb_s.items():
             raws = [values for name, values in of_way.items() if name != "kvstore"]
             shares = [own / max(raw) for own, *raw in zip(of_way["kvstore"], *raws, strict=True)]
             medians = {name: round(statistics.median(values)) for name, values in of_way.items()}
             spread = [round(value, 3) for value in (statistics.median(shares), min(shares), max(shares))]
-            found[way] = {"mb_s": medians, "share": spread[0], "least": spread[1], "most": spread[2]}
+            found[config] = {"mb_s": medians, "share": spread[0], "least": spread[1], "most": spread[2]}
         return found
 
     def close(self) -> None:

@@ -63,8 +63,8 @@ def main() -> int:
         print(listener.getsockname()[1], flush=True)
         connection = listener.accept()[0]
     with connection:
-        while way := connection.recv(1):
-            if way == b"p":
+        while config := connection.recv(1):
+            if config == b"p":
                 receive(connection, memory, page_bytes)
                 connection.sendall(b".")
             else:

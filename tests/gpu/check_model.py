@@ -26,7 +26,7 @@ from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.torch_reference import TorchOps
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.replica import ServedModel, from_host
 from quire_worker.runner import ModelRunner
@@ -76,7 +76,7 @@ class CheckModel:
         with torch.inference_mode():
             ops = TorchOps(shape, self.page_size)
             self.runner = ModelRunner(Decoder(spec, plain, ops, spec.max_positions), pool)
-            triton = TritonOps(shape, self.device, Products({}))
+            triton = TritonOps(shape, self.device, GemmConfigs({}))
             triton.pdl = self.on_gpu and torch.cuda.get_device_capability()[0] >= 9
             self.decoder = Decoder(spec, there, triton, spec.max_positions)
         self.pages = torch.full_like(pool.tensor, float("nan"), dtype=dtype, device=self.device)

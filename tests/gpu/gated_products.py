@@ -14,13 +14,13 @@ from torch import Tensor
 
 from bench import ROOT
 from bench.gpu.record import Recorder
-from quire_worker.ops.triton import gated_products
-from quire_worker.ops.triton.gated_products import Gated, GatedProducts
-from quire_worker.ops.triton.product_tables import gated_table_of, read_gated
-from quire_worker.ops.triton.products import Shape
+from quire_worker.ops.triton import gated_gemm
+from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, GatedGemmConfigs
+from quire_worker.ops.triton.gemm import Shape
+from quire_worker.ops.triton.gemm_configs import gated_configs_of, read_gated_configs
 from tests.gpu.product_chain import Found, ProductChain
 
-_TABLE = ROOT / "services/worker/quire_worker/ops/triton/product_tables/h200_gated.json"
+_TABLE = ROOT / "services/worker/quire_worker/ops/triton/gemm_configs/h200_gated.json"
 # Gates and what they gate are multiplied as float32 sums, so the result is rounded once, which ROUNDING allows for. An
 # error of either sum counts as often as the other factor is large: in millions of results that is some five times the
 # usual. So twice of what plain products may be off by, of the usual result; float32 sums leave a small part of that.
@@ -35,11 +35,11 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     on_gpu = torch.cuda.is_available()
     table = tiny_table()
     if on_gpu:
-        own = gated_table_of(torch.cuda.get_device_name())
+        own = gated_configs_of(torch.cuda.get_device_name())
         if not own:
             recorder.skip("the GPU's own table of gated products", "nobody has measured it: activations are apart")
-        table = own or read_gated(_TABLE)
-    shapes = sorted({shape[1:] for shape, way in table.items() if way is not None})
+        table = own or read_gated_configs(_TABLE)
+    shapes = sorted({shape[1:] for shape, config in table.items() if config is not None})
     bench = GatedBench(table, torch.device("cuda" if on_gpu else "cpu"))
     with torch.inference_mode():
         for outputs, inputs in shapes[:1] if tiny else shapes:
@@ -48,10 +48,10 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
                 bench.check(outputs, inputs).tell(recorder, title)
 
 
-def tiny_table() -> dict[Shape, Gated | None]:
+def tiny_table() -> dict[Shape, GatedGemmConfig | None]:
     """One shape that its blocks do not divide, with rows between its ways for which there is none."""
-    way = Gated(block_m=32, block_n=16, block_k=32, warps=4, stages=3, group=2, programs=5)
-    return {(3, 48, 40): way, (9, 48, 40): None, (33, 48, 40): way}
+    config = GatedGemmConfig(block_m=32, block_n=16, block_k=32, warps=4, stages=3, group=2, programs=5)
+    return {(3, 48, 40): config, (9, 48, 40): None, (33, 48, 40): config}
 
 
 def row_counts(least: int, until: int, tile: int) -> list[int]:
@@ -63,9 +63,9 @@ def row_counts(least: int, until: int, tile: int) -> list[int]:
 class GatedBench:
     """Weights of a table's shapes on a device, one at a time."""
 
-    def __init__(self, table: Mapping[Shape, Gated | None], device: torch.device) -> None:
+    def __init__(self, table: Mapping[Shape, GatedGemmConfig | None], device: torch.device) -> None:
         self._table = table
-        self._products = GatedProducts(table)
+        self._products = GatedGemmConfigs(table)
         self._chain = ProductChain(device)
 
     def check(self, outputs: int, inputs: int) -> Found:
@@ -76,19 +76,19 @@ class GatedBench:
         weight, source = self._chain.operands(outputs, inputs, ends[-1] - 1)
         wanted = _reference(source, weight)
         for least, until in zip(known, ends, strict=True):
-            way = self._table[least, outputs, inputs]
-            if way is None:
+            config = self._table[least, outputs, inputs]
+            if config is None:
                 continue
             found.ways += 1
-            for rows in row_counts(least, until, way.block_m):
-                if self._products.way(rows, outputs, inputs) != way:
-                    found.failed.append(f"{rows} rows do not take {way}")
-                found.add(rows, way, self._error(weight, way, source, wanted[:rows]))
+            for rows in row_counts(least, until, config.block_m):
+                if self._products.config_for(rows, outputs, inputs) != config:
+                    found.failed.append(f"{rows} rows do not take {config}")
+                found.add(rows, config, self._error(weight, config, source, wanted[:rows]))
         return found
 
-    def _error(self, weight: Tensor, way: Gated, source: Tensor, wanted: Tensor) -> float:
+    def _error(self, weight: Tensor, config: GatedGemmConfig, source: Tensor, wanted: Tensor) -> float:
         return self._chain.error(
-            lambda x, out: gated_products.multiply_gated(x, weight, way, pdl=True, out=out),
+            lambda x, out: gated_gemm.gated_gemm(x, weight, config, pdl=True, out=out),
             source,
             wanted,
             _SUMMING[self._chain.dtype],

@@ -54,9 +54,9 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
         flags = ["--model", str(model), "--load-format", "dummy", "--max-num-seqs", "4"]
         flags += ["--kv-cache-memory-bytes", str(8 << 30 if gpus else 64 << 20)]
         with _worker(gpus[:1], flags) as theirs, _worker(gpus[-1:], flags) as ours:
-            for way, names in _WAYS.items():
-                with recorder.attempt(f"prefill and decode by {way}"):
-                    _pair(recorder, theirs.ready(), ours.ready(), way, names, tokens, exact=not gpus)
+            for config, names in _WAYS.items():
+                with recorder.attempt(f"prefill and decode by {config}"):
+                    _pair(recorder, theirs.ready(), ours.ready(), config, names, tokens, exact=not gpus)
         if gpus:
             # The token after a handover is computed as a prompt's last one is, and otherwise as one that follows.
             flags.append("--batch-invariant")
@@ -135,24 +135,24 @@ class _Side:
 
 
 def _pair(
-    recorder: Recorder, theirs: str, ours: str, way: str, names: tuple[str, ...], tokens: int, *, exact: bool
+    recorder: Recorder, theirs: str, ours: str, config: str, names: tuple[str, ...], tokens: int, *, exact: bool
 ) -> None:
     """`exact`: whether workers of this kind give a token the same bits however it is computed."""
     with contextlib.ExitStack() as stack:
         here, there = _Side(theirs, stack), _Side(ours, stack)
         source = tuple(address for address in here.hello.data_address if address.transport in names)
-        if not source or source[0].transport != way:
-            recorder.skip(f"prefill and decode by {way}", "the worker does not offer it")
+        if not source or source[0].transport != config:
+            recorder.skip(f"prefill and decode by {config}", "the worker does not offer it")
             return
         found = [_hand_over(here, there, number, source, tokens) for number in range(_WARM + _REPEATS)]
     same = sum(each[0] for each in found)
     if exact:
-        recorder.check(f"tokens go on by {way}", same == len(found), same=same, of=len(found))
+        recorder.check(f"tokens go on by {config}", same == len(found), same=same, of=len(found))
     else:
-        recorder.figure(f"tokens go on by {way}, as far as none are tied", same=same, of=len(found))
+        recorder.figure(f"tokens go on by {config}, as far as none are tied", same=same, of=len(found))
     pulled_ms, first_ms = ([each[place] * 1e3 for each in found[_WARM:]] for place in (1, 2))
     recorder.figure(
-        f"from the end of a prefill of {tokens} tokens, {way}",
+        f"from the end of a prefill of {tokens} tokens, {config}",
         pulled_ms=statistics.median(pulled_ms),
         first_decoded_ms=statistics.median(first_ms),
         slowest_ms=max(first_ms),

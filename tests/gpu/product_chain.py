@@ -34,12 +34,12 @@ class Found:
     worst: float = 0.0
     failed: list[str] = field(default_factory=list)
 
-    def add(self, rows: int, way: object, off: float) -> None:
+    def add(self, rows: int, config: object, off: float) -> None:
         """What came of so many rows."""
         self.row_counts += 1
         self.worst = max(self.worst, off)
         if not off <= 1.0:
-            self.failed.append(f"{rows} rows by {way}: {off:.3g} of what is allowed")
+            self.failed.append(f"{rows} rows by {config}: {off:.3g} of what is allowed")
 
     def tell(self, recorder: Recorder, title: str) -> None:
         """A check that holds where nothing failed."""
@@ -71,9 +71,7 @@ class ProductChain:
         held[:outputs] = torch.randn(outputs, inputs, generator=generator, device=self.device) * inputs**-0.5
         return held[:outputs], torch.randn(rows, inputs, generator=generator, device=self.device).to(self.dtype)
 
-    def error(
-        self, multiply: Callable[[Tensor, Tensor], object], source: Tensor, wanted: Tensor, summing: float
-    ) -> float:
+    def error(self, gemm: Callable[[Tensor, Tensor], object], source: Tensor, wanted: Tensor, summing: float) -> float:
         """Of `multiply(x, out)`, x being the source, as a part of what is allowed: rounding, and `summing` of the usual
         result; infinite where something beside was written."""
         rows = len(wanted)
@@ -88,7 +86,7 @@ class ProductChain:
                 each.fill_(torch.nan)
             self._cold.zero_()
             _copy(token, source, x)
-            multiply(x[:rows], y[:rows])
+            gemm(x[:rows], y[:rows])
             _copy(token, y, read)
 
         self._run(chain)

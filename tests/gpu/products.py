@@ -12,12 +12,12 @@ import torch
 
 from bench import ROOT
 from bench.gpu.record import Recorder
-from quire_worker.ops.triton.product_tables import read_table, table_of
-from quire_worker.ops.triton.products import Products, Shape, Way
+from quire_worker.ops.triton.gemm import GemmConfig, GemmConfigs, Shape
+from quire_worker.ops.triton.gemm_configs import configs_of, read_configs
 from quire_worker.ops.weight import DenseWeight
 from tests.gpu.product_chain import Found, ProductChain
 
-_TABLE = ROOT / "services/worker/quire_worker/ops/triton/product_tables/h200.json"
+_TABLE = ROOT / "services/worker/quire_worker/ops/triton/gemm_configs/h200.json"
 # Sums of thousands may be off by so much of the usual result, beside what rounding leaves.
 _SUMMING = {torch.bfloat16: 2.0**-10, torch.float32: 2.0**-17}
 _PART = 16_384
@@ -28,10 +28,10 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
     on_gpu = torch.cuda.is_available()
     table = tiny_table()
     if on_gpu:
-        own = table_of(torch.cuda.get_device_name())
+        own = configs_of(torch.cuda.get_device_name())
         if not own:
             recorder.skip("the GPU's own table", "nobody has measured it: its products are cuBLAS's")
-        table = own or read_table(_TABLE)
+        table = own or read_configs(_TABLE)
     shapes = sorted({shape[1:] for shape in table})
     bench = Bench(table, torch.device("cuda" if on_gpu else "cpu"))
     with torch.inference_mode():
@@ -41,20 +41,23 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
                 bench.check(outputs, inputs).tell(recorder, title)
 
 
-def tiny_table() -> dict[Shape, Way]:
+def tiny_table() -> dict[Shape, GemmConfig]:
     """The first way of each kind that a real table has, for shapes that its blocks do not divide."""
-    kinds: dict[tuple[object, ...], tuple[int, Way]] = {}
-    for (rows, _, _), way in read_table(_TABLE).items():
-        kinds.setdefault((type(way), rows > 1, getattr(way, "shares", 1) > 1), (rows, way))
-    return {(rows, way.block_n + 5, 2 * way.block_k * getattr(way, "shares", 1)): way for rows, way in kinds.values()}
+    kinds: dict[tuple[object, ...], tuple[int, GemmConfig]] = {}
+    for (rows, _, _), config in read_configs(_TABLE).items():
+        kinds.setdefault((type(config), rows > 1, getattr(config, "shares", 1) > 1), (rows, config))
+    return {
+        (rows, config.block_n + 5, 2 * config.block_k * getattr(config, "shares", 1)): config
+        for rows, config in kinds.values()
+    }
 
 
 class Bench:
     """Weights of a table's shapes on a device, one at a time."""
 
-    def __init__(self, table: Mapping[Shape, Way], device: torch.device) -> None:
+    def __init__(self, table: Mapping[Shape, GemmConfig], device: torch.device) -> None:
         self._table = table
-        self._products = Products(table)
+        self._products = GemmConfigs(table)
         self._chain = ProductChain(device)
 
     def check(self, outputs: int, inputs: int) -> Found:
@@ -66,17 +69,17 @@ class Bench:
         # Rows of float32 weights at a time: the largest take 2 GiB.
         wanted = torch.cat([source.float() @ part.float().T for part in torch.split(data, _PART)], dim=1)
         for most in known:
-            way = self._table[most, outputs, inputs]
+            config = self._table[most, outputs, inputs]
             found.ways += 1
             for rows in range(least, most + 1):
-                if self._products.way(rows, outputs, inputs) != way:
-                    found.failed.append(f"{rows} rows do not take {way}")
+                if self._products.config_for(rows, outputs, inputs) != config:
+                    found.failed.append(f"{rows} rows do not take {config}")
                 off = self._chain.error(
-                    lambda x, out: self._products.multiply(x, weight, pdl=True, out=out),
+                    lambda x, out: self._products.gemm(x, weight, pdl=True, out=out),
                     source,
                     wanted[:rows],
                     _SUMMING[self._chain.dtype],
                 )
-                found.add(rows, way, off)
+                found.add(rows, config, off)
             least = most + 1
         return found

@@ -14,7 +14,7 @@ from bench.gpu.kernel_table import roofline
 from bench.gpu.kernel_table.kernel_case import Bench
 from bench.gpu.shapes import SHAPES
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import products_for
+from quire_worker.ops.triton.gemm_configs import gemm_configs_for
 from quire_worker.ops.triton.triton_ops import TritonOps
 
 
@@ -23,7 +23,7 @@ def main() -> None:
     host.stand_in()
     nowhere = torch.device("meta")
     for name, spec in SHAPES.items():
-        ops = TritonOps(HeadShape.of(spec), nowhere, products_for("NVIDIA H200"))
+        ops = TritonOps(HeadShape.of(spec), nowhere, gemm_configs_for("NVIDIA H200"))
         ops.pdl = True
         for where, case in roofline.cases(Bench(spec, ops, nowhere, torch.bfloat16, 64), small=False):
             host._launched.clear()

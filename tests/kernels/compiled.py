@@ -14,14 +14,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from quire_worker.ops.triton.kernels.control import control_kernel
-from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
+from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_splits_kernel
 from quire_worker.ops.triton.kernels.gather_pages import gather_pages_kernel
 from quire_worker.ops.triton.kernels.logprob import block_logprobs_kernel, merge_logprobs_kernel
-from quire_worker.ops.triton.kernels.nucleus import mass_kernel, nucleus_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
-from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
-from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, threshold_kernel
+from quire_worker.ops.triton.kernels.sample import finish_kernel, sample_kernel
+from quire_worker.ops.triton.kernels.top_k_top_p import group_maxima_kernel, top_k_top_p_kernel
+from quire_worker.ops.triton.kernels.top_p import top_p_kernel, top_p_mass_kernel
 
 HOPPER = GPUTarget("cuda", 90, 32)
 FLOATS = frozenset(
@@ -29,7 +29,7 @@ FLOATS = frozenset(
         "temperature",
         "top_p",
         "min_p",
-        "threshold",
+        "cutoff",
         "candidate",
         "maximum",
         "largest",
@@ -43,7 +43,7 @@ FLOATS = frozenset(
         "sinks",
     ]
 )
-BF16 = frozenset(["query", "pages", "out", "qkv", "query_gain", "key_gain", "logits"])
+BF16 = frozenset(["query", "pages", "out", "qkv", "query_norm_weight", "key_norm_weight", "logits"])
 WIDE = frozenset(("seed", "control", "part_key"))
 SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
     (
@@ -56,7 +56,7 @@ SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"} | dict.fromkeys(
         "stops",
         "groups",
         "rows",
-        "shares_count",
+        "splits_count",
         "most",
         "tiles",
         "tile_step",
@@ -114,16 +114,16 @@ def main() -> None:
             check(f"decode attention{told}, wide", decode_attention_kernel, wide, 4, pages)
             check(f"prefill attention{told}", prefill_attention_kernel, PREFILL | options, 4, pages)
     heads = {name: size for name, size in HEADS.items() if name != "PAGE"}
-    check("merge", merge_shares_kernel, heads | MERGE, 2, {})
+    check("merge", merge_splits_kernel, heads | MERGE, 2, {})
     for controlled in (False, True):
         told = ", controlled" if controlled else ""
         more: dict[str, Any] = {"CONTROLLED": controlled}
         check(f"maxima{told}", group_maxima_kernel, PARTS | {"GROUPS": 64, "GROUP": 64} | more, 4, CHANGED)
-        check(f"threshold{told}", threshold_kernel, THRESHOLD | more, 8, CHANGED)
-        check(f"mass{told}", mass_kernel, NUCLEUS | {"BLOCK": 4096} | more, 4, CHANGED)
-        check(f"nucleus{told}", nucleus_kernel, NUCLEUS | {"SHARE_LANES": 64, "BLOCK": 8192} | more, 32, CHANGED)
-        check(f"draw{told}", draw_kernel, PARTS | {"BLOCK": 1024, "GROUPS": 16, "FILTERED": True} | more, 1, CHANGED)
-        check(f"settle{told}", settle_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
+        check(f"threshold{told}", top_k_top_p_kernel, THRESHOLD | more, 8, CHANGED)
+        check(f"mass{told}", top_p_mass_kernel, NUCLEUS | {"BLOCK": 4096} | more, 4, CHANGED)
+        check(f"nucleus{told}", top_p_kernel, NUCLEUS | {"SHARE_LANES": 64, "BLOCK": 8192} | more, 32, CHANGED)
+        check(f"draw{told}", sample_kernel, PARTS | {"BLOCK": 1024, "GROUPS": 16, "FILTERED": True} | more, 1, CHANGED)
+        check(f"settle{told}", finish_kernel, PARTS | ENDS | {"BLOCK": 64} | more, 1, CHANGED)
     check("logprobs of blocks", block_logprobs_kernel, LOGPROBS, 1, {})
     check("logprobs", merge_logprobs_kernel, LOGPROBS | {"LANES": 256}, 8, {})
     check("gather pages", gather_pages_kernel, GATHER, 8, GATHERED)

@@ -16,7 +16,7 @@ from quire_worker.loading import LoadedModel
 from quire_worker.model.decoder import Decoder
 from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.step import StepBatch
@@ -51,7 +51,7 @@ class TwoModels:
         load_dummy(specs, stores[0], 1, lambda *_: None)
         for each in specs:
             stores[1].destination(each).copy_(stores[0].destination(each))
-        ops = TritonOps(self.shape, DEVICE, Products({}, even=even))
+        ops = TritonOps(self.shape, DEVICE, GemmConfigs({}, batch_invariant=even))
         self.decoder = Decoder(spec, stores[1], ops, self.cpu.facts.max_model_len)
         self.page_size = self.cpu.geometry.page_size
         self.pages = torch.full_like(self.cpu.runner.pool.tensor, float("nan")).to(DEVICE)

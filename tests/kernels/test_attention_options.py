@@ -79,7 +79,7 @@ def test_options(
             query.to(DEVICE), case.poisoned, 1, plan, shape, window, None if sinks is None else sinks.to(DEVICE)
         )
         assert close(got, wanted)
-        assert plan.shares is not None and (int(plan.shares[5].max()) > 1) == (programs > 1)
+        assert plan.splits is not None and (int(plan.splits[5].max()) > 1) == (programs > 1)
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -40,8 +40,8 @@ def test_kernels_compile_for_hopper(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("arguments", [("kinds",), pytest.param((), marks=pytest.mark.slow)])
 def test_ways_of_products_compile_and_fit(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    lines = compiled(tmp_path, "compiled_products", *arguments)
+    lines = compiled(tmp_path, "compiled_gemm", *arguments)
     assert len(lines) >= (5 if arguments else 24)
-    gated = sum(line.startswith("Gated(") for line in lines)
+    gated = sum(line.startswith("GatedGemmConfig(") for line in lines)
     assert gated == 1 if arguments else gated >= 4
     assert all(0 < int(line.rsplit(" ", 1)[1]) <= _SHARED_BYTES for line in lines)

@@ -10,12 +10,12 @@ from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.engine.step_runner import failed_samples
-from quire_worker.ops.triton.sampling import draw
+from quire_worker.ops.triton.sampling import sample_rows
 from quire_worker.sampling import control_sheet as sheets
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import sample
 from tests.kernels.control_rows import DEVICE, SLOTS, VOCAB, Rows
-from tests.kernels.drawing import make, on_device
+from tests.kernels.sampling_rig import make, on_device
 
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -90,7 +90,9 @@ def test_a_row_for_which_there_is_no_room_fails_alone() -> None:
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     for fed in (False, True):
         changed = rows.changed(logits, fed)
-        draw(logits.to(DEVICE), on_device(columns), last, token, finish, filtered=True, pdl=False, changed=changed)
+        sample_rows(
+            logits.to(DEVICE), on_device(columns), last, token, finish, filtered=True, pdl=False, changed=changed
+        )
         failed = failed_samples(rows.batch(fed), token.cpu().numpy())
         assert [(row, each.code) for row, each in failed.items()] == [(0, "TOO_MANY_CONTROLS")]
         assert int(token[1]) == sample(logits, columns)[1]

@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from quire_worker.ops.triton import gated_products
-from quire_worker.ops.triton.gated_products import Gated, GatedProducts
+from quire_worker.ops.triton import gated_gemm
+from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, GatedGemmConfigs
 from tests.gpu.gated_products import GatedBench, row_counts, tiny_table
 from tests.gpu.product_chain import Found
 from tests.kernels.stepping import DEVICE
 from tests.tiers import deep_after
 
 SHAPE = 48, 40
-WAY = Gated(16, 16, 32, 4, 3, 2, 5)
+WAY = GatedGemmConfig(16, 16, 32, 4, 3, 2, 5)
 
 
-def check(table: dict[tuple[int, int, int], Gated | None]) -> Found:
+def check(table: dict[tuple[int, int, int], GatedGemmConfig | None]) -> Found:
     with torch.inference_mode():
         return GatedBench(table, DEVICE).check(*SHAPE)
 
@@ -30,8 +30,8 @@ def test_every_way_at_both_ends_and_between() -> None:
 def test_the_tiny_table_has_a_shape_that_blocks_do_not_divide() -> None:
     table = tiny_table()
     assert {shape[1:] for shape in table} == {SHAPE} and None in table.values()
-    for way in table.values():
-        assert way is None or (SHAPE[0] // 2 % way.block_n and SHAPE[1] % way.block_k)
+    for config in table.values():
+        assert config is None or (SHAPE[0] // 2 % config.block_n and SHAPE[1] % config.block_k)
 
 
 def test_rows_that_are_checked_are_those_that_a_way_is_taken_for() -> None:
@@ -42,26 +42,26 @@ def test_rows_that_are_checked_are_those_that_a_way_is_taken_for() -> None:
 
 @pytest.mark.parametrize("how", deep_after(2, ["rows left out", "none", "a little off", "gates for ups", "behind"]))
 def test_what_is_written_wrongly_is_told_of(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = gated_products.multiply_gated
+    right = gated_gemm.gated_gemm
 
-    def wrong(x: Tensor, weight: Tensor, way: Gated, pdl: bool, *, out: Tensor) -> Tensor:
+    def wrong(x: Tensor, weight: Tensor, config: GatedGemmConfig, pdl: bool, *, out: Tensor) -> Tensor:
         if how == "rows left out":
-            right(x[:-1], weight, way, pdl, out=out[:-1])
+            right(x[:-1], weight, config, pdl, out=out[:-1])
         elif how == "gates for ups":
-            right(x, torch.cat([*weight.chunk(2)][::-1]), way, pdl, out=out)
+            right(x, torch.cat([*weight.chunk(2)][::-1]), config, pdl, out=out)
         elif how != "none":
-            right(x, weight, way, pdl, out=out)
+            right(x, weight, config, pdl, out=out)
         if how == "behind":
             out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_()
         return out.mul_(1.01) if how == "a little off" else out  # in bf16 one alone may be rounded back
 
-    monkeypatch.setattr(gated_products, "multiply_gated", wrong)
+    monkeypatch.setattr(gated_gemm, "gated_gemm", wrong)
     found = check({(3, *SHAPE): WAY})
     assert len(found.failed) == found.row_counts == 4
     assert all(("inf" in told) == (how in ("rows left out", "behind", "none")) for told in found.failed)
 
 
 def test_rows_that_take_another_way_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GatedProducts, "way", lambda self, rows, outputs, inputs: WAY if rows > 3 else None)
+    monkeypatch.setattr(GatedGemmConfigs, "config_for", lambda self, rows, outputs, inputs: WAY if rows > 3 else None)
     (told,) = check({(3, *SHAPE): WAY}).failed
-    assert told.startswith("3 rows do not take Gated(")
+    assert told.startswith("3 rows do not take GatedGemmConfig(")

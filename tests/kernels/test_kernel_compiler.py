@@ -25,8 +25,8 @@ from quire_worker.cuda.kernel_compiler import compile_steps, compile_together
 from quire_worker.cuda.step_layout import Tiling
 from quire_worker.cuda.step_size import StepSize, graph_sizes, kernel_sizes
 from quire_worker.ops.triton import triton_ops
-from quire_worker.ops.triton.gated_products import GatedProducts
-from quire_worker.ops.triton.product_tables import gated_table_of
+from quire_worker.ops.triton.gated_gemm import GatedGemmConfigs
+from quire_worker.ops.triton.gemm_configs import gated_configs_of
 
 _FORBIDDEN = 7
 
@@ -169,12 +169,12 @@ print(json.dumps([len(tasks), late]))
 
 @pytest.mark.parametrize(("sequences", "tokens"), [(960, 8192), (960, 1500), (256, 16384)])
 def test_sizes_of_all_kernels_have_those_of_many_rows(sequences: int, tokens: int) -> None:
-    table = gated_table_of("NVIDIA H200")
-    products = GatedProducts(table)
+    table = gated_configs_of("NVIDIA H200")
+    products = GatedGemmConfigs(table)
 
     def kernels(sizes: list[StepSize]) -> set[object]:
         rows = {size.total_rows for size in sizes}
-        ways = {(shape, products.way(each, *shape)) for each in rows for shape in {known[1:] for known in table}}
+        ways = {(shape, products.config_for(each, *shape)) for each in rows for shape in {known[1:] for known in table}}
         return ways | {each >= triton_ops._MANY_ROWS for each in rows}
 
     assert kernels(kernel_sizes(sequences, tokens, 32)) == kernels(graph_sizes(sequences, tokens))

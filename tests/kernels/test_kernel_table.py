@@ -40,7 +40,7 @@ def test_every_kernel_of_a_step_has_a_row(gpu: bool, monkeypatch: pytest.MonkeyP
     drawn = [case.cost for name, case in found.items() if name.startswith("sampling, ") and "controls" not in name]
     assert drawn == [Cost(1, 2 * 97 * 4)] * 5, "however a token is drawn, its logits are read once"
     assert found["gated product 160 x 48, 40 rows"].cost == Cost(1, 4 * (160 * 48 + 40 * (48 + 80)), 2 * 40 * 48 * 160)
-    tiled, by_torch = (found[f"prefill attention 2 x 40, {way}"] for way in ("tiles", "torch"))
+    tiled, by_torch = (found[f"prefill attention 2 x 40, {config}"] for config in ("tiles", "torch"))
     assert tiled.cost == by_torch.cost and tiled.cost.flops == 2 * 4 * 4 * 16 * 40 * 41 // 2
 
 

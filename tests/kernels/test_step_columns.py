@@ -14,9 +14,9 @@ from quire_worker.arrays import Int32
 from quire_worker.cuda.step_columns import StepColumns
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize
-from quire_worker.ops.triton.key_shares import COLUMNS, NARROW
+from quire_worker.ops.triton.kv_splits import COLUMNS, NARROW
 from quire_worker.step import StepBatch
-from tests.kernels.sharing import check_shares
+from tests.kernels.kv_split_rig import check_shares
 
 TILING = Tiling(8, 6)
 WORDS = 4096
@@ -61,8 +61,8 @@ def check(columns: StepColumns, layout: StepLayout, batch: StepBatch, control: d
     used = layout.pack(batch, wanted, control)
     assert columns.pack(layout, batch, control) == used
     found = columns.words.copy()
-    if "share" in layout.place:
-        begin, length = layout.place["share"]
+    if "split" in layout.place:
+        begin, length = layout.place["split"]
         lengths = batch.position[: int(np.count_nonzero(batch.fed))] + 1
         check_shares(found[begin : begin + length].reshape(COLUMNS, -1), lengths.tolist(), NARROW)
         found[begin : begin + length] = wanted[begin : begin + length]

@@ -18,14 +18,14 @@ from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.engine.step_runner import failed_samples
-from quire_worker.ops.triton.sampling import draw
+from quire_worker.ops.triton.sampling import sample_rows
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from quire_worker.step import PromptScores
 from tests.fakes.some_processors import PROCESSORS
 from tests.kernels.control_rows import ALPHABET, DEVICE, ON_GPU, SLOTS, VOCAB, Rows, some_controls
-from tests.kernels.drawing import make, on_device
+from tests.kernels.sampling_rig import make, on_device
 
 # The interpreter computes with numpy, which tells of -inf - -inf and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -90,7 +90,7 @@ def test_what_is_drawn_is_what_the_reference_draws(seed: int) -> None:
         changed = rows.changed(logits, fed=step > 0)
         token, finish = (torch.full((6,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
         fed = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
-        draw(raw, device, fed, token, finish, filtered=True, pdl=False, changed=changed)
+        sample_rows(raw, device, fed, token, finish, filtered=True, pdl=False, changed=changed)
         assert token.tolist() == wanted.tolist()
         rows.feed(wanted)
     assert torch.equal(raw.cpu(), logits), "logits stay raw, for logprobs"
@@ -106,7 +106,9 @@ def test_nothing_left_and_damaged_rows_are_told_apart() -> None:
     token, finish = (torch.full((4,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     device = on_device(columns)
-    draw(logits.to(DEVICE), device, last, token, finish, filtered=True, pdl=False, changed=rows.changed(logits, False))
+    sample_rows(
+        logits.to(DEVICE), device, last, token, finish, filtered=True, pdl=False, changed=rows.changed(logits, False)
+    )
     wanted = sample(logits, columns).tolist()
     assert token.tolist() == wanted and wanted[:2] == [NOTHING_LEFT, -1] and wanted[2] >= 0 and wanted[3] == -1
 
@@ -133,7 +135,9 @@ def test_rows_that_python_changes_are_drawn_as_on_the_cpu(seed: int) -> None:
         changed = host.edit(batch, places, logits.to(DEVICE), rows.last, rows.changed(logits, fed=step > 0))
         token, finish = (torch.full((6,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
         fed = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
-        draw(logits.to(DEVICE), on_device(columns), fed, token, finish, filtered=True, pdl=False, changed=changed)
+        sample_rows(
+            logits.to(DEVICE), on_device(columns), fed, token, finish, filtered=True, pdl=False, changed=changed
+        )
         assert token.tolist() == wanted.tolist()
         failed = failed_samples(batch, token.cpu().numpy())
         assert [(row, each.code) for row, each in failed.items()] == [(4, "LOGITS_PROCESSOR_FAILED")] * (step == 3)
@@ -211,7 +215,9 @@ def test_a_logit_that_a_penalty_makes_infinite_is_its_requests_error(filtered: b
     token, finish = (torch.full((5,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
     changed = rows.changed(logits, False)
-    draw(logits.to(DEVICE), on_device(columns), last, token, finish, filtered=filtered, pdl=False, changed=changed)
+    sample_rows(
+        logits.to(DEVICE), on_device(columns), last, token, finish, filtered=filtered, pdl=False, changed=changed
+    )
     wanted = sample(logits, columns).tolist()
     assert token.tolist() == wanted and wanted[0] == NOTHING_LEFT and wanted[2:4] == [-1, 3]
     assert wanted[1] >= ALPHABET and wanted[4] >= 0
@@ -235,5 +241,5 @@ def test_a_row_that_python_changes_is_its_requests_error_too_where_a_penalty_mak
     changed = HostRows(PROCESSORS).edit(rows.batch(fed=False), places, raw, rows.last, None)
     token, finish = (torch.full((2,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
     last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
-    draw(raw, on_device(columns), last, token, finish, filtered=True, pdl=False, changed=changed)
+    sample_rows(raw, on_device(columns), last, token, finish, filtered=True, pdl=False, changed=changed)
     assert token.tolist()[1] == NOTHING_LEFT == sample(logits, columns)[1]

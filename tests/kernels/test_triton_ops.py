@@ -10,12 +10,12 @@ from torch import Tensor
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import rope_tables
-from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.triton import attention, attention_plan, triton_ops
 from quire_worker.ops.triton.fresh_attention import Fresh, padded_length
-from quire_worker.ops.triton.key_shares import BEGIN, PARTS, WIDE
-from quire_worker.ops.triton.products import Gemv, Products, Tall, Way, multiply
+from quire_worker.ops.triton.gemm import GemmConfig, GemmConfigs, Gemv, Tall, gemm
+from quire_worker.ops.triton.kv_splits import BEGIN, PARTS, WIDE
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.ops.weight import DenseWeight
 from tests.tiers import deep_after
@@ -45,7 +45,7 @@ def close(got: Tensor, wanted: Tensor) -> bool:
 
 
 def make(shape: HeadShape) -> TritonOps:
-    return TritonOps(shape, DEVICE, Products({}))
+    return TritonOps(shape, DEVICE, GemmConfigs({}))
 
 
 PLAIN = HeadShape(4, 2, 32, 0.3)
@@ -54,13 +54,13 @@ PLAIN = HeadShape(4, 2, 32, 0.3)
 @pytest.mark.parametrize("dtype", TYPES)
 def test_norms(dtype: torch.dtype) -> None:
     ops, reference = make(PLAIN), TorchOps(PLAIN, 16)
-    x, delta, gain = (randn(5, 96, seed=s).to(dtype) for s in range(3))
-    gain = gain[0]
-    wanted = reference.rms_norm(x.float(), gain.float(), EPS)
-    assert close(ops.rms_norm(x.to(DEVICE), gain.to(DEVICE), EPS), wanted)
+    x, delta, norm_weight = (randn(5, 96, seed=s).to(dtype) for s in range(3))
+    norm_weight = norm_weight[0]
+    wanted = reference.rms_norm(x.float(), norm_weight.float(), EPS)
+    assert close(ops.rms_norm(x.to(DEVICE), norm_weight.to(DEVICE), EPS), wanted)
     residual, kept = x.float().clone(), x.to(DEVICE).clone()
-    wanted = reference.add_rms_norm(delta.float(), residual, gain.float(), EPS)
-    assert close(ops.add_rms_norm(delta.to(DEVICE), kept, gain.to(DEVICE), EPS), wanted)
+    wanted = reference.add_rms_norm(delta.float(), residual, norm_weight.float(), EPS)
+    assert close(ops.add_rms_norm(delta.to(DEVICE), kept, norm_weight.to(DEVICE), EPS), wanted)
     assert close(kept, residual)
 
 
@@ -82,7 +82,7 @@ def test_products_of_many_rows_are_added_to_the_residual(
             assert left is not None and close(left, product) and torch.equal(onto.cpu(), residual)
         else:
             assert left is None and close(onto, residual.float() + product)
-    even = TritonOps(PLAIN, DEVICE, Products({}, even=True))
+    even = TritonOps(PLAIN, DEVICE, GemmConfigs({}, batch_invariant=True))
     assert even.add_linear(x.to(DEVICE), weight, onto) is not None, "a row's bits depend on itself alone"
 
 
@@ -131,9 +131,9 @@ class Case:
         tables = rope_tables(RopeSpec(), shape.head_dim, 512)
         self.rope = RopeTables(*tables)
         self.rope_device = RopeTables(*(t.to(DEVICE) for t in tables))
-        gains = [randn(shape.head_dim, seed=s).to(dtype) for s in (7, 8)]
-        self.norm = QkGains(gains[0].float(), gains[1].float(), EPS)
-        self.norm_device = QkGains(gains[0].to(DEVICE), gains[1].to(DEVICE), EPS)
+        norm_weights = [randn(shape.head_dim, seed=s).to(dtype) for s in (7, 8)]
+        self.norm = QkNormWeights(norm_weights[0].float(), norm_weights[1].float(), EPS)
+        self.norm_device = QkNormWeights(norm_weights[0].to(DEVICE), norm_weights[1].to(DEVICE), EPS)
 
 
 SHAPES = [HeadShape(4, 2, 32, 0.3), HeadShape(3, 1, 16, 0.2, 5.0), HeadShape(4, 4, 64, 0.125)]
@@ -184,7 +184,7 @@ def test_attention(
     for _ in range(2):  # the counters of those who arrived are as they were
         got = ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window)
         assert close(got, wanted)
-    assert device_plan.shares is not None and (int(device_plan.shares[5].max()) > 2) == (programs > 1)
+    assert device_plan.splits is not None and (int(device_plan.splits[5].max()) > 2) == (programs > 1)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -200,8 +200,8 @@ def test_attention_of_few_sequences_whose_keys_have_many_heads(page: int, window
     wanted = reference.paged_attention(query.float(), case.clean, 1, plan, shape, window)
     device_plan = ops.plan(case.poisoned, case.rows, case.position, case.count, case.table)
     assert close(ops.paged_attention(query.to(DEVICE), case.poisoned, 1, device_plan, shape, window), wanted)
-    assert device_plan.shares is not None
-    assert (device_plan.shares[BEGIN] % WIDE == 0).all() and int(device_plan.shares[PARTS].max()) > 1
+    assert device_plan.splits is not None
+    assert (device_plan.splits[BEGIN] % WIDE == 0).all() and int(device_plan.splits[PARTS].max()) > 1
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -234,7 +234,7 @@ def test_a_fresh_prompt_needs_no_pages(shape: HeadShape, dtype: torch.dtype, mon
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    ("rows", "way"),
+    ("rows", "config"),
     [
         (1, Gemv(8, 32, 4)),
         (2, Gemv(16, 64, 4)),
@@ -244,31 +244,31 @@ def test_a_fresh_prompt_needs_no_pages(shape: HeadShape, dtype: torch.dtype, mon
     ],
 )
 @pytest.mark.parametrize("biased", [False, True])
-def test_products(rows: int, way: Way, biased: bool, dtype: torch.dtype) -> None:
+def test_products(rows: int, config: GemmConfig, biased: bool, dtype: torch.dtype) -> None:
     weight = DenseWeight(randn(100, 192).to(dtype), randn(100, seed=3).to(dtype) if biased else None)
     x = randn(rows, 192, seed=2).to(dtype)
     there = DenseWeight(weight.data.to(DEVICE), None if weight.bias is None else weight.bias.to(DEVICE))
     wanted = x.float() @ weight.data.float().T
     if weight.bias is not None:
         wanted += weight.bias.float()
-    assert close(multiply(x.to(DEVICE), there, way, pdl=False), wanted)
+    assert close(gemm(x.to(DEVICE), there, config, pdl=False), wanted)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_an_even_product_has_the_same_bits_alone(biased: bool, dtype: torch.dtype) -> None:
-    products = Products({}, even=True)
+    products = GemmConfigs({}, batch_invariant=True)
     weight = DenseWeight(
         randn(100, 96).to(dtype).to(DEVICE), randn(100, seed=3).to(dtype).to(DEVICE) if biased else None
     )
     x = randn(70, 96, seed=2).to(dtype).to(DEVICE)
-    together = products.multiply(x, weight, pdl=False)
+    together = products.gemm(x, weight, pdl=False)
     wanted = x.float() @ weight.data.float().T
     if weight.bias is not None:
         wanted += weight.bias.float()
     assert close(together, wanted.cpu())
     for row in (0, 3, 69):
-        assert torch.equal(products.multiply(x[row : row + 1].contiguous(), weight, pdl=False)[0], together[row])
+        assert torch.equal(products.gemm(x[row : row + 1].contiguous(), weight, pdl=False)[0], together[row])
 
 
 @pytest.mark.parametrize("softcap", [0.0, 5.0])
@@ -283,8 +283,8 @@ def test_logits_lie_where_they_are_kept(softcap: float) -> None:
 
 
 def test_a_shape_takes_the_way_of_the_next_larger_row_count() -> None:
-    way = Gemv(8, 32, 4)
+    config = Gemv(8, 32, 4)
     tall = Tall(16, 64, 32, 4, 3)
-    products = Products({(1, 100, 192): way, (16, 100, 192): tall})
-    assert products.way(1, 100, 192) is way and products.way(5, 100, 192) is tall
-    assert products.way(17, 100, 192) is None and products.way(1, 100, 64) is None
+    products = GemmConfigs({(1, 100, 192): config, (16, 100, 192): tall})
+    assert products.config_for(1, 100, 192) is config and products.config_for(5, 100, 192) is tall
+    assert products.config_for(17, 100, 192) is None and products.config_for(1, 100, 64) is None

@@ -7,7 +7,7 @@ import pytest
 
 from quire_common.credit import Finish
 from quire_worker.sampling.sampler import sample
-from tests.kernels.drawing import ON_GPU, make, on_device, run
+from tests.kernels.sampling_rig import ON_GPU, make, on_device, run
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")

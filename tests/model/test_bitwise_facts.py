@@ -62,7 +62,7 @@ def test_a_row_of_linear_does_not_depend_on_the_number_of_rows(inputs: int, outp
 
 def test_linear_in_blocks_is_linear(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is done where a product depends on its rows, tried on whatever machine this is."""
-    monkeypatch.setattr(torch_reference, "product_depends_on_rows", lambda outputs, inputs: True)
+    monkeypatch.setattr(torch_reference, "gemm_depends_on_rows", lambda outputs, inputs: True)
     x, weight = randn(80, 96), DenseWeight(randn(40, 96), randn(40))
     found = TorchOps(HeadShape(4, 2, 16, 1.0), 16).linear(x, weight)
     assert torch.allclose(found, torch.nn.functional.linear(x, weight.data, weight.bias), atol=1e-4)

@@ -19,7 +19,7 @@ from quire_worker.ops import cpu_threads
 from quire_worker.ops.backends import BACKENDS, SUPPORTED, backend_on, make_ops
 from quire_worker.ops.cpu_ops import CpuOps
 from quire_worker.ops.cpu_plan import CpuPlan
-from quire_worker.ops.interface import HeadShape, Ops, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, Ops, QkNormWeights, RopeTables
 from quire_worker.ops.simd import LANES, exp, kernel, largest, load, store, total
 from quire_worker.ops.torch_reference import TorchOps
 
@@ -47,14 +47,16 @@ def reference() -> TorchOps:
 
 @pytest.mark.parametrize("size", [48, 256, 20])
 def test_norms(ops: CpuOps, reference: TorchOps, size: int) -> None:
-    x, delta, gain = randn(33, size) * 3, randn(33, size, seed=1), randn(size, seed=2)
-    assert torch.allclose(ops.rms_norm(x, gain, EPS), reference.rms_norm(x, gain, EPS), atol=1e-5)
+    x, delta, norm_weight = randn(33, size) * 3, randn(33, size, seed=1), randn(size, seed=2)
+    assert torch.allclose(ops.rms_norm(x, norm_weight, EPS), reference.rms_norm(x, norm_weight, EPS), atol=1e-5)
     residuals = x.clone(), x.clone()
-    found = ops.add_rms_norm(delta, residuals[0], gain, EPS).clone()
-    assert torch.allclose(found, reference.add_rms_norm(delta, residuals[1], gain, EPS), atol=1e-5)
+    found = ops.add_rms_norm(delta, residuals[0], norm_weight, EPS).clone()
+    assert torch.allclose(found, reference.add_rms_norm(delta, residuals[1], norm_weight, EPS), atol=1e-5)
     assert torch.equal(residuals[0], residuals[1])
     for row in (0, 15, 32):
-        assert torch.equal(ops.add_rms_norm(delta[row : row + 1], x[row : row + 1].clone(), gain, EPS)[0], found[row])
+        assert torch.equal(
+            ops.add_rms_norm(delta[row : row + 1], x[row : row + 1].clone(), norm_weight, EPS)[0], found[row]
+        )
 
 
 @pytest.mark.parametrize("size", [48, 704, 20])
@@ -76,7 +78,7 @@ def test_gates(ops: CpuOps, reference: TorchOps, size: int, activation: str) -> 
 def test_rope_and_page_write(normed: bool, head_dim: int) -> None:
     shape = dataclasses.replace(SHAPE, head_dim=head_dim)
     rope = RopeTables(*rope_tables(RopeSpec(theta=50.0), head_dim, 300))
-    norm = QkGains(randn(head_dim, seed=7) + 1, randn(head_dim, seed=8) + 1, EPS) if normed else None
+    norm = QkNormWeights(randn(head_dim, seed=7) + 1, randn(head_dim, seed=8) + 1, EPS) if normed else None
     position, count = np.array([150, 0, 90], np.int32), np.array([1, 20, 37], np.int32)
     table = (np.random.default_rng(0).permutation(30) + 1).reshape(3, 10).astype(np.int32)
     qkv = randn(64, 10 * head_dim, seed=3)

@@ -13,7 +13,7 @@ from torch import Tensor
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import RopeSpec
 from quire_worker.model.rope import inverse_frequencies, rope_tables
-from quire_worker.ops.interface import HeadShape, Ops, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, Ops, QkNormWeights, RopeTables
 from quire_worker.ops.torch_plan import TorchPlan
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import DenseWeight, quantize_int8
@@ -41,12 +41,12 @@ def test_the_reference_fulfils_the_interface(ops: TorchOps) -> None:
 
 
 def test_norms_and_residual(ops: TorchOps) -> None:
-    x, delta, gain = randn(16, 48), randn(16, 48, seed=1), randn(48, seed=2)
-    wanted = functional.rms_norm(x + delta, (48,), gain, EPS)
+    x, delta, norm_weight = randn(16, 48), randn(16, 48, seed=1), randn(48, seed=2)
+    wanted = functional.rms_norm(x + delta, (48,), norm_weight, EPS)
     residual = x.clone()
-    assert torch.allclose(ops.add_rms_norm(delta, residual, gain, EPS), wanted, atol=1e-6)
+    assert torch.allclose(ops.add_rms_norm(delta, residual, norm_weight, EPS), wanted, atol=1e-6)
     assert torch.equal(residual, x + delta)
-    assert torch.allclose(ops.rms_norm(x, gain, EPS), functional.rms_norm(x, (48,), gain, EPS), atol=1e-6)
+    assert torch.allclose(ops.rms_norm(x, norm_weight, EPS), functional.rms_norm(x, (48,), norm_weight, EPS), atol=1e-6)
 
 
 def test_activations(ops: TorchOps) -> None:
@@ -124,7 +124,7 @@ def test_rope_write_and_attention(ops: TorchOps, window: int, cap: float, layer:
     """A decode, a first chunk and a later chunk in one step, against a dense computation."""
     shape = HeadShape(HEADS, KV_HEADS, DIM, 0.3, cap)
     rope = RopeTables(*rope_tables(RopeSpec(theta=50.0), DIM, 300))
-    norm = QkGains(randn(DIM, seed=7) + 1, randn(DIM, seed=8) + 1, EPS)
+    norm = QkNormWeights(randn(DIM, seed=7) + 1, randn(DIM, seed=8) + 1, EPS)
     pages = torch.zeros(60, KV_HEADS, LAYERS, 2, PAGE, DIM)
     position, count = ints(150, 0, 90), ints(1, 20, 37)
     table = np.zeros((3, 12), np.int32)
@@ -147,8 +147,8 @@ def test_rope_write_and_attention(ops: TorchOps, window: int, cap: float, layer:
         parts = qkv[begin : begin + tokens].view(tokens, -1, DIM)
         cos, sin = (each[first : first + tokens, None] for each in (rope.cos, rope.sin))
 
-        def turned(x: Tensor, gain: Tensor, cos: Tensor = cos, sin: Tensor = sin) -> Tensor:
-            a, b = functional.rms_norm(x, (DIM,), gain, EPS).chunk(2, -1)
+        def turned(x: Tensor, norm_weight: Tensor, cos: Tensor = cos, sin: Tensor = sin) -> Tensor:
+            a, b = functional.rms_norm(x, (DIM,), norm_weight, EPS).chunk(2, -1)
             return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
         q = turned(parts[:, :HEADS], norm.query)

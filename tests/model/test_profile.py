@@ -121,9 +121,9 @@ def test_a_gated_product_writes_half_of_its_outputs() -> None:
 
 def test_kernels_that_no_call_tells_apart_are_parts_of_their_own() -> None:
     launches = [
-        ("attention", "decode_attention_kernel"), ("attention", "merge_shares_kernel"),
+        ("attention", "decode_attention_kernel"), ("attention", "merge_splits_kernel"),
         ("attention", "prefill_attention_kernel"), ("attention", "cudnn_generated_fort_native_sdpa"),
-        ("", "feed_kernel"), ("", "threshold_kernel"), ("", "draw_kernel"), ("", "settle_kernel"),
+        ("", "feed_kernel"), ("", "top_k_top_p_kernel"), ("", "sample_kernel"), ("", "finish_kernel"),
         ("", "control_kernel"), ("", "block_logprobs_kernel"), ("", "merge_logprobs_kernel"), ("", "fill"),
         ("head", "gemm"),
     ]  # fmt: skip  # pairs

@@ -25,7 +25,7 @@ def four_threads() -> Iterator[None]:
 
 
 def test_one_that_has_the_same_bits() -> None:
-    assert not invariance.product_depends_on_threads(64, 32)
+    assert not invariance.gemm_depends_on_threads(64, 32)
     assert torch.get_num_threads() == 4
 
 
@@ -37,7 +37,7 @@ def test_one_that_has_others_with_fewer_threads(monkeypatch: pytest.MonkeyPatch,
         return linear(x, weight, bias) + (torch.get_num_threads() == different) * 1e-3
 
     monkeypatch.setattr("torch.nn.functional.linear", altered)
-    assert invariance.product_depends_on_threads(64, 32)
+    assert invariance.gemm_depends_on_threads(64, 32)
     assert torch.get_num_threads() == 4
     ops = CpuOps(SHAPE, 16)
     assert not ops.depends_on_threads

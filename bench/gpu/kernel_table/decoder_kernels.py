@@ -14,10 +14,10 @@ from torch import Tensor
 from bench.gpu.kernel_table.kernel_case import CALLS, Bench, KernelCase, copies_of
 from bench.gpu.shapes import products_of
 from quire_worker.model.rope import rope_tables
-from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.triton.attention import decode_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
-from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM
+from quire_worker.ops.triton.kv_splits import LAST_MERGES_FROM
 from quire_worker.ops.weight import DenseWeight
 from quire_worker.profile.cost import (
     Attended,
@@ -102,11 +102,11 @@ class DecoderKernels:
 
     def _norms(self, rows: int) -> Iterator[KernelCase]:
         bench, hidden = self._bench, self._bench.spec.hidden_size
-        x, residual, gain = bench.random(rows, hidden), bench.random(rows, hidden), bench.random(hidden)
+        x, residual, norm_weight = bench.random(rows, hidden), bench.random(rows, hidden), bench.random(hidden)
         eps, element = bench.spec.norm_eps, bench.dtype.itemsize
         plain, adding = (norm_cost(rows, hidden, element, adds=adds) for adds in (False, True))
-        yield KernelCase("norm", lambda _: bench.ops.rms_norm(x, gain, eps), plain)
-        yield KernelCase("add and norm", lambda _: bench.ops.add_rms_norm(x, residual, gain, eps), adding)
+        yield KernelCase("norm", lambda _: bench.ops.rms_norm(x, norm_weight, eps), plain)
+        yield KernelCase("add and norm", lambda _: bench.ops.add_rms_norm(x, residual, norm_weight, eps), adding)
 
     def _product(self, role: str, rows: int) -> KernelCase:
         bench, weights = self._bench, self._weights[role]
@@ -129,8 +129,8 @@ class DecoderKernels:
     def _rope(self, rows: int, pages: Tensor, plan: TritonPlan, layers: int, context: int) -> KernelCase:
         bench, shape, spec = self._bench, self._shape, self._bench.spec
         rope = RopeTables(*(each.to(bench.device) for each in rope_tables(spec.rope, spec.head_dim, context)))
-        gains = QkGains(bench.random(spec.head_dim), bench.random(spec.head_dim), spec.norm_eps)
-        norm = gains if spec.qk_norm == "head" else None
+        norm_weights = QkNormWeights(bench.random(spec.head_dim), bench.random(spec.head_dim), spec.norm_eps)
+        norm = norm_weights if spec.qk_norm == "head" else None
         qkv = bench.random(rows, spec.query_size + 2 * spec.kv_size)
         cost = rope_cost(rows, shape, bench.dtype.itemsize, bench.dtype.itemsize)
 

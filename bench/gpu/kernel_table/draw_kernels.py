@@ -17,7 +17,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.logprobs import packed_logprobs
-from quire_worker.ops.triton.sampling import DrawColumns, draw
+from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.profile.cost import Cost, controls_cost, logits_cost
 from quire_worker.sampling.control_sheet import control_sheet
 
@@ -53,8 +53,8 @@ def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
         )
         filtered = bool(asked.top_k or asked.top_p < 1.0 or asked.min_p)
 
-        def drawn(_: int, columns: DrawColumns = columns, filtered: bool = filtered) -> Tensor:
-            draw(logits, columns, last_token, token, finish, filtered=filtered, pdl=False)
+        def drawn(_: int, columns: DeviceSamplingColumns = columns, filtered: bool = filtered) -> Tensor:
+            sample_rows(logits, columns, last_token, token, finish, filtered=filtered, pdl=False)
             return token
 
         yield KernelCase(f"sampling, {name}", drawn, read, launches=_LAUNCHES + _FILTERED * filtered)
@@ -67,9 +67,9 @@ def draw_cases(bench: Bench, batch: int) -> Iterator[KernelCase]:
     )
 
 
-def _columns(bench: Bench, batch: int) -> DrawColumns:
+def _columns(bench: Bench, batch: int) -> DeviceSamplingColumns:
     """Greedy; nothing stops."""
-    return DrawColumns(
+    return DeviceSamplingColumns(
         temperature=bench.full(batch, 0.0, torch.float32),
         top_k=bench.full(batch, 0),
         top_p=bench.full(batch, 1.0, torch.float32),
@@ -85,14 +85,14 @@ def _columns(bench: Bench, batch: int) -> DrawColumns:
     )
 
 
-def _feed(bench: Bench, batch: int, columns: DrawColumns, last_token: Tensor) -> KernelCase:
+def _feed(bench: Bench, batch: int, columns: DeviceSamplingColumns, last_token: Tensor) -> KernelCase:
     token, fed, slot = bench.full(batch, 0), bench.full(batch, 1), columns.slot
     # Five columns of int32, of which one is written.
     cost = Cost(1, 5 * 4 * batch)
     return KernelCase("feed tokens", lambda _: feed_tokens(token, fed, slot, slot, last_token), cost)
 
 
-def _controls(bench: Bench, batch: int, logits: Tensor, drawn: DrawColumns, last_token: Tensor) -> KernelCase:
+def _controls(bench: Bench, batch: int, logits: Tensor, drawn: DeviceSamplingColumns, last_token: Tensor) -> KernelCase:
     """Every row has a frequency penalty, after a prompt of its own."""
     vocab, rng = bench.spec.vocab_size, np.random.default_rng(0)
     sampling = Sampling(controls=LogitControls(frequency_penalty=0.5))

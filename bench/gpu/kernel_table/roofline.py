@@ -27,8 +27,8 @@ from bench.gpu.record import Recorder
 from bench.gpu.shapes import SHAPES, TINY
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import products_for
-from quire_worker.ops.triton.products import Products
+from quire_worker.ops.triton.gemm import GemmConfigs
+from quire_worker.ops.triton.gemm_configs import gemm_configs_for
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.profile.floor import PEAKS, Peak
 
@@ -56,7 +56,7 @@ def run(recorder: Recorder, *, tiny: bool) -> None:
 def bench_of(spec: ArchSpec, *, on_gpu: bool) -> Bench:
     """As a worker has it. The interpreter computes in float32 alone."""
     device, dtype = torch.device("cuda" if on_gpu else "cpu"), torch.bfloat16 if on_gpu else torch.float32
-    products = products_for(torch.cuda.get_device_name(device)) if on_gpu else Products({})
+    products = gemm_configs_for(torch.cuda.get_device_name(device)) if on_gpu else GemmConfigs({})
     ops = TritonOps(HeadShape.of(spec), device, products)
     ops.pdl = on_gpu and torch.cuda.get_device_capability(device)[0] >= 9
     return Bench(spec, ops, device, dtype, 64 if on_gpu else 16)

@@ -107,13 +107,13 @@ def pull(pages: int, gpu: str) -> None:
         if peer.stdin is None or peer.stdout is None:
             raise SystemExit("the exporter has no pipes")
         told = [(name, bytes.fromhex(descriptor)) for name, descriptor in json.loads(peer.stdout.readline())]
-        for way, names in WAYS.items():
+        for config, names in WAYS.items():
             source = tuple(RankAddress(0, name, descriptor) for name, descriptor in told if name in names)
-            if source[0].transport != way:
-                print(json.dumps({"name": way, "failed": "it is not offered"}), flush=True)
+            if source[0].transport != config:
+                print(json.dumps({"name": config, "failed": "it is not offered"}), flush=True)
                 continue
             found, wrong = [], 0
-            for number in range(1 + REPEATS[way]):
+            for number in range(1 + REPEATS[config]):
                 order, key = np.random.default_rng(number).permutation(pages) + 1, os.urandom(32)
                 # What a scheduler has done before: the names of pages are no part of their way.
                 move = a_move(MoveKind.PULL, number, order.tolist(), key, source)
@@ -124,10 +124,10 @@ def pull(pages: int, gpu: str) -> None:
                 peer.stdout.readline()
                 wrong = max(wrong, 0 if side.pool is None else _wrong(side.pool, order.tolist()))
             # The parts are those of the pull in the middle, so that they add up.
-            took_s, parts = sorted(found[1:], key=lambda each: each[0])[REPEATS[way] // 2]
+            took_s, parts = sorted(found[1:], key=lambda each: each[0])[REPEATS[config] // 2]
             told_of = {"pages": pages, "gb_per_s": pages * GROUP.page_bytes / 1e9 / took_s, "ms": took_s * 1e3}
             told_of["fastest_ms"] = min(found[1:], key=lambda each: each[0])[0] * 1e3
-            print(json.dumps({"name": way, **told_of, "wrong": wrong, **parts}), flush=True)
+            print(json.dumps({"name": config, **told_of, "wrong": wrong, **parts}), flush=True)
         peer.stdin.close()
     side.engine.close()
 

@@ -45,9 +45,9 @@ class HostRows:
         asked = [sequence for sequence, controls in batch.controls.items() if controls.runs_python]
         rows = torch.from_numpy(places[asked].astype(np.int64)).to(logits.device)
         values = logits.index_select(0, rows).float().cpu()
-        drawn = last_token.cpu().numpy()
+        sampled = last_token.cpu().numpy()
         for row, sequence in zip(values.numpy(), asked, strict=True):
-            self._apply(batch, sequence, row, drawn)
+            self._apply(batch, sequence, row, sampled)
         if changed is None:
             nobody = torch.zeros(logits.shape[0], dtype=torch.int64, device=logits.device)
             changed = nobody, torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
@@ -56,12 +56,12 @@ class HostRows:
         # The sheets' addresses have been used; for the draw, anything but 0 says that the row was changed.
         return address.index_fill(0, rows, 1), target
 
-    def _apply(self, batch: StepBatch, sequence: int, row: Float32, drawn: Int32) -> None:
+    def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32) -> None:
         slot, told = int(batch.slot[sequence]), batch.controls[sequence]
         try:
             own = self._own(slot, told)
             if batch.fed[sequence]:
-                own.fed(int(drawn[slot]))
+                own.fed(int(sampled[slot]))
             own.apply(row, batch.blocked.get(sequence))
             # Kept over later steps: one may be launched before this one's failure is seen.
             told.failure = told.failure or own.failure

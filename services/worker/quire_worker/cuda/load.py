@@ -17,7 +17,7 @@ from quire_worker.loading import LoadOptions, ModelFacts, Progress, read_source
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.backends import backend_on
 from quire_worker.ops.interface import HeadShape
-from quire_worker.ops.triton.product_tables import products_for
+from quire_worker.ops.triton.gemm_configs import gemm_configs_for
 from quire_worker.ops.triton.triton_ops import TritonOps
 from quire_worker.weights.parameter_store import ParameterStore
 
@@ -82,8 +82,8 @@ def load_cuda_model(
     ):
         pages = CudaPages(group, capacity, device)
     progress("pages", capacity, capacity)
-    products = products_for(torch.cuda.get_device_name(device), even=cuda.batch_invariant)
-    ops = TritonOps(HeadShape.of(spec), device, products)
+    gemm_configs = gemm_configs_for(torch.cuda.get_device_name(device), batch_invariant=cuda.batch_invariant)
+    ops = TritonOps(HeadShape.of(spec), device, gemm_configs)
     ops.pdl = torch.cuda.get_device_capability(device)[0] >= 9
     with torch.inference_mode():
         rows = cuda.max_num_seqs + MOST_CHUNKS

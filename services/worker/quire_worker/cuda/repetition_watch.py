@@ -22,17 +22,17 @@ class RepetitionWatch:
     """Belongs to the thread that takes results; steps come in the order of their launch."""
 
     def __init__(self) -> None:
-        self._drawn: dict[int, int] = {}
+        self._sampled: dict[int, int] = {}
 
     def end(self, batch: StepBatch, token: Int32, finish: NDArray[np.uint8]) -> None:
         """Mark in `finish` the sequences whose drawn token [S] completes a repetition."""
         for sequence, controls in batch.controls.items():
             if not controls.watches_repetition:
                 continue
-            slot, drawn = int(batch.slot[sequence]), int(token[sequence])
+            slot, sampled = int(batch.slot[sequence]), int(token[sequence])
             if batch.fed[sequence]:
                 # Nothing is known of one whose first draw could not be launched; it has failed.
-                controls.fed(self._drawn.get(slot, 0))
-            self._drawn[slot] = max(drawn, 0)
-            if not finish[sequence] and drawn >= 0 and controls.repeats(drawn):
+                controls.fed(self._sampled.get(slot, 0))
+            self._sampled[slot] = max(sampled, 0)
+            if not finish[sequence] and sampled >= 0 and controls.repeats(sampled):
                 finish[sequence] = Finish.REPETITION

@@ -18,8 +18,8 @@ from quire_worker.ops.triton.attention_plan import TritonPlan
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
 from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.fresh_attention import best_backend
-from quire_worker.ops.triton.key_shares import COLUMNS
-from quire_worker.ops.triton.sampling import DrawColumns, draw
+from quire_worker.ops.triton.kv_splits import COLUMNS
+from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_layout import StepLayout
@@ -67,9 +67,9 @@ class StepBody:
         if edit is not None:
             changed = edit(self.logits, self.last_token, changed)
         sequences = size.sequences
-        draw(
+        sample_rows(
             self.logits,
-            DrawColumns(
+            DeviceSamplingColumns(
                 temperature=views["temperature"].view(torch.float32),
                 top_k=views["top_k"],
                 top_p=views["top_p"].view(torch.float32),
@@ -118,7 +118,7 @@ class StepBody:
             sequence=views["row_sequence"],
             page_table=self.uploaded[layout.table_at :],
             table_width=views["table_width"],
-            shares=views["share"].view(COLUMNS, -1) if "share" in views else None,
+            splits=views["split"].view(COLUMNS, -1) if "split" in views else None,
             arrived=self._arrived,
             tile_tokens=layout.tiling.tokens,
             tile_sequence=views["tile_sequence"] if tiled else None,

@@ -17,8 +17,8 @@ from torch import Tensor
 from quire_worker.cuda.graph_recorder import Recorder, Replayable, borrowed
 from quire_worker.ops.triton.attention import prefill_attention
 from quire_worker.ops.triton.fresh_attention import best_backend, fresh_attention
+from quire_worker.ops.triton.gemm import gemm_add, gemm_into
 from quire_worker.ops.triton.launch import empty_like_rows
-from quire_worker.ops.triton.products import multiply_into, multiply_onto
 
 if TYPE_CHECKING:
     from quire_worker.cuda.step_body import StepBody
@@ -46,9 +46,9 @@ class _Gap(NamedTuple):
     def put(self, begin: int, end: int, attended: Tensor) -> None:
         """Rows of the product, of what they attended to."""
         if self.adds:
-            multiply_onto(self.result[begin:end], attended, self.weight)
+            gemm_add(self.result[begin:end], attended, self.weight)
         else:
-            multiply_into(self.result[begin:end], attended, self.weight)
+            gemm_into(self.result[begin:end], attended, self.weight)
 
 
 class StepGraph:

@@ -14,7 +14,7 @@ import numpy as np
 
 from quire_worker.ops.triton.attention_plan import PREFILL_ROWS, decode_programs, most_keys_first
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.key_shares import COLUMNS, follow, most_shares, share_keys, tile_of, wide_until
+from quire_worker.ops.triton.kv_splits import COLUMNS, extend_splits, max_splits, split_keys, tile_of, wide_until
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -81,7 +81,7 @@ class StepLayout:
         lengths["stop_id"] = size.sequences * stop_ids
         lengths |= dict.fromkeys(_BY_ROW, size.total_rows)
         if size.decodes and not tiling.even:
-            lengths["share"] = COLUMNS * most_shares(size.decodes, tiling.programs)
+            lengths["split"] = COLUMNS * max_splits(size.decodes, tiling.programs)
         if tiles := size.tiles(tiling.tokens) + tiling.even * size.decodes:
             lengths |= dict.fromkeys(("tile_sequence", "tile_token"), tiles)
         for name, length in lengths.items():
@@ -113,7 +113,7 @@ class StepLayout:
     def pack_nobody(self, buffer: Tensor) -> None:
         """Write, into the device side, a step in which all rows are padding."""
         buffer[: self.words(1)] = 0
-        for name in ("slot", "stop_id", "row_position", "tile_sequence", "share"):
+        for name in ("slot", "stop_id", "row_position", "tile_sequence", "split"):
             if name in self.place:
                 begin, length = self.place[name]
                 buffer[begin : begin + length] = -1
@@ -170,7 +170,7 @@ class StepLayout:
         stops = column("stop_id").reshape(size.sequences, self.stop_ids)
         stops.fill(-1)
         stops[here, : batch.stop_id.shape[1] if batch.stop_id.ndim == 2 else 0] = batch.stop_id
-        self._pack_shares(batch.position[:decodes], into)
+        self._pack_splits(batch.position[:decodes], into)
         self._pack_rows(batch, decodes, here, first, into)
         return self._pack_table(batch, decodes, here, into)
 
@@ -187,16 +187,16 @@ class StepLayout:
         ):
             begin = self.place[name][0]
             into[begin : begin + count] = values
-        self._pack_shares(position, into, before)
+        self._pack_splits(position, into, before)
         return self._pack_table(batch, count, slice(count), into)
 
-    def _pack_shares(self, position: Int32, into: Int32, before: Int32 | None = None) -> None:
-        if "share" in self.place:
-            begin, length = self.place["share"]
-            shares = into[begin : begin + length].reshape(COLUMNS, -1)
+    def _pack_splits(self, position: Int32, into: Int32, before: Int32 | None = None) -> None:
+        if "split" in self.place:
+            begin, length = self.place["split"]
+            splits = into[begin : begin + length].reshape(COLUMNS, -1)
             tile = tile_of(self.size.decodes, self.tiling.wide_until)
-            if before is None or not follow(shares, before + 1, position + 1, tile):
-                shares[:] = share_keys(position + 1, self.tiling.programs, shares.shape[1], tile)
+            if before is None or not extend_splits(splits, before + 1, position + 1, tile):
+                splits[:] = split_keys(position + 1, self.tiling.programs, splits.shape[1], tile)
 
     def _pack_table(self, batch: StepBatch, decodes: int, here: Int32 | slice, into: Int32) -> int:
         size, width = self.size, batch.page_table.shape[1]

@@ -33,7 +33,7 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     if everyone and in_flight.decodes == len(slots) and not outcome.finish.any():
         return _complete_decodes(residents, in_flight, end, outcome)
     told = live if everyone else live | residents.are_late(in_flight.slot_generation)
-    drawn = told & (outcome.token >= 0)
+    sampled = told & (outcome.token >= 0)
     _advance(residents, in_flight, live, end, outcome)
     ended = np.flatnonzero(told & (outcome.finish > 0))
     tokenless = ended[outcome.token[ended] < 0]
@@ -41,13 +41,13 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
     progress[: in_flight.decodes] = False
     progress[list(outcome.failed)] = False
     rows = StepRows(
-        slot=np.concatenate([slots[drawn], slots[tokenless]]),
-        token=outcome.token[drawn],
-        finish=np.concatenate([outcome.finish[drawn], outcome.finish[tokenless]]),
+        slot=np.concatenate([slots[sampled], slots[tokenless]]),
+        token=outcome.token[sampled],
+        finish=np.concatenate([outcome.finish[sampled], outcome.finish[tokenless]]),
         prefill_slot=slots[progress],
         prefill_position=end[progress],
         prefill_tokens=int(in_flight.count[in_flight.decodes :].sum()),
-        logprobs=keep_logprobs(outcome.logprobs, drawn),
+        logprobs=keep_logprobs(outcome.logprobs, sampled),
         scores=[
             PromptLogprobs(int(slots[row]), int(in_flight.position[row]) + 1, as_logprobs(columns))
             for row, columns in outcome.scores.items()
@@ -91,8 +91,8 @@ def _advance(residents: ResidentSlots, in_flight: InFlightStep, live: Bool, end:
         ran[list(outcome.failed)] = False
     decodes = int(np.count_nonzero(ran[: in_flight.decodes]))
     residents.computed_to(in_flight.slot[ran], in_flight.position[ran], end[ran], decodes)
-    drawn = ran & in_flight.sample
-    table.known_len[in_flight.slot[drawn]] = end[drawn] + 1
-    first = in_flight.slot[in_flight.decodes :][drawn[in_flight.decodes :]]
+    sampled = ran & in_flight.sample
+    table.known_len[in_flight.slot[sampled]] = end[sampled] + 1
+    first = in_flight.slot[in_flight.decodes :][sampled[in_flight.decodes :]]
     if len(first):
         table.first_token_ns[first] = time.time_ns()

@@ -44,7 +44,7 @@ class ArchSpec:
     max_positions: int
     norm_eps: float
     rope: RopeSpec = field(default_factory=RopeSpec)
-    norm_gain_offset: float = 0.0
+    norm_weight_offset: float = 0.0
     """Added to every norm's gain (1.0 where checkpoints store gain - 1)."""
     pre_norm: bool = True
     """Normalise what enters attention and MLP."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.parameters import MODEL_WIDE
 from quire_worker.model.rope import rope_tables
-from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables
 from quire_worker.ops.weight import DenseWeight, Weight
 from quire_worker.weights.parameter_store import ParameterStore
 
@@ -27,7 +27,7 @@ class LayerWeights:
 
     attention_norm: Tensor | None
     qkv: Weight
-    qk_gains: QkGains | None
+    qk_norm_weights: QkNormWeights | None
     o: Weight
     attention_post_norm: Tensor | None
     mlp_norm: Tensor | None
@@ -51,7 +51,7 @@ class Decoder(Generic[P]):
         self.embedding = store.require("embed.weight", MODEL_WIDE)
         tables = rope_tables(spec.rope, spec.head_dim, max_positions)
         self.rope = RopeTables(*(table.to(self.embedding.device) for table in tables))
-        self.final_norm = _gain(spec, store, "final_norm.weight", MODEL_WIDE)
+        self.final_norm = _norm_weight(spec, store, "final_norm.weight", MODEL_WIDE)
         self.head: Weight = DenseWeight(self.embedding) if spec.tied_embeddings else _linear(store, "head", MODEL_WIDE)
         self.layers = [_layer_weights(spec, store, layer) for layer in range(spec.layers)]
         for weight in (self.head, *(each for layer in self.layers for each in layer.products)):
@@ -67,7 +67,7 @@ class Decoder(Generic[P]):
         for index, layer in enumerate(self.layers):
             x = self._enter(delta, residual, layer.attention_norm)
             query = ops.qk_norm_rope_write(
-                ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_gains
+                ops.linear(x, layer.qkv), pages, index, plan, self.head_shape, self.rope, layer.qk_norm_weights
             )
             onto = residual if layer.attention_post_norm is None else None
             delta = attend(query, pages, index, plan, spec.window(index), layer.o, onto)
@@ -98,35 +98,37 @@ class Decoder(Generic[P]):
             return ops.gated_linear(x, layer.gate_up, kind)
         return ops.activation(ops.linear(x, layer.gate_up), kind)
 
-    def _enter(self, delta: Tensor | None, residual: Tensor, gain: Tensor | None) -> Tensor:
+    def _enter(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor | None) -> Tensor:
         """Add what the block before left, if it was not added yet, then normalise for the next one."""
-        if gain is None:
+        if norm_weight is None:
             return residual.clone() if delta is None else residual.add_(delta)
         if delta is None:
-            return self.ops.rms_norm(residual, gain, self.spec.norm_eps)
-        return self.ops.add_rms_norm(delta, residual, gain, self.spec.norm_eps)
+            return self.ops.rms_norm(residual, norm_weight, self.spec.norm_eps)
+        return self.ops.add_rms_norm(delta, residual, norm_weight, self.spec.norm_eps)
 
-    def _leave(self, x: Tensor | None, gain: Tensor | None) -> Tensor | None:
-        return x if x is None or gain is None else self.ops.rms_norm(x, gain, self.spec.norm_eps)
+    def _leave(self, x: Tensor | None, norm_weight: Tensor | None) -> Tensor | None:
+        return x if x is None or norm_weight is None else self.ops.rms_norm(x, norm_weight, self.spec.norm_eps)
 
 
 def _layer_weights(spec: ArchSpec, store: ParameterStore, layer: int) -> LayerWeights:
-    gains = {
-        role: _optional_gain(spec, store, f"{role}.weight", layer)
+    norm_weights = {
+        role: _optional_norm_weight(spec, store, f"{role}.weight", layer)
         for role in ("attention_norm", "attention_post_norm", "mlp_norm", "mlp_post_norm")
     }
-    qk_gains = None
+    qk_norm_weights = None
     if spec.qk_norm == "head":
-        qk_gains = QkGains(
-            _gain(spec, store, "q_norm.weight", layer), _gain(spec, store, "k_norm.weight", layer), spec.norm_eps
+        qk_norm_weights = QkNormWeights(
+            _norm_weight(spec, store, "q_norm.weight", layer),
+            _norm_weight(spec, store, "k_norm.weight", layer),
+            spec.norm_eps,
         )
     return LayerWeights(
         qkv=_linear(store, "qkv", layer),
-        qk_gains=qk_gains,
+        qk_norm_weights=qk_norm_weights,
         o=_linear(store, "o", layer),
         gate_up=_linear(store, "gate_up", layer),
         down=_linear(store, "down", layer),
-        **gains,
+        **norm_weights,
     )
 
 
@@ -134,10 +136,10 @@ def _linear(store: ParameterStore, role: str, layer: int) -> Weight:
     return DenseWeight(store.require(f"{role}.weight", layer), store.get(f"{role}.bias", layer))
 
 
-def _gain(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor:
-    gain = store.require(role, layer)
-    return torch.add(gain, spec.norm_gain_offset) if spec.norm_gain_offset else gain
+def _norm_weight(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor:
+    norm_weight = store.require(role, layer)
+    return torch.add(norm_weight, spec.norm_weight_offset) if spec.norm_weight_offset else norm_weight
 
 
-def _optional_gain(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor | None:
-    return _gain(spec, store, role, layer) if store.get(role, layer) is not None else None
+def _optional_norm_weight(spec: ArchSpec, store: ParameterStore, role: str, layer: int) -> Tensor | None:
+    return _norm_weight(spec, store, role, layer) if store.get(role, layer) is not None else None

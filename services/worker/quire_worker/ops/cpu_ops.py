@@ -17,7 +17,7 @@ from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
 from quire_worker.ops.cpu_plan import CpuPlan, item_tokens, plan_step
 from quire_worker.ops.cpu_threads import CpuThreads
-from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.simd import LANES
 from quire_worker.ops.torch_reference import TorchOps
@@ -25,7 +25,7 @@ from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.step import LogprobColumns
 
-_NO_GAIN: Final = np.zeros(0, np.float32)
+_NO_NORM_WEIGHT: Final = np.zeros(0, np.float32)
 _PAIR_COST: Final = 8
 """Of a (query, key) pair with 64 numbers per head; see CpuThreads."""
 
@@ -56,7 +56,7 @@ class CpuOps:
     def depends_on_threads(self) -> bool:
         """Whether fewer torch threads than there were when this was made give other bits, with the weights that were
         prepared. Kernels never do (see CpuThreads)."""
-        return self._torch.products_depend_on_threads
+        return self._torch.gemms_depend_on_threads
 
     def prepare(self, weight: Weight) -> None:
         """See `TorchOps.prepare`."""
@@ -70,20 +70,22 @@ class CpuOps:
         """See `Ops.embedding`."""
         return self._torch.embedding(token, weight, scale)
 
-    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops.rms_norm`."""
         rows, size = x.shape
         if size % LANES:
-            return self._torch.rms_norm(x, gain, eps)
+            return self._torch.rms_norm(x, norm_weight, eps)
         out = torch.empty_like(x)
-        self._threads.rows(cpu_rows.norm_rows, rows, size, _flat(x), _flat(gain), np.float32(eps), size, _flat(out))
+        self._threads.rows(
+            cpu_rows.norm_rows, rows, size, _flat(x), _flat(norm_weight), np.float32(eps), size, _flat(out)
+        )
         return out
 
-    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops.add_rms_norm`."""
         rows, size = residual.shape
         if size % LANES:
-            return self._torch.add_rms_norm(delta, residual, gain, eps)
+            return self._torch.add_rms_norm(delta, residual, norm_weight, eps)
         out = torch.empty_like(residual)
         self._threads.rows(
             cpu_rows.add_norm_rows,
@@ -91,7 +93,7 @@ class CpuOps:
             size,
             _flat(delta),
             _flat(residual),
-            _flat(gain),
+            _flat(norm_weight),
             np.float32(eps),
             size,
             _flat(out),
@@ -110,7 +112,7 @@ class CpuOps:
         plan: CpuPlan,
         shape: HeadShape,
         rope: RopeTables,
-        norm: QkGains | None,
+        norm: QkNormWeights | None,
     ) -> Tensor:
         """See `Ops.qk_norm_rope_write`."""
         out = self._scratch.take("query", plan.rows, shape.heads * shape.head_dim)
@@ -125,8 +127,8 @@ class CpuOps:
             _flat(rope.cos),
             _flat(rope.sin),
             norm is not None,
-            _NO_GAIN if norm is None else _flat(norm.query),
-            _NO_GAIN if norm is None else _flat(norm.key),
+            _NO_NORM_WEIGHT if norm is None else _flat(norm.query),
+            _NO_NORM_WEIGHT if norm is None else _flat(norm.key),
             np.float32(0.0 if norm is None else norm.eps),
             pages.stride(2) * layer,
             self._sizes(pages),
@@ -202,9 +204,9 @@ class CpuOps:
         one = np.ones(1, np.int32)
         plan = self.plan(pages, 1, one - 1, one, one[:, None])
         rope = RopeTables(torch.ones(1, shape.head_dim // 2), torch.zeros(1, shape.head_dim // 2))
-        gain = torch.ones(shape.head_dim)
+        norm_weight = torch.ones(shape.head_dim)
         qkv = torch.zeros(1, (shape.heads + 2 * shape.kv_heads) * shape.head_dim)
-        query = self.qk_norm_rope_write(qkv, pages, 0, plan, shape, rope, QkGains(gain, gain, 1e-5))
+        query = self.qk_norm_rope_write(qkv, pages, 0, plan, shape, rope, QkNormWeights(norm_weight, norm_weight, 1e-5))
         self.paged_attention(query, pages, 0, plan, shape, 0)
         row = torch.zeros(1, 2 * LANES)
         self.add_rms_norm(row, row.clone(), torch.ones(2 * LANES), 1e-5)

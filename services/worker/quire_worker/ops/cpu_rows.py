@@ -32,7 +32,9 @@ _ONE: Final = np.float32(1.0)
 
 
 @kernel
-def norm(source: Float32, at: int, size: int, gain: Float32, eps: Number, target: Float32, target_at: int) -> None:
+def norm(
+    source: Float32, at: int, size: int, norm_weight: Float32, eps: Number, target: Float32, target_at: int
+) -> None:
     """RMS norm of `size` numbers."""
     squares = spread(_ZERO)
     for d in range(0, size, LANES):
@@ -40,25 +42,25 @@ def norm(source: Float32, at: int, size: int, gain: Float32, eps: Number, target
         squares = fma(x, x, squares)
     scale = spread(_ONE / np.sqrt(np.float32(total(squares)) / np.float32(size) + eps))
     for d in range(0, size, LANES):
-        store(target, target_at + d, multiply(multiply(load(source, at + d), scale), load(gain, d)))
+        store(target, target_at + d, multiply(multiply(load(source, at + d), scale), load(norm_weight, d)))
 
 
 @kernel
-def norm_rows(first: int, last: int, x: Float32, gain: Float32, eps: Number, size: int, out: Float32) -> None:
+def norm_rows(first: int, last: int, x: Float32, norm_weight: Float32, eps: Number, size: int, out: Float32) -> None:
     """Rows first..last of x, normed, to out."""
     for row in range(first, last):
-        norm(x, row * size, size, gain, eps, out, row * size)
+        norm(x, row * size, size, norm_weight, eps, out, row * size)
 
 
 @kernel
 def add_norm_rows(
-    first: int, last: int, delta: Float32, residual: Float32, gain: Float32, eps: Number, size: int, out: Float32
+    first: int, last: int, delta: Float32, residual: Float32, norm_weight: Float32, eps: Number, size: int, out: Float32
 ) -> None:
     """The same of residual += delta."""
     for row in range(first, last):
         for at in range(row * size, (row + 1) * size, LANES):
             store(residual, at, add(load(residual, at), load(delta, at)))
-        norm(residual, row * size, size, gain, eps, out, row * size)
+        norm(residual, row * size, size, norm_weight, eps, out, row * size)
 
 
 @kernel
@@ -82,8 +84,8 @@ def rope_write_rows(
     cos: Float32,
     sin: Float32,
     normed: bool,
-    query_gain: Float32,
-    key_gain: Float32,
+    query_norm_weight: Float32,
+    key_norm_weight: Float32,
     eps: Number,
     layer_at: int,
     sizes: tuple[int, int, int, int, int, int, int],
@@ -100,7 +102,7 @@ def rope_write_rows(
         angle = position[row] * (head_dim // 2)
         for head in range(heads):
             if normed:
-                norm(qkv, at, head_dim, query_gain, eps, qkv, at)
+                norm(qkv, at, head_dim, query_norm_weight, eps, qkv, at)
             rotate(qkv, at, cos, sin, angle, head_dim // 2, out, (row * heads + head) * head_dim)
             at += head_dim
         if row >= write_at.size:
@@ -108,7 +110,7 @@ def rope_write_rows(
         for head in range(kv_heads):
             target = write_at[row] + head * head_stride + layer_at
             if normed:
-                norm(qkv, at, head_dim, key_gain, eps, qkv, at)
+                norm(qkv, at, head_dim, key_norm_weight, eps, qkv, at)
             rotate(qkv, at, cos, sin, angle, head_dim // 2, pool, target)
             for d in range(0, head_dim, LANES):
                 value = load(qkv, at + kv_heads * head_dim + d)

@@ -49,7 +49,7 @@ class RopeTables:
 
 
 @dataclass(frozen=True, slots=True)
-class QkGains:
+class QkNormWeights:
     """Gains of the norms over query and key heads, each [D], and their epsilon."""
 
     query: Tensor
@@ -87,11 +87,11 @@ class Ops(Protocol[P]):
         """token [R] int64, weight [V, H] -> [R, H], times `scale`."""
         ...
 
-    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """[R, H] -> x / sqrt(mean(x^2) + eps) * gain."""
         ...
 
-    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """Mutates residual [R, H] += delta, then returns its rms_norm."""
         ...
 
@@ -104,7 +104,14 @@ class Ops(Protocol[P]):
         ...
 
     def qk_norm_rope_write(
-        self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
+        self,
+        qkv: Tensor,
+        pages: Tensor,
+        layer: int,
+        plan: P,
+        shape: HeadShape,
+        rope: RopeTables,
+        norm: QkNormWeights | None,
     ) -> Tensor:
         """From the fused projection qkv [R, (Q + 2 K) * D]: norm query and key heads where `norm` is given, rotate both
         (halves: x1 cos - x2 sin, x2 cos + x1 sin), write keys and values of real rows to `pages` (mutated) of `layer`,

@@ -13,8 +13,8 @@ from torch import Tensor
 
 ROW_TILES = (4, 8, 16, 32)
 _MOST_ROWS = 256
-_PRODUCT_ROWS = (16, 48, 128)
-_MOST_PRODUCT_ROWS = 1024
+_GEMM_ROWS = (16, 48, 128)
+_MOST_GEMM_ROWS = 1024
 _MOST_MULTIPLICATIONS = 1 << 35
 """Bounds what one product costs to measure; only vocabularies of wide models come near it."""
 
@@ -41,20 +41,20 @@ def attention_row_tile(head_dim: int, tile: int, kv_heads: int) -> int | None:
     return None
 
 
-def product_depends_on_rows(outputs: int, inputs: int) -> bool:
+def gemm_depends_on_rows(outputs: int, inputs: int) -> bool:
     """Whether rows of x @ weight.T differ between numbers of rows that are multiples of 16.
 
     One thread never splits the inner axis: nothing is measured then.
     """
     if torch.get_num_threads() == 1:
         return False
-    rows = min(_MOST_PRODUCT_ROWS, max(_MOST_ROWS, _MOST_MULTIPLICATIONS // (outputs * inputs) // 16 * 16))
+    rows = min(_MOST_GEMM_ROWS, max(_MOST_ROWS, _MOST_MULTIPLICATIONS // (outputs * inputs) // 16 * 16))
     weight, x = _random(outputs, inputs, seed=4), _random(rows, inputs, seed=5)
     whole = functional.linear(x, weight)
-    return not all(torch.equal(functional.linear(x[:part], weight), whole[:part]) for part in _PRODUCT_ROWS)
+    return not all(torch.equal(functional.linear(x[:part], weight), whole[:part]) for part in _GEMM_ROWS)
 
 
-def product_depends_on_threads(outputs: int, inputs: int) -> bool:
+def gemm_depends_on_threads(outputs: int, inputs: int) -> bool:
     """Whether x @ weight.T has other bits with half as many threads, and so on down to one.
 
     Of a few numbers of rows: that rows keep their bits in all others is measured by `product_depends_on_rows`, and
@@ -63,14 +63,14 @@ def product_depends_on_threads(outputs: int, inputs: int) -> bool:
     most = torch.get_num_threads()
     if most == 1:
         return False
-    weight, x = _random(outputs, inputs, seed=6), _random(_PRODUCT_ROWS[-1], inputs, seed=7)
+    weight, x = _random(outputs, inputs, seed=6), _random(_GEMM_ROWS[-1], inputs, seed=7)
     whole = functional.linear(x, weight)
     try:
         threads = most
         while threads > 1:
             threads //= 2
             torch.set_num_threads(threads)
-            rows = _PRODUCT_ROWS[:1] if threads == 1 else _PRODUCT_ROWS
+            rows = _GEMM_ROWS[:1] if threads == 1 else _GEMM_ROWS
             if not all(torch.equal(functional.linear(x[:part], weight), whole[:part]) for part in rows):
                 return True
     finally:

@@ -15,13 +15,8 @@ from torch import Tensor
 
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
-from quire_worker.ops.invariance import (
-    ROW_TILES,
-    attention_row_tile,
-    product_depends_on_rows,
-    product_depends_on_threads,
-)
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
+from quire_worker.ops.invariance import ROW_TILES, attention_row_tile, gemm_depends_on_rows, gemm_depends_on_threads
 from quire_worker.ops.scratch import Scratch
 from quire_worker.ops.torch_attention import paged_attention
 from quire_worker.ops.torch_plan import TorchPlan, plan_step
@@ -56,7 +51,7 @@ class TorchOps:
         """False on a machine whose batched products depend on their rows in every way tried."""
         self._row_tile = max(row_tile or ROW_TILES[-1], _SPLIT_ROWS if torch.get_num_threads() > 1 else 0)
         self._in_blocks: dict[tuple[int, int], bool] = {}
-        self.products_depend_on_threads = False
+        self.gemms_depend_on_threads = False
         """Whether a product that was prepared has other bits with fewer threads."""
         self._scratch = Scratch()
 
@@ -64,8 +59,8 @@ class TorchOps:
         """Measure products of the weight's shape now rather than at their first use."""
         outputs, inputs = weight.data.shape
         if (outputs, inputs) not in self._in_blocks:
-            self._in_blocks[outputs, inputs] = product_depends_on_rows(outputs, inputs)
-            self.products_depend_on_threads |= product_depends_on_threads(outputs, inputs)
+            self._in_blocks[outputs, inputs] = gemm_depends_on_rows(outputs, inputs)
+            self.gemms_depend_on_threads |= gemm_depends_on_threads(outputs, inputs)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
         """See `Ops.plan`."""
@@ -85,28 +80,28 @@ class TorchOps:
         rows = weight.index_select(0, token)
         return rows if scale == 1.0 else rows.mul_(scale)
 
-    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops.rms_norm`."""
         variance = x.square().mean(dim=-1, keepdim=True)
-        return torch.mul(x, variance.add_(eps).rsqrt_()).mul_(gain)
+        return torch.mul(x, variance.add_(eps).rsqrt_()).mul_(norm_weight)
 
-    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops.add_rms_norm`."""
         residual.add_(delta)
-        return self.rms_norm(residual, gain, eps)
+        return self.rms_norm(residual, norm_weight, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See `Ops.linear`."""
         if isinstance(weight, DenseWeight):
-            return self._product(x, weight.data, weight.bias)
-        product = self._product(x, weight.data.to(torch.float32), None).mul_(weight.scale)
+            return self._gemm(x, weight.data, weight.bias)
+        product = self._gemm(x, weight.data.to(torch.float32), None).mul_(weight.scale)
         return product if weight.bias is None else product.add_(weight.bias)
 
-    def _product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _gemm(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         in_blocks = self._in_blocks.get((weight.shape[0], weight.shape[1]))
         if in_blocks is None:
             self.prepare(DenseWeight(weight))
-            return self._product(x, weight, bias)
+            return self._gemm(x, weight, bias)
         if not in_blocks:
             return functional.linear(x, weight, bias)
         # The same number of rows each time leaves nothing to depend on.
@@ -120,7 +115,7 @@ class TorchOps:
         plan: TorchPlan,
         shape: HeadShape,
         rope: RopeTables,
-        norm: QkGains | None,
+        norm: QkNormWeights | None,
     ) -> Tensor:
         """See `Ops.qk_norm_rope_write`."""
         heads, rotated_heads, half = shape.heads, shape.heads + shape.kv_heads, shape.head_dim // 2

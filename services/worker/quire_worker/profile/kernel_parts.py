@@ -20,17 +20,17 @@ DECODE_ATTENTION, PREFILL_ATTENTION = "decode attention", "prefill attention"
 FEED, THRESHOLDS, DRAW = "feed tokens", "sampling: thresholds", "sampling: draw"
 CONTROLS, LOGPROBS = "sampling: controls", "logprobs"
 ATTENTION_KERNELS: Mapping[str, str] = MappingProxyType(
-    {"decode_attention_kernel": DECODE_ATTENTION, "merge_shares_kernel": DECODE_ATTENTION}
+    {"decode_attention_kernel": DECODE_ATTENTION, "merge_splits_kernel": DECODE_ATTENTION}
 )
 KERNELS_BEHIND: Mapping[str, str] = MappingProxyType(
     {
         "feed_kernel": FEED,
         "group_maxima_kernel": THRESHOLDS,
-        "threshold_kernel": THRESHOLDS,
-        "mass_kernel": THRESHOLDS,
-        "nucleus_kernel": THRESHOLDS,
-        "draw_kernel": DRAW,
-        "settle_kernel": DRAW,
+        "top_k_top_p_kernel": THRESHOLDS,
+        "top_p_mass_kernel": THRESHOLDS,
+        "top_p_kernel": THRESHOLDS,
+        "sample_kernel": DRAW,
+        "finish_kernel": DRAW,
         "control_kernel": CONTROLS,
         "block_logprobs_kernel": LOGPROBS,
         "merge_logprobs_kernel": LOGPROBS,

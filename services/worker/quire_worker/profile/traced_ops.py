@@ -10,7 +10,7 @@ from torch.profiler import record_function
 
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, Ops, P, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables
 from quire_worker.ops.weight import Weight
 from quire_worker.profile.cost import (
     Attended,
@@ -63,15 +63,15 @@ class TracedOps(Generic[P]):
         cost = embedding_cost(token.shape[0], weight.shape[1], weight.element_size())
         return self._trace("embedding", cost, lambda: self._ops.embedding(token, weight, scale))
 
-    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops`."""
         cost = norm_cost(x.shape[0], x.shape[1], x.element_size(), adds=False)
-        return self._trace("norm", cost, lambda: self._ops.rms_norm(x, gain, eps))
+        return self._trace("norm", cost, lambda: self._ops.rms_norm(x, norm_weight, eps))
 
-    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops`."""
         cost = norm_cost(delta.shape[0], delta.shape[1], delta.element_size(), adds=True)
-        return self._trace("add and norm", cost, lambda: self._ops.add_rms_norm(delta, residual, gain, eps))
+        return self._trace("add and norm", cost, lambda: self._ops.add_rms_norm(delta, residual, norm_weight, eps))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See `Ops`."""
@@ -85,7 +85,14 @@ class TracedOps(Generic[P]):
         return left
 
     def qk_norm_rope_write(
-        self, qkv: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, rope: RopeTables, norm: QkGains | None
+        self,
+        qkv: Tensor,
+        pages: Tensor,
+        layer: int,
+        plan: P,
+        shape: HeadShape,
+        rope: RopeTables,
+        norm: QkNormWeights | None,
     ) -> Tensor:
         """See `Ops`."""
         return self._trace(

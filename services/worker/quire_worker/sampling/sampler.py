@@ -45,10 +45,10 @@ def sample(logits: Tensor, columns: SamplingColumns) -> Int32:
     sound = np.isfinite(top)
     values: Float32 = logits.numpy()
     token: Int32 = values.argmax(axis=1).astype(np.int32)
-    drawn = np.flatnonzero(sound & (columns.temperature >= GREEDY_BELOW))
-    if drawn.size:
-        temperature = columns.temperature[drawn, None]
-        token[drawn] = _draw(values[drawn] / temperature, top[drawn, None] / temperature, columns, drawn)
+    sampled = np.flatnonzero(sound & (columns.temperature >= GREEDY_BELOW))
+    if sampled.size:
+        temperature = columns.temperature[sampled, None]
+        token[sampled] = _sample_row(values[sampled] / temperature, top[sampled, None] / temperature, columns, sampled)
     if not sound.all():
         token[~sound] = np.where(np.isfinite(raw.amax(dim=-1).numpy()[~sound]), NOTHING_LEFT, DAMAGED)
     return token
@@ -72,7 +72,7 @@ class _Filtered:
     others: list[int] = field(default_factory=list)
 
 
-def _draw(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
+def _sample_row(scaled: Float32, top: Float32, columns: SamplingColumns, rows: Int64) -> Int64:
     """Tokens of rows that are not greedy; `rows` are their indices in the columns. Overwrites `scaled` [N, V]."""
     token = np.empty(rows.size, np.int64)
     filtered = _filter(scaled, top, columns, rows)
@@ -131,10 +131,10 @@ def _kept(scaled: Float32, weight: Float32, top_k: int, top_p: float, min_p: flo
     if 0 < top_k < scaled.size:
         least = np.partition(scaled, scaled.size - top_k)[scaled.size - top_k]
         mass = np.where(scaled >= least, mass, _NONE)
-    return np.flatnonzero(mass >= _nucleus(mass, top_p) if top_p < 1.0 else mass > _NONE)
+    return np.flatnonzero(mass >= _top_p_mass(mass, top_p) if top_p < 1.0 else mass > _NONE)
 
 
-def _nucleus(mass: Float32, top_p: float) -> float:
+def _top_p_mass(mass: Float32, top_p: float) -> float:
     """The least weight that top_p keeps."""
     total = mass.sum(dtype=np.float64)
     # All tokens below this together make up at most half of the tail that top_p drops.

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_shares_kernel
+from quire_worker.ops.triton.kernels.decode_attention import decode_attention_kernel, merge_splits_kernel
 from quire_worker.ops.triton.kernels.prefill_attention import prefill_attention_kernel
-from quire_worker.ops.triton.key_shares import LAST_MERGES_FROM, NARROW, WIDE, tile_of, wide_until
+from quire_worker.ops.triton.kv_splits import LAST_MERGES_FROM, NARROW, WIDE, tile_of, wide_until
 from quire_worker.ops.triton.launch import options, power_of_two
 
 if TYPE_CHECKING:
@@ -38,28 +38,28 @@ def decode_attention(
 ) -> None:
     """The first plan.decodes rows of query [R, Q D] into those of out. Pages as in Ops.plan; any page size. `sinks` [Q]
     float32: a score of each head that takes part in the softmax and has no value."""
-    if plan.shares is None:
+    if plan.splits is None:
         return
     page = pages.shape[4]
-    shares = plan.shares.shape[1]
+    splits = plan.splits.shape[1]
     width = power_of_two(shape.heads // shape.kv_heads)
     # Shares for wide tiles are whole narrow ones too, which suit smaller pages.
     tile = tile_of(plan.decodes, wide_until(shape)) if page >= WIDE else NARROW
-    part_out = torch.empty((shares, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
-    part_lse = torch.empty((shares, shape.heads), dtype=torch.float32, device=out.device)
+    part_out = torch.empty((splits, shape.heads, shape.head_dim), dtype=torch.float32, device=out.device)
+    part_lse = torch.empty((splits, shape.heads), dtype=torch.float32, device=out.device)
     merge = {"WIDTH": width, "MERGED": max(2, _MERGED // width)}
     last_merges = plan.decodes >= LAST_MERGES_FROM
-    decode_attention_kernel[(shape.kv_heads, shares)](
+    decode_attention_kernel[(shape.kv_heads, splits)](
         query,
         pages,
-        plan.shares,
+        plan.splits,
         plan.arrived,
         plan.position,
         plan.page_table,
         out,
         part_out,
         part_lse,
-        shares,
+        splits,
         query if sinks is None else sinks,
         shape.score_scale,
         shape.softcap,
@@ -80,12 +80,12 @@ def decode_attention(
         **options(pdl, num_warps=4 if tile == WIDE else 2),
     )
     if not last_merges:
-        merge_shares_kernel[(plan.decodes, shape.kv_heads)](
-            plan.shares,
+        merge_splits_kernel[(plan.decodes, shape.kv_heads)](
+            plan.splits,
             out,
             part_out,
             part_lse,
-            shares,
+            splits,
             HEADS=shape.heads,
             KV_HEADS=shape.kv_heads,
             DIM=shape.head_dim,

@@ -17,7 +17,7 @@ from torch import Tensor
 from quire_worker.arrays import Int32
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.fresh_attention import Fresh
-from quire_worker.ops.triton.key_shares import most_shares, share_keys, tile_of, wide_until
+from quire_worker.ops.triton.kv_splits import max_splits, split_keys, tile_of, wide_until
 
 PREFILL_ROWS = 64
 """Query rows of a prefill tile: tokens times the query heads of one KV head."""
@@ -43,8 +43,8 @@ class TritonPlan:
     """[S * P], row after row."""
     table_width: Tensor
     """[1]: P, which a captured graph reads at each replay."""
-    shares: Tensor | None
-    """[key_shares.COLUMNS, shares of keys of what decodes]; None where nothing decodes."""
+    splits: Tensor | None
+    """[kv_splits.COLUMNS, shares of keys of what decodes]; None where nothing decodes."""
     arrived: Tensor
     """[decodes or more, KV heads], zero between kernels."""
     tile_tokens: int
@@ -120,8 +120,8 @@ def plan_step(
         return torch.from_numpy(np.ascontiguousarray(column, np.int32)).to(device)
 
     programs = decode_programs(shape, device)
-    room, tile = most_shares(decodes, programs), tile_of(decodes, wide_until(shape))
-    shares = share_keys(position[:decodes] + 1, programs, room, tile)
+    room, tile = max_splits(decodes, programs), tile_of(decodes, wide_until(shape))
+    splits = split_keys(position[:decodes] + 1, programs, room, tile)
     return TritonPlan(
         rows=rows,
         decodes=decodes,
@@ -129,7 +129,7 @@ def plan_step(
         sequence=send(sequence),
         page_table=send(page_table),
         table_width=send(np.array([page_table.shape[1]], np.int32)),
-        shares=send(shares) if decodes else None,
+        splits=send(splits) if decodes else None,
         arrived=torch.zeros((decodes, shape.kv_heads), dtype=torch.int32, device=device),
         tile_tokens=tokens,
         tile_sequence=send(grid[:, 0]) if tiles else None,

@@ -66,9 +66,9 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
 def torch_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
     """See `packed_logprobs`: the same in torch, slowly."""
     rows = logits.index_select(0, row).float()
-    drawn = token.index_select(0, row).clamp(min=0).long()[:, None]
+    sampled = token.index_select(0, row).clamp(min=0).long()[:, None]
     normaliser = torch.logsumexp(rows, dim=1, keepdim=True)
-    chosen = rows.gather(1, drawn)
+    chosen = rows.gather(1, sampled)
     rank = 1 + (rows > chosen).sum(dim=1, keepdim=True, dtype=torch.int32)
     bits = rows.view(torch.int32)
     ordered = torch.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).long()

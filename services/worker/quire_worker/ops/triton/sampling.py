@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from quire_common.credit import Finish
-from quire_worker.ops.triton.kernels.nucleus import mass_kernel, nucleus_kernel
-from quire_worker.ops.triton.kernels.sample import draw_kernel, settle_kernel
-from quire_worker.ops.triton.kernels.threshold import group_maxima_kernel, threshold_kernel
+from quire_worker.ops.triton.kernels.sample import finish_kernel, sample_kernel
+from quire_worker.ops.triton.kernels.top_k_top_p import group_maxima_kernel, top_k_top_p_kernel
+from quire_worker.ops.triton.kernels.top_p import top_p_kernel, top_p_mass_kernel
 from quire_worker.ops.triton.launch import options, power_of_two
 
 _BLOCK = 1024
 # Without the bound fewer programs fit on a multiprocessor.
-_DRAW_WARPS, _DRAW_REGISTERS = 1, 80
+_SAMPLE_WARPS, _SAMPLE_REGISTERS = 1, 80
 # Neighbours of which the search for thresholds knows the largest.
 _GROUP = 64
 _GROUPS = 64
@@ -25,12 +25,12 @@ _SEARCH_BLOCK = 4096
 _SEARCH_WARPS = 8
 # Of the nucleus' mass.
 _SHARE, _SHARE_WARPS = 4096, 4
-_NUCLEUS_BLOCK, _NUCLEUS_WARPS = 8192, 32
+_TOP_P_BLOCK, _TOP_P_WARPS = 8192, 32
 _FEW, _CANDIDATES = 128, 2048
 
 
 @dataclass(slots=True)
-class DrawColumns:
+class DeviceSamplingColumns:
     """Device tensors of N rows; meanings are those of StepBatch."""
 
     temperature: Tensor
@@ -59,9 +59,9 @@ class DrawColumns:
     """int32; negative: padding."""
 
 
-def draw(
+def sample_rows(
     logits: Tensor,
-    columns: DrawColumns,
+    columns: DeviceSamplingColumns,
     last_token: Tensor,
     out_token: Tensor,
     out_finish: Tensor,
@@ -82,16 +82,16 @@ def draw(
     control, replaced = (columns.slot, logits) if changed is None else changed
     controlled = changed is not None
     # Without them the kernels do not look at these.
-    maximum = largest = threshold = columns.temperature
+    maximum = largest = cutoff = columns.temperature
     if filtered:
-        maximum, largest, threshold = _thresholds(logits, columns, control, replaced, controlled, pdl)
+        maximum, largest, cutoff = _cutoffs(logits, columns, control, replaced, controlled, pdl)
     part_score = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     part_token = torch.empty((rows, parts), dtype=torch.int32, device=logits.device)
-    draw_kernel[(rows, parts)](
+    sample_kernel[(rows, parts)](
         logits,
         columns.temperature,
         maximum,
-        threshold,
+        cutoff,
         columns.seed,
         columns.sample_index,
         columns.position,
@@ -109,13 +109,11 @@ def draw(
         BLOCK=block,
         FILTERED=filtered,
         CONTROLLED=controlled,
-        **options(pdl, num_warps=_DRAW_WARPS, maxnreg=_DRAW_REGISTERS),
+        **options(pdl, num_warps=_SAMPLE_WARPS, maxnreg=_SAMPLE_REGISTERS),
     )
     if filtered:
-        _keep_to_nucleus(
-            logits, columns, (largest, threshold, part_score, part_token), (control, replaced), controlled, pdl
-        )
-    settle_kernel[(rows,)](
+        _apply_top_p(logits, columns, (largest, cutoff, part_score, part_token), (control, replaced), controlled, pdl)
+    finish_kernel[(rows,)](
         part_score,
         part_token,
         columns.wanted,
@@ -136,8 +134,8 @@ def draw(
     )
 
 
-def _thresholds(
-    logits: Tensor, columns: DrawColumns, control: Tensor, replaced: Tensor, controlled: bool, pdl: bool
+def _cutoffs(
+    logits: Tensor, columns: DeviceSamplingColumns, control: Tensor, replaced: Tensor, controlled: bool, pdl: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """float32, of rows that ask: the largest logits of groups [N, G], the largest of all [N], and the least that is
     kept [N]; -inf where nothing is asked."""
@@ -161,15 +159,15 @@ def _thresholds(
         CONTROLLED=controlled,
         **options(pdl, num_warps=_GROUP_WARPS),
     )
-    largest, threshold = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
-    threshold_kernel[(rows,)](
+    largest, cutoff = (torch.empty(rows, dtype=torch.float32, device=logits.device) for _ in range(2))
+    top_k_top_p_kernel[(rows,)](
         logits,
         *asked,
         maximum,
         torch.empty((rows, groups), dtype=torch.int32, device=logits.device),
         torch.empty((rows, _CANDIDATES), dtype=torch.float32, device=logits.device),
         largest,
-        threshold,
+        cutoff,
         control,
         replaced,
         vocab,
@@ -183,22 +181,27 @@ def _thresholds(
         CONTROLLED=controlled,
         **options(pdl, num_warps=_SEARCH_WARPS),
     )
-    return maximum, largest, threshold
+    return maximum, largest, cutoff
 
 
-def _keep_to_nucleus(
-    logits: Tensor, columns: DrawColumns, drawn: Listed[Tensor], changed: Listed[Tensor], controlled: bool, pdl: bool
+def _apply_top_p(
+    logits: Tensor,
+    columns: DeviceSamplingColumns,
+    sampled: Listed[Tensor],
+    changed: Listed[Tensor],
+    controlled: bool,
+    pdl: bool,
 ) -> None:
     """Draw again where top_p alone is asked for and the token is not in the nucleus. `drawn`: the largest logits, the
     thresholds, and what the parts drew."""
     (rows, vocab), stops = logits.shape, columns.stop_id.shape[1]
-    largest, threshold, part_score, part_token = drawn
+    largest, cutoff, part_score, part_token = sampled
     parts = part_score.shape[1]
     shares = -(-vocab // _SHARE)
     part_mass = torch.empty((rows, 2, shares), dtype=torch.float32, device=logits.device)
-    asked = (columns.temperature, columns.top_k, columns.top_p, columns.blocked, columns.stop_id, largest, threshold)
+    asked = (columns.temperature, columns.top_k, columns.top_p, columns.blocked, columns.stop_id, largest, cutoff)
     sizes = {"PARTS": parts, "LANES": power_of_two(parts), "SHARES": shares, "CONTROLLED": controlled}
-    mass_kernel[(rows, shares)](
+    top_p_mass_kernel[(rows, shares)](
         logits,
         *asked,
         part_score,
@@ -211,7 +214,7 @@ def _keep_to_nucleus(
         **sizes,
         **options(pdl, num_warps=_SHARE_WARPS),
     )
-    nucleus_kernel[(rows,)](
+    top_p_kernel[(rows,)](
         logits,
         *asked,
         columns.seed,
@@ -224,7 +227,7 @@ def _keep_to_nucleus(
         vocab,
         stops,
         SHARE_LANES=power_of_two(shares),
-        BLOCK=_NUCLEUS_BLOCK,
+        BLOCK=_TOP_P_BLOCK,
         **sizes,
-        **options(pdl, num_warps=_NUCLEUS_WARPS),
+        **options(pdl, num_warps=_TOP_P_WARPS),
     )

@@ -12,16 +12,16 @@ from torch import Tensor
 
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
-from quire_worker.ops.interface import HeadShape, QkGains, RopeTables
+from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
 from quire_worker.ops.triton.attention import decode_attention, prefill_attention
 from quire_worker.ops.triton.attention_plan import TritonPlan, plan_step
 from quire_worker.ops.triton.fresh_attention import Fresh, fresh_attention
+from quire_worker.ops.triton.gemm import GemmConfigs, gemm_add
 from quire_worker.ops.triton.kernels.activation import activation_kernel
 from quire_worker.ops.triton.kernels.embedding import embedding_kernel
 from quire_worker.ops.triton.kernels.norm import rms_norm_kernel
 from quire_worker.ops.triton.kernels.rope import qk_norm_rope_write_kernel
 from quire_worker.ops.triton.launch import empty_like_rows, options, power_of_two
-from quire_worker.ops.triton.products import Products, multiply_onto
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
@@ -39,12 +39,12 @@ class TritonOps:
 
     row_multiple = 1
 
-    def __init__(self, shape: HeadShape, device: torch.device, products: Products) -> None:
+    def __init__(self, shape: HeadShape, device: torch.device, gemm_configs: GemmConfigs) -> None:
         self._shape = shape
         self._group = shape.heads // shape.kv_heads
         self._device = device
-        self._products = products
-        self.batch_invariant = products.even
+        self._gemm_configs = gemm_configs
+        self.batch_invariant = gemm_configs.batch_invariant
         """Whether a row's bits depend on itself alone: everything is cut alike, however many rows there are."""
         self.kept_logits: Tensor | None = None
         """[rows, V] where the logits of steps of so many rows lie, each over the last one's. Without it every captured
@@ -67,24 +67,24 @@ class TritonOps:
         embedding_kernel[grid](token, weight, out, hidden, scale, BLOCK=_ELEMENTS, **options(self.pdl))
         return out
 
-    def rms_norm(self, x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops.rms_norm`."""
-        return self._norm(None, x, gain, eps)
+        return self._norm(None, x, norm_weight, eps)
 
-    def add_rms_norm(self, delta: Tensor, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         """See `Ops.add_rms_norm`."""
-        return self._norm(delta, residual, gain, eps)
+        return self._norm(delta, residual, norm_weight, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
         """See `Ops.linear`."""
-        return self._products.multiply(x, weight, self.pdl)
+        return self._gemm_configs.gemm(x, weight, self.pdl)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
         """See `Ops.add_linear`: few rows are added by the norm that follows, of many cuBLAS reads the residual while it
         computes."""
         if x.shape[0] < _MANY_ROWS or self.batch_invariant:
             return self.linear(x, weight)
-        multiply_onto(residual, x, weight)
+        gemm_add(residual, x, weight)
         return None
 
     def qk_norm_rope_write(
@@ -95,16 +95,16 @@ class TritonOps:
         plan: TritonPlan,
         shape: HeadShape,
         rope: RopeTables,
-        norm: QkGains | None,
+        norm: QkNormWeights | None,
     ) -> Tensor:
         """See `Ops.qk_norm_rope_write`."""
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
-        gains = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
+        norm_weights = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
         rows = qkv.shape[0]
         together = 1 if rows < _MANY_ROWS or self.batch_invariant else _TOGETHER
         qk_norm_rope_write_kernel[(-(-rows // together), shape.kv_heads)](
             qkv,
-            *gains,
+            *norm_weights,
             rope.cos,
             rope.sin,
             plan.position,
@@ -151,7 +151,7 @@ class TritonOps:
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
         """See `Ops.gated_linear`."""
-        whole = self._products.multiply_gated(x, weight, self.pdl, gelu=activation == "gelu_tanh")
+        whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
         return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -166,7 +166,7 @@ class TritonOps:
         """See `Ops.lm_head`; logits keep the weight's type until they are sampled."""
         kept = self.kept_logits
         out = kept[: len(x)] if kept is not None and len(x) <= len(kept) else None
-        logits = self._products.multiply(x, weight, self.pdl, out)
+        logits = self._gemm_configs.gemm(x, weight, self.pdl, out)
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
@@ -177,14 +177,14 @@ class TritonOps:
         """See `Ops.logprobs`: the reference, on the host."""
         return logprob_columns(logits.float().cpu(), token, wanted)
 
-    def _norm(self, delta: Tensor | None, residual: Tensor, gain: Tensor, eps: float) -> Tensor:
+    def _norm(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
         rows, hidden = residual.shape
         out = torch.empty_like(residual)
         block = power_of_two(hidden)
         rms_norm_kernel[(rows,)](
             residual if delta is None else delta,
             residual,
-            gain,
+            norm_weight,
             out,
             hidden,
             eps,

@@ -18,14 +18,14 @@ from quire_worker.ops.triton.kernels.common import fetch_lines, let_next_start, 
 def decode_attention_kernel(
     query,
     pages,
-    shares,
+    splits,
     arrived,
     position,
     page_table,
     out,
     part_out,
     part_lse,
-    shares_count,
+    splits_count,
     sinks,
     scale,
     softcap,
@@ -52,7 +52,7 @@ def decode_attention_kernel(
 ):
     """Grid [KV heads, shares_count]: the longest shares of all heads begin first, and places without a share come last,
     since programs that have nothing to do take their time too. query [S, HEADS, DIM], position [S] of the token; shares
-    as in key_shares.
+    as in kv_splits.
 
     TILE divides PAGE, and where shares begin. ROWS: query heads per KV head, padded to 16. What waits for its merge:
     part_out [shares_count, HEADS, DIM] float32 (normalised), and part_lse [shares_count, HEADS], -inf where a share
@@ -60,19 +60,19 @@ def decode_attention_kernel(
     of WIDTH heads, a power of two. SINKS: sinks [HEADS] float32 are scores without values, which a sequence's first
     share counts. Pages may be of another type than the query: what is loaded is computed with in the query's.
     """
-    kv, share = tl.program_id(0), tl.program_id(1)
+    kv, split = tl.program_id(0), tl.program_id(1)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     row = tl.arange(0, ROWS)
     lane = tl.arange(0, DIM)
     key = tl.arange(0, TILE)
     real = row < GROUP
     # What was uploaded before the step is there already, whatever the kernel before this one still writes.
-    owner = tl.load(shares + share)
-    first = tl.load(shares + shares_count + share)
-    end = tl.load(shares + 2 * shares_count + share)
-    part = tl.load(shares + 3 * shares_count + share)
-    begin = tl.load(shares + 4 * shares_count + share)
-    parts = tl.load(shares + 5 * shares_count + share)
+    owner = tl.load(splits + split)
+    first = tl.load(splits + splits_count + split)
+    end = tl.load(splits + 2 * splits_count + split)
+    part = tl.load(splits + 3 * splits_count + split)
+    begin = tl.load(splits + 4 * splits_count + split)
+    parts = tl.load(splits + 5 * splits_count + split)
     width = tl.load(table_width)
     seq = tl.maximum(owner, 0).to(tl.int64)
     head = pages + kv.to(tl.int64) * head_stride + layer_offset
@@ -142,12 +142,12 @@ def decode_attention_kernel(
 
 
 @triton.jit(do_not_specialize=["shares_count"])
-def merge_shares_kernel(
-    shares,
+def merge_splits_kernel(
+    splits,
     out,
     part_out,
     part_lse,
-    shares_count,
+    splits_count,
     HEADS: tl.constexpr,
     KV_HEADS: tl.constexpr,
     DIM: tl.constexpr,
@@ -157,8 +157,8 @@ def merge_shares_kernel(
 ):
     """Grid [S, KV heads]: weighs what decode_attention_kernel left. A sequence that was not cut is written already."""
     seq, kv = tl.program_id(0), tl.program_id(1)
-    begin = tl.load(shares + 6 * shares_count + seq)
-    parts = tl.load(shares + 7 * shares_count + seq)
+    begin = tl.load(splits + 6 * splits_count + seq)
+    parts = tl.load(splits + 7 * splits_count + seq)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     wait(PDL)
     let_next_start(PDL)

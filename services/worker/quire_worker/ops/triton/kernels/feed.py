@@ -19,5 +19,5 @@ def feed_kernel(token, fed, sequence, slot, last_token, out, rows, BLOCK: tl.con
     from_slot = tl.load(fed + row, mask=real, other=0) != 0
     of = tl.load(sequence + row, mask=real, other=0)
     at = tl.load(slot + of, mask=from_slot, other=0)
-    drawn = tl.load(last_token + at, mask=from_slot & (at >= 0), other=0)
-    tl.store(out + row, tl.where(from_slot, drawn, known), mask=real)
+    sampled = tl.load(last_token + at, mask=from_slot & (at >= 0), other=0)
+    tl.store(out + row, tl.where(from_slot, sampled, known), mask=real)

@@ -12,7 +12,7 @@ from quire_worker.ops.triton.kernels.common import let_next_start, wait
 def rms_norm_kernel(
     delta,
     residual,
-    gain,
+    norm_weight,
     out,
     hidden,
     eps,
@@ -24,7 +24,7 @@ def rms_norm_kernel(
     row = tl.program_id(0).to(tl.int64) * hidden
     column = tl.arange(0, BLOCK)
     real = column < hidden
-    scale = tl.load(gain + column, mask=real, other=0.0).to(tl.float32)
+    scale = tl.load(norm_weight + column, mask=real, other=0.0).to(tl.float32)
     wait(PDL)
     let_next_start(PDL)
     x = tl.load(residual + row + column, mask=real, other=0.0).to(tl.float32)

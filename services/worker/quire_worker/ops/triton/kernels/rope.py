@@ -11,8 +11,8 @@ from quire_worker.ops.triton.kernels.common import let_next_start, wait
 @triton.jit(do_not_specialize=["rows"])
 def qk_norm_rope_write_kernel(
     qkv,
-    query_gain,
-    key_gain,
+    query_norm_weight,
+    key_norm_weight,
     cos,
     sin,
     position,
@@ -55,10 +55,10 @@ def qk_norm_rope_write_kernel(
     there = row < rows
     real = there[:, None, None] & (part < GROUP + 2)[None, :, None]
     if NORM:
-        q1 = tl.load(query_gain + lane).to(tl.float32)
-        q2 = tl.load(query_gain + HALF + lane).to(tl.float32)
-        k1 = tl.load(key_gain + lane).to(tl.float32)
-        k2 = tl.load(key_gain + HALF + lane).to(tl.float32)
+        q1 = tl.load(query_norm_weight + lane).to(tl.float32)
+        q2 = tl.load(query_norm_weight + HALF + lane).to(tl.float32)
+        k1 = tl.load(key_norm_weight + lane).to(tl.float32)
+        k2 = tl.load(key_norm_weight + HALF + lane).to(tl.float32)
     wait(PDL)
     let_next_start(PDL)
     at = tl.load(position + row, mask=there, other=-1)
@@ -70,10 +70,10 @@ def qk_norm_rope_write_kernel(
     query_part, turned = is_query[None, :, None], (is_query | is_key)[None, :, None]
     if NORM:
         inverse = tl.rsqrt((tl.sum(first * first, axis=2) + tl.sum(second * second, axis=2)) / DIM + eps)[:, :, None]
-        gain1 = tl.where(query_part, q1[None, None, :], k1[None, None, :])
-        gain2 = tl.where(query_part, q2[None, None, :], k2[None, None, :])
-        first = tl.where(turned, first * inverse * gain1, first)
-        second = tl.where(turned, second * inverse * gain2, second)
+        norm1 = tl.where(query_part, q1[None, None, :], k1[None, None, :])
+        norm2 = tl.where(query_part, q2[None, None, :], k2[None, None, :])
+        first = tl.where(turned, first * inverse * norm1, first)
+        second = tl.where(turned, second * inverse * norm2, second)
     angle = (place.to(tl.int64) * HALF)[:, None] + lane[None, :]
     c = tl.load(cos + angle).to(tl.float32)[:, None, :]
     s = tl.load(sin + angle).to(tl.float32)[:, None, :]

@@ -32,7 +32,7 @@ def row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, st
 
 
 @triton.jit
-def asks(temperature, top_k, top_p, min_p, row, vocab):
+def has_filters(temperature, top_k, top_p, min_p, row, vocab):
     """Whether a row is drawn from less than all."""
     k = tl.load(top_k + row)
     limits = ((k > 0) & (k < vocab)) | (tl.load(top_p + row) < 1.0) | (tl.load(min_p + row) > 0.0)
@@ -40,7 +40,7 @@ def asks(temperature, top_k, top_p, min_p, row, vocab):
 
 
 @triton.jit
-def alone(temperature, top_k, top_p, row, vocab):
+def is_top_p_only(temperature, top_k, top_p, row, vocab):
     """Whether a row asks for top_p without top_k."""
     k = tl.load(top_k + row)
     unlimited = (k <= 0) | (k >= vocab)

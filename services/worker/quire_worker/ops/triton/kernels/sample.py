@@ -21,11 +21,11 @@ _NO_TOKEN: tl.constexpr = tl.constexpr(2147483647)
 
 
 @triton.jit
-def draw_kernel(
+def sample_kernel(
     logits,
     temperature,
     maximum,
-    threshold,
+    cutoff,
     seed,
     sample_index,
     position,
@@ -55,7 +55,7 @@ def draw_kernel(
     let_next_start(PDL)
     cut = tl.full([], float("-inf"), tl.float32)
     if FILTERED:
-        cut = tl.load(threshold + row)
+        cut = tl.load(cutoff + row)
         group = part * GROUPS + tl.arange(0, GROUPS)
         # Of rows without a threshold nobody knows them; and a NaN must be found.
         of_group = tl.load(maximum + row * groups + group, mask=cut > float("-inf"), other=float("inf"))
@@ -158,7 +158,7 @@ def winner(part_score, part_token, row, PARTS: tl.constexpr, LANES: tl.constexpr
 
 
 @triton.jit
-def settle_kernel(
+def finish_kernel(
     part_score,
     part_token,
     wanted,
@@ -186,12 +186,12 @@ def settle_kernel(
     let_next_start(PDL)
     most, best = winner(part_score, part_token, row, PARTS, BLOCK)
     good = (most > float("-inf")) & (most < float("inf"))
-    drawn = tl.load(wanted + row) != 0
+    sampled = tl.load(wanted + row) != 0
     nothing = -1
     if CONTROLLED:
         left = (most > float("-inf")) | (tl.load(control + row) == 0)
-        nothing = tl.where(left | (not drawn), -1, -2)
-    best = tl.where(good & drawn, best, nothing)
+        nothing = tl.where(left | (not sampled), -1, -2)
+    best = tl.where(good & sampled, best, nothing)
     finish = tl.where(tl.load(last + row) != 0, FINISH_LENGTH, 0)
     stopped = False
     for index in range(stops):
@@ -200,4 +200,4 @@ def settle_kernel(
     tl.store(out_token + row, best)
     tl.store(out_finish + row, finish)
     at = tl.load(slot + row).to(tl.int64)
-    tl.store(last_token + at, tl.maximum(best, 0), mask=(at >= 0) & drawn)
+    tl.store(last_token + at, tl.maximum(best, 0), mask=(at >= 0) & sampled)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire_worker.arrays import Int32
-from quire_worker.ops.triton.key_shares import (
+from quire_worker.ops.triton.kv_splits import (
     BEGIN,
     END,
     FIRST_OF_SEQUENCE,
@@ -19,17 +19,17 @@ from quire_worker.ops.triton.key_shares import (
 )
 
 
-def check_shares(shares: Int32, lengths: Sequence[int], tile: int) -> None:
+def check_shares(splits: Int32, lengths: Sequence[int], tile: int) -> None:
     """Every key is in one share, and shares say of their sequence what it says of them."""
-    used = int((shares[SEQUENCE] >= 0).sum())
-    assert (shares[SEQUENCE, used:] == -1).all()
-    assert sorted(shares[PART, :used].tolist()) == list(range(used))
+    used = int((splits[SEQUENCE] >= 0).sum())
+    assert (splits[SEQUENCE, used:] == -1).all()
+    assert sorted(splits[PART, :used].tolist()) == list(range(used))
     for sequence, length in enumerate(lengths):
-        mine = shares[:, :used][:, shares[SEQUENCE, :used] == sequence]
+        mine = splits[:, :used][:, splits[SEQUENCE, :used] == sequence]
         mine = mine[:, np.argsort(mine[PART])]
         assert (mine[PARTS] == mine.shape[1]).all()
-        assert shares[PARTS_OF_SEQUENCE, sequence] == mine.shape[1]
-        assert shares[FIRST_OF_SEQUENCE, sequence] == mine[FIRST_PART, 0]
+        assert splits[PARTS_OF_SEQUENCE, sequence] == mine.shape[1]
+        assert splits[FIRST_OF_SEQUENCE, sequence] == mine[FIRST_PART, 0]
         assert mine[PART].tolist() == [int(mine[FIRST_PART, 0]) + each for each in range(mine.shape[1])]
         keys = [key for begin, end in zip(mine[BEGIN], mine[END], strict=True) for key in range(begin, end)]
         assert keys == list(range(length))

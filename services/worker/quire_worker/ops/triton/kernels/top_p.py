@@ -12,12 +12,12 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
-from quire_worker.ops.triton.kernels.row import alone, row_logits
+from quire_worker.ops.triton.kernels.row import is_top_p_only, row_logits
 from quire_worker.ops.triton.kernels.sample import best_of, winner
 
 
 @triton.jit
-def mass_kernel(
+def top_p_mass_kernel(
     logits,
     temperature,
     top_k,
@@ -25,7 +25,7 @@ def mass_kernel(
     blocked,
     stop_id,
     largest,
-    threshold,
+    cutoff,
     part_score,
     part_token,
     part_mass,
@@ -45,14 +45,14 @@ def mass_kernel(
     row, share = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if not alone(temperature, top_k, top_p, row, vocab):
+    if not is_top_p_only(temperature, top_k, top_p, row, vocab):
         return
     token = share * BLOCK + tl.arange(0, BLOCK)
     x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat, cut, most = tl.load(temperature + row), tl.load(threshold + row), tl.load(largest + row)
+    heat, cut, most = tl.load(temperature + row), tl.load(cutoff + row), tl.load(largest + row)
     bound = row_logits(logits, row, chosen, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
     weight = tl.where(x >= cut, tl.exp((x - most) / heat), 0.0)
     out = part_mass + row * (2 * SHARES) + share
@@ -61,7 +61,7 @@ def mass_kernel(
 
 
 @triton.jit
-def nucleus_kernel(
+def top_p_kernel(
     logits,
     temperature,
     top_k,
@@ -69,7 +69,7 @@ def nucleus_kernel(
     blocked,
     stop_id,
     largest,
-    threshold,
+    cutoff,
     seed,
     sample_index,
     position,
@@ -95,12 +95,12 @@ def nucleus_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not alone(temperature, top_k, top_p, row, vocab):
+    if not is_top_p_only(temperature, top_k, top_p, row, vocab):
         return
     best, chosen = winner(part_score, part_token, row, PARTS, LANES)
     if tl.abs(best) == float("inf"):
         return
-    heat, cut, most = tl.load(temperature + row), tl.load(threshold + row), tl.load(largest + row)
+    heat, cut, most = tl.load(temperature + row), tl.load(cutoff + row), tl.load(largest + row)
     p = tl.load(top_p + row)
     share = tl.arange(0, SHARE_LANES)
     above = tl.load(part_mass + row * (2 * SHARES) + share, mask=share < SHARES, other=0.0)

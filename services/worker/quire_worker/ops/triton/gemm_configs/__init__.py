@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from quire_worker.ops.triton.gated_products import Gated
-from quire_worker.ops.triton.products import Gemv, Products, Shape, Tall, Way
+from quire_worker.ops.triton.gated_gemm import GatedGemmConfig
+from quire_worker.ops.triton.gemm import GemmConfig, GemmConfigs, Gemv, Shape, Tall
 
 _FOLDER = Path(__file__).parent
 _FILES: Mapping[str, str] = {"NVIDIA H200": "h200.json"}
@@ -16,36 +16,38 @@ _GATED_FILES: Mapping[str, str] = {"NVIDIA H200": "h200_gated.json"}
 _KINDS: Mapping[str, type[Gemv | Tall]] = {"Gemv": Gemv, "Tall": Tall}
 
 
-def products_for(device_name: str, *, even: bool = False) -> Products:
+def gemm_configs_for(device_name: str, *, batch_invariant: bool = False) -> GemmConfigs:
     """Products as they are fastest on a device."""
-    return Products(table_of(device_name), gated_table_of(device_name), even=even)
+    return GemmConfigs(configs_of(device_name), gated_configs_of(device_name), batch_invariant=batch_invariant)
 
 
-def gated_table_of(device_name: str) -> dict[Shape, Gated | None]:
+def gated_configs_of(device_name: str) -> dict[Shape, GatedGemmConfig | None]:
     """The ways of gated products, by the least rows; None: product and activation apart. Of ways that are as fast one
     is kept for all many rows of a shape, so that few kernels are compiled; an entry without figures ends the one before
     it."""
     file = _GATED_FILES.get(device_name)
-    return {} if file is None else read_gated(_FOLDER / file)
+    return {} if file is None else read_gated_configs(_FOLDER / file)
 
 
-def read_gated(path: Path) -> dict[Shape, Gated | None]:
+def read_gated_configs(path: Path) -> dict[Shape, GatedGemmConfig | None]:
     """Entries of a file of gated products."""
     return {
-        (entry["rows"], entry["outputs"], entry["inputs"]): None if entry["way"] is None else Gated(**entry["way"])
+        (entry["rows"], entry["outputs"], entry["inputs"]): None
+        if entry["way"] is None
+        else GatedGemmConfig(**entry["way"])
         for entry in json.loads(path.read_text())
     }
 
 
-def table_of(device_name: str) -> dict[Shape, Way]:
+def configs_of(device_name: str) -> dict[Shape, GemmConfig]:
     """The ways that were measured on a device; empty for a device that nobody has measured."""
     file = _FILES.get(device_name)
-    return {} if file is None else read_table(_FOLDER / file)
+    return {} if file is None else read_configs(_FOLDER / file)
 
 
-def read_table(path: Path) -> dict[Shape, Way]:
+def read_configs(path: Path) -> dict[Shape, GemmConfig]:
     """Entries of a file; those without a way go to cuBLAS, and are left out."""
-    table: dict[Shape, Way] = {}
+    table: dict[Shape, GemmConfig] = {}
     for entry in json.loads(path.read_text()):
         if entry["way"] is not None:
             fields = dict(entry["way"])

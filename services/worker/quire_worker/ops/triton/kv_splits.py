@@ -54,20 +54,20 @@ def tile_of(sequences: int, wide: int) -> int:
     return WIDE if sequences <= wide else NARROW
 
 
-def most_shares(sequences: int, programs: int) -> int:
+def max_splits(sequences: int, programs: int) -> int:
     """Room for the shares of so many sequences, where `programs` fill the device."""
     return sequences and sequences + (_ROUNDS if sequences >= _FEW else _FEW_ROUNDS) * programs
 
 
-def share_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
+def split_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> Int32:
     """[COLUMNS, room] for sequences of these lengths, at least as many shares as fit the device (`programs` with narrow
-    tiles) where the keys suffice; `room` as of most_shares for so many sequences or more. SEQUENCE is -1 where there is
+    tiles) where the keys suffice; `room` as of max_splits for so many sequences or more. SEQUENCE is -1 where there is
     no share."""
-    shares = np.zeros((COLUMNS, room), np.int32)
-    shares[SEQUENCE] = -1
+    splits = np.zeros((COLUMNS, room), np.int32)
+    splits[SEQUENCE] = -1
     count = len(length)
     if not count:
-        return shares
+        return splits
     parts = _parts(length, -(-programs * NARROW // tile), room, tile)
     used = int(parts.sum())
     owner = np.repeat(np.arange(count), parts)
@@ -78,21 +78,21 @@ def share_keys(length: Int32, programs: int, room: int, tile: int = NARROW) -> I
     begin = index * each[owner]
     end = np.minimum(begin + each[owner], length[owner])
     order = np.argsort(begin - end, kind="stable")
-    by_share = (owner, begin, end, first[owner] + index, first[owner], parts[owner])
-    for column, values in zip(shares, by_share, strict=False):
+    by_split = (owner, begin, end, first[owner] + index, first[owner], parts[owner])
+    for column, values in zip(splits, by_split, strict=False):
         column[:used] = values[order]
-    shares[FIRST_OF_SEQUENCE, :count] = first
-    shares[PARTS_OF_SEQUENCE, :count] = parts
-    return shares
+    splits[FIRST_OF_SEQUENCE, :count] = first
+    splits[PARTS_OF_SEQUENCE, :count] = parts
+    return splits
 
 
-def follow(shares: Int32, before: Int32, length: Int32, tile: int) -> bool:
-    """Change what share_keys gave for sequences of the lengths `before` into shares of the same ones that have grown
+def extend_splits(splits: Int32, before: Int32, length: Int32, tile: int) -> bool:
+    """Change what split_keys gave for sequences of the lengths `before` into shares of the same ones that have grown
     to `length`: the last of each takes the new keys. False where one has no room left in its last tile: nothing was
     done then."""
     if not np.array_equal((before - 1) // tile, (length - 1) // tile):
         return False
-    owner, ends = shares[SEQUENCE], shares[END]
+    owner, ends = splits[SEQUENCE], splits[END]
     last = np.flatnonzero((owner >= 0) & (ends == before[owner]))
     ends[last] = length[owner[last]]
     return True
@@ -121,8 +121,8 @@ def _time(longest: int, total: int, count: int, cut: int, programs: int, tile: i
     they have ended one, the shortest last."""
     piece = _piece(longest, cut, tile)
     even = total >= _EVEN * count * longest
-    shares = count * cut if even else max(count, total / piece + count / 2)
-    idle = _IDLE * (-shares % programs) * min(piece, total / count)
-    busy = max((total + _BEGIN * shares + idle) / programs, piece / _ALONE if even else piece)
+    splits = count * cut if even else max(count, total / piece + count / 2)
+    idle = _IDLE * (-splits % programs) * min(piece, total / count)
+    busy = max((total + _BEGIN * splits + idle) / programs, piece / _ALONE if even else piece)
     merge = 0 if cut == 1 else _MERGE if count >= LAST_MERGES_FROM else _MERGE_APART
     return busy + merge + _DRIFT * piece

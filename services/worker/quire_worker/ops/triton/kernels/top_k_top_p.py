@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import from_ordered, let_next_start, ordered, wait
-from quire_worker.ops.triton.kernels.row import asks, row_logits
+from quire_worker.ops.triton.kernels.row import has_filters, row_logits
 from quire_worker.ops.triton.kernels.search import heavy_key
 
 # ordered(-inf)
@@ -45,7 +45,7 @@ def group_maxima_kernel(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     wait(PDL)
     let_next_start(PDL)
-    if asks(temperature, top_k, top_p, min_p, row, vocab):
+    if has_filters(temperature, top_k, top_p, min_p, row, vocab):
         group = part * GROUPS + tl.arange(0, GROUPS)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         x = row_logits(logits, row, token, blocked, stop_id, control, changed, vocab, stops, CONTROLLED)
@@ -55,7 +55,7 @@ def group_maxima_kernel(
 
 
 @triton.jit
-def threshold_kernel(
+def top_k_top_p_kernel(
     logits,
     temperature,
     top_k,
@@ -67,7 +67,7 @@ def threshold_kernel(
     chosen,
     candidate,
     largest,
-    threshold,
+    cutoff,
     control,
     changed,
     vocab,
@@ -88,8 +88,8 @@ def threshold_kernel(
     row = tl.program_id(0).to(tl.int64)
     wait(PDL)
     let_next_start(PDL)
-    if not asks(temperature, top_k, top_p, min_p, row, vocab):
-        tl.store(threshold + row, float("-inf"))
+    if not has_filters(temperature, top_k, top_p, min_p, row, vocab):
+        tl.store(cutoff + row, float("-inf"))
         return
     heat = tl.load(temperature + row)
     k = tl.load(top_k + row)
@@ -137,7 +137,7 @@ def threshold_kernel(
             logits, row, blocked, stop_id, control, changed, heat, k, p, most, cut, vocab, stops, BLOCK, CONTROLLED
         )
     # The largest itself is always kept.
-    tl.store(threshold + row, tl.minimum(cut, most))
+    tl.store(cutoff + row, tl.minimum(cut, most))
 
 
 @triton.jit

@@ -13,7 +13,7 @@ from quire_worker.ops.triton.kernels.common import let_next_start, operand, wait
 
 
 @triton.jit(do_not_specialize=["rows"])
-def even_product_kernel(
+def batch_invariant_gemm_kernel(
     x,
     weight,
     bias,

@@ -13,28 +13,28 @@ from hypothesis import strategies as st
 from quire_worker.arrays import Int32
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.attention_plan import decode_programs, resident_programs
-from quire_worker.ops.triton.key_shares import (
+from quire_worker.ops.triton.kv_splits import (
     BEGIN,
     END,
     NARROW,
     PARTS,
     SEQUENCE,
     WIDE,
-    follow,
-    most_shares,
-    share_keys,
+    extend_splits,
+    max_splits,
+    split_keys,
     wide_until,
 )
-from tests.kernels.sharing import check_shares
+from tests.kernels.kv_split_rig import check_shares
 
 
 @given(st.lists(st.integers(1, 5_000), min_size=1, max_size=20), st.integers(1, 40), st.sampled_from([NARROW, WIDE]))
 def test_every_key_is_in_one_share(lengths: list[int], programs: int, tile: int) -> None:
-    room = most_shares(len(lengths), programs)
-    shares = share_keys(np.array(lengths, np.int32), programs, room, tile)
-    check_shares(shares, lengths, tile)
-    used = int((shares[SEQUENCE] >= 0).sum())
-    assert (np.diff(shares[END, :used] - shares[BEGIN, :used]) <= 0).all()
+    room = max_splits(len(lengths), programs)
+    splits = split_keys(np.array(lengths, np.int32), programs, room, tile)
+    check_shares(splits, lengths, tile)
+    used = int((splits[SEQUENCE] >= 0).sum())
+    assert (np.diff(splits[END, :used] - splits[BEGIN, :used]) <= 0).all()
 
 
 @given(
@@ -47,14 +47,14 @@ def test_shares_follow_sequences_that_grow_until_one_needs_another_tile(
 ) -> None:
     before = np.array([length for length, _ in sequences], np.int32)
     now = before + np.array([growth for _, growth in sequences], np.int32)
-    shares = share_keys(before, programs, most_shares(len(before), programs), tile)
+    splits = split_keys(before, programs, max_splits(len(before), programs), tile)
     fits = all(-(-old // tile) == -(-new // tile) for old, new in zip(before, now, strict=True))
-    assert follow(shares, before, now, tile) == fits
-    check_shares(shares, (now if fits else before).tolist(), tile)
+    assert extend_splits(splits, before, now, tile) == fits
+    check_shares(splits, (now if fits else before).tolist(), tile)
 
 
 def shared(lengths: list[int], programs: int = 66) -> Int32:
-    return share_keys(np.array(lengths, np.int32), programs, most_shares(len(lengths), programs))
+    return split_keys(np.array(lengths, np.int32), programs, max_splits(len(lengths), programs))
 
 
 def test_a_device_is_filled_and_no_share_is_shorter_than_it_must_be() -> None:
@@ -62,7 +62,7 @@ def test_a_device_is_filled_and_no_share_is_shorter_than_it_must_be() -> None:
     assert shared([640] * 256)[PARTS].max() == 1
     assert shared([1024] * 32)[PARTS].max() == 2
     long = shared([8192] * 32)
-    assert 2 * 66 < (long[SEQUENCE] >= 0).sum() <= most_shares(32, 66) == 32 + 3 * 66
+    assert 2 * 66 < (long[SEQUENCE] >= 0).sum() <= max_splits(32, 66) == 32 + 3 * 66
     assert shared([190])[PARTS].max() == 6
     assert shared([131_072])[PARTS].max() == 64
     ragged = shared([32_768] + [256] * 255)
@@ -87,13 +87,13 @@ def test_few_sequences_of_many_heads_have_wide_tiles() -> None:
     assert wide_until(HeadShape(32, 8, 128, 0.1)) == 2
     assert wide_until(HeadShape(16, 8, 128, 0.1)) == wide_until(HeadShape(32, 8, 256, 0.1)) == 0
     # Half as many, each twice as long.
-    assert share_keys(np.array([1024], np.int32), 66, 140, WIDE)[PARTS].max() == 16
-    assert share_keys(np.array([1024], np.int32), 66, 140, NARROW)[PARTS].max() == 32
+    assert split_keys(np.array([1024], np.int32), 66, 140, WIDE)[PARTS].max() == 16
+    assert split_keys(np.array([1024], np.int32), 66, 140, NARROW)[PARTS].max() == 32
 
 
 def test_nobody_decodes() -> None:
-    assert most_shares(0, 66) == 0
-    assert share_keys(np.zeros(0, np.int32), 66, 4)[SEQUENCE].tolist() == [-1] * 4
+    assert max_splits(0, 66) == 0
+    assert split_keys(np.zeros(0, np.int32), 66, 4)[SEQUENCE].tolist() == [-1] * 4
 
 
 def test_a_device_is_filled_by_its_own_multiprocessors(monkeypatch: pytest.MonkeyPatch) -> None:

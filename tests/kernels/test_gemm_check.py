@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from bench.gpu import choose_products
-from quire_worker.ops.triton import products
-from quire_worker.ops.triton.product_tables import table_of
-from quire_worker.ops.triton.products import Gemv, Shape, Tall, Way
+from quire_worker.ops.triton import gemm
+from quire_worker.ops.triton.gemm import GemmConfig, Gemv, Shape, Tall
+from quire_worker.ops.triton.gemm_configs import configs_of
 from quire_worker.ops.weight import Weight
 from tests.gpu.products import Bench, tiny_table
 from tests.kernels.stepping import DEVICE
@@ -17,14 +17,14 @@ from tests.kernels.stepping import DEVICE
 SHAPE = 21, 64
 
 
-def failures(table: dict[Shape, Way]) -> list[str]:
+def failures(table: dict[Shape, GemmConfig]) -> list[str]:
     with torch.inference_mode():
         return Bench(table, DEVICE).check(*SHAPE).failed
 
 
 def test_a_few_of_the_real_table_have_every_kind_of_way() -> None:
     table = tiny_table()
-    kinds = {(type(way), getattr(way, "shares", 1) > 1) for way in table.values()}
+    kinds = {(type(config), getattr(config, "shares", 1) > 1) for config in table.values()}
     assert kinds == {(Gemv, False), (Tall, False), (Tall, True)} and {rows for rows, *_ in table} >= {1, 2}
 
 
@@ -42,16 +42,16 @@ def test_rows_that_are_left_out_are_told_of() -> None:
 
 @pytest.mark.parametrize("how", ["a little off", "beside"])
 def test_what_is_written_wrongly_is_told_of(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = products.multiply
+    right = gemm.gemm
 
-    def wrong(x: Tensor, weight: Weight, way: Way, pdl: bool, out: Tensor) -> Tensor:
-        y = right(x, weight, way, pdl, out)  # type: ignore[arg-type]  # dense
+    def wrong(x: Tensor, weight: Weight, config: GemmConfig, pdl: bool, out: Tensor) -> Tensor:
+        y = right(x, weight, config, pdl, out)  # type: ignore[arg-type]  # dense
         if how == "beside":
             out.as_strided((1,), (1,), out.storage_offset() + out.numel()).zero_()
             return y
         return y.mul_(1.01)  # in bf16 one alone may be rounded back
 
-    monkeypatch.setattr(products, "multiply", wrong)
+    monkeypatch.setattr(gemm, "gemm", wrong)
     (told,) = failures({(1, *SHAPE): Gemv(8, 32, 4)})
     assert ("inf" in told) == (how == "beside")
 
@@ -65,14 +65,14 @@ def test_what_is_measured_anew_takes_its_place_in_a_table() -> None:
 
 
 def test_all_ways_of_the_table_are_among_those_that_are_tried() -> None:
-    table = table_of("NVIDIA H200")
+    table = configs_of("NVIDIA H200")
     assert len(table) > 50
-    for shape, way in table.items():
-        assert way in [*choose_products.candidates(*shape)], shape
+    for shape, config in table.items():
+        assert config in [*choose_products.candidates(*shape)], shape
 
 
 def test_more_than_a_program_may_have_is_not_tried() -> None:
-    tried = [way for way in choose_products.candidates(64, 6144, 4096) if isinstance(way, Tall)]
-    assert {(way.block_n, way.block_k, way.stages) for way in tried if way.block_k == 128} == {
+    tried = [config for config in choose_products.candidates(64, 6144, 4096) if isinstance(config, Tall)]
+    assert {(config.block_n, config.block_k, config.stages) for config in tried if config.block_k == 128} == {
         (64, 128, 3), (64, 128, 5), (128, 128, 3),
     }, "five buffers of 192 x 128 numbers take 240 KiB"  # fmt: skip  # one line of ways

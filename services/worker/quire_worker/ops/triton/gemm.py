@@ -1,6 +1,6 @@
 """Products: y = x @ weight.T by the way that was measured to be the fastest for the shape.
 
-A way is a value; the table that maps shapes to ways is data (see product_tables), made by
+A way is a value; the table that maps shapes to ways is data (see gemm_configs), made by
 `bench/gpu/choose_products.py`. A shape that no table knows goes to cuBLAS.
 """
 
@@ -13,9 +13,9 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from quire_worker.ops.triton.gated_products import Gated, GatedProducts, multiply_gated
-from quire_worker.ops.triton.kernels.even_product import even_product_kernel
-from quire_worker.ops.triton.kernels.product import gemv_kernel, split_product_kernel, tall_product_kernel
+from quire_worker.ops.triton.gated_gemm import GatedGemmConfig, GatedGemmConfigs, gated_gemm
+from quire_worker.ops.triton.kernels.batch_invariant_gemm import batch_invariant_gemm_kernel
+from quire_worker.ops.triton.kernels.gemm import gemv_kernel, split_k_gemm_kernel, tall_gemm_kernel
 from quire_worker.ops.triton.launch import options
 from quire_worker.ops.weight import DenseWeight, Weight
 
@@ -43,54 +43,58 @@ class Tall:
 
 
 _EVEN_ROWS, _EVEN_OUTPUTS = 64, 64
-Way = Gemv | Tall
+GemmConfig = Gemv | Tall
 Shape = tuple[int, int, int]
 """(rows of x, outputs, inputs)."""
 
 
-class Products:
+class GemmConfigs:
     """The ways of one device. A rows count that is not in the table takes the next larger one's way. `even`: no table,
     but one way for any number of rows, so that a row's bits do not depend on those beside it. `gated`: of the products
     whose outputs are gates, and what they gate."""
 
     def __init__(
-        self, table: Mapping[Shape, Way], gated: Mapping[Shape, Gated | None] | None = None, *, even: bool = False
+        self,
+        table: Mapping[Shape, GemmConfig],
+        gated: Mapping[Shape, GatedGemmConfig | None] | None = None,
+        *,
+        batch_invariant: bool = False,
     ) -> None:
-        self.even = even
-        self._gated = GatedProducts(gated or {})
+        self.batch_invariant = batch_invariant
+        self._gated = GatedGemmConfigs(gated or {})
         self._table = dict(table)
         self._rows: dict[tuple[int, int], list[int]] = {}
         for rows, outputs, inputs in sorted(self._table):
             self._rows.setdefault((outputs, inputs), []).append(rows)
 
-    def way(self, rows: int, outputs: int, inputs: int) -> Way | None:
+    def config_for(self, rows: int, outputs: int, inputs: int) -> GemmConfig | None:
         """How a product is made; None: by cuBLAS."""
         for known in self._rows.get((outputs, inputs), ()):
             if rows <= known:
                 return self._table[known, outputs, inputs]
         return None
 
-    def multiply(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
+    def gemm(self, x: Tensor, weight: Weight, pdl: bool, out: Tensor | None = None) -> Tensor:
         """[R, inputs] -> [R, outputs] of x's type; `out`: where it is to lie."""
         weight = _dense(weight)
-        if self.even:
-            return multiply_evenly(x, weight, pdl, out)
-        way = self.way(x.shape[0], *weight.data.shape)
-        if way is not None:
-            return multiply(x, weight, way, pdl, out)
-        return functional.linear(x, weight.data, weight.bias) if out is None else multiply_into(out, x, weight)
+        if self.batch_invariant:
+            return batch_invariant_gemm(x, weight, pdl, out)
+        config = self.config_for(x.shape[0], *weight.data.shape)
+        if config is not None:
+            return gemm(x, weight, config, pdl, out)
+        return functional.linear(x, weight.data, weight.bias) if out is None else gemm_into(out, x, weight)
 
-    def multiply_gated(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
+    def gated_gemm(self, x: Tensor, weight: Weight, pdl: bool, *, gelu: bool) -> Tensor | None:
         """[R, inputs] -> [R, outputs / 2] = activation(x @ first half.T) * (x @ second half.T) by one kernel; None: a
         product and an activation are the faster way, or the only one."""
         weight = _dense(weight)
-        if self.even or weight.bias is not None:
+        if self.batch_invariant or weight.bias is not None:
             return None
-        way = self._gated.way(x.shape[0], *weight.data.shape)
-        return None if way is None else multiply_gated(x, weight.data, way, pdl, gelu=gelu)
+        config = self._gated.config_for(x.shape[0], *weight.data.shape)
+        return None if config is None else gated_gemm(x, weight.data, config, pdl, gelu=gelu)
 
 
-def multiply_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
+def gemm_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
     """The product by cuBLAS, into `out` [R, outputs]."""
     dense = _dense(weight)
     if dense.bias is None:
@@ -98,7 +102,7 @@ def multiply_into(out: Tensor, x: Tensor, weight: Weight) -> Tensor:
     return torch.addmm(dense.bias, x, dense.data.T, out=out)
 
 
-def multiply_onto(residual: Tensor, x: Tensor, weight: Weight) -> None:
+def gemm_add(residual: Tensor, x: Tensor, weight: Weight) -> None:
     """The product by cuBLAS, added to `residual` [R, outputs]: rounded once, with it; a bias comes after that."""
     dense = _dense(weight)
     torch.addmm(residual, x, dense.data.T, out=residual)
@@ -106,14 +110,14 @@ def multiply_onto(residual: Tensor, x: Tensor, weight: Weight) -> None:
         residual.add_(dense.bias)
 
 
-def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
+def batch_invariant_gemm(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | None = None) -> Tensor:
     """The product by tiles of one size, summed in one order."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
     # The greatest power of two that divides the inner dimension, within what a tile may have.
     block_k = min(64, inputs & -inputs)
-    even_product_kernel[(-(-rows // _EVEN_ROWS), -(-outputs // _EVEN_OUTPUTS))](
+    batch_invariant_gemm_kernel[(-(-rows // _EVEN_ROWS), -(-outputs // _EVEN_OUTPUTS))](
         x,
         weight.data,
         weight.data if weight.bias is None else weight.bias,
@@ -131,15 +135,15 @@ def multiply_evenly(x: Tensor, weight: DenseWeight, pdl: bool, out: Tensor | Non
     return y
 
 
-def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool, out: Tensor | None = None) -> Tensor:
+def gemm(x: Tensor, weight: DenseWeight, config: GemmConfig, pdl: bool, out: Tensor | None = None) -> Tensor:
     """The product by the given way."""
     outputs, inputs = weight.data.shape
     rows = x.shape[0]
     y = torch.empty((rows, outputs), dtype=x.dtype, device=x.device) if out is None else out
     bias = weight.data if weight.bias is None else weight.bias
     biased = weight.bias is not None
-    if isinstance(way, Gemv):
-        gemv_kernel[(-(-outputs // way.block_n),)](
+    if isinstance(config, Gemv):
+        gemv_kernel[(-(-outputs // config.block_n),)](
             x,
             weight.data,
             bias,
@@ -147,15 +151,15 @@ def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool, out: Tensor | 
             outputs,
             INPUTS=inputs,
             M=rows,
-            BLOCK_N=way.block_n,
-            BLOCK_K=way.block_k,
+            BLOCK_N=config.block_n,
+            BLOCK_K=config.block_k,
             BIASED=biased,
-            **options(pdl, num_warps=way.warps),
+            **options(pdl, num_warps=config.warps),
         )
         return y
-    kernel = tall_product_kernel if way.shares == 1 else split_product_kernel
-    shares = {} if way.shares == 1 else {"SHARES": way.shares}
-    kernel[(-(-outputs // way.block_n),)](
+    kernel = tall_gemm_kernel if config.shares == 1 else split_k_gemm_kernel
+    shares = {} if config.shares == 1 else {"SHARES": config.shares}
+    kernel[(-(-outputs // config.block_n),)](
         x,
         weight.data,
         bias,
@@ -163,13 +167,13 @@ def multiply(x: Tensor, weight: DenseWeight, way: Way, pdl: bool, out: Tensor | 
         rows,
         outputs,
         INPUTS=inputs,
-        M=way.columns,
-        BLOCK_N=way.block_n,
-        BLOCK_K=way.block_k,
+        M=config.columns,
+        BLOCK_N=config.block_n,
+        BLOCK_K=config.block_k,
         BIASED=biased,
-        STAGES=way.stages,
+        STAGES=config.stages,
         **shares,
-        **options(pdl, num_warps=way.warps),
+        **options(pdl, num_warps=config.warps),
     )
     return y
 

@@ -11,7 +11,7 @@ from quire_worker.ops.triton import sampling
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.gumbel import noise_of_rows
 from quire_worker.sampling.sampler import sample
-from tests.kernels.drawing import VOCAB, make, on_device, run
+from tests.kernels.sampling_rig import VOCAB, make, on_device, run
 from tests.tiers import deep_after
 
 # The interpreter computes with numpy, which tells of exp(-inf - most) and the like.

@@ -63,7 +63,7 @@ def gemv_kernel(
 
 
 @triton.jit
-def tall_product_kernel(
+def tall_gemm_kernel(
     x,
     weight,
     bias,
@@ -100,7 +100,7 @@ def tall_product_kernel(
 
 
 @triton.jit
-def split_product_kernel(
+def split_k_gemm_kernel(
     x,
     weight,
     bias,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire_worker.ops.triton.sampling import DrawColumns, draw
+from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.sampling.columns import SamplingColumns
 
 ON_GPU = torch.cuda.is_available()
@@ -29,13 +29,13 @@ def make(rows: int, seed: int) -> tuple[Tensor, SamplingColumns]:
     )
 
 
-def on_device(columns: SamplingColumns, **more: list[int] | list[list[int]]) -> DrawColumns:
+def on_device(columns: SamplingColumns, **more: list[int] | list[list[int]]) -> DeviceSamplingColumns:
     rows = len(columns.temperature)
 
     def ints(values: object) -> Tensor:
         return torch.from_numpy(np.asarray(values, np.int64).astype(np.int32)).to(DEVICE)
 
-    return DrawColumns(
+    return DeviceSamplingColumns(
         temperature=torch.from_numpy(columns.temperature).to(DEVICE),
         top_k=ints(columns.top_k),
         top_p=torch.from_numpy(columns.top_p).to(DEVICE),
@@ -51,9 +51,11 @@ def on_device(columns: SamplingColumns, **more: list[int] | list[list[int]]) -> 
     )
 
 
-def run(logits: Tensor, columns: DrawColumns, *, filtered: bool = True) -> tuple[list[int], list[int], list[int]]:
+def run(
+    logits: Tensor, columns: DeviceSamplingColumns, *, filtered: bool = True
+) -> tuple[list[int], list[int], list[int]]:
     rows = logits.shape[0]
     last_token = torch.full((rows + 4,), 77, dtype=torch.int32, device=DEVICE)
     token, finish = (torch.full((rows,), 99, dtype=torch.int32, device=DEVICE) for _ in range(2))
-    draw(logits.to(DEVICE), columns, last_token, token, finish, filtered=filtered, pdl=False)
+    sample_rows(logits.to(DEVICE), columns, last_token, token, finish, filtered=filtered, pdl=False)
     return token.tolist(), finish.tolist(), last_token.tolist()

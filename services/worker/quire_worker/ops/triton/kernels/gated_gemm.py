@@ -25,7 +25,7 @@ def _place(tile, row_tiles, column_tiles, GROUP: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def gated_product_kernel(
+def gated_gemm_kernel(
     x,
     weight,
     y,
