@@ -140,7 +140,9 @@ IN_THE_FIELDS_WORDS = (
     "services/worker/quire_worker/engine",
     "services/worker/quire_worker/kv",
     "services/worker/quire_worker/kv_transfer",
+    "services/worker/quire_worker/model",
     "services/worker/quire_worker/paced",
+    "services/worker/quire_worker/profile",
     "services/worker/quire_worker/threads",
     "services/worker/quire_worker/weights",
 )
