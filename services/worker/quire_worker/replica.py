@@ -93,9 +93,9 @@ class Replica:
     def __init__(self, config: WorkerConfig, loaded: ServedModel, on_fatal: Callable[[QuireError], None]) -> None:
         self.info = loaded.info
         self._loaded = loaded
-        self._door = PeerListeners(config)
-        self._peers = _make_peers(config, loaded, self._door)
-        self._transfer_agent = _make_transfer_agents(config, loaded, self._door, self._peers)
+        self._listeners = PeerListeners(config)
+        self._peers = _make_peers(config, loaded, self._listeners)
+        self._transfer_agent = _make_transfer_agents(config, loaded, self._listeners, self._peers)
         spec = loaded.engine_spec(config.sequences_on(loaded.device), config.num_slots, config.worker_timeout_s)
         self._device = loaded.make_device(spec, config.lockstep)
         self.engine = Engine(
@@ -116,14 +116,14 @@ class Replica:
             num_pages=(spec.num_pages,),
             model=self.info,
             capabilities=(self._loaded.device,),
-            data_address=self._door.addresses,
+            data_address=self._listeners.addresses,
             max_step_tokens=self._loaded.max_step_tokens,
-            host=self._door.host,
+            host=self._listeners.host,
         )
 
     def expect_peers(self) -> None:
         """Pages will be exchanged with other workers: get ready for it, on another thread. From any thread."""
-        if self._door.kinds:
+        if self._listeners.kinds:
             self._peers.begin()
 
     def close(self) -> None:
@@ -131,21 +131,21 @@ class Replica:
         self.loop.close()
         self._device.close()
         self._transfer_agent.close()
-        self._door.close()
+        self._listeners.close()
 
 
-def _make_peers(config: WorkerConfig, loaded: ServedModel, door: PeerListeners) -> AgentOnDemand:
+def _make_peers(config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners) -> AgentOnDemand:
     """For pages of other workers, once there are any."""
-    shares = door.advertise_memory(loaded.memory)
-    setup = AgentSetup.of(config, loaded.info.pages, peers=True, peer_grpc=door.grpc_listen, shares_memory=shares)
-    return AgentOnDemand(lambda: _start(setup, loaded, door.inherited_fds))
+    shares = listeners.advertise_memory(loaded.memory)
+    setup = AgentSetup.of(config, loaded.info.pages, peers=True, peer_grpc=listeners.grpc_listen, shares_memory=shares)
+    return AgentOnDemand(lambda: _start(setup, loaded, listeners.inherited_fds))
 
 
 def _make_transfer_agents(
-    config: WorkerConfig, loaded: ServedModel, door: PeerListeners, peers: KvTransferAgent
+    config: WorkerConfig, loaded: ServedModel, listeners: PeerListeners, peers: KvTransferAgent
 ) -> KvTransferAgent:
     """One for pages of a kvstore, if there is one, beside the one for those of other workers."""
-    by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(door.kinds, peers)
+    by_kind: dict[MoveKind, KvTransferAgent] = dict.fromkeys(listeners.kinds, peers)
     if config.kvstore:
         channel_credentials(config)  # what is wrong with them is to end the start, not every move
         by_kind |= dict.fromkeys(STORE_KINDS, _start(AgentSetup.of(config, loaded.info.pages), loaded, {}))
