@@ -34,10 +34,10 @@ class ThreadAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See KvTransferAgent: it exports nothing."""
+        """It exports nothing."""
 
     def end_move(self, move_id: int) -> None:
-        """See KvTransferAgent: moves here end by themselves."""
+        """Moves here end by themselves."""
 
     def take_results(self) -> list[MoveResult]:
         return [self._ended.get() for _ in range(self._ended.qsize())]
@@ -67,7 +67,7 @@ class ThreadAgent:
 
 
 class PoolPageSink:
-    """See PageSink: over a buffer into the pool."""
+    """Implements PageSink: over a buffer into the pool."""
 
     def __init__(self, pool: PageBytes, places: list[int]) -> None:
         self._pool = pool
@@ -83,11 +83,12 @@ class PoolPageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """See PageSink: nobody waits for single pages."""
+        """Nobody waits for single pages."""
 
 
 class PoolPageSource:
-    """See PageSource, but for memory to be lent. Pages are copied, as what is stored must not change on its way."""
+    """Implements PageSource, but for memory to be lent. Pages are copied, as what is stored must not change on its
+    way."""
 
     fd = -1
 

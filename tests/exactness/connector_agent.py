@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class ConnectorAgent(VirtualTransferAgent):
-    """See VirtualMover."""
+    """Implements VirtualMover."""
 
     def __init__(
         self, time: VirtualTime, rng: np.random.Generator, pages: PageBytes, store: TieredStore, info: ModelInfo
@@ -52,7 +52,7 @@ class ConnectorAgent(VirtualTransferAgent):
 
 
 class _PageSink:
-    """See PageSink. Given up after `most` pages."""
+    """Implements PageSink. Given up after `most` pages."""
 
     def __init__(self, pages: PageBytes, move: PageMove, most: int) -> None:
         self.received_pages = 0
@@ -75,7 +75,7 @@ class _PageSink:
 
 
 class _PageSource:
-    """See PageSource. Given up before page `most`."""
+    """Implements PageSource. Given up before page `most`."""
 
     fd = -1
 

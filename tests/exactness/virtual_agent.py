@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 
 class VirtualTransferAgent:
-    """See quire_worker.engine.moves.Mover."""
-
     def __init__(self, time: VirtualTime, rng: np.random.Generator, pages: PageBytes, store: VirtualStore) -> None:
         self.wake: Callable[[], None] = lambda: None
         self.failed = 0
@@ -46,25 +44,21 @@ class VirtualTransferAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See KvTransferAgent: nobody pulls from here."""
+        """Nobody pulls from here."""
 
     def end_move(self, move_id: int) -> None:
-        """See KvTransferAgent."""
         if self._open.pop(move_id, None) is not None:
             self._ended.append(MoveResult(move_id, ok=False, pages=0, us=1))
 
     def take_results(self) -> list[MoveResult]:
-        """See KvTransferAgent."""
         ended, self._ended = self._ended, []
         return ended
 
     def cancel_all(self) -> None:
-        """See KvTransferAgent."""
         self._run += 1
         self._open.clear()
 
     def close(self) -> None:
-        """See KvTransferAgent."""
         self.cancel_all()
 
     def _end(self, run: int, move: PageMove) -> None:

@@ -55,7 +55,6 @@ class VirtualDevice:
         self._free_us = 0
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device."""
         in_flight = _InFlightStep(batch)
         self._waiting.append(in_flight)
         self.in_flight.append(batch)
@@ -76,7 +75,6 @@ class VirtualDevice:
         return self._inner.prepare()
 
     def take_outcomes(self) -> list[StepOutcome]:
-        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 

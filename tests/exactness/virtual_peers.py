@@ -78,7 +78,7 @@ class Peers:
 
 
 class PeerAgent:
-    """See KvTransferAgent. `address` is what this worker's hello says of it."""
+    """Implements KvTransferAgent. `address` is what this worker's hello says of it."""
 
     def __init__(
         self,
@@ -115,13 +115,12 @@ class PeerAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See KvTransferAgent."""
         if (export := self._mine(move_id)) is not None:  # else it has ended, and is yet to be told of
             assert export.offered < pages <= len(export.move.device_page)
             export.offered = pages
 
     def end_move(self, move_id: int) -> None:
-        """See KvTransferAgent: told a while later."""
+        """Told a while later."""
         if (pull := self._pulls.get(move_id)) is not None:
             self._end_pull(pull)
         elif (export := self._mine(move_id)) is not None:
@@ -129,12 +128,10 @@ class PeerAgent:
             self._tell_late(MoveResult(move_id, ok=False, pages=0, us=1))
 
     def take_results(self) -> list[MoveResult]:
-        """See KvTransferAgent."""
         ended, self._ended = self._ended, []
         return ended
 
     def cancel_all(self) -> None:
-        """See KvTransferAgent."""
         self._run += 1
         for pull in self._pulls.values():
             pull.over = True
@@ -143,7 +140,6 @@ class PeerAgent:
             self._forget(export)
 
     def close(self) -> None:
-        """See KvTransferAgent."""
         self.cancel_all()
 
     def pulled(self, move: PageMove) -> None:

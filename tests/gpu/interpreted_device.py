@@ -95,7 +95,6 @@ class InterpretedDevice:
         return False
 
     def take_outcomes(self) -> list[StepOutcome]:
-        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 

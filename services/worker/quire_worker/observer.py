@@ -33,7 +33,6 @@ class WorkerObserver:
         self._failed = metrics.counter("quire_worker_moves_failed_total", "Moves that did not bring all", ("kind",))
 
     def step_done(self, timing: StepTiming, prefill_tokens: int, tokens: int, running: int, spare: int) -> None:
-        """See Observer."""
         self._steps.inc()
         self._step_seconds.observe((timing.prepare + timing.forward + timing.sample + timing.copy) / 1e6)
         if prefill_tokens:
@@ -52,7 +51,6 @@ class WorkerObserver:
             log.exception("a sequence was not traced")
 
     def moved(self, kind: MoveKind, pages: int, ok: bool) -> None:
-        """See Observer."""
         name = kind.name.lower()
         self._moved.labels(name).inc(pages)
         if not ok:

@@ -28,8 +28,8 @@ log = get_logger(__name__)
 
 
 class CudaCopier:
-    """See Copier. A page that is stored was reported whole, and one that is loaded gets its readers after its ticket
-    has passed: no step has to be waited for."""
+    """Implements Copier. A page that is stored was reported whole, and one that is loaded gets its readers after its
+    ticket has passed: no step has to be waited for."""
 
     def __init__(self, pages: CudaPages, ring: Ring) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -52,29 +52,25 @@ class CudaCopier:
         self._thread.start()
 
     def to_ring(self, page: int, slot: int) -> None:
-        """See Copier."""
         with torch.cuda.stream(self._stream):
             self._slot(slot).copy_(self._pages.bytes_of(page), non_blocking=True)
 
     def to_page(self, page: int, slot: int) -> None:
-        """See Copier."""
         with torch.cuda.stream(self._stream):
             self._pages.writable(page).copy_(self._slot(slot), non_blocking=True)
 
     def prepare_fetch(self) -> None:
-        """See Copier."""
         with torch.cuda.stream(self._stream):
             compile_gather(self._pages.rows)
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
-        """See Copier. The peer's pages are whole, as those that are stored are."""
+        """The peer's pages are whole, as those that are stored are."""
         self._pages.check_writable(target)
         with self._peers.using(memory) as peer, torch.cuda.stream(self._stream):
             peer.check(source)
             gather_pages(peer.address, self._pages.rows, source, target)
 
     def record_event(self) -> int:
-        """See Copier."""
         self._marked += 1
         try:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch's
@@ -87,16 +83,13 @@ class CudaCopier:
         return self._marked
 
     def is_complete(self, ticket: int) -> bool:
-        """See Copier."""
         return ticket <= self._passed
 
     def drain(self) -> None:
-        """See Copier."""
         self._stream.synchronize()
         self._passed = self._marked
 
     def close(self) -> None:
-        """See Copier."""
         self._events.put(None)
         self._thread.join(CLOSE_LIMIT_S)
         self._stream.synchronize()

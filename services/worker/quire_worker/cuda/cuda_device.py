@@ -79,8 +79,8 @@ class _InFlightStep:
 
 
 class CudaDevice:
-    """See Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`), as those are that have no
-    graph's size; `fresh` None: all prompts are cut into tiles."""
+    """Implements Device. `graphs` None: every step is launched kernel by kernel (`--enforce-eager`), as those are
+    that have no graph's size; `fresh` None: all prompts are cut into tiles."""
 
     def __init__(
         self,
@@ -119,7 +119,7 @@ class CudaDevice:
         self._thread.start()
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device. A step that cannot be launched is run here and now, a sequence at a time."""
+        """A step that cannot be launched is run here and now, a sequence at a time."""
         try:
             in_flight = self._launch(batch)
         except Exception as error:
@@ -185,7 +185,7 @@ class CudaDevice:
         return lambda logits, last_token, changed: self._host_rows.edit(batch, places, logits, last_token, changed)
 
     def prepare(self) -> bool:
-        """See Device: capture a size, or plan a length."""
+        """Capture a size, or plan a length."""
         try:
             return self._prepare()
         except Exception:  # out of memory, a kernel that cannot be compiled; a GPU that is broken says so again
@@ -215,19 +215,16 @@ class CudaDevice:
             self._body.launch(layout)
 
     def take_outcomes(self) -> list[StepOutcome]:
-        """See Device."""
         self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
-        """See Device."""
         self._await_results()
         self._ended.clear()
         self._sheets.clear()
         self._host_rows.clear()
 
     def close(self) -> None:
-        """See Device."""
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
 

@@ -39,14 +39,13 @@ class Recorder(Protocol):
 
 
 class GraphRecorder:
-    """See Recorder."""
+    """Implements Recorder."""
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._open: torch.cuda.CUDAGraph | None = None
 
     def begin(self) -> None:
-        """See Recorder."""
         graph = torch.cuda.CUDAGraph()
         # Not torch.cuda.graph(): it empties torch's cache of memory each time, which takes ten times as long.
         # Other threads wait for events meanwhile, so only this one's calls are watched.
@@ -54,7 +53,6 @@ class GraphRecorder:
         self._open = graph
 
     def end(self) -> torch.cuda.CUDAGraph:
-        """See Recorder."""
         graph, self._open = self._open, None
         if graph is None:
             raise RuntimeError("no graph was begun")
@@ -62,7 +60,6 @@ class GraphRecorder:
         return graph
 
     def abandon(self) -> None:
-        """See Recorder."""
         graph, self._open = self._open, None
         if graph is not None:
             # The error that is told is the launch's own.

@@ -24,7 +24,6 @@ class StepColumns:
         self._held: tuple[StepLayout, StepBatch] | None = None
 
     def pack(self, layout: StepLayout, batch: StepBatch, control: Mapping[int, int]) -> int:
-        """See StepLayout.pack."""
         held, self._held = self._held, None  # nothing that is known, if this raises
         # Rows that decode have tiles too where those are even, and their order changes; sheets come and go.
         repeats = held is not None and held[0] is layout and not layout.size.controlled and not layout.tiling.even

@@ -62,25 +62,21 @@ class InlineDevice:
         self._ended: list[StepOutcome] = []
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device."""
         self._ended.append(self._runner.run(batch))
         self.wake()
 
     def prepare(self) -> bool:
-        """See Device: nothing was put off."""
+        """Nothing was put off."""
         return False
 
     def take_outcomes(self) -> list[StepOutcome]:
-        """See Device."""
         ended, self._ended = self._ended, []
         return ended
 
     def drain(self) -> None:
-        """See Device."""
         self._ended = []
 
-    def close(self) -> None:
-        """See Device."""
+    def close(self) -> None: ...
 
 
 class ThreadDevice:
@@ -98,21 +94,18 @@ class ThreadDevice:
         self._thread.start()
 
     def launch(self, batch: StepBatch) -> None:
-        """See Device."""
         self._clock.launched()
         self._launched.put(batch)
 
     def prepare(self) -> bool:
-        """See Device: nothing was put off."""
+        """Nothing was put off."""
         return False
 
     def take_outcomes(self) -> list[StepOutcome]:
-        """See Device."""
         self._check()
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def drain(self) -> None:
-        """See Device."""
         reached = threading.Event()
         self._launched.put(reached)
         self._clock.await_steps(reached)
@@ -120,7 +113,6 @@ class ThreadDevice:
         self._ended.clear()
 
     def close(self) -> None:
-        """See Device."""
         self._launched.put(None)
         self._thread.join(CLOSE_LIMIT_S)
 

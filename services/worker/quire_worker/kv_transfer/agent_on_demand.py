@@ -22,7 +22,7 @@ MAX_WAITING = 128
 
 
 class AgentOnDemand:
-    """See KvTransferAgent."""
+    """Implements KvTransferAgent."""
 
     def __init__(self, make: Callable[[], KvTransferAgent]) -> None:
         self.wake: Callable[[], None] = lambda: None
@@ -44,7 +44,6 @@ class AgentOnDemand:
                 self._thread.start()
 
     def submit(self, move: PageMove) -> bool:
-        """See KvTransferAgent."""
         if self._transfer_agent is not None:
             return self._transfer_agent.submit(move)
         if move.id in self._waiting or len(self._waiting) >= MAX_WAITING:
@@ -54,28 +53,24 @@ class AgentOnDemand:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See KvTransferAgent."""
         if self._transfer_agent is not None:
             self._transfer_agent.offer_pages(move_id, pages)
         else:
             self._offered[move_id] = pages
 
     def end_move(self, move_id: int) -> None:
-        """See KvTransferAgent."""
         if self._transfer_agent is not None:
             self._transfer_agent.end_move(move_id)
         elif self._waiting.pop(move_id, None) is not None:
             self._fail(move_id)
 
     def take_results(self) -> list[MoveResult]:
-        """See KvTransferAgent."""
         if self._transfer_agent is None and self._made is not None:
             self._begin(self._made)
         ended, self._ended = self._ended, []
         return ended if self._transfer_agent is None else ended + self._transfer_agent.take_results()
 
     def cancel_all(self) -> None:
-        """See KvTransferAgent."""
         self._waiting.clear()
         self._offered.clear()
         self._ended.clear()
@@ -83,7 +78,6 @@ class AgentOnDemand:
             self._transfer_agent.cancel_all()
 
     def close(self) -> None:
-        """See KvTransferAgent."""
         self._waiting.clear()
         with self._starting:
             self._closed = True

@@ -126,7 +126,7 @@ class AgentProcess:
         return self._link.pid
 
     def submit(self, move: PageMove) -> bool:
-        """See KvTransferAgent. Refused too while there is no process."""
+        """Refused too while there is no process."""
         if move.kind not in self._setup.kinds or move.id in self._number_of:
             return False
         most = MAX_EXPORTS if move.kind == MoveKind.EXPORT else self._max_open
@@ -141,7 +141,6 @@ class AgentProcess:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See KvTransferAgent."""
         number = self._number_of.get(move_id)
         if number is not None:
             self._open[number].offered = pages
@@ -149,7 +148,6 @@ class AgentProcess:
                 self._send(Frame.of(Kind.OFFERED, self._generation, number, [pages]))
 
     def end_move(self, move_id: int) -> None:
-        """See KvTransferAgent."""
         number = self._number_of.get(move_id)
         if number is None:
             return
@@ -164,7 +162,7 @@ class AgentProcess:
         self._end_if_finished(opened)
 
     def take_results(self) -> list[MoveResult]:
-        """See KvTransferAgent. Here the pages are copied, as many as one call may."""
+        """Here the pages are copied, as many as one call may."""
         self._awake = False
         while (frame := self._link.take_frame()) is not None:
             self._receive_frame(frame)
@@ -180,7 +178,7 @@ class AgentProcess:
         return ended
 
     def cancel_all(self) -> None:
-        """See KvTransferAgent. What the process does for old moves ends there; its frames for them are dropped here."""
+        """What the process does for old moves ends there; its frames for them are dropped here."""
         self._generation += 1
         self._awake = False
         self._open.clear()
@@ -199,7 +197,6 @@ class AgentProcess:
         self._return_slots(landed)
 
     def close(self) -> None:
-        """See KvTransferAgent."""
         self.cancel_all()
         self._link.close()
         self._copier.close()

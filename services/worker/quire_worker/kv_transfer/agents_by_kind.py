@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class AgentsByKind:
-    """See KvTransferAgent. Kinds that are nobody's are refused."""
+    """Implements KvTransferAgent. Kinds that are nobody's are refused."""
 
     def __init__(self, by_kind: Mapping[MoveKind, KvTransferAgent]) -> None:
         self._by_kind = by_kind
@@ -21,7 +21,6 @@ class AgentsByKind:
 
     @property
     def wake(self) -> Callable[[], None]:
-        """See KvTransferAgent."""
         return self._wake
 
     @wake.setter
@@ -31,7 +30,6 @@ class AgentsByKind:
             transfer_agent.wake = wake
 
     def submit(self, move: PageMove) -> bool:
-        """See KvTransferAgent."""
         transfer_agent = self._by_kind.get(move.kind)
         if transfer_agent is None or move.id in self._by_move or not transfer_agent.submit(move):
             return False
@@ -39,30 +37,25 @@ class AgentsByKind:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """See KvTransferAgent."""
         if move_id in self._by_move:
             self._by_move[move_id].offer_pages(move_id, pages)
 
     def end_move(self, move_id: int) -> None:
-        """See KvTransferAgent."""
         if move_id in self._by_move:
             self._by_move[move_id].end_move(move_id)
 
     def take_results(self) -> list[MoveResult]:
-        """See KvTransferAgent."""
         ended = [result for transfer_agent in self._all for result in transfer_agent.take_results()]
         for result in ended:
             del self._by_move[result.id]
         return ended
 
     def cancel_all(self) -> None:
-        """See KvTransferAgent."""
         self._by_move.clear()
         for transfer_agent in self._all:
             transfer_agent.cancel_all()
 
     def close(self) -> None:
-        """See KvTransferAgent."""
         self._by_move.clear()
         for transfer_agent in self._all:
             transfer_agent.close()

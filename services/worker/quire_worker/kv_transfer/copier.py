@@ -62,32 +62,24 @@ class HostCopier:
         self._ring = ring
 
     def to_ring(self, page: int, slot: int) -> None:
-        """See Copier."""
         with self._ring.slot(slot) as view:
             view[:] = self._pool.read_page(page)
 
     def to_page(self, page: int, slot: int) -> None:
-        """See Copier."""
         with self._ring.slot(slot) as view:
             self._pool.write_page(page, view)
 
-    def prepare_fetch(self) -> None:
-        """See Copier."""
+    def prepare_fetch(self) -> None: ...
 
     def fetch(self, memory: bytes, source: Int32, target: Int32) -> None:
-        """See Copier."""
         raise Unavailable("NO_GPU", "Pages in main memory come through the ring.", "Use another --peer-transport.")
 
     def record_event(self) -> int:
-        """See Copier."""
         return 0
 
     def is_complete(self, ticket: int) -> bool:
-        """See Copier."""
         return True
 
-    def drain(self) -> None:
-        """See Copier."""
+    def drain(self) -> None: ...
 
-    def close(self) -> None:
-        """See Copier."""
+    def close(self) -> None: ...

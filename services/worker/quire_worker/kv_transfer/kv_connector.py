@@ -63,11 +63,10 @@ class KvStoreConnector:
 
     @property
     def transport(self) -> str:
-        """See KvConnector."""
         return self._transports.last_used
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
-        """See KvConnector. Pages that the store has already count as stored, those without room there do not. What had
+        """Pages that the store has already count as stored, those without room there do not. What had
         no room beside the rest, or was refused by the commit, is put again while that leads to anything."""
         run, context = PageRun(self._namespace, move.group, move.hashes), context_to_pb(move.context)
         first = 0
@@ -89,7 +88,7 @@ class KvStoreConnector:
         return first
 
     def load(self, move: PageMove, sink: PageSink) -> int:
-        """See KvConnector. The lease's first pages are those that the move names."""
+        """The lease's first pages are those that the move names."""
         run = PageRun(self._namespace, move.group, move.hashes)
         try:
             access = self._access(move)

@@ -55,7 +55,7 @@ class LoadQueue(JobQueue):
         self.flush(job)
 
     def flush(self, job: Job) -> None:
-        """See SlotSource. The engine drops what is of an earlier generation and returns its slots: no need to look
+        """The engine drops what is of an earlier generation and returns its slots: no need to look
         again."""
         if self._waiting:
             self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, self._waiting))
@@ -79,7 +79,7 @@ class SlotSource(Protocol):
 
 
 class RingPageSink:
-    """See PageSink: pages of one move, in slots of its queue."""
+    """Implements PageSink: pages of one move, in slots of its queue."""
 
     def __init__(self, lane: SlotSource, ring: Ring, job: Job) -> None:
         self._lane = lane
@@ -89,13 +89,11 @@ class RingPageSink:
         self.received_pages = 0
 
     def next_buffer(self) -> memoryview:
-        """See PageSink."""
         if self._slot is None:
             self._slot = self._lane.take_slot(self._job)
         return self._ring.slot(self._slot)
 
     def commit_page(self) -> None:
-        """See PageSink."""
         slot, self._slot = self._slot, None
         if slot is None:
             raise RuntimeError("a page has landed nowhere")
@@ -103,7 +101,6 @@ class RingPageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """See PageSink."""
         self._lane.flush(self._job)
 
     def close(self) -> None:

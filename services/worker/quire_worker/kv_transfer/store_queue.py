@@ -76,7 +76,7 @@ class StoreQueue(JobQueue):
 
 
 class RingPageSource:
-    """See PageSource: one store's pages, in slots that the engine fills."""
+    """Implements PageSource: one store's pages, in slots that the engine fills."""
 
     def __init__(self, lane: StoreQueue, ring: Ring, job: Job) -> None:
         self._lane = lane
@@ -86,23 +86,18 @@ class RingPageSource:
         self.remaining: list[int] = []
 
     def request_pages(self, indices: Sequence[int]) -> None:
-        """See PageSource."""
         self.remaining = list(indices)
         self._lane.request_pages(self._job, indices)
 
     def is_ready(self, index: int) -> bool:
-        """See PageSource."""
         return self._lane.is_filled(index)
 
     def page_body(self, index: int) -> memoryview:
-        """See PageSource."""
         return self._ring.slot(self._lane.slot_of(self._job, index))
 
     def page_offset(self, index: int) -> int:
-        """See PageSource."""
         return self._ring.offset_of(self._lane.slot_of(self._job, index))
 
     def release_page(self, index: int) -> None:
-        """See PageSource."""
         self._lane.release_page(index)
         self.remaining.remove(index)

@@ -31,7 +31,7 @@ _PAIR_COST: Final = 8
 
 
 class CpuOps:
-    """See `Ops`. One object per model, used by a single thread; making it compiles the kernels."""
+    """Implements `Ops`. One object per model, used by a single thread; making it compiles the kernels."""
 
     def __init__(self, shape: HeadShape, page_size: int) -> None:
         self._torch = TorchOps(shape, page_size)
@@ -59,19 +59,15 @@ class CpuOps:
         return self._torch.gemms_depend_on_threads
 
     def prepare(self, weight: Weight) -> None:
-        """See `TorchOps.prepare`."""
         self._torch.prepare(weight)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> CpuPlan:
-        """See `Ops.plan`."""
         return plan_step(pages, rows, position, count, page_table, self._group)
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        """See `Ops.embedding`."""
         return self._torch.embedding(token, weight, scale)
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops.rms_norm`."""
         rows, size = x.shape
         if size % LANES:
             return self._torch.rms_norm(x, norm_weight, eps)
@@ -82,7 +78,6 @@ class CpuOps:
         return out
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops.add_rms_norm`."""
         rows, size = residual.shape
         if size % LANES:
             return self._torch.add_rms_norm(delta, residual, norm_weight, eps)
@@ -101,7 +96,6 @@ class CpuOps:
         return out
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """See `Ops.linear`."""
         return self._torch.linear(x, weight)
 
     def qk_norm_rope_write(
@@ -114,7 +108,6 @@ class CpuOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """See `Ops.qk_norm_rope_write`."""
         out = self._scratch.take("query", plan.rows, shape.heads * shape.head_dim)
         self._threads.rows(
             cpu_rows.rope_write_rows,
@@ -139,7 +132,6 @@ class CpuOps:
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: CpuPlan, shape: HeadShape, window: int
     ) -> Tensor:
-        """See `Ops.paged_attention`."""
         out = self._scratch.take("attended", plan.rows, shape.heads * shape.head_dim)
         out[plan.real_rows :].zero_()
         given = (
@@ -162,11 +154,10 @@ class CpuOps:
         return out
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-        """See `Ops.add_linear`: the norm that follows adds it."""
+        """The norm that follows adds it."""
         return self.linear(x, weight)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
-        """See `Ops.gated_linear`."""
         return self.gated_activation(self.linear(x, weight), activation)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -179,19 +170,15 @@ class CpuOps:
         return out
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
-        """See `Ops.activation`."""
         return self._torch.activation(x, activation)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """See `Ops.lm_head`."""
         return self._torch.lm_head(x, weight, softcap)
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """See `Ops.sample`."""
         return self._torch.sample(logits, columns)
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """See `Ops.logprobs`."""
         return self._torch.logprobs(logits, token, wanted)
 
     def _sizes(self, pages: Tensor) -> tuple[int, ...]:

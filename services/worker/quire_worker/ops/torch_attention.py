@@ -18,7 +18,6 @@ from quire_worker.ops.torch_plan import LEAST, Block, Group, Mask, TorchPlan, gr
 def paged_attention(
     query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, window: int, scratch: Scratch
 ) -> Tensor:
-    """See `Ops.paged_attention`."""
     out = scratch.take("attention.out", plan.rows, shape.heads * shape.head_dim)
     out[plan.real_rows :].zero_()
     part = plan.page_size * shape.head_dim

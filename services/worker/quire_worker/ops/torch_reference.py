@@ -34,7 +34,7 @@ _GELU_SCALE: Final = math.sqrt(2.0 / math.pi)
 
 
 class TorchOps:
-    """See `Ops`. One object per model; its scratch memory makes it a single thread's.
+    """Implements `Ops`. One object per model; its scratch memory makes it a single thread's.
 
     What keeps a row's bits apart from its company is measured when the object is made, at the number of torch threads
     that is set then; it must not change after. CpuOps takes products from here alone, of which `prepare` measures what
@@ -63,7 +63,6 @@ class TorchOps:
             self.gemms_depend_on_threads |= gemm_depends_on_threads(outputs, inputs)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TorchPlan:
-        """See `Ops.plan`."""
         return plan_step(
             pages,
             rows,
@@ -76,22 +75,18 @@ class TorchOps:
         )
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        """See `Ops.embedding`."""
         rows = weight.index_select(0, token)
         return rows if scale == 1.0 else rows.mul_(scale)
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops.rms_norm`."""
         variance = x.square().mean(dim=-1, keepdim=True)
         return torch.mul(x, variance.add_(eps).rsqrt_()).mul_(norm_weight)
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops.add_rms_norm`."""
         residual.add_(delta)
         return self.rms_norm(residual, norm_weight, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """See `Ops.linear`."""
         if isinstance(weight, DenseWeight):
             return self._gemm(x, weight.data, weight.bias)
         product = self._gemm(x, weight.data.to(torch.float32), None).mul_(weight.scale)
@@ -117,7 +112,6 @@ class TorchOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """See `Ops.qk_norm_rope_write`."""
         heads, rotated_heads, half = shape.heads, shape.heads + shape.kv_heads, shape.head_dim // 2
         parts = qkv.view(plan.rows, rotated_heads + shape.kv_heads, shape.head_dim)
         if norm is not None:
@@ -139,15 +133,13 @@ class TorchOps:
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: TorchPlan, shape: HeadShape, window: int
     ) -> Tensor:
-        """See `Ops.paged_attention`."""
         return paged_attention(query, pages, layer, plan, shape, window, self._scratch)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor:
-        """See `Ops.add_linear`: the norm that follows adds it."""
+        """The norm that follows adds it."""
         return self.linear(x, weight)
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
-        """See `Ops.gated_linear`."""
         return self.gated_activation(self.linear(x, weight), activation)
 
     def gated_activation(self, gate_up: Tensor, activation: Activation) -> Tensor:
@@ -156,21 +148,17 @@ class TorchOps:
         return self.activation(gate, activation).mul_(up)
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
-        """See `Ops.activation`."""
         if activation == "silu":
             return torch.div(x, x.neg().exp_().add_(1.0))
         inner = x.square().mul_(x).mul_(0.044715).add_(x).mul_(_GELU_SCALE)
         return inner.tanh_().add_(1.0).mul_(x).mul_(0.5)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """See `Ops.lm_head`."""
         logits = self.linear(x, weight)
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """See `Ops.sample`."""
         return sample(logits, columns)
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """See `Ops.logprobs`."""
         return logprob_columns(logits, token, wanted)

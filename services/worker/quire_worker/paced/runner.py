@@ -52,7 +52,6 @@ class PacedRunner:
         self.steps = 0
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """See Runner."""
         began = time.perf_counter_ns()
         self.steps += 1
         effect = self._faults.strike(self.steps)

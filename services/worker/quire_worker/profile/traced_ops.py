@@ -33,7 +33,7 @@ R = TypeVar("R")
 
 
 class TracedOps(Generic[P]):
-    """See `Ops`. `attended`: by what decodes, and by what prefills, in a step."""
+    """Implements `Ops`. `attended`: by what decodes, and by what prefills, in a step."""
 
     def __init__(self, ops: Ops[P], attended: tuple[Attended, Attended]) -> None:
         self._ops = ops
@@ -42,43 +42,35 @@ class TracedOps(Generic[P]):
 
     @property
     def row_multiple(self) -> int:
-        """See `Ops`."""
         return self._ops.row_multiple
 
     @property
     def batch_invariant(self) -> bool:
-        """See `Ops`."""
         return self._ops.batch_invariant
 
     def prepare(self, weight: Weight) -> None:
-        """See `Ops`."""
         self._ops.prepare(weight)
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> P:
-        """See `Ops`."""
         return self._ops.plan(pages, rows, position, count, page_table)
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        """See `Ops`."""
         cost = embedding_cost(token.shape[0], weight.shape[1], weight.element_size())
         return self._trace("embedding", cost, lambda: self._ops.embedding(token, weight, scale))
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops`."""
         cost = norm_cost(x.shape[0], x.shape[1], x.element_size(), adds=False)
         return self._trace("norm", cost, lambda: self._ops.rms_norm(x, norm_weight, eps))
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops`."""
         cost = norm_cost(delta.shape[0], delta.shape[1], delta.element_size(), adds=True)
         return self._trace("add and norm", cost, lambda: self._ops.add_rms_norm(delta, residual, norm_weight, eps))
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """See `Ops`."""
         return self._product("product", x, weight, lambda: self._ops.linear(x, weight))
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """See `Ops`. The residual is read by the norm that follows, or here."""
+        """The residual is read by the norm that follows, or here."""
         left = self._product("product", x, weight, lambda: self._ops.add_linear(x, weight, residual))
         if left is None:
             self._add(_product_name("product", x, weight), Cost(0, residual.numel() * residual.element_size()))
@@ -94,7 +86,6 @@ class TracedOps(Generic[P]):
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """See `Ops`."""
         return self._trace(
             "norm, rope and page write",
             rope_cost(qkv.shape[0], shape, qkv.element_size(), pages.element_size()),
@@ -104,7 +95,6 @@ class TracedOps(Generic[P]):
     def paged_attention(
         self, query: Tensor, pages: Tensor, layer: int, plan: P, shape: HeadShape, window: int
     ) -> Tensor:
-        """See `Ops`."""
         costs = [attention_cost(each, shape, query.element_size(), pages.element_size()) for each in self._attended]
         # On a GPU the kernels tell the two apart, elsewhere nothing does.
         for name, cost in zip((DECODE_ATTENTION, PREFILL_ATTENTION), costs, strict=True):
@@ -115,27 +105,22 @@ class TracedOps(Generic[P]):
         )
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
-        """See `Ops`."""
         cost = gated_product_cost(x.shape[0], weight, x.element_size())
         name = _product_name("gated product", x, weight)
         return self._trace(name, cost, lambda: self._ops.gated_linear(x, weight, activation))
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
-        """See `Ops`."""
         cost = activation_cost(x.shape[0], x.shape[1], x.element_size(), gated=False)
         return self._trace("activation", cost, lambda: self._ops.activation(x, activation))
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
-        """See `Ops`."""
         return self._product("head", x, weight, lambda: self._ops.lm_head(x, weight, softcap))
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """See `Ops`."""
         cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())
         return self._trace("sample", cost, lambda: self._ops.sample(logits, columns))
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """See `Ops`."""
         if not (wanted >= 0).any():
             return self._ops.logprobs(logits, token, wanted)
         cost = logits_cost(logits.shape[0], logits.shape[1], logits.element_size())

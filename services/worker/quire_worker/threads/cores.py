@@ -67,7 +67,6 @@ def _groups(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _mounts(root: Path) -> Iterator[_Mount]:
-    """See proc_pid_mountinfo(5)."""
     for line in _text(root / "proc/self/mountinfo").splitlines():
         mount, _, system = line.partition(" - ")
         fields, kind = mount.split(), system.split()

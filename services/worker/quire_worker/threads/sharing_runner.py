@@ -31,7 +31,6 @@ class SharingRunner:
         self._due = time.monotonic() + INTERVAL_S
 
     def run(self, batch: StepBatch) -> StepOutput:
-        """See Runner."""
         share = self._share
         if share is None:
             return self._runner.run(batch)

@@ -51,7 +51,7 @@ class ExportRegistry:
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
 
     def start_job(self, job: Job) -> None:
-        """See TransferHandler. From now on peers find it."""
+        """From now on peers find it."""
         key = job.move.lease_key
         if len(key) == KEY_BYTES and key != NO_KEY:
             export = Export(job, self._namespace)
@@ -63,20 +63,18 @@ class ExportRegistry:
         self._send(ended_frame(job, 0, ""))
 
     def filled(self, generation: int, number: int, pairs: Sequence[tuple[int, int]]) -> None:
-        """See StoreHandler."""
         with self._lock:
             export = self._exports.get(number)
         self.release([slot for _, slot in pairs] if export is None else export.fill(pairs))
 
     def offered(self, number: int, pages: int) -> None:
-        """See DirectHandler."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
             export.offer(pages)
 
     def cancel_before(self, generation: int) -> None:
-        """See TransferHandler: peers of an earlier run find nothing from now on."""
+        """Peers of an earlier run find nothing from now on."""
         with self._lock:
             void = [export for export in self._exports.values() if export.job.generation < generation]
         for export in void:
@@ -84,7 +82,6 @@ class ExportRegistry:
         self._count_cancellation()
 
     def cancel_job(self, number: int) -> None:
-        """See TransferHandler."""
         with self._lock:
             export = self._exports.get(number)
         if export is not None:
@@ -92,7 +89,7 @@ class ExportRegistry:
         self._count_cancellation()
 
     def close(self) -> None:
-        """See TransferHandler: the process ends, and its sessions with it."""
+        """The process ends, and its sessions with it."""
 
     def find_export(self, handle: bytes) -> tuple[bytes, Export | None] | None:
         """The lease's key, and its export unless that has ended; None where it was never known here, or long ago. What
@@ -115,7 +112,6 @@ class ExportRegistry:
         return self._silence_s() > ENGINE_SILENT_S
 
     def take_over(self, export: Export, holder: Holder) -> None:
-        """See Export."""
         self.release(export.take_over(holder))
 
     def request_pages(self, export: Export, holder: Holder, indices: Sequence[int], most: int) -> None:
@@ -125,7 +121,6 @@ class ExportRegistry:
             self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
 
     def detach(self, export: Export, holder: Holder) -> None:
-        """See Export."""
         self.release(export.detach(holder))
 
     def release(self, slots: Sequence[int]) -> None:

@@ -31,7 +31,7 @@ def peer_handlers(context: AgentContext) -> TransferHandlers:
 
 
 class PeerMemory:
-    """See DirectHandler."""
+    """Implements DirectHandler."""
 
     def __init__(self, exports: ExportRegistry, pulls: PullManager) -> None:
         self.offered = exports.offered

@@ -42,7 +42,6 @@ class PullManager:
         self._connection_pool = ConnectionPool()
 
     def start_job(self, job: Job) -> None:
-        """See TransferHandler."""
         pull = Pull(job, self, self._context, self._maps, self._unreachable, self._connection_pool)
         with self._changed:
             self._pulls[job.number] = pull
@@ -54,33 +53,27 @@ class PullManager:
             pull.close()
 
     def return_slots(self, slots: Sequence[int]) -> None:
-        """See LoadHandler and SlotSource."""
         with self._changed:
             self._free.extend(slots)
             self._changed.notify_all()
 
     def cancel_before(self, generation: int) -> None:
-        """See TransferHandler."""
         self._cancel_where(lambda pull: pull.job.generation < generation)
 
     def cancel_job(self, number: int) -> None:
-        """See TransferHandler."""
         self._cancel_where(lambda pull: pull.job.number == number)
 
     def close(self) -> None:
-        """See TransferHandler."""
         self._cancel_where(lambda pull: True)
         self._connection_pool.close()
 
     def fetched(self, number: int, pages: int) -> None:
-        """See DirectHandler."""
         with self._changed:
             pull = self._pulls.get(number)
         if pull is not None:
             pull.direct.fetched(pages)
 
     def take_slot(self, job: Job) -> int:
-        """See SlotSource."""
         with self._changed:
             pull = self._pulls[job.number]
             if not self._free:
@@ -91,14 +84,13 @@ class PullManager:
             return self._free.popleft()
 
     def deliver_slot(self, job: Job, index: int, slot: int) -> None:
-        """See SlotSource. Pages are told of together, where they come together: each frame wakes the engine."""
+        """Pages are told of together, where they come together: each frame wakes the engine."""
         pull = self._pulls[job.number]
         pull.undelivered += (index, slot)
         if len(pull.undelivered) >= 2 * self._batch:
             self._deliver(pull)
 
     def flush(self, job: Job) -> None:
-        """See SlotSource."""
         self._deliver(self._pulls[job.number])
 
     def _deliver(self, pull: Pull) -> None:

@@ -66,7 +66,7 @@ def shut(end: socket.socket) -> None:
 
 
 class TunnelDialer:
-    """See Dial. `wait_for_ready`: who does not listen yet is waited for, as long as for an answer."""
+    """Implements Dial. `wait_for_ready`: who does not listen yet is waited for, as long as for an answer."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config

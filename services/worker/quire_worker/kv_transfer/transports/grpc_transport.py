@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class GrpcTransport:
-    """See Transport."""
+    """Implements Transport."""
 
     name = "grpc"
 
@@ -23,14 +23,13 @@ class GrpcTransport:
         self._client = client
 
     def offered(self, access: LeaseAccess) -> bool:
-        """See Transport."""
         return True
 
     def probe(self, access: LeaseAccess) -> None:
-        """See Transport: the access came this way."""
+        """The access came this way."""
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """See Transport. The store checks each page before it sends it; one of many frames may go bad behind that."""
+        """The store checks each page before it sends it; one of many frames may go bad behind that."""
         try:
             self._receive(transfer, sink)
         except PageCorrupt:
@@ -39,7 +38,6 @@ class GrpcTransport:
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """See Transport."""
         sent: list[int] = []
 
         def body(index: int) -> memoryview:
@@ -61,7 +59,7 @@ class GrpcTransport:
             page_source.release_page(sent.pop())
 
     def close(self) -> None:
-        """See Transport: the channel is another's."""
+        """The channel is another's."""
 
     def _receive(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
         indices = range(sink.received_pages, len(transfer.run))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PeerCuda:
-    """See FetchTransport. The link is the pull's. Pages land in the pool, not in the ring's slots."""
+    """Implements FetchTransport. The link is the pull's. Pages land in the pool, not in the ring's slots."""
 
     name = "cuda_ipc"
 
@@ -26,11 +26,10 @@ class PeerCuda:
         self._pool_sink = pool
 
     def offered(self, access: PeerAccess) -> bool:
-        """See FetchTransport."""
         return access.memory and bool(access.socket or access.tcp)
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """See FetchTransport. In the end the peer is told that nothing more is wanted."""
+        """In the end the peer is told that nothing more is wanted."""
         access = transfer.access
         address = access.socket or access.tcp
         if not address:
@@ -46,7 +45,6 @@ class PeerCuda:
             self._pool_sink.drop()
 
     def close(self) -> None:
-        """See FetchTransport."""
         self._link.close()
 
     def _located(self, exchange: Exchange, transfer: PageTransfer[PeerAccess]) -> Int32:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PeerGrpc:
-    """See FetchTransport. The link is the pull's, and makes its connections with a TunnelDial."""
+    """Implements FetchTransport. The link is the pull's, and makes its connections with a TunnelDial."""
 
     name = "grpc"
 
@@ -21,15 +21,13 @@ class PeerGrpc:
         self._link = link
 
     def offered(self, access: PeerAccess) -> bool:
-        """See FetchTransport."""
         return access.grpc is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """See FetchTransport. In the end the peer is told that nothing more is wanted."""
+        """In the end the peer is told that nothing more is wanted."""
         if transfer.access.grpc is None:
             raise ValueError("this way was not offered")
         fetch_all(self._link, transfer.access.grpc, transfer, sink)
 
     def close(self) -> None:
-        """See FetchTransport."""
         self._link.close()

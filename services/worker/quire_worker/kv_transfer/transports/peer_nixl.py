@@ -31,7 +31,7 @@ _AT_ONCE = 8
 
 
 class PeerNixl:
-    """See FetchTransport. The link is the pull's, the agent its process's."""
+    """Implements FetchTransport. The link is the pull's, the agent its process's."""
 
     name = "nixl"
 
@@ -41,11 +41,10 @@ class PeerNixl:
         self._held = contextlib.ExitStack()
 
     def offered(self, access: PeerAccess) -> bool:
-        """See FetchTransport."""
         return access.tcp is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """See FetchTransport. In the end the peer is told that nothing more is wanted."""
+        """In the end the peer is told that nothing more is wanted."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         try:
@@ -59,7 +58,6 @@ class PeerNixl:
             exchange.receive_frame(Kind.END)
 
     def close(self) -> None:
-        """See FetchTransport."""
         self._link.close()
         self._held.close()
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class PeerShm:
-    """See FetchTransport. The link is the pull's."""
+    """Implements FetchTransport. The link is the pull's."""
 
     name = "shm"
 
@@ -30,11 +30,10 @@ class PeerShm:
         self._maps = maps
 
     def offered(self, access: PeerAccess) -> bool:
-        """See FetchTransport."""
         return bool(access.socket)
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """See FetchTransport. In the end the peer is told that nothing more is wanted."""
+        """In the end the peer is told that nothing more is wanted."""
         access = transfer.access
         with self._link.exchange(access.socket, access.key) as exchange:
             if sink.received_pages < len(transfer.run):
@@ -43,7 +42,6 @@ class PeerShm:
             exchange.receive_frame(Kind.END)
 
     def close(self) -> None:
-        """See FetchTransport."""
         self._link.close()
 
     def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:

@@ -19,7 +19,7 @@ SOON_S = 1e-3
 
 
 class PeerTcp:
-    """See FetchTransport. The link is the pull's."""
+    """Implements FetchTransport. The link is the pull's."""
 
     name = "tcp"
 
@@ -27,17 +27,15 @@ class PeerTcp:
         self._link = link
 
     def offered(self, access: PeerAccess) -> bool:
-        """See FetchTransport."""
         return access.tcp is not None
 
     def fetch(self, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        """See FetchTransport. In the end the peer is told that nothing more is wanted."""
+        """In the end the peer is told that nothing more is wanted."""
         if transfer.access.tcp is None:
             raise ValueError("this way was not offered")
         fetch_all(self._link, transfer.access.tcp, transfer, sink)
 
     def close(self) -> None:
-        """See FetchTransport."""
         self._link.close()
 
 

@@ -28,7 +28,7 @@ _NAME = re.compile(r"quire-kvstore-[0-9a-f]{32}")
 
 
 class ShmTransport:
-    """See Transport. A link for each direction; the arena goes with its link."""
+    """Implements Transport. A link for each direction; the arena goes with its link."""
 
     name = "shm"
 
@@ -38,18 +38,15 @@ class ShmTransport:
         self._lent_to: object = None
 
     def offered(self, access: LeaseAccess) -> bool:
-        """See Transport."""
         return bool(_NAME.fullmatch(access.arena))
 
     def probe(self, access: LeaseAccess) -> None:
-        """See Transport."""
         try:
             connect(access.arena).close()
         except (DataConnectionError, OSError) as error:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """See Transport."""
         access = transfer.access
         with self._fetching.exchange(access.arena, access.key) as exchange:
             arena = self._mapped(exchange)
@@ -67,7 +64,6 @@ class ShmTransport:
                 raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """See Transport."""
         size = len(page_source.remaining) * transfer.page_bytes
         try:
             with self._sending.exchange(transfer.access.arena, transfer.access.key, size) as exchange:
@@ -82,7 +78,6 @@ class ShmTransport:
             raise
 
     def close(self) -> None:
-        """See Transport."""
         self._fetching.close()
         self._sending.close()
         if self._arena is not None:

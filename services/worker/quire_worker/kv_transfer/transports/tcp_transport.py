@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class TcpTransport:
-    """See Transport. A link for each direction."""
+    """Implements Transport. A link for each direction."""
 
     name = "tcp"
 
@@ -29,18 +29,15 @@ class TcpTransport:
         self._fetching, self._sending = DataLink(), DataLink()
 
     def offered(self, access: LeaseAccess) -> bool:
-        """See Transport."""
         return bool(access.data_port and self._host)
 
     def probe(self, access: LeaseAccess) -> None:
-        """See Transport."""
         try:
             connect((self._host, access.data_port)).close()
         except (DataConnectionError, OSError) as error:
             raise TransportError(str(error)) from error
 
     def fetch(self, transfer: PageTransfer[LeaseAccess], sink: PageSink) -> None:
-        """See Transport."""
         address = (self._host, transfer.access.data_port)
         size = (len(transfer.run) - sink.received_pages) * transfer.page_bytes
         try:
@@ -57,7 +54,6 @@ class TcpTransport:
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
-        """See Transport."""
         address = (self._host, transfer.access.data_port)
         size = len(page_source.remaining) * transfer.page_bytes
         try:
@@ -75,7 +71,6 @@ class TcpTransport:
             raise
 
     def close(self) -> None:
-        """See Transport."""
         self._fetching.close()
         self._sending.close()
 

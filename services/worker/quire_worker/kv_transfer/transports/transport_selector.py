@@ -90,7 +90,6 @@ class TransportSelector:
         self._try_transports(transfer.access, lambda transport: transport.send(transfer, page_source))
 
     def close(self) -> None:
-        """See Transport."""
         for transport in self._transports:
             transport.close()
 

@@ -64,7 +64,7 @@ def packed_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Te
 
 
 def torch_logprobs(logits: Tensor, token: Tensor, row: Tensor, most: int) -> Tensor:
-    """See `packed_logprobs`: the same in torch, slowly."""
+    """The same in torch, slowly."""
     rows = logits.index_select(0, row).float()
     sampled = token.index_select(0, row).clamp(min=0).long()[:, None]
     normaliser = torch.logsumexp(rows, dim=1, keepdim=True)

@@ -35,7 +35,7 @@ _TOGETHER = 4
 
 
 class TritonOps:
-    """See `Ops`. One object per model and device; calls come from one thread."""
+    """Implements `Ops`. One object per model and device; calls come from one thread."""
 
     row_multiple = 1
 
@@ -56,11 +56,9 @@ class TritonOps:
         """Nothing is measured at start: ways of products are a table."""
 
     def plan(self, pages: Tensor, rows: int, position: Int32, count: Int32, page_table: Int32) -> TritonPlan:
-        """See `Ops.plan`."""
         return plan_step(self._device, rows, position, count, page_table, self._shape, even=self.batch_invariant)
 
     def embedding(self, token: Tensor, weight: Tensor, scale: float) -> Tensor:
-        """See `Ops.embedding`."""
         hidden = weight.shape[1]
         out = torch.empty((token.shape[0], hidden), dtype=weight.dtype, device=weight.device)
         grid = (token.shape[0], -(-hidden // _ELEMENTS))
@@ -68,19 +66,16 @@ class TritonOps:
         return out
 
     def rms_norm(self, x: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops.rms_norm`."""
         return self._norm(None, x, norm_weight, eps)
 
     def add_rms_norm(self, delta: Tensor, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
-        """See `Ops.add_rms_norm`."""
         return self._norm(delta, residual, norm_weight, eps)
 
     def linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """See `Ops.linear`."""
         return self._gemm_configs.gemm(x, weight, self.pdl)
 
     def add_linear(self, x: Tensor, weight: Weight, residual: Tensor) -> Tensor | None:
-        """See `Ops.add_linear`: few rows are added by the norm that follows, of many cuBLAS reads the residual while it
+        """Few rows are added by the norm that follows, of many cuBLAS reads the residual while it
         computes."""
         if x.shape[0] < _MANY_ROWS or self.batch_invariant:
             return self.linear(x, weight)
@@ -97,7 +92,6 @@ class TritonOps:
         rope: RopeTables,
         norm: QkNormWeights | None,
     ) -> Tensor:
-        """See `Ops.qk_norm_rope_write`."""
         query = empty_like_rows(qkv, shape.heads * shape.head_dim)
         norm_weights = (rope.cos, rope.cos) if norm is None else (norm.query, norm.key)
         rows = qkv.shape[0]
@@ -150,7 +144,6 @@ class TritonOps:
         return out
 
     def gated_linear(self, x: Tensor, weight: Weight, activation: Activation) -> Tensor:
-        """See `Ops.gated_linear`."""
         whole = self._gemm_configs.gated_gemm(x, weight, self.pdl, gelu=activation == "gelu_tanh")
         return self.gated_activation(self.linear(x, weight), activation) if whole is None else whole
 
@@ -159,7 +152,6 @@ class TritonOps:
         return self._activate(gate_up, gate_up.shape[1] // 2, activation, gated=True)
 
     def activation(self, x: Tensor, activation: Activation) -> Tensor:
-        """See `Ops.activation`."""
         return self._activate(x, x.shape[1], activation, gated=False)
 
     def lm_head(self, x: Tensor, weight: Weight, softcap: float) -> Tensor:
@@ -170,11 +162,11 @@ class TritonOps:
         return logits.div_(softcap).tanh_().mul_(softcap) if softcap else logits
 
     def sample(self, logits: Tensor, columns: SamplingColumns) -> Int32:
-        """See `Ops.sample`: the reference, on the host."""
+        """The reference, on the host."""
         return sample(logits.float().cpu(), columns)
 
     def logprobs(self, logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
-        """See `Ops.logprobs`: the reference, on the host."""
+        """The reference, on the host."""
         return logprob_columns(logits.float().cpu(), token, wanted)
 
     def _norm(self, delta: Tensor | None, residual: Tensor, norm_weight: Tensor, eps: float) -> Tensor:
