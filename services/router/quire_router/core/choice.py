@@ -70,6 +70,7 @@ class Choice:
         "offsets",
         "outbox",
         "output_ids",
+        "page_hashes",
         "placed",
         "prompt_entries",
         "resumed",
@@ -106,6 +107,8 @@ class Choice:
         self.holder: Holder | None = None
         self.digest: bytes | None = None
         self.moves: Moves | None = None
+        # Of the prompt's full pages, by page size, while siblings that share this are placed; empty: not known.
+        self.page_hashes: dict[int, list[bytes]] = {}
         # Where its pages travel between engines.
         self.kv_route: KvRoute | None = None
         self.kv_offer: KvOffer | None = None

@@ -22,6 +22,7 @@ from quire_router.core.delta import HopTiming
 from quire_router.core.generation import Generation
 from quire_router.core.lengths import answer_length, check_prompt, check_resume, truncated
 from quire_router.core.outbox import Outbox
+from quire_router.core.prompt_pages import forget_pages, name_pages
 from quire_router.limits.products import check_encoded, check_request
 
 if TYPE_CHECKING:
@@ -168,7 +169,10 @@ class Pipeline:
                 if number and tokens > _TURN_TOKENS:
                     tokens = len(ids)
                     await asyncio.sleep(0)
-                self._migration.start(generation.choices[number * siblings : (number + 1) * siblings])
+                choices = generation.choices[number * siblings : (number + 1) * siblings]
+                await name_pages(choices, generation.served.model.pages.page_size)
+                self._migration.start(choices)
+                forget_pages(choices)
         except BaseException:
             generation.discard()
             raise

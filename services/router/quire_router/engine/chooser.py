@@ -49,7 +49,7 @@ class Chooser:
         rows = self._able(choice, shunned)
         if avoid and len(rows) > 1:
             rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
-        wish = Wish(choice.to_submit(), weight, _session(choice))
+        wish = Wish(choice.to_submit(), weight, _session(choice), choice.page_hashes)
         while len(rows):
             placed = self._placer.place(wish, self._fit(choice, rows))
             replica = self._taker(choice, placed)
@@ -64,7 +64,7 @@ class Chooser:
         """The same for one choice that is new, and where it pays with a replica that computes its prompt."""
         started_ns = time.perf_counter_ns()
         rows = self._able(choice, shunned)
-        wish = Wish(choice.to_submit(), 1, _session(choice))
+        wish = Wish(choice.to_submit(), 1, _session(choice), choice.page_hashes)
         while len(rows):
             placed = self._placer.place_sides(wish, rows)
             decode = self._taker(choice, placed.decode)

@@ -12,6 +12,7 @@ from quire_common.sequence import page_extras
 from quire_router.pages.page_keys import page_keys
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from collections.abc import Sequence as Sequence_
 
     from quire_common.sequence import Sequence
@@ -27,6 +28,8 @@ class Wish:
     sequence: Sequence
     weight: int = 1
     session: str = ""
+    prompt_hashes: Mapping[int, list[bytes]] = field(default_factory=dict)
+    """By page size, hashes of the prompt's full pages, where they are known already."""
     found: dict[int, Prefixes] = field(default_factory=dict)
     """By pool, what the page directory said: looked up once per decision."""
     _hashes: dict[int, list[bytes]] = field(default_factory=dict)
@@ -55,7 +58,11 @@ class Wish:
         """Hashes of the full pages of the first so many tokens."""
         prompt, output = self.sequence.prompt_ids, self.sequence.output_ids
         extras = page_extras(self.sequence)
-        hashes = chain_hashes(prompt[:tokens], page_size, extras)
+        known = self.prompt_hashes.get(page_size)
+        if known is None:
+            hashes = chain_hashes(prompt[:tokens], page_size, extras)
+        else:
+            hashes = known[: min(tokens, len(prompt)) // page_size]
         if len(output) and tokens > len(prompt):
             at = len(hashes) * page_size
             rest = np.concatenate([prompt[at:], output[: tokens - len(prompt)]])

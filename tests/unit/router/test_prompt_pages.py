@@ -1,0 +1,101 @@
+"""A long prompt's pages are named in turns ahead of its placement, which then hashes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire_common.pages import PageExtras, chain_hashes
+from quire_router.core.choice import Choice
+from quire_router.core.outbox import Outbox
+from quire_router.core.pipeline import Pipeline
+from quire_router.core.prompt_pages import TURN_TOKENS, forget_pages, name_pages
+from quire_router.placement import wish as wishes
+from quire_router.placement.replica_table import PagePool
+from quire_router.placement.wish import Wish
+from tests.unit.router.makers import make_choice, make_job
+
+PAGE, SALT = 16, "tenant"
+MILLION = np.arange(1_000_003, dtype=np.int32)
+SHORT = np.arange(100, dtype=np.int32)
+POOL = PagePool(b"n" * 32, PAGE, 1)
+
+
+def siblings(prompt: np.ndarray, count: int = 2) -> list[Choice]:
+    made = [make_choice(make_job(n=count), Outbox(), number) for number in range(count)]
+    for choice in made:
+        choice.sequence = replace(choice.sequence, prompt_ids=prompt, cache_salt=SALT)
+    return made
+
+
+def named_at_once(prompt: np.ndarray) -> list[bytes]:
+    return chain_hashes(prompt, PAGE, PageExtras(salt=SALT))
+
+
+async def turns_of(choices: list[Choice]) -> int:
+    """Turns of the loop that others had meanwhile."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    ticker = asyncio.create_task(count())
+    await name_pages(choices, PAGE)
+    ticker.cancel()
+    return turns
+
+
+async def test_others_have_their_turns_and_the_names_are_the_same() -> None:
+    choices = siblings(MILLION)
+    assert await turns_of(choices) >= len(MILLION) // TURN_TOKENS - 1
+    assert choices[0].page_hashes == {PAGE: named_at_once(MILLION)}
+    assert choices[1].page_hashes[PAGE] is choices[0].page_hashes[PAGE]
+    forget_pages(choices)
+    assert not any(choice.page_hashes for choice in choices)
+
+
+async def test_nothing_is_done_for_a_short_prompt() -> None:
+    choices = siblings(SHORT)
+    assert await turns_of(choices) == 0
+    assert not choices[0].page_hashes
+
+
+@pytest.mark.parametrize("output", [0, 5, 40])
+async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = siblings(MILLION)
+    await name_pages(choices, PAGE)
+    sequence = replace(choices[0].sequence, output_ids=np.arange(output, dtype=np.int32))
+    expected = Wish(sequence).chains(POOL)
+    hashed: list[int] = []
+
+    def counted(tokens: Any, *rest: Any) -> list[bytes]:
+        hashed.append(len(tokens))
+        return chain_hashes(tokens, *rest)
+
+    monkeypatch.setattr(wishes, "chain_hashes", counted)
+    wish = Wish(sequence, prompt_hashes=choices[0].page_hashes)
+    assert [keys.tolist() for keys in wish.chains(POOL)] == [keys.tolist() for keys in expected]
+    assert wish.head(POOL).tolist() == Wish(sequence).head(POOL).tolist()[:1]
+    assert sum(hashed[:1]) <= output + PAGE
+
+
+async def test_the_pipeline_names_a_long_prompt_before_it_is_placed() -> None:
+    choices, told = siblings(MILLION), list[int]()
+    model = SimpleNamespace(pages=SimpleNamespace(page_size=PAGE))
+    generation = SimpleNamespace(
+        job=SimpleNamespace(siblings=2), choices=choices, served=SimpleNamespace(model=model), discard=pytest.fail
+    )
+    migration = SimpleNamespace(start=lambda some: told.extend(len(each.page_hashes.get(PAGE, ())) for each in some))
+    pipeline: Any = SimpleNamespace(_migration=migration)
+    given: Any = generation
+    await Pipeline._place(pipeline, given, [MILLION])
+    assert told == [len(MILLION) // PAGE] * 2
+    assert not choices[0].page_hashes
