@@ -20,11 +20,11 @@ from quire_common.sequence import Sequence, Stop
 from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.placement.disaggregation import Disaggregation, SplitOptions
+from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
 from quire_router.placement.registry import PAGE_AWARE, Weights, policies
 from quire_router.placement.replica_table import ReplicaTable
-from quire_router.placement.wish import Wish
 
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequence_
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from bench.placement.trace import TraceRequest
     from quire_router.pages.page_table import Keys
-    from quire_router.placement.placed import Placed
-    from quire_router.placement.placer import PlacedSides
+    from quire_router.placement.load_reservation import LoadReservation
+    from quire_router.placement.placer import ReservedSides
     from quire_router.placement.replica_table import PagePool, ReplicaRow
 
 _TICK_S, _LOAD_S, _EVENTS_S = 0.02, 0.2, 0.1
@@ -76,7 +76,7 @@ class Outcome:
     seconds: list[float]
 
 
-class _KnownWish(Wish):
+class _KnownWish(PlacementRequest):
     """Its pages have names already: hashing is measured elsewhere (bench.router.page_index)."""
 
     __slots__ = ("keys", "known")
@@ -166,7 +166,7 @@ class _Fleet:
             self.members.append(_Member(SimReplica(setup.speed), row, host, tells_host=setup.tells_hosts))
         self.hear_load()
 
-    def place(self, request: TraceRequest) -> PlacedSides:
+    def place(self, request: TraceRequest) -> ReservedSides:
         return self.placer.place_sides(_KnownWish(request), self.table.able("m", None, 0))
 
     def are_near(self, one: int, other: int) -> bool:
@@ -191,8 +191,8 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
     clock = [0.0]
     fleet = _Fleet(setup, clock)
     replicas, links = [member.replica for member in fleet.members], fleet.links
-    placed: dict[int, Placed] = {}
-    decoders: dict[int, Placed] = {}
+    placed: dict[int, LoadReservation] = {}
+    decoders: dict[int, LoadReservation] = {}
     runs: list[Run] = []
     decisions: list[float] = []
     twins: dict[int, Run] = {}

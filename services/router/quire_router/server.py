@@ -21,9 +21,9 @@ from quire_router.core.pipeline import Pipeline
 from quire_router.engine.chooser import Chooser
 from quire_router.engine.fleet import Fleet
 from quire_router.engine.migration import Migration
-from quire_router.engine.ticket_desk import TicketDesk
+from quire_router.engine.pending_sequences import PendingSequences
+from quire_router.engine.ticket_manager import TicketManager
 from quire_router.engine.transfers import Transfers
-from quire_router.engine.waiting_room import WaitingRoom
 from quire_router.http.cors import make_cors
 from quire_router.http.edge import Edge
 from quire_router.http.parse import Limits
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from quire_common.server import BoundServer
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.engine_failure import EngineFailure
 
 # Of gRPC, what /health is of HTTP.
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
@@ -78,7 +78,7 @@ class RouterService:
         self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
         self.pool = TokenizerPool(config, self._on_change)
         self.fleet = Fleet(config, self._detokenizer, bound.instance, self._watchdog, self._lost, self._on_fleet)
-        self._room = WaitingRoom(self._detokenizer)
+        self._room = PendingSequences(self._detokenizer)
         handles = HandleCounter()
         self._placing = Placing(config, self.fleet)
         self._transfers = Transfers()
@@ -99,7 +99,7 @@ class RouterService:
             self.admission,
             token_bytes,
             self._rates.charge,
-            desk=TicketDesk(
+            desk=TicketManager(
                 self.fleet, self._transfers, self._migration, config.kv_transfer_lease_s, config.replica_timeout_s
             ),
             share_prefix_across_keys=config.share_prefix_across_keys,
@@ -246,7 +246,7 @@ class RouterService:
         if not path.startswith(_OPEN_SERVICE):
             self._keys.authenticate(metadata.get("authorization", ""), ADMIN if path in _ADMIN_CALLS else INFERENCE)
 
-    def _lost(self, choice: Choice, loss: Loss) -> None:
+    def _lost(self, choice: Choice, loss: EngineFailure) -> None:
         """The fleet is made before the migration that its replicas report to."""
         self._migration.lost(choice, loss)
 

@@ -11,9 +11,9 @@ from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_common.telemetry import tracing
 from quire_router.core.catalog import ServedModel
 from quire_router.core.choice import Choice
+from quire_router.core.delta_queue import DeltaQueue
 from quire_router.core.generation import Generation
 from quire_router.core.job import Caller, GenerateJob, TextOptions, TextPrompt, Wants
-from quire_router.core.outbox import Outbox
 
 MODEL = ModelInfo("m", "A", 100, 300, (256,), b"", PageGeometry(16, (), b""))
 
@@ -39,15 +39,15 @@ def make_job(*, n: int = 1, logprobs: int = -1, stop: tuple[str, ...] = (), **wa
     )
 
 
-def make_choice(job: GenerateJob, outbox: Outbox[Choice], index: int = 0) -> Choice:
+def make_choice(job: GenerateJob, delta_queue: DeltaQueue[Choice], index: int = 0) -> Choice:
     sequence = Sequence(np.array([112, 113], np.int32), Stop(10), job.sampling)
-    return Choice(index, 2 + 2 * index, job, sequence, RequestContext("r"), outbox)
+    return Choice(index, 2 + 2 * index, job, sequence, RequestContext("r"), delta_queue)
 
 
 def make_generation(job: GenerateJob) -> Generation:
-    outbox = Outbox[Choice]()
-    choices = [make_choice(job, outbox, i) for i in range(job.n)]
+    delta_queue = DeltaQueue[Choice]()
+    choices = [make_choice(job, delta_queue, i) for i in range(job.n)]
     bytes_of: Any = NoTokenBytes()
     span = tracing.start_span("x")
     served = ServedModel("m", MODEL)
-    return Generation(job, Caller("r"), served, choices, outbox, bytes_of, 0, lambda: None, span)
+    return Generation(job, Caller("r"), served, choices, delta_queue, bytes_of, 0, lambda: None, span)

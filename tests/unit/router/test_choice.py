@@ -11,7 +11,7 @@ from quire.v1 import common_pb2
 from quire_common.columns import pack_i32
 from quire_common.errors import Unavailable
 from quire_router.core.delta import FINISH_NAMES, STOP
-from quire_router.core.outbox import Outbox
+from quire_router.core.delta_queue import DeltaQueue
 from tests.unit.router.makers import make_choice, make_generation, make_job
 
 
@@ -23,7 +23,7 @@ def test_finish_numbers_are_the_contracts() -> None:
 
 
 def test_rows_are_joined_until_they_are_taken() -> None:
-    choice = make_choice(make_job(token_ids=True), Outbox())
+    choice = make_choice(make_job(token_ids=True), DeltaQueue())
     for i, text in enumerate(["a", "", "bc"]):
         choice.received(pack_i32([i, i + 10]), 0, 1)
         assert not choice.delivered(text, -1, 2)
@@ -34,7 +34,7 @@ def test_rows_are_joined_until_they_are_taken() -> None:
 
 
 def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
-    choice = make_choice(make_job(), Outbox())
+    choice = make_choice(make_job(), DeltaQueue())
     choice.received(pack_i32([1]), 0, 1)
     choice.received(pack_i32([2]), 2, 2)
     assert not choice.delivered("a", -1, 1)
@@ -44,7 +44,7 @@ def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
 
 
 def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
-    choice = make_choice(make_job(stop=("x", "yy")), Outbox())
+    choice = make_choice(make_job(stop=("x", "yy")), DeltaQueue())
     choice.received(pack_i32([1, 2, 3, 4]), 0, 1)
     choice.received(pack_i32([5]), 2, 2)
     assert choice.delivered("ab", 1, 3)
@@ -53,7 +53,7 @@ def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
 
 
 def test_what_a_new_tokenizer_must_be_told() -> None:
-    choice = make_choice(make_job(), Outbox())
+    choice = make_choice(make_job(), DeltaQueue())
     choice.received(pack_i32([1, 2]), 0, 1)
     choice.received(pack_i32([3]), 0, 2)
     choice.delivered("é", -1, 2)

@@ -21,8 +21,8 @@ from quire_common.ticket import Ticket
 from quire_router.config import RouterConfig
 from quire_router.core.choice import Choice
 from quire_router.core.delta import LENGTH, LogprobEntry
-from quire_router.core.outbox import Outbox
-from quire_router.engine.loss import failure_loss
+from quire_router.core.delta_queue import DeltaQueue
+from quire_router.engine.engine_failure import failure_of
 from quire_router.engine.session_outgoing import SessionOutgoing
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.stream_outgoing import MAX_STEPS
@@ -97,12 +97,12 @@ async def test_a_stall_of_the_loop_is_not_the_peers_silence(monkeypatch: pytest.
     ],
 )
 def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[str, bool, bool, bool] | None) -> None:
-    loss = failure_loss("i", error, admitted=admitted)
+    loss = failure_of("i", error, admitted=admitted)
     assert (loss and (loss.reason, loss.suspect, loss.refused, loss.busy)) == wanted
 
 
 def test_what_another_engine_is_told() -> None:
-    choice, entry = make_choice(make_job(logprobs=0), Outbox()), LogprobEntry(1, -1.0, 1, [], [])
+    choice, entry = make_choice(make_job(logprobs=0), DeltaQueue()), LogprobEntry(1, -1.0, 1, [], [])
     choice.received(pack_i32([5, 6, 7]), 0, 1)
     choice.entries += [entry, entry]  # the third token's never came
     choice.settle()
@@ -120,7 +120,7 @@ def test_what_another_engine_is_told() -> None:
 async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
     choices: dict[int, Choice] = {}
     out = SessionOutgoing("router", choices.__contains__)
-    made = [make_choice(make_job(), Outbox(), index) for index in range(10)]
+    made = [make_choice(make_job(), DeltaQueue(), index) for index in range(10)]
     for choice in made:
         choice.sequence = Sequence(np.zeros(700_000, np.int32), Stop(10))
         choices[choice.handle] = choice
@@ -144,7 +144,7 @@ async def test_messages_of_submits_with_many_biases_are_short() -> None:
     out = SessionOutgoing("router", choices.__contains__)
     controls = LogitControls(logit_bias=tuple((i, 1.0) for i in range(1024)))
     for index in range(256):
-        choice = make_choice(make_job(), Outbox(), index)
+        choice = make_choice(make_job(), DeltaQueue(), index)
         choice.sequence = Sequence(np.zeros(8, np.int32), Stop(10), Sampling(controls=controls))
         choices[choice.handle] = choice
         out.submit(choice.handle, choice)
@@ -219,7 +219,7 @@ async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
     choices: dict[int, Choice] = {}
     stream = DetokenizeStream(tokenizer, Watchdog(60.0), RouterConfig(), choices, lambda choice: None)
     running = asyncio.ensure_future(stream.run())
-    made = [make_choice(make_job(), Outbox(), index) for index in range(3)]
+    made = [make_choice(make_job(), DeltaQueue(), index) for index in range(3)]
     for choice in made:
         choices[choice.handle] = choice
     async with asyncio.timeout(WAIT_S):

@@ -17,9 +17,9 @@ from quire_router.backoff import Backoff
 from quire_router.config import RouterConfig
 from quire_router.core.admission import Admission
 from quire_router.core.catalog import Catalog
+from quire_router.core.delta_queue import DeltaQueue
 from quire_router.core.handles import HandleCounter
 from quire_router.core.lengths import answer_length, check_prompt
-from quire_router.core.outbox import Outbox
 from quire_router.engine.session_codec import apply_events, apply_rows
 from tests.unit.router.makers import MODEL, make_choice, make_job
 
@@ -107,7 +107,7 @@ def test_config_hides_its_keys() -> None:
 
 def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     job = make_job(n=2, logprobs=1)
-    first, second = (make_choice(job, Outbox(), i) for i in range(2))
+    first, second = (make_choice(job, DeltaQueue(), i) for i in range(2))
     message = sb.SessionResponse(
         handle=pack_i32([first.handle, 999, second.handle]),
         count=pack_i32([2, 1, 1]),
@@ -138,7 +138,7 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
 
 def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_the_admission() -> None:
     job = make_job(n=2)
-    first, moved = (make_choice(job, Outbox(), i) for i in range(2))
+    first, moved = (make_choice(job, DeltaQueue(), i) for i in range(2))
     moved.resumed, moved.cached_tokens = True, 5
     choices = {first.handle: first, moved.handle: moved}
     admission, end = sb.SessionResponse(), sb.SessionResponse()

@@ -12,12 +12,12 @@ import pytest
 
 from quire_common.pages import PageExtras, chain_hashes
 from quire_router.core.choice import Choice
-from quire_router.core.outbox import Outbox
+from quire_router.core.delta_queue import DeltaQueue
 from quire_router.core.pipeline import Pipeline
 from quire_router.core.prompt_pages import TURN_TOKENS, forget_pages, name_pages
-from quire_router.placement import wish as wishes
+from quire_router.placement import placement_request as wishes
+from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.replica_table import PagePool
-from quire_router.placement.wish import Wish
 from tests.unit.router.makers import make_choice, make_job
 
 PAGE, SALT = 16, "tenant"
@@ -27,7 +27,7 @@ POOL = PagePool(b"n" * 32, PAGE, 1)
 
 
 def siblings(prompt: np.ndarray, count: int = 2) -> list[Choice]:
-    made = [make_choice(make_job(n=count), Outbox(), number) for number in range(count)]
+    made = [make_choice(make_job(n=count), DeltaQueue(), number) for number in range(count)]
     for choice in made:
         choice.sequence = replace(choice.sequence, prompt_ids=prompt, cache_salt=SALT)
     return made
@@ -73,7 +73,7 @@ async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch:
     choices = siblings(MILLION)
     await name_pages(choices, PAGE)
     sequence = replace(choices[0].sequence, output_ids=np.arange(output, dtype=np.int32))
-    expected = Wish(sequence).chains(POOL)
+    expected = PlacementRequest(sequence).chains(POOL)
     hashed: list[int] = []
 
     def counted(tokens: Any, *rest: Any) -> list[bytes]:
@@ -81,9 +81,9 @@ async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch:
         return chain_hashes(tokens, *rest)
 
     monkeypatch.setattr(wishes, "chain_hashes", counted)
-    wish = Wish(sequence, prompt_hashes=choices[0].page_hashes)
-    assert [keys.tolist() for keys in wish.chains(POOL)] == [keys.tolist() for keys in expected]
-    assert wish.head(POOL).tolist() == Wish(sequence).head(POOL).tolist()[:1]
+    request = PlacementRequest(sequence, prompt_hashes=choices[0].page_hashes)
+    assert [keys.tolist() for keys in request.chains(POOL)] == [keys.tolist() for keys in expected]
+    assert request.head(POOL).tolist() == PlacementRequest(sequence).head(POOL).tolist()[:1]
     assert sum(hashed[:1]) <= output + PAGE
 
 

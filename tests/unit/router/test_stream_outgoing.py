@@ -13,7 +13,7 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
 from quire_router.core.choice import Choice
 from quire_router.core.delta import LENGTH
-from quire_router.core.outbox import Outbox
+from quire_router.core.delta_queue import DeltaQueue
 from quire_router.text.rows_codec import MESSAGE_BYTES, cut_rows, join_rows, rows_of
 from quire_router.text.stream_outgoing import DetokenizeOutgoing
 from tests.fakes.fake_tokenizer import FakeTokenizer
@@ -34,7 +34,7 @@ class Rig:
         self._tokenizer, self._texts = FakeTokenizer(), dict[int, Any]()
 
     def choice(self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0) -> Choice:
-        made = make_choice(make_job(), Outbox(), index)
+        made = make_choice(make_job(), DeltaQueue(), index)
         made.received(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
         made.confirmed = made.chars_sent = confirmed
         made.text_strikes = strikes
@@ -169,7 +169,7 @@ async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
 
 @pytest.mark.parametrize("make", [cut_rows, join_rows])
 def test_long_rows_are_cut(make: Any) -> None:
-    choices = {2: make_choice(make_job(), Outbox())}
+    choices = {2: make_choice(make_job(), DeltaQueue())}
     choices[2].rows_out = 1
     rows = [(2, pack_i32(range(30_000)), LENGTH), (4, pack_i32([7]), 0), (6, b"", LENGTH)]
     step = tb.DetokenizeRequest(

@@ -14,12 +14,12 @@ from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.pages.page_keys import page_keys
 from quire_router.placement.disaggregation import Disaggregation, SplitOptions
-from quire_router.placement.placed import Placed
+from quire_router.placement.load_reservation import LoadReservation
+from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView
 from quire_router.placement.registry import PAGE_AWARE, Weights, policies
 from quire_router.placement.replica_table import ReplicaRow, ReplicaTable
-from quire_router.placement.wish import Wish
 
 PAGE = 16
 GROUP = KvGroup("full", 1, "l", "f32", 1, 1, 1)
@@ -79,7 +79,7 @@ class Fleet:
 
     def sides(self, wanted: Sequence) -> tuple[int | None, int]:
         """Who prefills a sequence, if another than who decodes it, and who decodes it; by index."""
-        chosen = self.split.choose(Wish(wanted), self.table.able("m", None, 0))
+        chosen = self.split.choose(PlacementRequest(wanted), self.table.able("m", None, 0))
         index = {row.row: at for at, row in enumerate(self.rows)}
         return None if chosen.prefill is None else index[chosen.prefill], index[chosen.decode]
 
@@ -107,7 +107,7 @@ class Fleet:
 
     def place(
         self, wanted: Sequence, *, weight: int = 1, session: str = "", among: Sequence_[int] | None = None
-    ) -> Placed:
+    ) -> LoadReservation:
         able = self.table.able("m", None, 0)
         rows = able if among is None else np.array([self.rows[index].row for index in among], np.intp)
-        return self.placer.place(Wish(wanted, weight, session), rows)
+        return self.placer.place(PlacementRequest(wanted, weight, session), rows)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quire_router.placement.disaggregation import SplitOptions
+from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.replica_table import DECODE, PREFILL
-from quire_router.placement.wish import Wish
 from tests.unit.router_placement.fleet import PAGE, Fleet, model, sequence
 
 # A page is 1 byte in the tests' geometry.
@@ -178,12 +178,12 @@ def test_turns_are_not_lost_to_requests_that_stay_whole() -> None:
 
 def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
     found, wanted = fleet("prefill", "decode"), sequence(200)
-    placed = found.placer.place_sides(Wish(wanted), found.table.able("m", None, 0))
+    placed = found.placer.place_sides(PlacementRequest(wanted), found.table.able("m", None, 0))
     assert placed.prefill is not None and (placed.prefill.row, placed.decode.row) == (0, 1)
     rows = np.array([0, 1])
     assert found.table.queue(rows).tolist() == [200, 0]
     assert found.table.load(rows).tolist() == [0.1, 0.1]
-    device, _stored = found.view.cached(Wish(wanted), rows)
+    device, _stored = found.view.cached(PlacementRequest(wanted), rows)
     assert device.tolist() == [192, 192]
     placed.prefill.began()
     assert found.table.queue(rows).tolist() == [0, 0]
@@ -199,7 +199,7 @@ def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
 def test_pages_of_others_are_waited_for() -> None:
     found, waiting = rated(0.4, prefill=2000.0), []
     for seed in range(3):
-        placed = found.placer.place_sides(Wish(sequence(1000, seed)), found.table.able("m", None, 0))
+        placed = found.placer.place_sides(PlacementRequest(sequence(1000, seed)), found.table.able("m", None, 0))
         (placed.prefill or placed.decode).began()
         placed.decode.coming()
         waiting.append(placed)
@@ -212,7 +212,7 @@ def test_pages_of_others_are_waited_for() -> None:
 def test_a_way_with_less_on_it_is_taken() -> None:
     found = fleet("prefill", "decode", "decode")
     rows = found.table.able("m", None, 0)
-    first = found.placer.place_sides(Wish(sequence(3000)), rows)
+    first = found.placer.place_sides(PlacementRequest(sequence(3000)), rows)
     first.decode.coming()
     found.load(1)
     found.load(2)

@@ -12,9 +12,9 @@ from quire_router.engine.load import Load
 from quire_router.engine.scheduler_client import load_from_pb
 from quire_router.placement.disaggregation import SplitOptions
 from quire_router.placement.pair_cost import PairCost
+from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.registry import Weights, policies
 from quire_router.placement.replica_table import NEAR_TIMES
-from quire_router.placement.wish import Wish
 from tests.unit.router_placement.fleet import PAGE, Fleet, model, sequence
 
 # A page is 1 byte in the tests' geometry.
@@ -73,7 +73,7 @@ def test_whose_host_is_not_known_is_nobodys_neighbour() -> None:
             found.load(index, int(running[index]), int(rng.integers(3000)))
         wanted = sequence(500, seed)
         # Nothing is measured: each side is the best by itself.
-        prefill = named.prefill.choose(Wish(wanted), np.array([0, 1]))
+        prefill = named.prefill.choose(PlacementRequest(wanted), np.array([0, 1]))
         assert found.sides(wanted) == (prefill, 2 + int(running[2:4].argmin()))
 
 
@@ -107,9 +107,9 @@ def test_no_pair_of_all_costs_less(seed: int) -> None:
     able, behind = table.prefills(rows, whole_too=False), table.decodes(rows)
     if not len(able) or not len(behind):
         return
-    best = pairs.choose(Wish(wanted), able, behind)
+    best = pairs.choose(PlacementRequest(wanted), able, behind)
     every = [
-        pairs.choose(Wish(wanted), able[at : at + 1], behind[to : to + 1])
+        pairs.choose(PlacementRequest(wanted), able[at : at + 1], behind[to : to + 1])
         for at in range(len(able))
         for to in range(len(behind))
     ]
@@ -141,7 +141,10 @@ def test_what_a_scheduler_tells_of_ways_and_hosts_reaches_the_table() -> None:
 
 def test_pages_on_either_way_are_waited_for() -> None:
     found = fleet("prefill a", "prefill b", "decode a")
-    placed = [found.placer.place_sides(Wish(sequence(300, seed)), found.table.able("m", None, 0)) for seed in range(2)]
+    placed = [
+        found.placer.place_sides(PlacementRequest(sequence(300, seed)), found.table.able("m", None, 0))
+        for seed in range(2)
+    ]
     assert [side.prefill.row for side in placed if side.prefill] == [0, 1]  # the first is busy then
     for side in placed:
         side.decode.coming()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire_router.engine.load import Load
-from quire_router.placement.placed import Placed
+from quire_router.placement.load_reservation import LoadReservation
 from quire_router.placement.replica_table import ReplicaTable
 from tests.unit.router_placement.fleet import model
 
@@ -28,7 +28,7 @@ def test_a_row_is_used_again_and_its_former_owner_has_no_say() -> None:
     first = table.add("a")
     first.show(accepts=True, model=model())
     first.loaded(Load("ready", running=3, max_num_seqs=8, waiting_prefill_tokens=70))
-    late = Placed(table, first.row, 1, 100)
+    late = LoadReservation(table, first.row, 1, 100)
     first.drop()
     assert not len(table.able("m", None, 0)) and not table.several
     second = table.add("b")
@@ -59,7 +59,7 @@ def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
     table = ReplicaTable()
     row = table.add("a")
     rows = np.array([0])
-    placed = [Placed(table, 0, 2, 100), Placed(table, 0, 1, 50)]
+    placed = [LoadReservation(table, 0, 2, 100), LoadReservation(table, 0, 1, 50)]
     assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [3.0]
     row.loaded(Load("ready", running=1, waiting=2, max_num_seqs=10, waiting_prefill_tokens=90))
     assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [0.3]
@@ -67,7 +67,7 @@ def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
     placed[0].began()
     assert table.queue(rows).tolist() == [90], "others' requests, as the replica says"
     placed[1].began()
-    quick = Placed(table, 0, 1, 40)
+    quick = LoadReservation(table, 0, 1, 40)
     assert table.queue(rows).tolist() == [130]
     quick.began()
     assert table.queue(rows).tolist() == [90], "begun before the replica spoke again"

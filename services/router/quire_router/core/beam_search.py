@@ -23,9 +23,9 @@ from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
 from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.core.delta import FINISH_NAMES, LENGTH, STOP, Delta, LogprobEntry, Usage
+from quire_router.core.delta_queue import DeltaQueue
 from quire_router.core.generation import Generation
 from quire_router.core.job import GenerateJob, TextOptions, TokenPrompt, Wants
-from quire_router.core.outbox import Outbox
 from quire_router.core.pipeline import start_span
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class BeamSearch:
             timeless,
             rendering.served,
             (),
-            Outbox(),
+            DeltaQueue(),
             self._token_bytes,
             arrived_ns,
             lambda: self._pipeline.charge(caller.tenant, costs.completion_tokens),

@@ -15,11 +15,11 @@ from quire_router.core.delta import ERROR, LENGTH, REPETITION, STOP, Delta, HopT
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext, Sequence
+    from quire_router.core.delta_queue import DeltaQueue
     from quire_router.core.job import GenerateJob, Resume
     from quire_router.core.kv_route import KvOffer, KvRoute, KvTransfer, PulledPages
     from quire_router.core.moves import Moves
-    from quire_router.core.outbox import Outbox
-    from quire_router.placement.placed import Placed
+    from quire_router.placement.load_reservation import LoadReservation
 
 
 # vLLM's stop_reason of such an answer.
@@ -47,6 +47,7 @@ class Choice:
         "chars_sent",
         "confirmed",
         "context",
+        "delta_queue",
         "detokenize_rows",
         "detokenize_us",
         "digest",
@@ -68,7 +69,6 @@ class Choice:
         "moves",
         "news",
         "offsets",
-        "outbox",
         "output_ids",
         "page_hashes",
         "placed",
@@ -91,7 +91,7 @@ class Choice:
         job: GenerateJob,
         sequence: Sequence,
         context: RequestContext,
-        outbox: Outbox[Choice],
+        delta_queue: DeltaQueue[Choice],
         model: str = "",
     ) -> None:
         self.index = index
@@ -101,7 +101,7 @@ class Choice:
         self.job = job
         self.sequence = sequence
         self.context = context
-        self.outbox = outbox
+        self.delta_queue = delta_queue
         self.model = model
         # Where it is, and what it went through: `digest` is that of the engine's model, None until one was found.
         self.holder: Holder | None = None
@@ -113,7 +113,7 @@ class Choice:
         self.kv_route: KvRoute | None = None
         self.kv_offer: KvOffer | None = None
         # Until its engine has begun, or has let go of it; siblings are placed by the first of them.
-        self.placed: Placed | None = None
+        self.placed: LoadReservation | None = None
         # Leading tokens whose pages anybody had when it was placed; None: not known.
         self.held_tokens: int | None = None
         self.admitted_attempt = -1
@@ -267,7 +267,7 @@ class Choice:
         elif self.finish and self.rows_back == self.rows_out:
             self.ended = True
         if self.ended or (text and self.news) or (used and self.token_news):
-            self.outbox.touch(self)
+            self.delta_queue.touch(self)
         if self.ended and self.kv_route is not None:
             self.kv_route.close()
         return self.ended
@@ -275,7 +275,7 @@ class Choice:
     def fail(self, error: QuireError) -> None:
         """The choice cannot go on, and its job with it."""
         self.ended = True
-        self.outbox.fail(error)
+        self.delta_queue.fail(error)
         if self.kv_route is not None:
             self.kv_route.close()
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from quire_router.core.catalog import ServedModel
     from quire_router.core.choice import Choice
     from quire_router.core.delta import LogprobEntry
+    from quire_router.core.delta_queue import DeltaQueue
     from quire_router.core.job import Caller, GenerateJob
     from quire_router.core.kv_route import KvOffer
-    from quire_router.core.outbox import Outbox
     from quire_router.text.token_bytes import TokenBytes
 
 
@@ -37,7 +37,7 @@ class Generation:
         caller: Caller,
         served: ServedModel,
         choices: Sequence[Choice],
-        outbox: Outbox[Choice],
+        delta_queue: DeltaQueue[Choice],
         token_bytes: TokenBytes,
         arrived_ns: int,
         release: Callable[[], None],
@@ -55,7 +55,7 @@ class Generation:
         self.created = int(time.time())
         self.running = len(choices)
         self.router_timings: list[HopTiming] = []
-        self._outbox = outbox
+        self._delta_queue = delta_queue
         self._arrived_ns = arrived_ns
         self._release: Callable[[], None] | None = release
         self._span = span
@@ -73,7 +73,7 @@ class Generation:
 
     async def news(self) -> list[Delta]:
         """What is new, of at least one choice; call while `running`. Raises the QuireError that ended the job."""
-        deltas = self._deltas(await self._outbox.take())
+        deltas = self._deltas(await self._delta_queue.take())
         if self._wants_logprobs:
             await self.token_bytes.ensure(
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
@@ -99,13 +99,13 @@ class Generation:
 
     def call_once(self, listener: Callable[[], None]) -> None:
         """In place of awaiting `news`: call `listener` when there are some, or an error; then `news_now` tells."""
-        self._outbox.call_once(listener)
+        self._delta_queue.call_once(listener)
 
     def news_now(self) -> list[Delta]:
         """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last news."""
-        deltas = self._deltas(self._outbox.take_now())
-        if not deltas and self._outbox.error is not None:
-            raise self._outbox.error
+        deltas = self._deltas(self._delta_queue.take_now())
+        if not deltas and self._delta_queue.error is not None:
+            raise self._delta_queue.error
         return deltas
 
     def _deltas(self, choices: Sequence[Choice]) -> list[Delta]:
@@ -146,7 +146,7 @@ class Generation:
 
     def cancel(self, error: QuireError) -> None:
         """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""
-        self._outbox.fail(error)
+        self._delta_queue.fail(error)
         self._abort()
 
     def usage(self) -> Usage:

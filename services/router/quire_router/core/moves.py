@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from quire_router.engine.blame import Blame
+from quire_router.engine.poison_detection import PoisonDetector
 
 
 class Moves:
@@ -18,10 +18,10 @@ class Moves:
 
     __slots__ = (
         "avoid",
-        "blame",
         "busy",
         "known_bytes",
         "lost_ns",
+        "poison",
         "reason",
         "refusals",
         "shunned",
@@ -35,7 +35,7 @@ class Moves:
         self.wait_left_s = wait_s
         self.until_s = 0.0
         self.known_bytes = known_bytes
-        self.blame = Blame()
+        self.poison = PoisonDetector()
         self.refusals = 0
         self.avoid = ""
         self.reason = ""
@@ -49,7 +49,7 @@ class Moves:
         """Start anew if tokens have come since the last trouble. `known_bytes`: length of the output ids."""
         if known_bytes > self.known_bytes:
             self.known_bytes = known_bytes
-            self.blame.clear()
+            self.poison.clear()
             self.refusals = 0
             self.wait_left_s = wait_s
             self.shunned.clear()

@@ -19,9 +19,9 @@ from quire_common.telemetry import tracing
 from quire_router import metrics
 from quire_router.core.choice import Choice
 from quire_router.core.delta import HopTiming
+from quire_router.core.delta_queue import DeltaQueue
 from quire_router.core.generation import Generation
 from quire_router.core.lengths import answer_length, check_prompt, check_resume, truncated
-from quire_router.core.outbox import Outbox
 from quire_router.core.prompt_pages import forget_pages, name_pages
 from quire_router.limits.products import check_encoded, check_request
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from quire_router.core.handles import HandleCounter
     from quire_router.core.job import Caller, GenerateJob
     from quire_router.engine.migration import Migration
-    from quire_router.engine.ticket_desk import TicketDesk
+    from quire_router.engine.ticket_manager import TicketManager
     from quire_router.text.token_bytes import TokenBytes
 
 
@@ -66,7 +66,7 @@ class Pipeline:
         token_bytes: TokenBytes,
         charge: Callable[[str, int], None],
         *,
-        desk: TicketDesk,
+        desk: TicketManager,
         share_prefix_across_keys: bool,
     ) -> None:
         self._catalog = catalog
@@ -77,7 +77,7 @@ class Pipeline:
         self._token_bytes = token_bytes
         # Counts tokens of a tenant.
         self.charge = charge
-        self._desk = desk
+        self._ticket_manager = desk
         self._share = share_prefix_across_keys
 
     async def generate(
@@ -133,15 +133,15 @@ class Pipeline:
         if not admitted:
             self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
-        outbox = Outbox[Choice]()
-        choices = self._choices(job, caller, served, context, prompts, outbox)
-        await self._desk.prepare(choices[0])
+        delta_queue = DeltaQueue[Choice]()
+        choices = self._choices(job, caller, served, context, prompts, delta_queue)
+        await self._ticket_manager.prepare(choices[0])
         generation = Generation(
             job,
             caller,
             served,
             choices,
-            outbox,
+            delta_queue,
             self._token_bytes,
             arrived_ns,
             _nothing if admitted else lambda: self._end(generation),
@@ -229,7 +229,7 @@ class Pipeline:
         served: ServedModel,
         context: RequestContext,
         prompts: list[NDArray[np.int32]],
-        outbox: Outbox[Choice],
+        delta_queue: DeltaQueue[Choice],
     ) -> list[Choice]:
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
@@ -250,7 +250,7 @@ class Pipeline:
                     thinking=job.thinking,
                 )
                 handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
-                choice = Choice(len(choices), handle, job, sequence, context, outbox, served.model.name)
+                choice = Choice(len(choices), handle, job, sequence, context, delta_queue, served.model.name)
                 if not job.ignore_eos:
                     choice.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
                 if job.resume is not None:

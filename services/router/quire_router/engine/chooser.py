@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quire_router import metrics
-from quire_router.placement.wish import Wish
+from quire_router.placement.placement_request import PlacementRequest
 
 if TYPE_CHECKING:
     from collections.abc import Container
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.engine.fleet import Fleet
     from quire_router.engine.replica import Replica
-    from quire_router.placement.placed import Placed
+    from quire_router.placement.load_reservation import LoadReservation
     from quire_router.placement.placer import Placer
     from quire_router.placement.replica_table import Rows
 
@@ -29,7 +29,7 @@ class Sides(NamedTuple):
 
     decode: Replica
     prefill: Replica | None
-    pulled: Placed
+    pulled: LoadReservation
 
 
 class Chooser:
@@ -49,9 +49,9 @@ class Chooser:
         rows = self._able(choice, shunned)
         if avoid and len(rows) > 1:
             rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
-        wish = Wish(choice.to_submit(), weight, _session(choice), choice.page_hashes)
+        request = PlacementRequest(choice.to_submit(), weight, _session(choice), choice.page_hashes)
         while len(rows):
-            placed = self._placer.place(wish, self._fit(choice, rows))
+            placed = self._placer.place(request, self._fit(choice, rows))
             replica = self._taker(choice, placed)
             if replica is not None:
                 _place(choice, placed)
@@ -64,9 +64,9 @@ class Chooser:
         """The same for one choice that is new, and where it pays with a replica that computes its prompt."""
         started_ns = time.perf_counter_ns()
         rows = self._able(choice, shunned)
-        wish = Wish(choice.to_submit(), 1, _session(choice), choice.page_hashes)
+        request = PlacementRequest(choice.to_submit(), 1, _session(choice), choice.page_hashes)
         while len(rows):
-            placed = self._placer.place_sides(wish, rows)
+            placed = self._placer.place_sides(request, rows)
             decode = self._taker(choice, placed.decode)
             prefill = self._taker(choice, placed.prefill) if placed.prefill is not None else None
             if decode is not None and (prefill is not None or placed.prefill is None):
@@ -105,7 +105,7 @@ class Chooser:
             fit = [table.decodes(rows)]
         return next((some for some in fit if len(some)), rows)
 
-    def _taker(self, choice: Choice, placed: Placed) -> Replica | None:
+    def _taker(self, choice: Choice, placed: LoadReservation) -> Replica | None:
         """The replica, if it can take the choice; if not, its row is brought up to date."""
         replica = self._fleet.at(placed.row)
         if replica.can_take(choice):
@@ -115,7 +115,7 @@ class Chooser:
         return None
 
 
-def _place(choice: Choice, placed: Placed) -> None:
+def _place(choice: Choice, placed: LoadReservation) -> None:
     choice.placed = placed
     # Of one that ran before, an engine may have stored more than has been told.
     choice.held_tokens = None if choice.submitted or choice.output_ids else placed.held_tokens

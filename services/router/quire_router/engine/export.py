@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from quire_common.ticket import Ticket
     from quire_router.core.choice import Choice
     from quire_router.core.kv_route import PulledPages
-    from quire_router.engine.mover import Mover
+    from quire_router.engine.migrator import Migrator
 
 
 class Export:
     """A KvRoute. The transfer is let go of where the choice does not end as it should."""
 
-    def __init__(self, choice: Choice, mover: Mover, lease_ms: int) -> None:
+    def __init__(self, choice: Choice, migrator: Migrator, lease_ms: int) -> None:
         self._choice = choice
-        self._mover = mover
+        self._migrator = migrator
         self._lease_ms = lease_ms
         self._transfer: Transfer | None = None
         self._timings: list[HopTiming] = []
@@ -46,7 +46,7 @@ class Export:
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         self._timings += timings
         self._choice.finish = LENGTH
-        self._mover.prefilled(self._choice)
+        self._migrator.prefilled(self._choice)
 
     def pulled(self, found: PulledPages) -> None:
         """Nobody pulls for it."""

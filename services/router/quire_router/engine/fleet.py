@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from quire_common.discovery import Endpoint
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.engine_failure import EngineFailure
     from quire_router.engine.session import MakeDetokenizer
     from quire_router.watchdog import Watchdog
 
@@ -34,7 +34,7 @@ class Fleet:
         make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
-        lost: Callable[[Choice, Loss], None],
+        lost: Callable[[Choice, EngineFailure], None],
         changed: Callable[[], None],
     ) -> None:
         self.replicas: dict[str, Replica] = {}

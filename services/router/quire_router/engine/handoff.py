@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from quire_common.ticket import Ticket
     from quire_router.core.choice import Choice
     from quire_router.core.kv_route import PulledPages
-    from quire_router.engine.loss import Loss
-    from quire_router.engine.mover import Mover
+    from quire_router.engine.engine_failure import EngineFailure
+    from quire_router.engine.migrator import Migrator
     from quire_router.engine.session import Session
     from quire_router.engine.transfers import Transfers
-    from quire_router.placement.placed import Placed
+    from quire_router.placement.load_reservation import LoadReservation
 
 
 class Step(enum.Enum):
@@ -42,12 +42,12 @@ class Step(enum.Enum):
 class Handoff:
     """A KvRoute. `reserve` and the choice's submit to `source` begin it."""
 
-    def __init__(self, choice: Choice, source: Session, transfers: Transfers, mover: Mover) -> None:
+    def __init__(self, choice: Choice, source: Session, transfers: Transfers, migrator: Migrator) -> None:
         self.step = Step.PREFILL
         self._choice = choice
         self._source = source
         self._transfers = transfers
-        self._mover = mover
+        self._migrator = migrator
         self._pulling = Pulling()
         self._reservation: Reservation | None = None
         # The decode side where the reservation is, or was last.
@@ -56,7 +56,7 @@ class Handoff:
         # Whether there is, or was, something to pull.
         self._ticketed = False
 
-    def reserve(self, session: Session, handle: int, placed: Placed) -> None:
+    def reserve(self, session: Session, handle: int, placed: LoadReservation) -> None:
         """Keep a place at a decode side, as it was placed there."""
         self._pulling.placed = placed
         self._reservation, self._reserved_at = Reservation(self, self._choice, handle), session
@@ -83,7 +83,7 @@ class Handoff:
             return
         self._prefilled_ns = time.monotonic_ns()
         metrics.handoffs.labels("reserved" if self._reservation is not None else "late").inc()
-        self._mover.prefilled(self._choice)
+        self._migrator.prefilled(self._choice)
 
     def take_over(self) -> str:
         """The choice goes to its reservation, with the tokens that the prefill side drew."""
@@ -108,12 +108,12 @@ class Handoff:
         session.hand_over_token(reservation.handle, token, give_up=give_up)
         return session.instance
 
-    def reservation_lost(self, loss: Loss) -> None:
+    def reservation_lost(self, loss: EngineFailure) -> None:
         """The decode side is lost ahead of the token: another is looked for when that comes."""
         self._reservation = None
         self._pulling.unplace()
         metrics.handoffs.labels("decode_lost").inc()
-        self._mover.place_lost(self._choice, loss)
+        self._migrator.place_lost(self._choice, loss)
 
     def pulled(self, found: PulledPages) -> None:
         self._pulling.pulled(found)

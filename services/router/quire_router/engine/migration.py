@@ -17,9 +17,9 @@ from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.core.moves import Moves
+from quire_router.engine.engine_failure import session_lost
 from quire_router.engine.fleet import no_replica
 from quire_router.engine.handoff import Handoff
-from quire_router.engine.loss import session_lost
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.core.handles import HandleCounter
     from quire_router.engine.chooser import Chooser
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.engine_failure import EngineFailure
+    from quire_router.engine.pending_sequences import PendingSequences
     from quire_router.engine.replica import Replica
     from quire_router.engine.transfers import Transfers
-    from quire_router.engine.waiting_room import WaitingRoom
 
 _FIRST_SHUN_S, _MAX_SHUN_S = 0.05, 1.0
 log = get_logger(__name__)
@@ -45,7 +45,7 @@ class Migration:
         config: RouterConfig,
         chooser: Chooser,
         handles: HandleCounter,
-        room: WaitingRoom,
+        room: PendingSequences,
         transfers: Transfers,
     ) -> None:
         self._wait_s = config.migration_wait_s
@@ -73,7 +73,7 @@ class Migration:
         for choice in choices:
             self._wait(choice, self._moves_of(choice))
 
-    def lost(self, choice: Choice, loss: Loss) -> None:
+    def lost(self, choice: Choice, loss: EngineFailure) -> None:
         """Its engine works on it no more, and has let go of it."""
         if choice.ended:
             return
@@ -110,7 +110,7 @@ class Migration:
         elif choice.kv_route is None or not choice.kv_route.take_over():
             self._place_or_wait(choice)
 
-    def place_lost(self, choice: Choice, loss: Loss) -> None:
+    def place_lost(self, choice: Choice, loss: EngineFailure) -> None:
         moves = self._moves_of(choice)
         moves.avoid = loss.instance
         log.info("decode side lost ahead of the first token", **_facts(choice, loss))
@@ -131,9 +131,9 @@ class Migration:
             self._room.leave(choice)
             choice.fail(session_lost())
 
-    def _gives_up(self, choice: Choice, moves: Moves, loss: Loss) -> bool:
+    def _gives_up(self, choice: Choice, moves: Moves, loss: EngineFailure) -> bool:
         epoch = self._chooser.epoch_of(loss.instance)
-        error = moves.blame.verdict(choice, loss, epoch, self._chooser.goes_on, self._limit)
+        error = moves.poison.verdict(choice, loss, epoch, self._chooser.goes_on, self._limit)
         if error is not None:
             choice.fail(error)
             return True
@@ -145,7 +145,7 @@ class Migration:
                 return True
         return False
 
-    def _shun(self, moves: Moves, loss: Loss) -> None:
+    def _shun(self, moves: Moves, loss: EngineFailure) -> None:
         if loss.refused:
             moves.refusals += 1
             now_s = asyncio.get_running_loop().time()
@@ -238,7 +238,7 @@ def _next_due_s(moves: Moves, now_s: float) -> float:
     return min([moves.until_s, *(due_s for due_s in moves.shunned.values() if due_s > now_s)])
 
 
-def _facts(choice: Choice, loss: Loss) -> dict[str, str | int]:
+def _facts(choice: Choice, loss: EngineFailure) -> dict[str, str | int]:
     return {
         "request_id": choice.context.request_id,
         "index": choice.index,

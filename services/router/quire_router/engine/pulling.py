@@ -11,7 +11,7 @@ from quire_router.core.kv_route import KvTransfer
 if TYPE_CHECKING:
     from quire_router.core.kv_route import PulledPages
     from quire_router.engine.transfer import Transfer
-    from quire_router.placement.placed import Placed
+    from quire_router.placement.load_reservation import LoadReservation
 
 
 class Pulling:
@@ -19,7 +19,7 @@ class Pulling:
 
     def __init__(self) -> None:
         self.transfer: Transfer | None = None
-        self.placed: Placed | None = None
+        self.placed: LoadReservation | None = None
         self.timings: list[HopTiming] = []
 
     def begin(self, transfer: Transfer) -> None:

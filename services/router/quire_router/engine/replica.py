@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire_common.credit.hello import Epoch, ModelInfo
     from quire_router.config import RouterConfig
     from quire_router.core.choice import Choice
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.engine_failure import EngineFailure
     from quire_router.engine.session import MakeDetokenizer
     from quire_router.placement.replica_table import ReplicaRow
     from quire_router.watchdog import Watchdog
@@ -42,7 +42,7 @@ class Replica:
         make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
-        lost: Callable[[Choice, Loss], None],
+        lost: Callable[[Choice, EngineFailure], None],
         changed: Callable[[Replica], None],
         row: ReplicaRow,
     ) -> None:

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_router.core.choice import Choice
     from quire_router.core.kv_route import PulledPages
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.engine_failure import EngineFailure
 
 
 class ReservationOwner(Protocol):
     """Is told what becomes of its reservation."""
 
-    def reservation_lost(self, loss: Loss) -> None:
+    def reservation_lost(self, loss: EngineFailure) -> None:
         """The decode side has let go of it."""
 
     def pulled(self, found: PulledPages) -> None:
@@ -52,7 +52,7 @@ class Reservation:
         """The fault is the request's own, so no other engine would take it."""
         self._choice.fail(error)
 
-    def lost(self, loss: Loss) -> None:
+    def lost(self, loss: EngineFailure) -> None:
         """The decode side has let go of it."""
         self._owner.reservation_lost(loss)
 

@@ -17,7 +17,14 @@ from quire_common import errors
 from quire_common.cancellation import is_cancelled
 from quire_common.errors import Internal, Unavailable, from_rpc_error
 from quire_router import metrics
-from quire_router.engine.loss import SESSION_TOO_SLOW, Loss, Outage, failure_loss, not_a_prefill, session_lost
+from quire_router.engine.engine_failure import (
+    SESSION_TOO_SLOW,
+    EngineFailure,
+    Outage,
+    failure_of,
+    not_a_prefill,
+    session_lost,
+)
 from quire_router.engine.session_codec import apply_events, apply_rows, hop_timings, prefills, pulled_from_pb
 from quire_router.engine.session_outgoing import SessionOutgoing
 
@@ -65,7 +72,7 @@ class Session:
         router_id: str,
         watchdog: Watchdog,
         timeout_s: float,
-        lost: Callable[[Choice, Loss], None],
+        lost: Callable[[Choice, EngineFailure], None],
         row: ReplicaRow,
     ) -> None:
         self.instance = instance
@@ -228,7 +235,7 @@ class Session:
             choice.kv_route.prefilled(timings)
 
     def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
-        loss = failure_loss(self.instance, error, admitted=reservation.admitted)
+        loss = failure_of(self.instance, error, admitted=reservation.admitted)
         if loss is None:
             reservation.fail(error)
         else:
@@ -236,7 +243,7 @@ class Session:
 
     def _fail(self, choice: Choice, error: QuireError, outage: Outage | None) -> None:
         choice.unplace()
-        loss = failure_loss(self.instance, error, admitted=choice.admitted, outage=outage)
+        loss = failure_of(self.instance, error, admitted=choice.admitted, outage=outage)
         if loss is None:
             choice.fail(error)
         else:
@@ -255,8 +262,8 @@ class Session:
         deadly, error = reason in _SUSPECT, session_lost()
         lost = list(self.choices.values())
         outage = Outage(reason, [choice for choice in lost if choice.admitted])
-        ran = Loss(reason, self.instance, error, suspect=deadly, unheard=unheard, outage=outage)
-        waited = Loss(reason, self.instance, error, bystander=deadly)
+        ran = EngineFailure(reason, self.instance, error, suspect=deadly, unheard=unheard, outage=outage)
+        waited = EngineFailure(reason, self.instance, error, bystander=deadly)
         self.choices.clear()
         for choice in lost:
             choice.unplace()

@@ -20,7 +20,7 @@ from quire_router.http.cors import NO_CORS, Cors
 from quire_router.http.error_shape import id_headers, shaped_error
 from quire_router.http.exchange import SCOPE_KEY, Exchange, error_headers, new_request_id, request_id_from, send_json
 from quire_router.http.open_paths import OPEN_PATHS
-from quire_router.http.turnstile import Turnstile
+from quire_router.http.request_pacer import RequestPacer
 from quire_router.limits.rate_limits import RateLimited, limit_headers
 from quire_router.principal import INFERENCE, METRICS
 
@@ -67,7 +67,7 @@ class Edge:
         self._max_body_bytes = max_body_bytes
         self._scope = scope
         self._cors = cors
-        self._turnstile = Turnstile()
+        self._pacer = RequestPacer()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; every outcome is an answer in OpenAI's shape, and is counted."""
@@ -75,7 +75,7 @@ class Edge:
             return
         arrived_ns = time.monotonic_ns()
         if scope["path"] not in OPEN_PATHS:  # whether it lives is told in the middle of a burst too
-            await self._turnstile.enter()
+            await self._pacer.enter()
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
         given_id = request_id_from(headers.get(b"x-request-id", ""))
         exchange = scope[SCOPE_KEY] = Exchange(

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.policy import Costs
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
 class BatchLoad:
@@ -21,7 +21,7 @@ class BatchLoad:
         self._full = full_tokens
         self._beyond = beyond_tokens
 
-    def costs(self, wish: Wish, rows: Rows) -> Costs:
+    def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
         load = self._table.load(rows)
         costs: Costs = self._full * load + self._beyond * np.maximum(load - 1.0, 0.0)
         return costs

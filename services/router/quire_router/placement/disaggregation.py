@@ -17,11 +17,11 @@ from quire_router.placement.pair_cost import Pair
 from quire_router.placement.pull_work import PullWork
 
 if TYPE_CHECKING:
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.policy import Costs
     from quire_router.placement.prefix_view import PrefixView
     from quire_router.placement.registry import Policies
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,41 +58,41 @@ class Disaggregation:
         self._view = view
         self._pulls = PullWork(table, view, 0.0)
 
-    def choose(self, wish: Wish, rows: Rows) -> Sides:
+    def choose(self, request: PlacementRequest, rows: Rows) -> Sides:
         """One or two of the rows, of which there is at least one."""
         table, options, policies = self._table, self._options, self._policies
         able, behind = table.prefills(rows, whole_too=options.whole_too), table.decodes(rows)
-        whole = policies.whole.choose(wish, behind if len(behind) else rows)
+        whole = policies.whole.choose(request, behind if len(behind) else rows)
         if not len(able) or not len(behind):
             return Sides(whole)
-        if self._uncached(wish, np.array([whole]))[0] < options.least_tokens:
+        if self._uncached(request, np.array([whole]))[0] < options.least_tokens:
             return _whole(whole, "short")
-        pair = self._pair(wish, whole, able, behind)
+        pair = self._pair(request, whole, able, behind)
         if pair is None:
             return _whole(whole, "no_pair")
-        if not self._pays(wish, whole, pair):
+        if not self._pays(request, whole, pair):
             return _whole(whole, "whole")
         metrics.pd_decisions.labels("remote").inc()
         return Sides(pair.decode, pair.prefill)
 
-    def _pair(self, wish: Wish, whole: int, able: Rows, behind: Rows) -> Pair | None:
+    def _pair(self, request: PlacementRequest, whole: int, able: Rows, behind: Rows) -> Pair | None:
         """Who prefills and who decodes, if there are two that fit."""
         table, policies = self._table, self._policies
         if policies.pairs is not None:
-            return policies.pairs.choose(wish, able, behind)
+            return policies.pairs.choose(request, able, behind)
         alike = (table.digest[able] == table.digest[whole]) & (table.pool[able] == table.pool[whole])
         able = able[alike & (able != whole)]
         if not len(able):
             return None
-        prefill, decodes = policies.prefill.choose(wish, able), np.array([whole])
-        ways = self._pulls.seconds(wish, decodes, table.rates(decodes))
+        prefill, decodes = policies.prefill.choose(request, able), np.array([whole])
+        ways = self._pulls.seconds(request, decodes, table.rates(decodes))
         pull_s = float((ways.near if table.are_near(decodes, prefill)[0] else ways.far)[0])
         return Pair(prefill, whole, 0.0, pull_s if ways.measured[0] else None)
 
-    def _pays(self, wish: Wish, whole: int, pair: Pair) -> bool:
+    def _pays(self, request: PlacementRequest, whole: int, pair: Pair) -> bool:
         """Until the prompt is computed, and what it costs those who decode beside it. Pages travel meanwhile."""
         table, sides = self._table, np.array([whole, pair.prefill])
-        uncached = self._uncached(wish, sides)
+        uncached = self._uncached(request, sides)
         if pair.pull_s is None or not self._options.by_rates:
             return bool(uncached[0] >= self._options.threshold_tokens)
         rates = table.rates(sides)
@@ -100,13 +100,13 @@ class Disaggregation:
         others_s = table.queue(sides) / rates + self._options.interference * table.running[sides] * own_s
         return bool(others_s[0] + own_s[0] > others_s[1] + max(own_s[1], pair.pull_s))
 
-    def _uncached(self, wish: Wish, rows: Rows) -> Costs:
+    def _uncached(self, request: PlacementRequest, rows: Rows) -> Costs:
         """Tokens that each has to compute; what a kvstore has costs a part."""
         if self._view is None:
-            return np.full(len(rows), float(wish.tokens))
-        device, stored = self._view.cached(wish, rows)
+            return np.full(len(rows), float(request.tokens))
+        device, stored = self._view.cached(request, rows)
         loaded = np.maximum(stored - device, 0)
-        uncached: Costs = wish.tokens - device - (1.0 - self._options.load_cost) * loaded
+        uncached: Costs = request.tokens - device - (1.0 - self._options.load_cost) * loaded
         return uncached
 
 

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_router.placement.picks import Least
+from quire_router.placement.pickers import LowestCost
 from quire_router.placement.pull_work import or_one
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.policy import Costs, Placement
     from quire_router.placement.pull_work import PullWork, Ways
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
 class Pair(NamedTuple):
@@ -43,11 +43,11 @@ class PairCost:
         self._decode = decode
         self._pulls = pulls
         # Ties go in turn, and whoever looks for partners does not take the turns of the others.
-        self._decodes, self._partners = Least(), Least()
+        self._decodes, self._partners = LowestCost(), LowestCost()
 
-    def choose(self, wish: Wish, able: Rows, behind: Rows) -> Pair | None:
+    def choose(self, request: PlacementRequest, able: Rows, behind: Rows) -> Pair | None:
         """One that prefills and another that decodes, whose pages are alike; None: there are no such two."""
-        sides = self._weigh(wish, able, behind)
+        sides = self._weigh(request, able, behind)
         first, near = self._decodes.pick(np.arange(len(behind)), sides.decode + sides.ways.far), sides.nearest()
         found = [sides.with_decode(first, self._partners)]
         if near is not None and near != first:
@@ -56,11 +56,11 @@ class PairCost:
             found.append(sides.with_prefill(int(sides.prefill.argmin())))
         return min((pair for pair in found if pair is not None), key=lambda pair: pair.cost, default=None)
 
-    def _weigh(self, wish: Wish, able: Rows, behind: Rows) -> _Sides:
+    def _weigh(self, request: PlacementRequest, able: Rows, behind: Rows) -> _Sides:
         table, rates = self._table, self._table.rates(behind)
-        prefill = self._prefill.costs(wish, able) / or_one(table.rates(able))
-        company = self._decode.costs(wish, behind) / or_one(rates)
-        return _Sides(table, able, behind, prefill, company, self._pulls.seconds(wish, behind, rates))
+        prefill = self._prefill.costs(request, able) / or_one(table.rates(able))
+        company = self._decode.costs(request, behind) / or_one(rates)
+        return _Sides(table, able, behind, prefill, company, self._pulls.seconds(request, behind, rates))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class _Sides:
     decode: Costs
     ways: Ways
 
-    def with_decode(self, at: int, pick: Least) -> Pair | None:
+    def with_decode(self, at: int, pick: LowestCost) -> Pair | None:
         """The best pair of this decode side."""
         row = int(self.behind[at])
         way = np.where(self.table.are_near(self.able, row), self.ways.near[at], self.ways.far[at])

@@ -6,21 +6,21 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_router.placement.placed import Placed
+from quire_router.placement.load_reservation import LoadReservation
 
 if TYPE_CHECKING:
     from quire_router.placement.disaggregation import Disaggregation
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.prefix_view import PrefixView
     from quire_router.placement.registry import Policies
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
-class PlacedSides(NamedTuple):
+class ReservedSides(NamedTuple):
     """`prefill` None: the other runs the request as a whole."""
 
-    decode: Placed
-    prefill: Placed | None
+    decode: LoadReservation
+    prefill: LoadReservation | None
 
 
 class Placer:
@@ -40,34 +40,34 @@ class Placer:
         self._view = view
         self._split = split
 
-    def place(self, wish: Wish, rows: Rows) -> Placed:
+    def place(self, request: PlacementRequest, rows: Rows) -> LoadReservation:
         """Choose among rows, of which there is at least one."""
-        return self._placed(wish, self._policies.whole.choose(wish, rows))
+        return self._placed(request, self._policies.whole.choose(request, rows))
 
-    def place_sides(self, wish: Wish, rows: Rows) -> PlacedSides:
+    def place_sides(self, request: PlacementRequest, rows: Rows) -> ReservedSides:
         """Choose one or two among rows, of which there is at least one."""
         if self._split is None:
-            return PlacedSides(self.place(wish, rows), None)
-        decode, prefill = self._split.choose(wish, rows)
+            return ReservedSides(self.place(request, rows), None)
+        decode, prefill = self._split.choose(request, rows)
         if prefill is None:
-            return PlacedSides(self._placed(wish, decode), None)
+            return ReservedSides(self._placed(request, decode), None)
         near = bool(self._table.are_near(np.array([decode]), prefill)[0])
-        return PlacedSides(self._pulled(wish, decode, near=near), self._placed(wish, prefill))
+        return ReservedSides(self._pulled(request, decode, near=near), self._placed(request, prefill))
 
-    def _placed(self, wish: Wish, row: int) -> Placed:
-        cached, held = 0, self._view.held(wish, row) if self._view is not None else None
+    def _placed(self, request: PlacementRequest, row: int) -> LoadReservation:
+        cached, held = 0, self._view.held(request, row) if self._view is not None else None
         # Alone, nothing has to be known of its pages.
         if self._view is not None and self._table.several:
-            device, stored = self._view.cached(wish, np.array([row]))
+            device, stored = self._view.cached(request, np.array([row]))
             cached = int(max(device[0], stored[0]))
-            self._view.expect(wish, row)
+            self._view.expect(request, row)
         self.expected_tokens += cached
-        return Placed(self._table, row, wish.weight, wish.tokens - cached, held_tokens=held)
+        return LoadReservation(self._table, row, request.weight, request.tokens - cached, held_tokens=held)
 
-    def _pulled(self, wish: Wish, row: int, *, near: bool) -> Placed:
+    def _pulled(self, request: PlacementRequest, row: int, *, near: bool) -> LoadReservation:
         """What comes from elsewhere is no work ahead of an engine, but ahead of other pages."""
         device = 0
         if self._view is not None:
-            device = int(self._view.cached(wish, np.array([row]))[0][0])
-            self._view.expect(wish, row)
-        return Placed(self._table, row, wish.weight, 0, wish.tokens - device, near=near)
+            device = int(self._view.cached(request, np.array([row]))[0][0])
+            self._view.expect(request, row)
+        return LoadReservation(self._table, row, request.weight, 0, request.tokens - device, near=near)

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.replica_table import Rows
-    from quire_router.placement.wish import Wish
 
     Costs = NDArray[np.float64]
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class Filter(Protocol):
     """Leaves out replicas."""
 
-    def keep(self, wish: Wish, rows: Rows) -> Rows:
+    def keep(self, request: PlacementRequest, rows: Rows) -> Rows:
         """Some of the rows, in their order. None at all: then the filter is not heeded."""
         ...
 
@@ -32,7 +32,7 @@ class Filter(Protocol):
 class Score(Protocol):
     """Weighs replicas."""
 
-    def costs(self, wish: Wish, rows: Rows) -> Costs:
+    def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
         """What each of the rows would cost, in prompt tokens computed: less is better."""
         ...
 
@@ -53,18 +53,18 @@ class Placement:
         self._scores = scores
         self._filters = filters
 
-    def choose(self, wish: Wish, rows: Rows) -> int:
+    def choose(self, request: PlacementRequest, rows: Rows) -> int:
         """One of the rows; there is at least one."""
         for one in self._filters:
-            kept = one.keep(wish, rows)
+            kept = one.keep(request, rows)
             rows = kept if len(kept) else rows
         if len(rows) == 1:
             return int(rows[0])
-        return self._pick.pick(rows, self.costs(wish, rows))
+        return self._pick.pick(rows, self.costs(request, rows))
 
-    def costs(self, wish: Wish, rows: Rows) -> Costs:
+    def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
         """The sum of the scores, for each of the rows."""
         costs: Costs = np.zeros(len(rows), np.float64)
         for score in self._scores:
-            costs += score.costs(wish, rows)
+            costs += score.costs(request, rows)
         return costs

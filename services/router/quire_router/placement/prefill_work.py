@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.policy import Costs
     from quire_router.placement.prefix_view import PrefixView
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
 class PrefillWork:
@@ -24,9 +24,9 @@ class PrefillWork:
         self._cache_weight = cache_weight
         self._load_cost = load_cost
 
-    def costs(self, wish: Wish, rows: Rows) -> Costs:
-        device, stored = self._view.cached(wish, rows)
+    def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
+        device, stored = self._view.cached(request, rows)
         loaded = np.maximum(stored - device, 0)
-        own = wish.tokens - device - (1.0 - self._load_cost) * loaded
+        own = request.tokens - device - (1.0 - self._load_cost) * loaded
         costs: Costs = self._table.queue(rows) + self._cache_weight * own
         return costs

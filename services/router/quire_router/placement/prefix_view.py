@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_router.pages.page_directory import PageDirectory
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
 class PrefixView:
@@ -32,21 +32,21 @@ class PrefixView:
         self._directory = directory
         self._clock = clock
 
-    def cached(self, wish: Wish, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def cached(self, request: PlacementRequest, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Tokens that each row's device has, and tokens that a kvstore has for it. The last token never counts."""
         device, stored = np.zeros(len(rows), np.int64), np.zeros(len(rows), np.int64)
-        if not wish.sequence.reads_cache:
+        if not request.sequence.reads_cache:
             return device, stored
         if len(self._table.pools) == 1:
-            return self._cached(wish, rows, 0) if self._table.knows_pages(0) else (device, stored)
+            return self._cached(request, rows, 0) if self._table.knows_pages(0) else (device, stored)
         pools = self._table.pool[rows]
         for number in np.unique(pools).tolist():
             if self._table.knows_pages(number):
                 members = pools == number
-                device[members], stored[members] = self._cached(wish, rows[members], number)
+                device[members], stored[members] = self._cached(request, rows[members], number)
         return device, stored
 
-    def held(self, wish: Wish, row: int) -> int | None:
+    def held(self, request: PlacementRequest, row: int) -> int | None:
         """Leading tokens of the wish whose pages anybody has, or is expected to have: of all others the row's kvstore
         has none either. None where not all of its pages are known.
 
@@ -55,35 +55,39 @@ class PrefixView:
         boot_id, pool = int(self._table.kvstore[row]), int(self._table.pool[row])
         if not boot_id or boot_id not in self.lives.values():
             return None
-        if not wish.sequence.reads_cache or not self._table.knows_pages(pool):
+        if not request.sequence.reads_cache or not self._table.knows_pages(pool):
             return None
         # Most prompts are nobody's, and with one replica nothing has been looked up so far.
-        if pool not in wish.found and not self._directory.is_held(wish.head(self._table.pools[pool]), self._clock()):
+        if pool not in request.found and not self._directory.is_held(
+            request.head(self._table.pools[pool]), self._clock()
+        ):
             return 0
-        return int(self._found(wish, pool).depths.max()) * self._table.pools[pool].page_size
+        return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
-    def expect(self, wish: Wish, row: int) -> None:
+    def expect(self, request: PlacementRequest, row: int) -> None:
         """The wish goes to a row: its pages will be there."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
-            found = wish.found.get(pool)
+            found = request.found.get(pool)
             # What it told of needs no expectation.
             known = min(found.told, int(found.depths[holder])) if found is not None else 0
-            for keys in wish.chains(self._table.pools[pool]):
+            for keys in request.chains(self._table.pools[pool]):
                 self._directory.expect(holder, keys[known:], self._clock())
 
-    def _cached(self, wish: Wish, rows: Rows, number: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _cached(
+        self, request: PlacementRequest, rows: Rows, number: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The same of rows of one pool, which names its pages."""
         size = self._table.pools[number].page_size
-        depths, most = self._found(wish, number).depths, wish.most_hits(size)
+        depths, most = self._found(request, number).depths, request.most_hits(size)
         device: NDArray[np.int64] = np.minimum(depths[self._table.holder[rows]] * size, most)
         found = max((int(depths[store]) for store in self.stores.values()), default=0)
         return device, np.full(len(rows), min(found * size, most), np.int64)
 
-    def _found(self, wish: Wish, number: int) -> Prefixes:
+    def _found(self, request: PlacementRequest, number: int) -> Prefixes:
         """Pages by holder, and none for those that have no number: -1 is the last element."""
-        found = wish.found.get(number)
+        found = request.found.get(number)
         if found is None:
-            depths, told = self._directory.prefixes(wish.chains(self._table.pools[number]), self._clock())
-            found = wish.found[number] = Prefixes(np.append(depths, 0).astype(np.int64), told)
+            depths, told = self._directory.prefixes(request.chains(self._table.pools[number]), self._clock())
+            found = request.found[number] = Prefixes(np.append(depths, 0).astype(np.int64), told)
         return found

@@ -11,10 +11,10 @@ from quire_router.placement.replica_table import NEAR_TIMES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.policy import Costs
     from quire_router.placement.prefix_view import PrefixView
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 
 class Ways(NamedTuple):
@@ -35,7 +35,7 @@ class PullWork:
         self._view = view
         self._pull_cost = pull_cost
 
-    def seconds(self, wish: Wish, rows: Rows, prefill_rates: Costs) -> Ways:
+    def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
         """For the wish at each of the rows. `prefill_rates`: of their kind; where it is 0, tokens stand for seconds."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
@@ -49,15 +49,15 @@ class PullWork:
             token_bytes = table.token_bytes[rows[measured]]
             far[measured], near[measured] = token_bytes / far_rate[measured], token_bytes / near_rate[measured]
         queue = table.pulling_tokens[rows] * far + table.pulling_near_tokens[rows] * near
-        own = self._tokens(wish, rows)
+        own = self._tokens(request, rows)
         return Ways(queue + own * far, queue + own * near, measured)
 
-    def _tokens(self, wish: Wish, rows: Rows) -> Costs:
+    def _tokens(self, request: PlacementRequest, rows: Rows) -> Costs:
         """Those that the rows have not."""
         if self._view is None:
-            return np.full(len(rows), float(wish.tokens))
-        device, _stored = self._view.cached(wish, rows)
-        missing: Costs = (wish.tokens - device).astype(np.float64)
+            return np.full(len(rows), float(request.tokens))
+        device, _stored = self._view.cached(request, rows)
+        missing: Costs = (request.tokens - device).astype(np.float64)
         return missing
 
 

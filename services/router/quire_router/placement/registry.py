@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from quire_router.placement.batch_load import BatchLoad
 from quire_router.placement.pair_cost import PairCost
-from quire_router.placement.picks import InTurn, Least
+from quire_router.placement.pickers import LowestCost, RoundRobin
 from quire_router.placement.policy import Placement
 from quire_router.placement.prefill_work import PrefillWork
 from quire_router.placement.pull_work import PullWork
@@ -36,24 +36,24 @@ class Weights:
 
 
 def _round_robin(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
-    return Placement(InTurn())
+    return Placement(RoundRobin())
 
 
 def _least_loaded(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
-    return Placement(Least(), [BatchLoad(table)])
+    return Placement(LowestCost(), [BatchLoad(table)])
 
 
 def _session(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
-    return Placement(Least(), [SameSession(table)], [WithoutCrowds(table)])
+    return Placement(LowestCost(), [SameSession(table)], [WithoutCrowds(table)])
 
 
 def _kv_aware(table: ReplicaTable, view: PrefixView, weights: Weights) -> Placement:
     work = PrefillWork(table, view, weights.cache, weights.load)
-    return Placement(Least(), [work, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
+    return Placement(LowestCost(), [work, BatchLoad(table, _FULL_BATCH_TOKENS, _NO_ROW_TOKENS)])
 
 
 def _kv_aware_pairs(table: ReplicaTable, view: PrefixView, weights: Weights) -> PairCost:
-    decode = Placement(Least(), [BatchLoad(table, _FULL_DECODE_TOKENS, _NO_ROW_TOKENS)])
+    decode = Placement(LowestCost(), [BatchLoad(table, _FULL_DECODE_TOKENS, _NO_ROW_TOKENS)])
     return PairCost(table, _kv_aware(table, view, weights), decode, PullWork(table, view, weights.pull))
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import xxhash
 
 if TYPE_CHECKING:
+    from quire_router.placement.placement_request import PlacementRequest
     from quire_router.placement.policy import Costs
     from quire_router.placement.replica_table import ReplicaTable, Rows
-    from quire_router.placement.wish import Wish
 
 # A replica with so much more than the mean load is left out: one popular session must not drown its replica.
 _MOST_LOAD = 1.25
@@ -23,7 +23,7 @@ class WithoutCrowds:
     def __init__(self, table: ReplicaTable) -> None:
         self._table = table
 
-    def keep(self, wish: Wish, rows: Rows) -> Rows:
+    def keep(self, request: PlacementRequest, rows: Rows) -> Rows:
         load = self._table.load(rows)
         kept: Rows = rows[load <= _MOST_LOAD * load.mean() + _SPARE_LOAD]
         return kept
@@ -35,10 +35,10 @@ class SameSession:
     def __init__(self, table: ReplicaTable) -> None:
         self._table = table
 
-    def costs(self, wish: Wish, rows: Rows) -> Costs:
-        if not wish.session:
+    def costs(self, request: PlacementRequest, rows: Rows) -> Costs:
+        if not request.session:
             return self._table.load(rows)
-        seed = xxhash.xxh3_64_intdigest(wish.session.encode())
+        seed = xxhash.xxh3_64_intdigest(request.session.encode())
         # Rows are this router's own, so all routers must go by what a replica is called.
         mixed = (self._table.name_hash[rows] ^ np.uint64(seed)) * np.uint64(0x9E3779B97F4A7C15)
         mixed ^= mixed >> np.uint64(29)

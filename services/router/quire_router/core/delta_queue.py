@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
 
 
-class HasNews(Protocol):
+class Queued(Protocol):
     """A sequence of a job. `dirty`: it is in the outbox."""
 
     dirty: bool
 
 
-NewsT = TypeVar("NewsT", bound=HasNews)
+QueuedT = TypeVar("QueuedT", bound=Queued)
 
 
-class Outbox(Generic[NewsT]):
+class DeltaQueue(Generic[QueuedT]):
     """One per job; one consumer, that awaits `take`, or has itself called and then takes with `take_now`.
 
     `error` ends it, after the news that came before.
@@ -30,12 +30,12 @@ class Outbox(Generic[NewsT]):
     __slots__ = ("_dirty", "_listener", "_waiter", "error")
 
     def __init__(self) -> None:
-        self._dirty: list[NewsT] = []
+        self._dirty: list[QueuedT] = []
         self._waiter: asyncio.Future[None] | None = None
         self._listener: Callable[[], None] | None = None
         self.error: QuireError | None = None
 
-    def touch(self, choice: NewsT) -> None:
+    def touch(self, choice: QueuedT) -> None:
         """The choice has news."""
         if not choice.dirty:
             choice.dirty = True
@@ -49,7 +49,7 @@ class Outbox(Generic[NewsT]):
             self.error = error
             self._wake()
 
-    async def take(self) -> list[NewsT]:
+    async def take(self) -> list[QueuedT]:
         """The choices with news, at least one; raises what `fail` was told once there are none."""
         while not self._dirty:
             if self.error is not None:
@@ -58,7 +58,7 @@ class Outbox(Generic[NewsT]):
             await self._waiter
         return self.take_now()
 
-    def take_now(self) -> list[NewsT]:
+    def take_now(self) -> list[QueuedT]:
         """The choices with news, perhaps none."""
         dirty, self._dirty = self._dirty, []
         for choice in dirty:

@@ -13,7 +13,7 @@ from collections import deque
 MOST_AT_ONCE = 4
 
 
-class Turnstile:
+class RequestPacer:
     """One loop's. Who comes alone does not wait."""
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Wish:
+class PlacementRequest:
     """`weight` sequences of one prompt. `session`: requests of equal sessions belong together; '' is none."""
 
     sequence: Sequence

@@ -6,8 +6,8 @@ import pytest
 
 from quire_common.credit.hello import Epoch
 from quire_common.errors import Internal, QuireError, Unavailable
-from quire_router.engine.blame import Blame
-from quire_router.engine.loss import Loss, Outage
+from quire_router.engine.engine_failure import EngineFailure, Outage
+from quire_router.engine.poison_detection import PoisonDetector
 
 EPOCH = Epoch(7, 1)
 GONE = Unavailable("SCHEDULER_LOST", "m", "f")
@@ -24,7 +24,7 @@ class Rig:
     """A choice with a limit of 3, and `there`: the epochs in which instances are now."""
 
     def __init__(self) -> None:
-        self.blame = Blame()
+        self.poison = PoisonDetector()
         self.choice = Request()
         self.there: dict[str, Epoch] = {}
 
@@ -38,8 +38,8 @@ class Rig:
         **what: bool,
     ) -> str:
         """The code of what the client is told; '': it goes on. `beside`: who else ran there."""
-        loss = Loss(kind, instance, error, outage=Outage(kind, [self.choice, *beside]), **what)
-        told = self.blame.verdict(self.choice, loss, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
+        loss = EngineFailure(kind, instance, error, outage=Outage(kind, [self.choice, *beside]), **what)
+        told = self.poison.verdict(self.choice, loss, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
         return told.code if told is not None else ""
 
 
@@ -51,7 +51,7 @@ def test_three_engines_in_a_row_that_broke_where_it_ran_are_enough() -> None:
 def test_a_token_starts_anew() -> None:
     rig = Rig()
     rig.lose(suspect=True), rig.lose(suspect=True)
-    rig.blame.clear()
+    rig.poison.clear()
     assert [rig.lose(suspect=True) for _ in range(3)] == ["", "", "MIGRATION_LIMIT"]
 
 

@@ -36,14 +36,14 @@ class Outage:
         self.kind = kind
         self._ran = [(each, len(each.output_ids)) for each in ran]
 
-    def most_went_on(self, blamed: Runs) -> bool:
+    def most_went_on(self, suspect: Runs) -> bool:
         """Whether half of the others at least have had tokens since; so it is where there were no others."""
-        others = [len(each.output_ids) > known for each, known in self._ran if each is not blamed]
+        others = [len(each.output_ids) > known for each, known in self._ran if each is not suspect]
         return 2 * sum(others) >= len(others)
 
 
 @dataclass(frozen=True, slots=True)
-class Loss:
+class EngineFailure:
     """`reason` is a metric's label, `error` what the client is told if nobody else takes the choice.
 
     `suspect`: the request itself may have been the cause. `bystander`: it only waited there when all that runs there
@@ -63,32 +63,34 @@ class Loss:
     outage: Outage = field(default_factory=lambda: Outage(""))
 
 
-def failure_loss(instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None) -> Loss | None:
+def failure_of(
+    instance: str, error: QuireError, *, admitted: bool, outage: Outage | None = None
+) -> EngineFailure | None:
     """What a Failed message means; None where the fault is the request's own. `admitted`: it had reached the worker.
     `outage`: of all that failed with it; None: it failed alone."""
     outage = outage or Outage(error.code)
     if error.code in _REFUSALS:
-        return Loss(_REFUSALS[error.code], instance, error, refused=True)
+        return EngineFailure(_REFUSALS[error.code], instance, error, refused=True)
     if error.code in _FAILURES:
         deadly = error.code != SESSION_TOO_SLOW
         reason = _FAILURES[error.code]
         suspect, bystander = admitted and deadly, deadly and not admitted
-        return Loss(reason, instance, error, suspect=suspect, bystander=bystander, outage=outage)
+        return EngineFailure(reason, instance, error, suspect=suspect, bystander=bystander, outage=outage)
     if isinstance(error, Overloaded):
-        return Loss("full", instance, error, refused=True, busy=True)
+        return EngineFailure("full", instance, error, refused=True, busy=True)
     if isinstance(error, Unavailable):
-        return Loss("unavailable", instance, error, suspect=admitted, refused=not admitted, outage=outage)
+        return EngineFailure("unavailable", instance, error, suspect=admitted, refused=not admitted, outage=outage)
     if error.code in _CONFUSIONS:
         error = Internal(error.code, error.message, error.fix)
     if isinstance(error, Internal):
-        return Loss("failed", instance, error, suspect=True, outage=Outage(error.code))
+        return EngineFailure("failed", instance, error, suspect=True, outage=Outage(error.code))
     return None
 
 
-def not_a_prefill(instance: str) -> Loss:
+def not_a_prefill(instance: str) -> EngineFailure:
     """It let go of a choice as prefilled that was to be decoded there."""
     error = Internal("NOT_A_PREFILL", "The engine ended a request early.", "Report it with the scheduler's log.")
-    return Loss("failed", instance, error, suspect=True)
+    return EngineFailure("failed", instance, error, suspect=True)
 
 
 def session_lost() -> Unavailable:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from quire_router.engine.session import MakeDetokenizer
 
 
-class WaitingRoom:
+class PendingSequences:
     """A Holder. `waiting` is in the order of arrival. A choice leaves by `leave`, or when its text has ended."""
 
     def __init__(self, make_detokenizer: MakeDetokenizer) -> None:

@@ -23,20 +23,22 @@ if TYPE_CHECKING:
     from quire_router.core.choice import Choice
     from quire_router.core.job import KvSource
     from quire_router.engine.fleet import Fleet
-    from quire_router.engine.mover import Mover
+    from quire_router.engine.migrator import Migrator
     from quire_router.engine.replica import Replica
     from quire_router.engine.transfers import Transfers
 
 log = get_logger(__name__)
 
 
-class TicketDesk:
+class TicketManager:
     """One per process; all methods run in the event loop. `lease_s`: how long pages are kept for a client."""
 
-    def __init__(self, fleet: Fleet, transfers: Transfers, mover: Mover, lease_s: float, timeout_s: float) -> None:
+    def __init__(
+        self, fleet: Fleet, transfers: Transfers, migrator: Migrator, lease_s: float, timeout_s: float
+    ) -> None:
         self._fleet = fleet
         self._transfers = transfers
-        self._mover = mover
+        self._migrator = migrator
         self._lease_ms = round(lease_s * 1000)
         self._timeout_s = timeout_s
 
@@ -44,7 +46,7 @@ class TicketDesk:
         """Give the choice the route that its job asks for, before it is submitted. Siblings share what it pulls."""
         job = choice.job
         if job.kv_export:
-            choice.kv_route = Export(choice, self._mover, self._lease_ms)
+            choice.kv_route = Export(choice, self._migrator, self._lease_ms)
         elif job.kv_source is not None:
             outcome = await self._take(choice, job.kv_source)
             metrics.client_transfers.labels(outcome).inc()

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 from quire_router.api_keys import ApiKeys
 from quire_router.http.edge import Edge
 from quire_router.http.exchange import send_json
-from quire_router.http.turnstile import MOST_AT_ONCE, Turnstile
+from quire_router.http.request_pacer import MOST_AT_ONCE, RequestPacer
 from quire_router.limits.rate_limits import RateLimits
 
 if TYPE_CHECKING:
     from starlette.types import Message, Receive, Scope, Send
 
 
-async def _come_in(turnstile: Turnstile, number: int, came: list[int]) -> None:
-    await turnstile.enter()
+async def _come_in(pacer: RequestPacer, number: int, came: list[int]) -> None:
+    await pacer.enter()
     came.append(number)
 
 
@@ -32,8 +32,8 @@ async def _per_turn(came: list[int], wanted: int) -> list[int]:
 
 
 async def test_a_burst_comes_in_by_and_by_and_in_order() -> None:
-    turnstile, came = Turnstile(), list[int]()
-    tasks = [asyncio.create_task(_come_in(turnstile, number, came)) for number in range(30)]
+    pacer, came = RequestPacer(), list[int]()
+    tasks = [asyncio.create_task(_come_in(pacer, number, came)) for number in range(30)]
     counts = await _per_turn(came, 30)
     assert counts[:4] == [1, 2, 4, 4] and max(counts) == MOST_AT_ONCE
     assert came == list(range(30))
@@ -41,21 +41,21 @@ async def test_a_burst_comes_in_by_and_by_and_in_order() -> None:
 
 
 async def test_who_comes_alone_does_not_wait() -> None:
-    turnstile, came = Turnstile(), list[int]()
+    pacer, came = RequestPacer(), list[int]()
     for number in range(3):
-        await _come_in(turnstile, number, came)
+        await _come_in(pacer, number, came)
         assert came[-1] == number
         await asyncio.sleep(0)
         await asyncio.sleep(0)
-        turn = asyncio.create_task(_come_in(turnstile, number, came))
+        turn = asyncio.create_task(_come_in(pacer, number, came))
         await asyncio.sleep(0)
         assert turn.done()
         await asyncio.sleep(0)
 
 
 async def test_who_gives_up_holds_nobody_back() -> None:
-    turnstile, came = Turnstile(), list[int]()
-    tasks = [asyncio.create_task(_come_in(turnstile, number, came)) for number in range(6)]
+    pacer, came = RequestPacer(), list[int]()
+    tasks = [asyncio.create_task(_come_in(pacer, number, came)) for number in range(6)]
     await asyncio.sleep(0)
     for task in tasks[1:5]:
         task.cancel()

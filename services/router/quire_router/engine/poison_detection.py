@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from quire_common.credit.hello import Epoch
     from quire_common.errors import QuireError
-    from quire_router.engine.loss import Loss, Outage, Runs
+    from quire_router.engine.engine_failure import EngineFailure, Outage, Runs
 
 # Times the limit: engines that broke and do not count, and engines that had not broken or where the choice waited.
 _UNRELATED_FACTOR, _SPARED_FACTOR = 3, 10
@@ -31,7 +31,7 @@ class _Suspected(NamedTuple):
     outage: Outage
 
 
-class Blame:
+class PoisonDetector:
     """Of one choice, since its last token."""
 
     __slots__ = ("_spared", "_suspected")
@@ -46,7 +46,7 @@ class Blame:
         self._spared = 0
 
     def verdict(
-        self, choice: Runs, loss: Loss, epoch: Epoch | None, goes_on: Callable[[str, Epoch], bool], limit: int
+        self, choice: Runs, loss: EngineFailure, epoch: Epoch | None, goes_on: Callable[[str, Epoch], bool], limit: int
     ) -> QuireError | None:
         """The choice has lost another engine, which was in that epoch: why it is passed on no more, or None. `goes_on`
         tells whether an instance is there again in the same epoch."""

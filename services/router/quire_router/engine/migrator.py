@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from quire_router.core.choice import Choice
-    from quire_router.engine.loss import Loss
+    from quire_router.engine.engine_failure import EngineFailure
 
 
-class Mover(Protocol):
+class Migrator(Protocol):
     """The migration."""
 
     def prefilled(self, choice: Choice) -> None:
         """Its prefill side has done its part and has let go of it: it needs a decode side, or has ended."""
 
-    def place_lost(self, choice: Choice, loss: Loss) -> None:
+    def place_lost(self, choice: Choice, loss: EngineFailure) -> None:
         """An engine that was to have it is no more; the choice itself is well."""

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quire_router.placement.replica_table import Rows
 
 
-class InTurn:
+class RoundRobin:
     """Every replica in its turn, whatever it costs."""
 
     def __init__(self) -> None:
@@ -23,11 +23,11 @@ class InTurn:
         return self._last
 
 
-class Least:
+class LowestCost:
     """Whoever costs least; ties go in turn."""
 
     def __init__(self) -> None:
-        self._turn = InTurn()
+        self._turn = RoundRobin()
 
     def pick(self, rows: Rows, costs: Costs) -> int:
         best = rows[costs == costs.min()]

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from quire_router.placement.replica_table import ReplicaTable
 
 
-class Placed:
+class LoadReservation:
     """A request on its way: its prompt counts as pending until it `began`, once. `pulled`: tokens whose pages come from
     elsewhere; they count once they are `coming`. `near`: they come from its own host. `held_tokens`: see PrefixView."""
 
