@@ -99,7 +99,7 @@ class RouterService:
             self.admission,
             token_bytes,
             self._rates.charge,
-            desk=TicketManager(
+            ticket_manager=TicketManager(
                 self.fleet, self._transfers, self._migration, config.kv_transfer_lease_s, config.replica_timeout_s
             ),
             share_prefix_across_keys=config.share_prefix_across_keys,
@@ -185,7 +185,7 @@ class RouterService:
             asyncio.create_task(self._watch_kvstores(), name="discovery of kvstores"),
             asyncio.create_task(self._placing.run(), name="page index"),
             asyncio.create_task(self._watchdog.run(), name="watchdog"),
-            asyncio.create_task(self._room.run(), name="waiting room"),
+            asyncio.create_task(self._room.run(), name="pending sequences"),
         ]
         while not self._status.ready:
             await self._changed.wait()

@@ -1,5 +1,6 @@
-"""Where a job's choices leave their news for the one consumer. A slow consumer finds them joined, not queued:
-the bound on memory is the bound on the answer itself, and nobody else waits."""
+"""DeltaQueue: sequences of a job that have new output for the job's one consumer.
+
+A slow consumer finds a sequence's new output joined, not queued: memory is bounded by the answer itself."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Queued(Protocol):
-    """A sequence of a job. `dirty`: it is in the outbox."""
+    """A sequence of a job. `dirty`: it is in the queue."""
 
     dirty: bool
 

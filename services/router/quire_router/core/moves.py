@@ -11,7 +11,7 @@ class Moves:
     """Made at the first trouble; most choices never have one.
 
     `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now (loop time).
-    `blame` knows which of the engines that it lost are held against it.
+    `poison` knows which of the engines that it lost count against it.
     `shunned` has replicas that refused it, and until when they are not asked again; `busy` those that were full when it
     was new. `times` counts moves, `total_us` the time without an engine before them.
     """

@@ -66,7 +66,7 @@ class Pipeline:
         token_bytes: TokenBytes,
         charge: Callable[[str, int], None],
         *,
-        desk: TicketManager,
+        ticket_manager: TicketManager,
         share_prefix_across_keys: bool,
     ) -> None:
         self._catalog = catalog
@@ -77,7 +77,7 @@ class Pipeline:
         self._token_bytes = token_bytes
         # Counts tokens of a tenant.
         self.charge = charge
-        self._ticket_manager = desk
+        self._ticket_manager = ticket_manager
         self._share = share_prefix_across_keys
 
     async def generate(

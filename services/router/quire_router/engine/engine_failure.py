@@ -1,4 +1,5 @@
-"""What it means that an engine stopped working on a choice: whether it may go on elsewhere, and who is to blame."""
+"""What it means for a sequence that its engine failed: whether another engine may continue it, and what is
+suspected."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 SESSION_TOO_SLOW = "SESSION_TOO_SLOW"
 _RETRY_AFTER_S = 1.0
-# Said before anything ran, or by an operator's wish: nothing against the request.
+# The engine said so before anything ran, or an operator asked for it: the request is not suspected.
 _REFUSALS = {"DRAINING": "draining", "WORKER_NOT_READY": "not_ready"}
 _FAILURES = {"WORKER_LOST": "worker_lost", "PAGES_LOST": "pages_lost", SESSION_TOO_SLOW: "too_slow"}
 # An engine's own confusion over slots and pages, in the garb of a state that the request found.

@@ -3,7 +3,8 @@
 A choice that is better prefilled elsewhere begins as a Handoff, and comes here again when its prompt is computed.
 
 Where no replica can take a choice it waits for one, up to `--migration-wait-s` without an engine since its last token.
-A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another (blame.py).
+A request that costs `--migration-limit` engines in a row without a token is not passed on to yet another
+(poison_detection.py).
 Knows nothing of streams; what an engine's failure means is in loss.py, who is the best of several in placement/.
 """
 

@@ -51,7 +51,7 @@ _WELCOME_TIMEOUT_S = 10.0
 _HEARTBEATS = 3
 # What no service has said itself: see from_rpc_error.
 _CUT = "PEER_UNAVAILABLE"
-# Ends of a session for which a request that ran may be to blame.
+# Reasons for a session's end that a running request may have caused.
 _SUSPECT = ("session_lost", "silent", "session_failed")
 
 

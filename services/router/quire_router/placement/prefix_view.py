@@ -47,8 +47,8 @@ class PrefixView:
         return device, stored
 
     def held(self, request: PlacementRequest, row: int) -> int | None:
-        """Leading tokens of the wish whose pages anybody has, or is expected to have: of all others the row's kvstore
-        has none either. None where not all of its pages are known.
+        """Leading tokens of the request whose pages anybody has, or is expected to have: of all others the row's
+        kvstore has none either. None where not all of its pages are known.
 
         Engines count as well: what one has, or will compute, is on its way to a kvstore before that tells of it.
         """
@@ -65,7 +65,7 @@ class PrefixView:
         return int(self._found(request, pool).depths.max()) * self._table.pools[pool].page_size
 
     def expect(self, request: PlacementRequest, row: int) -> None:
-        """The wish goes to a row: its pages will be there."""
+        """The request goes to a row: its pages will be there."""
         holder, pool = int(self._table.holder[row]), int(self._table.pool[row])
         if holder >= 0 and self._table.knows_pages(pool):
             found = request.found.get(pool)

@@ -36,7 +36,8 @@ class PullWork:
         self._pull_cost = pull_cost
 
     def seconds(self, request: PlacementRequest, rows: Rows, prefill_rates: Costs) -> Ways:
-        """For the wish at each of the rows. `prefill_rates`: of their kind; where it is 0, tokens stand for seconds."""
+        """For the request at each of the rows. `prefill_rates`: of their kind; where it is 0, tokens stand for
+        seconds."""
         table = self._table
         far_rate, near_rate = table.pull_rates(rows)
         measured = (far_rate > 0.0) & (prefill_rates > 0.0)
