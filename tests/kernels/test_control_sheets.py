@@ -11,7 +11,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.engine.step_runner import failed_samples
 from quire_worker.ops.triton.sampling import sample_rows
-from quire_worker.sampling import control_sheet as sheets
+from quire_worker.sampling import control_sheet
 from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import sample
 from tests.kernels.control_rows import DEVICE, SLOTS, VOCAB, Rows
@@ -25,7 +25,7 @@ def test_a_sheet_counts_no_further_than_it_has_room() -> None:
     """A sequence that was given too few output tokens harms nobody's memory."""
     rows = Rows([LogitControls(presence_penalty=1.0)], 3, max_tokens=1)
     (held,) = rows.rows.values()
-    room = int(sheets.control_sheet(held.sequence, VOCAB)[sheets.CAPACITY])
+    room = int(control_sheet.control_sheet(held.sequence, VOCAB)[control_sheet.CAPACITY])
     logits = torch.zeros(1, VOCAB)
     rows.changed(logits, fed=False)
     for token in range(100, 110):
@@ -34,7 +34,7 @@ def test_a_sheet_counts_no_further_than_it_has_room() -> None:
     assert int((changed[0] < 0).sum()) <= room
     (kept,) = rows.sheets._held.values()
     sheet = kept.words
-    assert int(sheet[sheets.KNOWN]) == room and int(sheet[sheets.WRITTEN]) == len(held.sequence.output_ids) + 10
+    assert int(sheet[control_sheet.KNOWN]) == room and int(sheet[control_sheet.WRITTEN]) == len(held.sequence.output_ids) + 10
 
 
 def test_a_sheet_grows_with_the_tokens_that_it_counts() -> None:
@@ -105,6 +105,6 @@ def test_a_slot_that_is_anothers_has_another_sheet() -> None:
     assert int(rows.addresses(True)[0]) == address, "the same sequence keeps its sheet"
     rows.rows = {0: RowControls(Sequence(np.array([1], np.int32), Stop(5), Sampling(controls=LogitControls(1.0))))}
     assert int(rows.addresses(False)[0]) != address
-    assert rows.sheets.num_bytes == 4 * len(sheets.control_sheet(rows.rows[0].sequence, VOCAB))
+    assert rows.sheets.num_bytes == 4 * len(control_sheet.control_sheet(rows.rows[0].sequence, VOCAB))
     rows.sheets.clear()
     assert rows.sheets.num_bytes == 0
