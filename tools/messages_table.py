@@ -29,8 +29,8 @@ from quire_tokenizer.long_answer import MOST_CHARS
 from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
 from quire_worker.kv_transfer.peers.tunnel_stream import PIECE_BYTES as TUNNEL_BYTES
-from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES as MOVER_FRAME_BYTES
-from quire_worker.kv_transfer.wire import Kind as MoverKind
+from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES as AGENT_FRAME_BYTES
+from quire_worker.kv_transfer.wire import Kind as AgentFrameKind
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor
@@ -169,24 +169,24 @@ DATA_FRAMES: Mapping[DataKind, str] = {
     DataKind.SHOWN: "136 bytes a page, half of the peer's window at most",
 }
 # Payloads between a worker and its mover processes.
-MOVER_FRAMES: Mapping[MoverKind, str] = {
-    MoverKind.SETUP: "the configuration, as JSON",
-    MoverKind.MOVE: f"{_HASH + 4} bytes a page",
-    MoverKind.FILLED: "8 bytes a slot of the ring",
-    MoverKind.RETURNED: "4 bytes a slot of the ring",
-    MoverKind.CANCEL: _HEAD,
-    MoverKind.PING: _HEAD,
-    MoverKind.CUT: _HEAD,
-    MoverKind.OFFERED: "4 bytes",
-    MoverKind.FETCHED: "4 bytes",
-    MoverKind.READY: _HEAD,
-    MoverKind.WANTED: "4 bytes a page of the move",
-    MoverKind.ARRIVED: "8 bytes a slot of the ring",
-    MoverKind.RELEASED: "4 bytes a slot of the ring",
-    MoverKind.ENDED: "8 bytes",
-    MoverKind.PONG: _HEAD,
-    MoverKind.FETCH: "4 bytes a page of the move",
-    MoverKind.KEPT: "4 bytes",
+AGENT_FRAMES: Mapping[AgentFrameKind, str] = {
+    AgentFrameKind.SETUP: "the configuration, as JSON",
+    AgentFrameKind.MOVE: f"{_HASH + 4} bytes a page",
+    AgentFrameKind.FILLED: "8 bytes a slot of the ring",
+    AgentFrameKind.RETURNED: "4 bytes a slot of the ring",
+    AgentFrameKind.CANCEL: _HEAD,
+    AgentFrameKind.PING: _HEAD,
+    AgentFrameKind.CUT: _HEAD,
+    AgentFrameKind.OFFERED: "4 bytes",
+    AgentFrameKind.FETCHED: "4 bytes",
+    AgentFrameKind.READY: _HEAD,
+    AgentFrameKind.WANTED: "4 bytes a page of the move",
+    AgentFrameKind.ARRIVED: "8 bytes a slot of the ring",
+    AgentFrameKind.RELEASED: "4 bytes a slot of the ring",
+    AgentFrameKind.ENDED: "8 bytes",
+    AgentFrameKind.PONG: _HEAD,
+    AgentFrameKind.FETCH: "4 bytes a page of the move",
+    AgentFrameKind.KEPT: "4 bytes",
 }
 # ZeroMQ messages and Redis values: name, bound and enforcer.
 ZMQ = (
@@ -264,12 +264,12 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "## Frames between a worker and its movers"
     yield ""
-    yield f"At most {size(MOVER_FRAME_BYTES)} each (`kv_transfer/wire.py`); bytes of pages lie in shared memory."
+    yield f"At most {size(AGENT_FRAME_BYTES)} each (`kv_transfer/wire.py`); bytes of pages lie in shared memory."
     yield ""
     yield "| frame | payload |"
     yield "|---|---|"
-    for mover_kind in MoverKind:
-        yield f"| {mover_kind.name} | {MOVER_FRAMES[mover_kind]} |"
+    for agent_frame_kind in AgentFrameKind:
+        yield f"| {agent_frame_kind.name} | {AGENT_FRAMES[agent_frame_kind]} |"
     for title, rows in (("KV events over ZeroMQ", ZMQ), ("Redis", REDIS)):
         yield ""
         yield f"## {title}"

@@ -34,7 +34,10 @@ def test_a_sheet_counts_no_further_than_it_has_room() -> None:
     assert int((changed[0] < 0).sum()) <= room
     (kept,) = rows.sheets._held.values()
     sheet = kept.words
-    assert int(sheet[control_sheet.KNOWN]) == room and int(sheet[control_sheet.WRITTEN]) == len(held.sequence.output_ids) + 10
+    assert (
+        int(sheet[control_sheet.KNOWN]) == room
+        and int(sheet[control_sheet.WRITTEN]) == len(held.sequence.output_ids) + 10
+    )
 
 
 def test_a_sheet_grows_with_the_tokens_that_it_counts() -> None:

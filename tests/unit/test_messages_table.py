@@ -14,7 +14,7 @@ from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
-from quire_worker.kv_transfer.wire import Kind as MoverKind
+from quire_worker.kv_transfer.wire import Kind as AgentFrameKind
 from tools import messages_table
 
 
@@ -41,7 +41,7 @@ def test_no_contract_is_left_out() -> None:
 
 def test_every_kind_of_frame_has_a_row() -> None:
     assert set(messages_table.DATA_FRAMES) == set(DataKind)
-    assert set(messages_table.MOVER_FRAMES) == set(MoverKind)
+    assert set(messages_table.AGENT_FRAMES) == set(AgentFrameKind)
 
 
 def test_bounds_of_shared_streams_are_far_below_what_ends_them() -> None:
