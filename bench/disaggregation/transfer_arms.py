@@ -97,13 +97,13 @@ class Engine:
     def __init__(self, transport: str, page_bytes: int, copier: Callable[[Ring], Copier], memory: bytes = b"") -> None:
         """`memory`: descriptor of its pool, where that is a GPU's."""
         slots = min(DEFAULT_SLOTS, DEFAULT_BYTES // page_bytes)
-        self._door = PeerListeners(WorkerConfig(model="", peer_transport=transport))
+        self._listener = PeerListeners(WorkerConfig(model="", peer_transport=transport))
         setup = AgentSetup(
             "", NAMESPACE.hex(), "uint8", page_bytes, slots, log_level="warning", peers=True, peer_transport=transport,
-            shares_memory=self._door.advertise_memory(memory), peer_grpc=self._door.grpc_listen,
+            shares_memory=self._listener.advertise_memory(memory), peer_grpc=self._listener.grpc_listen,
         )  # fmt: skip  # one line of settings
-        self.addresses = self._door.addresses
-        self.transfer_agent = AgentProcess.start(setup, copier, inherited=self._door.inherited_fds)
+        self.addresses = self._listener.addresses
+        self.transfer_agent = AgentProcess.start(setup, copier, inherited=self._listener.inherited_fds)
         self._woken = threading.Event()
         self.transfer_agent.wake = self._woken.set
         self._await_peers()
@@ -127,7 +127,7 @@ class Engine:
 
     def close(self) -> None:
         self.transfer_agent.close()
-        self._door.close()
+        self._listener.close()
 
     def _await_peers(self) -> None:
         """Until the process greets whoever comes in."""

@@ -76,7 +76,7 @@ class Outcome:
     seconds: list[float]
 
 
-class _KnownWish(PlacementRequest):
+class _KnownRequest(PlacementRequest):
     """Its pages have names already: hashing is measured elsewhere (bench.router.page_index)."""
 
     __slots__ = ("keys", "known")
@@ -167,7 +167,7 @@ class _Fleet:
         self.hear_load()
 
     def place(self, request: TraceRequest) -> ReservedSides:
-        return self.placer.place_sides(_KnownWish(request), self.table.able("m", None, 0))
+        return self.placer.place_sides(_KnownRequest(request), self.table.able("m", None, 0))
 
     def are_near(self, one: int, other: int) -> bool:
         """Whether two of them share a host."""

@@ -22,7 +22,7 @@ from quire.local.state import StateDirectory
 
 _PORT_ATTEMPTS = 3
 # After the first death, how long others may take to die of the same cause, so that the right one is blamed.
-_BLAME_S = 0.3
+_FAULT_S = 0.3
 # A stack that failed to start has nothing to drain.
 _FAILED_STOP_S = 5.0
 
@@ -101,8 +101,8 @@ class Supervisor:
             if not done:
                 raise roster.too_slow()
             if any(death in done for death in deaths):
-                await asyncio.wait(deaths, timeout=_BLAME_S)
-                raise self._blame(name for name, child in roster.children.items() if child.exited.is_set())
+                await asyncio.wait(deaths, timeout=_FAULT_S)
+                raise self._name_cause(name for name, child in roster.children.items() if child.exited.is_set())
             if ready in done:
                 ready.result()
                 roster.set_phase("ready")
@@ -156,6 +156,6 @@ class Supervisor:
             hurry.cancel()
             await asyncio.gather(exits, hurry, return_exceptions=True)
 
-    def _blame(self, dead: Iterable[str]) -> StartFailed:
+    def _name_cause(self, dead: Iterable[str]) -> StartFailed:
         names = set(dead)
         return self._roster.start_failed(next(name for name in self._spec.members if name in names))

@@ -14,7 +14,7 @@ from quire.models import find_model
 from quire_common.credit import Finish
 from quire_worker.loading import LoadOptions, load_model
 from quire_worker.model_source import model_info
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from tests.exactness.scenario import Scale
 from tests.exactness.subject import Answer, Memory, Parts
 from tests.fakes.some_processors import PROCESSORS
@@ -74,7 +74,7 @@ class CpuSubject:
         size = self.scale.page_size
         pages = list(range(1, -(-max_len // size) + 1))
         logprobs: list[float] = []
-        controls = RowControls.of(sequence, PROCESSORS)
+        controls = LogitsState.of(sequence, PROCESSORS)
         while True:
             emitted = len(tokens) - prompt
             run = Run(

@@ -24,7 +24,7 @@ from quire_worker.engine.slots import SlotTable as WorkerSlots
 from quire_worker.engine.step_runner import StepRunner
 from quire_worker.engine.stop_rule import finish_codes
 from quire_worker.engine.waiting import WaitingSlots
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.thinking_track import ThinkingTrack
 from tests.exactness import virtual_kvstore
 from tests.exactness.virtual_kvstore import StoreWeather
@@ -240,7 +240,7 @@ def pages_reused_while_stored(patch: MonkeyPatch) -> None:
 
 def fed_tokens_not_counted(patch: MonkeyPatch) -> None:
     """Penalties know the tokens of a start, and none that was drawn since."""
-    patch.setattr(RowControls, "fed", lambda self, token: None)
+    patch.setattr(LogitsState, "fed", lambda self, token: None)
 
 
 def thinking_begins_anew(patch: MonkeyPatch) -> None:

@@ -27,7 +27,7 @@ from quire_worker.model_source import load_configured
 from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 from quire_worker.sampling.logits_processor import LogitsProcessors
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from tests.gpu.answers import all_logits
 from tests.gpu.check_model import CheckModel
 
@@ -161,7 +161,7 @@ def _by_hand(runner: ModelRunner, sequence: Sequence) -> list[int]:
 def _logits(runner: ModelRunner, sequence: Sequence, output: list[int]) -> Float32:
     """[V] after so much of the output, as the sequence asks for them."""
     logits: Float32 = all_logits(runner, [*sequence.prompt_ids.tolist(), *output])[-1].copy()
-    controls = RowControls.of(replace(sequence, output_ids=np.array(output, np.int32)), _PROCESSORS)
+    controls = LogitsState.of(replace(sequence, output_ids=np.array(output, np.int32)), _PROCESSORS)
     if controls is not None:
         controls.apply(logits)
     return logits

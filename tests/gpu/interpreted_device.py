@@ -13,9 +13,9 @@ import numpy as np
 import torch
 
 from quire_common.credit import Finish
-from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
+from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_extras import StepExtras
@@ -39,7 +39,7 @@ class InterpretedDevice:
         self.wake: Callable[[], None] = lambda: None
         self._tiling = Tiling.of(decoder.head_shape, pages.device)
         self._body = StepBody(decoder, pages, _WORDS, spec.num_slots, 4 * spec.num_slots)
-        self._sheets = ControlSheets(pages.device, decoder.spec.vocab_size)
+        self._states = LogitsStates(pages.device, decoder.spec.vocab_size)
         self._host_rows = HostRows(spec.logits_processors)
         self._extras = StepExtras(pages.device, 1, decoder.logits, _examine)
         self._repetition = RepetitionWatch()
@@ -67,7 +67,7 @@ class InterpretedDevice:
         layout = StepLayout.of(size, self._tiling, max(STOP_IDS, stops))
         # What was there before is not zero on a GPU either.
         host = np.full(_WORDS, 12345, np.int32)
-        used = layout.pack(batch, host, self._sheets.addresses(batch))
+        used = layout.pack(batch, host, self._states.addresses(batch))
         body = self._body
         body.uploaded.copy_(torch.from_numpy(host))
         body.results.fill_(12345)
@@ -100,7 +100,7 @@ class InterpretedDevice:
 
     def drain(self) -> None:
         self._ended = []
-        self._sheets.clear()
+        self._states.clear()
         self._host_rows.clear()
 
     def close(self) -> None: ...

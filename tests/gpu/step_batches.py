@@ -9,7 +9,7 @@ from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.arrays import Int32, Int64
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
 _CONTROLS = LogitControls(presence_penalty=1.5, repetition_penalty=1.2, logit_bias=((7, 4.0),), bad_words=((9,),))
@@ -47,11 +47,11 @@ class StepBatches:
         token[:decodes] = drawn[0][slot[:decodes]]
         asks = rng.random(rows) < 0.5
         asks[0] = True
-        controls: dict[int, RowControls] = {}
+        controls: dict[int, LogitsState] = {}
         if size.controlled:
             ids = token[-8:].astype(np.int32)
             for row in range(0, rows, max(2, rows // _CONTROLLED)):
-                controls[row] = RowControls(Sequence(ids, Stop(50), Sampling(controls=_CONTROLS)))
+                controls[row] = LogitsState(Sequence(ids, Stop(50), Sampling(controls=_CONTROLS)))
         return StepBatch(
             token=token,
             count=count,

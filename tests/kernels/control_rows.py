@@ -9,9 +9,9 @@ from torch import Tensor
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
-from quire_worker.cuda.control_sheets import ControlSheets
+from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.ops.triton.controls import ControlColumns, change_logits
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
 ON_GPU = torch.cuda.is_available()
@@ -52,14 +52,14 @@ class Rows:
     def __init__(self, controls: list[LogitControls | None], seed: int, max_tokens: int = 40) -> None:
         self.rng = np.random.default_rng(seed)
         self.slot = self.rng.permutation(SLOTS)[: len(controls)].astype(np.int32)
-        self.rows: dict[int, RowControls] = {}
+        self.rows: dict[int, LogitsState] = {}
         for row, each in enumerate(controls):
             ids = [self.rng.integers(0, ALPHABET, n).astype(np.int32) for n in (9, int(self.rng.integers(0, 7)))]
             if each is not None:
                 thinking = some_thinking(self.rng)
                 sequence = Sequence(ids[0], Stop(max_tokens), Sampling(controls=each), ids[1], thinking=thinking)
-                self.rows[row] = RowControls(sequence)
-        self.sheets = ControlSheets(DEVICE, VOCAB)
+                self.rows[row] = LogitsState(sequence)
+        self.states = LogitsStates(DEVICE, VOCAB)
         self.last = torch.zeros(SLOTS, dtype=torch.int32, device=DEVICE)
         self.blocked = np.zeros(len(controls), np.int32)
         self.stop_id = np.full((len(controls), 2), -1, np.int32)
@@ -81,7 +81,7 @@ class Rows:
 
     def addresses(self, fed: bool) -> Tensor:
         found = np.zeros(len(self.slot), np.int64)
-        for row, address in self.sheets.addresses(self.batch(fed)).items():
+        for row, address in self.states.addresses(self.batch(fed)).items():
             found[row] = address
         return torch.from_numpy(found).to(DEVICE)
 

@@ -23,7 +23,7 @@ from quire_worker.cuda.step_layout import Tiling
 from quire_worker.engine.ports import Device, StepOutcome
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.ops.interface import HeadShape
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 from tests.fakes.some_processors import PROCESSORS
 from tests.gpu.interpreted_device import InterpretedDevice
@@ -86,13 +86,13 @@ class Rig:
 
     model: LastTokenModel
     device: Device
-    controls: dict[int, RowControls] = field(default_factory=dict)
+    controls: dict[int, LogitsState] = field(default_factory=dict)
     logprobs: dict[int, int] = field(default_factory=dict)
     ended: dict[int, StepOutcome] = field(default_factory=dict)
 
     def asks(self, slot: int, *processors: str, controls: LogitControls | None = None) -> None:
         """What the sequence of a slot asks of its logits."""
-        found = RowControls.of(
+        found = LogitsState.of(
             Sequence(np.array([slot], np.int32), Stop(40), Sampling(processors=processors, controls=controls)),
             PROCESSORS,
         )
@@ -146,7 +146,7 @@ class Rig:
         """What a sequence says that nobody disturbs."""
         token, said = slot, list[int]()
         controls = self.controls.get(slot)
-        own = None if controls is None else RowControls(controls.sequence, PROCESSORS)
+        own = None if controls is None else LogitsState(controls.sequence, PROCESSORS)
         for _ in range(steps):
             row = NEXT[token].copy()
             if own is not None:

@@ -18,7 +18,7 @@ from quire_worker.model.parameters import parameter_specs
 from quire_worker.ops.interface import HeadShape
 from quire_worker.ops.triton.gemm import GemmConfigs
 from quire_worker.ops.triton.triton_ops import TritonOps
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 from quire_worker.weights.loader import load_dummy
 from quire_worker.weights.parameter_store import ParameterStore
@@ -70,7 +70,7 @@ class Sequences:
         self.prompt = [self.rng.integers(0, vocab, n) for n in (1, 5, 17, 33, 40, 20)]
         self.done = [0] * SLOTS
         self.controls = {
-            slot: RowControls(Sequence(self.prompt[slot].astype(np.int32), Stop(200), Sampling(controls=controls)))
+            slot: LogitsState(Sequence(self.prompt[slot].astype(np.int32), Stop(200), Sampling(controls=controls)))
             for slot, controls in CONTROLS.items()
         }
         self.pages = (self.rng.permutation(SLOTS * WIDTH) + 1).reshape(SLOTS, WIDTH).astype(np.int32)

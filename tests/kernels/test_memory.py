@@ -12,8 +12,8 @@ import torch
 from quire_common.errors import ConfigError, Unsupported
 from quire_worker import model_source
 from quire_worker.config import WorkerConfig
-from quire_worker.cuda.control_sheets import ControlSheets
-from quire_worker.cuda.memory import CONTROL_SHEET_BYTES, STEP_FIX, kv_cache_bytes, naming_out_of_memory, step_bytes
+from quire_worker.cuda.logits_states import LogitsStates
+from quire_worker.cuda.memory import LOGITS_STATE_BYTES, STEP_FIX, kv_cache_bytes, naming_out_of_memory, step_bytes
 from quire_worker.kv.page_geometry import kv_groups
 from quire_worker.loading import LoadOptions, load_model
 from tests.model.folders import FAMILIES, load_dummy_model, write_config
@@ -35,10 +35,10 @@ def test_larger_steps_leave_less(tmp_path: Path) -> None:
     assert step_bytes(spec, 64, 8, 1000) < step_bytes(spec, 128, 8, 1000) < step_bytes(spec, 128, 9, 1000)
 
 
-def test_control_sheets_have_their_place_in_the_budget(tmp_path: Path) -> None:
+def test_logits_states_have_their_place_in_the_budget(tmp_path: Path) -> None:
     spec = load_dummy_model(tmp_path, **FAMILIES["qwen3"]).spec
-    assert step_bytes(spec, 1, 1, 10) > CONTROL_SHEET_BYTES
-    assert ControlSheets(torch.device("cpu"), 97)._most_bytes == CONTROL_SHEET_BYTES
+    assert step_bytes(spec, 1, 1, 10) > LOGITS_STATE_BYTES
+    assert LogitsStates(torch.device("cpu"), 97)._most_bytes == LOGITS_STATE_BYTES
 
 
 def test_pages_in_eight_bits_are_half_as_large(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire_worker.cuda.control_sheets import ControlSheets
+from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_layout import StepLayout, Tiling
 from quire_worker.cuda.step_size import StepSize, decode_sizes, graph_sizes, least_that_holds
 from quire_worker.engine.step_runner import StepRunner
@@ -40,7 +40,7 @@ def test_steps_come_to_what_the_cpu_says(
     suited = FreshPlans.suit(shape, any(spec.windows)) and not even
     body = models.body()
     sequences = Sequences(3, spec.vocab_size, models.page_size)
-    sheets = ControlSheets(DEVICE, spec.vocab_size)
+    states = LogitsStates(DEVICE, spec.vocab_size)
     mixed = controlled = whole = 0
     many = set()
     for turn in range(60 if ON_GPU else 6):
@@ -71,7 +71,7 @@ def test_steps_come_to_what_the_cpu_says(
         layout = StepLayout.of(dataclasses.replace(size, rows=rows), Tiling.of(shape, DEVICE, even=even))
         layout = layout.leaving(fresh, chunks) if fresh else layout
         host = np.full(WORDS, 12345, np.int32)
-        used = layout.pack(batch, host, sheets.addresses(batch))
+        used = layout.pack(batch, host, states.addresses(batch))
         body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
         body.launch(layout)
         many.add(layout.size.total_rows >= _MANY)

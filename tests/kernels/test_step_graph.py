@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.graph_cache import GraphCache
 from quire_worker.cuda.graph_recorder import GraphRecorder, Recorder, borrowed
+from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.step_body import StepBody
 from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
@@ -42,9 +42,9 @@ def recorder() -> Iterator[Recorder]:
     stand_in.restore()
 
 
-def pack(body: StepBody, layout: StepLayout, batch: StepBatch, sheets: ControlSheets) -> None:
+def pack(body: StepBody, layout: StepLayout, batch: StepBatch, states: LogitsStates) -> None:
     host = np.full(WORDS, 12345, np.int32)
-    used = layout.pack(batch, host, sheets.addresses(batch))
+    used = layout.pack(batch, host, states.addresses(batch))
     body.uploaded[:used].copy_(torch.from_numpy(host[:used]))
 
 
@@ -81,7 +81,7 @@ def test_a_captured_step_is_the_eager_one(
     graph = StepGraph(captured, layout, recorder)
     assert not captured.last_token.any()
     captured.pages.copy_(eager.pages)
-    sheets = ControlSheets(DEVICE, vocab), ControlSheets(DEVICE, vocab)
+    states = LogitsStates(DEVICE, vocab), LogitsStates(DEVICE, vocab)
     kinds = set()
     for batch in batches if pieced else batches[:1]:
         decodes = int(batch.fed.sum())
@@ -90,8 +90,8 @@ def test_a_captured_step_is_the_eager_one(
         kinds.add((len(fresh) > 0, chunks > len(fresh)))
         used = graph.layout_of(fresh, chunks)
         assert (used.fresh is None) == (not pieced) and len(used.fresh or ()) == len(fresh)
-        pack(eager, used, batch, sheets[0])
-        pack(captured, used, batch, sheets[1])
+        pack(eager, used, batch, states[0])
+        pack(captured, used, batch, states[1])
         eager.launch(used)
         graph.replay(used)
         assert torch.equal(captured.results, eager.results)

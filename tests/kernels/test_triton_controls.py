@@ -13,14 +13,14 @@ from quire_common.logit_controls import LogitControls
 from quire_common.repetition import RepetitionDetection
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
-from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.device_scores import start_scores
 from quire_worker.cuda.host_rows import HostRows
+from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.engine.step_runner import failed_samples
 from quire_worker.ops.triton.sampling import sample_rows
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.logprobs import logprob_columns
-from quire_worker.sampling.row_controls import RowControls
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from quire_worker.step import PromptScores
 from tests.fakes.some_processors import PROCESSORS
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarnin
 
 
 @pytest.mark.parametrize("seed", range(20 if ON_GPU else 6))
-def test_logits_become_what_row_controls_make_of_them(seed: int) -> None:
+def test_logits_become_what_the_cpu_makes_of_them(seed: int) -> None:
     rng = np.random.default_rng(seed)
     rows = Rows([None if row == 2 else some_controls(rng) for row in range(5)], seed)
     rows.blocked[:] = [0, 1, 1, 0, 1]
@@ -57,9 +57,9 @@ def test_a_thinking_budget_is_kept_as_on_the_cpu() -> None:
         start, end = (tuple(rng.integers(0, 3, rng.integers(1, 5)).tolist()) for _ in range(2))
         ids = [rng.integers(0, 3, n).astype(np.int32) for n in (8, int(rng.integers(0, 4)))]
         budget = ThinkingBudget(start, end, int(rng.integers(0, 4)))
-        rows.rows[row] = RowControls(Sequence(ids[0], Stop(60), Sampling(), ids[1], thinking=budget))
+        rows.rows[row] = LogitsState(Sequence(ids[0], Stop(60), Sampling(), ids[1], thinking=budget))
     logits = torch.from_numpy(rng.normal(0, 3, (SLOTS, 7)).astype(np.float32))
-    rows.sheets = ControlSheets(DEVICE, 7)
+    rows.states = LogitsStates(DEVICE, 7)
     for step in range(60 if ON_GPU else 25):
         _, changed = rows.changed(logits, fed=step > 0)
         drawn = rng.integers(0, 3, SLOTS)
@@ -123,9 +123,9 @@ def test_rows_that_python_changes_are_drawn_as_on_the_cpu(seed: int) -> None:
     for row, name, controls in ((2, "contrary", None), (3, "contrary", some_controls(rng)), (4, "weary", None)):
         ids = rng.integers(0, ALPHABET, 9).astype(np.int32)
         sequence = Sequence(ids, Stop(40), Sampling(controls=controls, processors=(name,)))
-        rows.rows[row] = RowControls(sequence, PROCESSORS)
+        rows.rows[row] = LogitsState(sequence, PROCESSORS)
     # The engine's, which are told of nothing before the results are there.
-    told = {row: RowControls(controls.sequence, PROCESSORS) for row, controls in rows.rows.items()}
+    told = {row: LogitsState(controls.sequence, PROCESSORS) for row, controls in rows.rows.items()}
     columns.controls = rows.rows
     host, places = HostRows(PROCESSORS), np.arange(6, dtype=np.int32)
     for step in range(5):
@@ -144,11 +144,11 @@ def test_rows_that_python_changes_are_drawn_as_on_the_cpu(seed: int) -> None:
         rows.feed(np.maximum(wanted, 0))
 
 
-def test_rows_that_python_changes_need_no_sheet_beside_them() -> None:
+def test_rows_that_python_changes_need_no_device_state() -> None:
     rows = Rows([None, None], 1)
     sequence = Sequence(np.array([1, 2], np.int32), Stop(9), Sampling(processors=("contrary",)))
-    rows.rows = {1: RowControls(sequence, PROCESSORS)}
-    assert rows.sheets.addresses(rows.batch(fed=False)) == {}
+    rows.rows = {1: LogitsState(sequence, PROCESSORS)}
+    assert rows.states.addresses(rows.batch(fed=False)) == {}
     logits = torch.zeros(2, 9)
     address, changed = HostRows(PROCESSORS).edit(  # type: ignore[misc]  # it is there, since a row asks
         rows.batch(fed=False), np.arange(2, dtype=np.int32), logits.to(DEVICE), rows.last, None
@@ -161,7 +161,7 @@ def test_a_repetition_ends_its_sequence_as_soon_as_it_is_seen() -> None:
     rule = RepetitionDetection(max_pattern_size=2, min_pattern_size=1, min_count=3)
     sequence = Sequence(np.array([1, 2], np.int32), Stop(40, repetition=rule), Sampling())
     rows = Rows([None, None], 1)
-    controls = RowControls.of(sequence)
+    controls = LogitsState.of(sequence)
     assert controls is not None and not controls.changes_logits
     rows.rows = {1: controls}
     watch, ends = RepetitionWatch(), []
@@ -205,7 +205,7 @@ def test_a_logit_that_a_penalty_makes_infinite_is_its_requests_error(filtered: b
         ids = np.arange(ALPHABET, dtype=np.int32)
         thinking = ThinkingBudget((1, 2), (3, 4), 0) if row == 3 else None
         sequence = Sequence(np.append(ids, [1, 2]).astype(np.int32), Stop(9), Sampling(controls=rows_of(rows, row)))
-        rows.rows[row] = RowControls(dataclasses.replace(sequence, thinking=thinking))
+        rows.rows[row] = LogitsState(dataclasses.replace(sequence, thinking=thinking))
     logits, columns = make(5, 3)
     logits[:, :ALPHABET] = 100.0
     logits[2, 1400] = float("nan")
@@ -233,7 +233,7 @@ def test_a_row_that_python_changes_is_its_requests_error_too_where_a_penalty_mak
     rows = Rows([None, None], 1)
     controls = LogitControls(repetition_penalty=1e-37)
     sequence = Sequence(np.array([1, 2], np.int32), Stop(9), Sampling(controls=controls, processors=("contrary",)))
-    rows.rows = {1: RowControls(sequence, PROCESSORS)}
+    rows.rows = {1: LogitsState(sequence, PROCESSORS)}
     logits, columns = make(2, 5)
     logits[:, 1:3] = 100.0
     columns.controls = rows.rows

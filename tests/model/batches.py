@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from quire_worker.arrays import Int32
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
 PAGE_SIZE = 16
@@ -30,7 +30,7 @@ class Run:
     sample_index: int = 0
     logprobs: int = -1
     blocked: Sequence[int] = field(default_factory=tuple)
-    controls: RowControls | None = None
+    controls: LogitsState | None = None
 
 
 def make_batch(runs: Sequence[Run]) -> StepBatch:

@@ -10,7 +10,7 @@ import numpy as np
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.sampling import control_lists
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 
 SIBLINGS = 32
 VOCABULARY = 4000
@@ -24,9 +24,9 @@ def largest(bias: float = 1.0) -> LogitControls:
     )
 
 
-def row(controls: LogitControls, sample: int = 0) -> RowControls:
+def row(controls: LogitControls, sample: int = 0) -> LogitsState:
     sampling = Sampling(sample=sample, controls=controls)
-    return RowControls(Sequence(np.array([1, 2], np.int32), Stop(5), sampling))
+    return LogitsState(Sequence(np.array([1, 2], np.int32), Stop(5), sampling))
 
 
 def test_a_siblings_row_is_made_in_a_fraction_of_the_first_ones_time() -> None:

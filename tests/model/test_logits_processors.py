@@ -18,7 +18,7 @@ from quire_common.thinking import ThinkingBudget
 from quire_worker.arrays import Float32, Int32
 from quire_worker.engine.step_runner import failed_samples
 from quire_worker.sampling.logits_processor import GROUP, LogitsProcessor, load_processors
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from tests.model.batches import Run, make_batch
 from tests.model.sampling_columns import columns
@@ -26,11 +26,11 @@ from tests.model.sampling_columns import columns
 VOCAB = 12
 
 
-def row(*processors: LogitsProcessor, output: tuple[int, ...] = (), **asks: object) -> RowControls:
+def row(*processors: LogitsProcessor, output: tuple[int, ...] = (), **asks: object) -> LogitsState:
     named = {f"p{index}": each for index, each in enumerate(processors)}
     sampling = Sampling(processors=tuple(named), controls=asks.pop("controls", None))  # type: ignore[arg-type]  # by its name
     prompt, before = np.array([1, 2], np.int32), np.array(output, np.int32)
-    found = RowControls.of(Sequence(prompt, Stop(20), sampling, before, **asks), named)  # type: ignore[arg-type]  # by names
+    found = LogitsState.of(Sequence(prompt, Stop(20), sampling, before, **asks), named)  # type: ignore[arg-type]  # by names
     assert found is not None and found.runs_python and found.changes_logits
     return found
 

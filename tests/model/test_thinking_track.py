@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.thinking import ThinkingBudget
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.sampler import DAMAGED, sample
 from quire_worker.sampling.thinking_track import ThinkingTrack
 from tests.model.sampling_columns import columns
@@ -72,9 +72,9 @@ def test_thinking_ends_within_its_budget_and_an_end_mark(
     assert thought <= most + len(end)
 
 
-def row(budget: ThinkingBudget, prompt: list[int], controls: LogitControls | None = None) -> RowControls:
+def row(budget: ThinkingBudget, prompt: list[int], controls: LogitControls | None = None) -> LogitsState:
     ids = np.array(prompt, np.int32)
-    found = RowControls.of(Sequence(ids, Stop(20), Sampling(controls=controls), thinking=budget))
+    found = LogitsState.of(Sequence(ids, Stop(20), Sampling(controls=controls), thinking=budget))
     assert found is not None and found.changes_logits
     return found
 

@@ -19,7 +19,7 @@ from quire_worker.ops.triton.feed import feed_tokens
 from quire_worker.ops.triton.logprobs import packed_logprobs
 from quire_worker.ops.triton.sampling import DeviceSamplingColumns, sample_rows
 from quire_worker.profile.cost import Cost, controls_cost, logits_cost
-from quire_worker.sampling.control_sheet import control_sheet
+from quire_worker.sampling.state_layout import packed_state
 
 _STOPS = 8
 _ALTERNATIVES = 5
@@ -97,12 +97,12 @@ def _controls(bench: Bench, batch: int, logits: Tensor, drawn: DeviceSamplingCol
     vocab, rng = bench.spec.vocab_size, np.random.default_rng(0)
     sampling = Sampling(controls=LogitControls(frequency_penalty=0.5))
     prompts = [rng.integers(0, vocab, _PROMPT).astype(np.int32) for _ in range(batch)]
-    sheets = [
-        torch.from_numpy(control_sheet(Sequence(prompt, Stop(_PROMPT), sampling), vocab)).to(bench.device)
+    states = [
+        torch.from_numpy(packed_state(Sequence(prompt, Stop(_PROMPT), sampling), vocab)).to(bench.device)
         for prompt in prompts
     ]
     columns = ControlColumns(
-        address=torch.tensor([sheet.data_ptr() for sheet in sheets], dtype=torch.int64, device=bench.device),
+        address=torch.tensor([state.data_ptr() for state in states], dtype=torch.int64, device=bench.device),
         first_row=torch.arange(batch, dtype=torch.int32, device=bench.device),
         fed=bench.full(batch, 1),
         slot=drawn.slot,
@@ -111,7 +111,7 @@ def _controls(bench: Bench, batch: int, logits: Tensor, drawn: DeviceSamplingCol
     )
 
     def run(_: int) -> Tensor:
-        if len(sheets) != batch:
+        if len(states) != batch:
             raise RuntimeError("a sheet is gone")
         return change_logits(logits, columns, last_token)
 

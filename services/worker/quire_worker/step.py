@@ -15,7 +15,7 @@ import numpy as np
 from quire_worker.arrays import Bool, Float32, Int32, Int64, UInt32, UInt64
 
 if TYPE_CHECKING:
-    from quire_worker.sampling.row_controls import RowControls
+    from quire_worker.sampling.logits_state import LogitsState
 
 
 def _no_ids() -> Int32:
@@ -73,7 +73,7 @@ class StepBatch:
     blocked: Mapping[int, Int32] = field(default_factory=dict)
     """Sequence index -> token ids that may not be drawn at this step (stop ids before min_tokens is reached). Logprobs,
     which are of the raw logits, do not see it."""
-    controls: Mapping[int, RowControls] = field(default_factory=dict)
+    controls: Mapping[int, LogitsState] = field(default_factory=dict)
     """Sequence index -> what else its request asked of the logits, of sequences that draw. Logprobs do not see it."""
     scores: Mapping[int, PromptScores] = field(default_factory=dict)
     """Sequence index -> logprobs wanted of its prompt."""

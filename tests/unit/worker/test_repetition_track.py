@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE, RepetitionDetection
 from quire_common.sequence import Sampling, Sequence, Stop
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.repetition_track import RepetitionTrack, trailing_runs
-from quire_worker.sampling.row_controls import RowControls
 
 MOST_US = 20.0
 RULES = st.builds(
@@ -75,7 +75,7 @@ def test_runs_of_known_tokens_are_those_that_were_counted(tokens: list[int], mos
 
 def test_it_waits_for_min_tokens_and_counts_those_before_them() -> None:
     stop = Stop(40, min_tokens=6, repetition=RepetitionDetection(1, 1, 3))
-    controls = RowControls.of(Sequence(np.array([1], np.int32), stop, Sampling()))
+    controls = LogitsState.of(Sequence(np.array([1], np.int32), stop, Sampling()))
     assert controls is not None
     ended = []
     for _ in range(8):
@@ -96,7 +96,7 @@ WORST = [
 @pytest.mark.parametrize("rule", WORST)
 def test_no_rule_costs_more_than_20_us_a_token(rule: RepetitionDetection) -> None:
     """In a run of equal tokens. CPU time of this thread, the best of several tries: others may be busy."""
-    controls = RowControls.of(Sequence(np.array([1], np.int32), Stop(10**6, repetition=rule), Sampling()))
+    controls = LogitsState.of(Sequence(np.array([1], np.int32), Stop(10**6, repetition=rule), Sampling()))
     assert controls is not None
     tries = []
     for _ in range(5):

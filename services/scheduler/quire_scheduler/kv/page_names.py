@@ -16,7 +16,7 @@ from quire_scheduler.core.invariant import require
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-MEDIUM = "device"
+DEVICE_TIER = "device"
 
 
 class Stored(NamedTuple):

@@ -15,7 +15,7 @@ from quire_common.credit.hello import epoch_from_pb, epoch_to_pb
 from quire_common.errors import FailedPrecondition, Overloaded
 from quire_common.page_events import joined
 from quire_scheduler import metrics
-from quire_scheduler.kv.page_names import MEDIUM, PageEvent, Stored
+from quire_scheduler.kv.page_names import DEVICE_TIER, PageEvent, Stored
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable
@@ -162,6 +162,6 @@ class _Wire:
             group=chain.group,
             parent=chain.parent,
             hashes=chain.hashes,
-            medium=MEDIUM,
+            medium=DEVICE_TIER,
             token_ids=chain.tokens if self._with_token_ids else b"",
         )

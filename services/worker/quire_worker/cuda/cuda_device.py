@@ -20,9 +20,9 @@ import torch
 
 from quire_common.credit import Finish
 from quire_common.telemetry.logs import get_logger
-from quire_worker.cuda.control_sheets import ControlSheets
 from quire_worker.cuda.host_rows import HostRows
 from quire_worker.cuda.isolated_steps import run_isolated
+from quire_worker.cuda.logits_states import LogitsStates
 from quire_worker.cuda.repetition_watch import RepetitionWatch
 from quire_worker.cuda.step_columns import StepColumns, is_next_step
 from quire_worker.cuda.step_extras import StepExtras
@@ -106,7 +106,7 @@ class CudaDevice:
         self._turn = 0
         # The last step that was not like the one before it.
         self._planned: tuple[StepBatch, _StepPlan] | None = None
-        self._sheets = ControlSheets(body.pages.device, body.decoder.spec.vocab_size)
+        self._states = LogitsStates(body.pages.device, body.decoder.spec.vocab_size)
         self._extras = StepExtras(body.pages.device, _RING, body.decoder.logits, self._examine)
         self._host_rows = HostRows(processors)
         self._repetition = RepetitionWatch()
@@ -142,7 +142,7 @@ class CudaDevice:
             body.advanced = False  # what was launched until here, a capture's step of nobody too, is not this step
         count, done = 2 * layout.size.sequences, self._done[turn]
         with torch.cuda.stream(self._stream):
-            control = self._sheets.addresses(batch) if layout.size.controlled else {}
+            control = self._states.addresses(batch) if layout.size.controlled else {}
             used = self._columns[turn].pack(layout, batch, control)
             body.uploaded[:used].copy_(self._pinned[turn][:used], non_blocking=True)
             if graph is None:
@@ -221,7 +221,7 @@ class CudaDevice:
     def drain(self) -> None:
         self._await_results()
         self._ended.clear()
-        self._sheets.clear()
+        self._states.clear()
         self._host_rows.clear()
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.step_runner import as_slot_error
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,7 +32,7 @@ class HostRows:
         self._processors = processors
         # By slot, the batch's controls and our own of the same sequence: the batch's are told of tokens by the thread
         # that takes results, a step later.
-        self._held: dict[int, tuple[RowControls, RowControls]] = {}
+        self._held: dict[int, tuple[LogitsState, LogitsState]] = {}
 
     def clear(self) -> None:
         """All sequences are gone."""
@@ -70,10 +70,10 @@ class HostRows:
             told.failure = told.failure or as_slot_error(error)
             row.fill(-np.inf)
 
-    def _own(self, slot: int, told: RowControls) -> RowControls:
+    def _own(self, slot: int, told: LogitsState) -> LogitsState:
         held = self._held.get(slot)
         if held is None or held[0] is not told:
-            held = self._held[slot] = told, RowControls(told.sequence, self._processors)
+            held = self._held[slot] = told, LogitsState(told.sequence, self._processors)
         return held[1]
 
 

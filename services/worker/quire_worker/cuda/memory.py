@@ -15,7 +15,7 @@ from quire_worker.model.arch_spec import ArchSpec
 _SLACK_BYTES = 1 << 30
 _ELEMENT_BYTES = 2
 # Of what requests ask of their logits; a thousand sequences with penalties and answers of average length take a tenth.
-CONTROL_SHEET_BYTES = 256 << 20
+LOGITS_STATE_BYTES = 256 << 20
 STEP_FIX = "Lower --gpu-memory-utilization, --max-num-batched-tokens or --max-num-seqs."
 
 
@@ -36,7 +36,7 @@ def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> in
     widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
     # Those of all graphs lie in one place; twice in float32 where controls change them.
     logits = 5 * sequences * vocab_size
-    return (2 * rows * widest + logits) * _ELEMENT_BYTES + CONTROL_SHEET_BYTES
+    return (2 * rows * widest + logits) * _ELEMENT_BYTES + LOGITS_STATE_BYTES
 
 
 def kv_cache_bytes(free: int, total: int, utilization: float, reserve: int) -> int:

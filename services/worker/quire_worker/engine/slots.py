@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from quire_common.sequence import RequestContext
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -82,7 +82,7 @@ class SlotTable:
         self.started_ns = np.zeros(n, np.int64)
         self.first_token_ns = np.zeros(n, np.int64)
         self.controlled = np.zeros(n, np.bool_)
-        self.controls: list[RowControls | None] = [None] * n
+        self.controls: list[LogitsState | None] = [None] * n
         """Of the sequences that ask for what depends on their tokens: the device's, once they run."""
         self.context = [NO_CONTEXT] * n
         self.version = 0
@@ -157,7 +157,7 @@ class SlotTable:
         self.seed[slot] = sampling.seed
         self.sample_index[slot] = sampling.sample
         self.logprobs[slot] = sampling.logprobs
-        controls = self.controls[slot] = RowControls.of(sequence, self._processors)
+        controls = self.controls[slot] = LogitsState.of(sequence, self._processors)
         self.controlled[slot] = controls is not None
         self.scored[slot] = 1 + sampling.prompt_logprobs
         self.started_ns[slot] = now_ns

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32, Int64
     from quire_worker.engine.slots import SlotTable
     from quire_worker.engine.step_schedule import StepSchedule
-    from quire_worker.sampling.row_controls import RowControls
+    from quire_worker.sampling.logits_state import LogitsState
 
 # The device's own columns, and those that are not by sequence.
 _NOT_SELECTED = ("token", "blocked", "controls", "scores", "formed_ns", "slot", "fed", "last", "stop_id")
@@ -96,7 +96,7 @@ class StepBuilder:
                 found[row] = PromptScores(table.token[slot, first:last].copy(), int(table.scored[slot]) - 1)
         return found
 
-    def _controls(self, slots: Int32) -> dict[int, RowControls]:
+    def _controls(self, slots: Int32) -> dict[int, LogitsState]:
         """Row -> controls of those that ask."""
         rows = np.flatnonzero(self._table.controlled[slots]).tolist()
         found = ((row, self._table.controls[slots[row]]) for row in rows)
@@ -129,7 +129,7 @@ class _Fixed:
     prefill_only: Bool
     bound: Int32
     min_len: Int32
-    controls: dict[int, RowControls]
+    controls: dict[int, LogitsState]
     columns: dict[str, Any]
 
 

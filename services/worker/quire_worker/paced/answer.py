@@ -27,7 +27,7 @@ from quire_worker.paced.hashing import (
     redraw,
     token_of,
 )
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Set
@@ -70,7 +70,7 @@ def paced_tokens(
     final = min(len(prompt) + stop.max_tokens, max_model_len or facts.max_model_len)
     key, tokens = _key(sampling), list[int]()
     sequence = Sequence(np.array(prompt, np.int32), stop, sampling, np.array(before, np.int32), thinking=thinking)
-    controls = RowControls.of(sequence, processors)
+    controls = LogitsState.of(sequence, processors)
     if stop.max_tokens == 0:
         return PacedAnswer(tokens, Finish.LIMIT)
     while True:
@@ -96,7 +96,7 @@ def paced_tokens(
             controls.fed(token)
 
 
-def forbidden(controls: RowControls, vocab_size: int, blocked: Iterable[int] = ()) -> set[int]:
+def forbidden(controls: LogitsState, vocab_size: int, blocked: Iterable[int] = ()) -> set[int]:
     """Tokens that a sequence's controls, with what is blocked, would make less likely: in a world without logits they
     are not drawn at all."""
     logits = np.zeros(vocab_size, np.float32)

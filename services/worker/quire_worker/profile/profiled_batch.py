@@ -9,7 +9,7 @@ from quire_common.errors import ConfigError
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_worker.arrays import Int32
 from quire_worker.profile.cost import Attended
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.step import StepBatch
 
 _GREEDY = Sampling()
@@ -68,13 +68,13 @@ def profiled_batch(
     )
 
 
-def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, RowControls]:
+def _controls(rows: int, tokens: int, vocab_size: int, sampling: Sampling) -> dict[int, LogitsState]:
     """Of every row, where the sampling has some."""
     if sampling.controls is None:
         return {}
     rng = np.random.default_rng(1)
     prompts = [rng.integers(0, vocab_size, tokens).astype(np.int32) for _ in range(rows)]
-    return {row: RowControls(Sequence(prompt, Stop(tokens), sampling)) for row, prompt in enumerate(prompts)}
+    return {row: LogitsState(Sequence(prompt, Stop(tokens), sampling)) for row, prompt in enumerate(prompts)}
 
 
 def attended(batch: StepBatch) -> tuple[Attended, Attended]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from quire_worker.arrays import Float32, Int32, Int64, UInt32, UInt64
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 
 
 @dataclass(slots=True)
@@ -23,5 +23,5 @@ class SamplingColumns:
     """Absolute index of the token that is drawn."""
     blocked: Mapping[int, Int32] = field(default_factory=dict)
     """Row -> token ids that may not be drawn."""
-    controls: Mapping[int, RowControls] = field(default_factory=dict)
+    controls: Mapping[int, LogitsState] = field(default_factory=dict)
     """Row -> what else its request asked of the logits."""

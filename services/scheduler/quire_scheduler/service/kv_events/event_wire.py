@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from quire_scheduler.kv.page_names import PageEvent, Removed, Stored
 
-_MEDIUM = "GPU"
+_DEVICE_TIER = "GPU"
 _LOW = (1 << 64) - 1
 
 
@@ -97,13 +97,13 @@ class EventWire:
             token_ids=tokens.tolist(),
             block_size=self._page_size,
             lora_id=None,
-            medium=_MEDIUM,
+            medium=_DEVICE_TIER,
             lora_name=None,
             group_idx=chain.group if self._several else None,
         )
 
     def _removed(self, pages: Removed) -> BlockRemoved:
-        return BlockRemoved(list(map(_number, pages.hashes)), _MEDIUM, pages.group if self._several else None)
+        return BlockRemoved(list(map(_number, pages.hashes)), _DEVICE_TIER, pages.group if self._several else None)
 
     def _batch(self, events: Iterable[BlockStored | BlockRemoved | AllBlocksCleared]) -> bytes:
         return self._encoder.encode(EventBatch(time.time(), list(events), 0))

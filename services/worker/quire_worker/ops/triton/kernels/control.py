@@ -11,32 +11,32 @@ import triton
 import triton.language as tl
 
 from quire_worker.ops.triton.kernels.common import let_next_start, wait
-from quire_worker.sampling import control_sheet
+from quire_worker.sampling import state_layout
 
-COUNTING: tl.constexpr = tl.constexpr(control_sheet.COUNTING)
-KNOWN: tl.constexpr = tl.constexpr(control_sheet.KNOWN)
-WRITTEN: tl.constexpr = tl.constexpr(control_sheet.WRITTEN)
-REPETITION: tl.constexpr = tl.constexpr(control_sheet.REPETITION)
-FREQUENCY: tl.constexpr = tl.constexpr(control_sheet.FREQUENCY)
-PRESENCE: tl.constexpr = tl.constexpr(control_sheet.PRESENCE)
-BIASES: tl.constexpr = tl.constexpr(control_sheet.BIASES)
-BIAS_AT: tl.constexpr = tl.constexpr(control_sheet.BIAS_AT)
-MASKED: tl.constexpr = tl.constexpr(control_sheet.MASKED)
-MASK_AT: tl.constexpr = tl.constexpr(control_sheet.MASK_AT)
-WORDS: tl.constexpr = tl.constexpr(control_sheet.WORDS)
-WORDS_AT: tl.constexpr = tl.constexpr(control_sheet.WORDS_AT)
-RING: tl.constexpr = tl.constexpr(control_sheet.RING)
-RING_AT: tl.constexpr = tl.constexpr(control_sheet.RING_AT)
-CAPACITY: tl.constexpr = tl.constexpr(control_sheet.CAPACITY)
-IDS_AT: tl.constexpr = tl.constexpr(control_sheet.IDS_AT)
-BUDGET: tl.constexpr = tl.constexpr(control_sheet.BUDGET)
-SPENT: tl.constexpr = tl.constexpr(control_sheet.SPENT)
-STARTED: tl.constexpr = tl.constexpr(control_sheet.STARTED)
-ENDED: tl.constexpr = tl.constexpr(control_sheet.ENDED)
-STARTS: tl.constexpr = tl.constexpr(control_sheet.STARTS)
-STARTS_AT: tl.constexpr = tl.constexpr(control_sheet.STARTS_AT)
-ENDS: tl.constexpr = tl.constexpr(control_sheet.ENDS)
-ENDS_AT: tl.constexpr = tl.constexpr(control_sheet.ENDS_AT)
+COUNTING: tl.constexpr = tl.constexpr(state_layout.COUNTING)
+KNOWN: tl.constexpr = tl.constexpr(state_layout.KNOWN)
+WRITTEN: tl.constexpr = tl.constexpr(state_layout.WRITTEN)
+REPETITION: tl.constexpr = tl.constexpr(state_layout.REPETITION)
+FREQUENCY: tl.constexpr = tl.constexpr(state_layout.FREQUENCY)
+PRESENCE: tl.constexpr = tl.constexpr(state_layout.PRESENCE)
+BIASES: tl.constexpr = tl.constexpr(state_layout.BIASES)
+BIAS_AT: tl.constexpr = tl.constexpr(state_layout.BIAS_AT)
+MASKED: tl.constexpr = tl.constexpr(state_layout.MASKED)
+MASK_AT: tl.constexpr = tl.constexpr(state_layout.MASK_AT)
+WORDS: tl.constexpr = tl.constexpr(state_layout.WORDS)
+WORDS_AT: tl.constexpr = tl.constexpr(state_layout.WORDS_AT)
+RING: tl.constexpr = tl.constexpr(state_layout.RING)
+RING_AT: tl.constexpr = tl.constexpr(state_layout.RING_AT)
+CAPACITY: tl.constexpr = tl.constexpr(state_layout.CAPACITY)
+IDS_AT: tl.constexpr = tl.constexpr(state_layout.IDS_AT)
+BUDGET: tl.constexpr = tl.constexpr(state_layout.BUDGET)
+SPENT: tl.constexpr = tl.constexpr(state_layout.SPENT)
+STARTED: tl.constexpr = tl.constexpr(state_layout.STARTED)
+ENDED: tl.constexpr = tl.constexpr(state_layout.ENDED)
+STARTS: tl.constexpr = tl.constexpr(state_layout.STARTS)
+STARTS_AT: tl.constexpr = tl.constexpr(state_layout.STARTS_AT)
+ENDS: tl.constexpr = tl.constexpr(state_layout.ENDS)
+ENDS_AT: tl.constexpr = tl.constexpr(state_layout.ENDS_AT)
 LISTED: tl.constexpr = tl.constexpr(256)
 
 
@@ -66,45 +66,45 @@ def control_kernel(
     address = tl.load(control + row)
     if address == 0:
         return
-    sheet = address.to(tl.pointer_type(tl.int32))
+    state = address.to(tl.pointer_type(tl.int32))
     target = changed + row * vocab
     if tl.load(fed + tl.load(first_row + row)) != 0:
-        _append(sheet, tl.load(last_token + tl.load(slot + row)))
+        _append(state, tl.load(last_token + tl.load(slot + row)))
     tl.debug_barrier()
-    good = _copy_allowed(logits + row * vocab, sheet, target, vocab, BLOCK)
+    good = _copy_allowed(logits + row * vocab, state, target, vocab, BLOCK)
     tl.debug_barrier()
-    _add_biases(sheet, target)
+    _add_biases(state, target)
     tl.debug_barrier()
-    infinite = _penalise(sheet, target)
+    infinite = _penalise(state, target)
     tl.debug_barrier()
-    _forbid_words(sheet, target)
+    _forbid_words(state, target)
     if tl.load(blocked + row) != 0:
         for index in range(stops):
             banned = tl.load(stop_id + row * stops + index)
             tl.store(target + banned, float("-inf"), mask=banned >= 0)
     tl.debug_barrier()
     if infinite > 0:
-        _leave_nothing(sheet, target, vocab, BLOCK)
+        _leave_nothing(state, target, vocab, BLOCK)
         tl.debug_barrier()
-    _force(logits + row * vocab, sheet, target, vocab, BLOCK)
+    _force(logits + row * vocab, state, target, vocab, BLOCK)
     tl.debug_barrier()
     tl.store(target, float("nan"), mask=good == 0)
 
 
 @triton.jit
-def _append(sheet, token):
+def _append(state, token):
     """The token is the output's last."""
     lane = tl.arange(0, LISTED)
-    written, known = tl.load(sheet + WRITTEN), tl.load(sheet + KNOWN)
-    ring, capacity = tl.load(sheet + RING), tl.load(sheet + CAPACITY)
-    counting = tl.load(sheet + COUNTING) != 0
+    written, known = tl.load(state + WRITTEN), tl.load(state + KNOWN)
+    ring, capacity = tl.load(state + RING), tl.load(state + CAPACITY)
+    counting = tl.load(state + COUNTING) != 0
     # Every thread has read before one of them writes.
     tl.debug_barrier()
-    _think(sheet, token)
-    tl.store(sheet + WRITTEN, written + 1)
-    tl.store(sheet + tl.load(sheet + RING_AT) + written % tl.maximum(ring, 1), token, mask=ring > 0)
+    _think(state, token)
+    tl.store(state + WRITTEN, written + 1)
+    tl.store(state + tl.load(state + RING_AT) + written % tl.maximum(ring, 1), token, mask=ring > 0)
     if counting:
-        ids = sheet + tl.load(sheet + IDS_AT)
+        ids = state + tl.load(state + IDS_AT)
         place = known
         for start in range(0, known, LISTED):
             at = start + lane
@@ -115,18 +115,18 @@ def _append(sheet, token):
         tl.debug_barrier()
         tl.store(ids + place, token, mask=room)
         tl.store(ids + capacity + place, before + 1, mask=room)
-        tl.store(sheet + KNOWN, tl.minimum(tl.maximum(known, place + 1), capacity))
+        tl.store(state + KNOWN, tl.minimum(tl.maximum(known, place + 1), capacity))
 
 
 @triton.jit
-def _think(sheet, token):
+def _think(state, token):
     """One token more, of thinking or what may begin it: see sampling/thinking_track.py."""
-    if tl.load(sheet + BUDGET) >= 0:
-        spent = tl.load(sheet + SPENT)
+    if tl.load(state + BUDGET) >= 0:
+        spent = tl.load(state + SPENT)
         inside = spent >= 0
-        length = tl.load(sheet + tl.where(inside, ENDS, STARTS))
-        matched = tl.load(sheet + tl.where(inside, ENDED, STARTED))
-        mark = sheet + tl.load(sheet + tl.where(inside, ENDS_AT, STARTS_AT))
+        length = tl.load(state + tl.where(inside, ENDS, STARTS))
+        matched = tl.load(state + tl.where(inside, ENDED, STARTED))
+        mark = state + tl.load(state + tl.where(inside, ENDS_AT, STARTS_AT))
         while (matched > 0) & (tl.load(mark + matched) != token):
             matched = tl.load(mark + length + matched - 1)
         matched += (tl.load(mark + matched) == token).to(tl.int32)
@@ -134,16 +134,16 @@ def _think(sheet, token):
         now = tl.where(inside, tl.where(whole, -1, spent + 1), tl.where(whole, 0, -1))
         # Every thread has read before one of them writes.
         tl.debug_barrier()
-        tl.store(sheet + SPENT, now)
-        tl.store(sheet + tl.where(inside, ENDED, STARTED), tl.where(whole, 0, matched))
+        tl.store(state + SPENT, now)
+        tl.store(state + tl.where(inside, ENDED, STARTED), tl.where(whole, 0, matched))
 
 
 @triton.jit
-def _force(logits, sheet, target, vocab, BLOCK: tl.constexpr):
+def _force(logits, state, target, vocab, BLOCK: tl.constexpr):
     """Where the budget of thinking is used up, only the end mark's next token is left, with its raw logit."""
-    budget = tl.load(sheet + BUDGET)
-    if (budget >= 0) & (tl.load(sheet + SPENT) >= budget):
-        forced = tl.load(sheet + tl.load(sheet + ENDS_AT) + tl.load(sheet + ENDED))
+    budget = tl.load(state + BUDGET)
+    if (budget >= 0) & (tl.load(state + SPENT) >= budget):
+        forced = tl.load(state + tl.load(state + ENDS_AT) + tl.load(state + ENDED))
         lane = tl.arange(0, BLOCK)
         for start in range(0, vocab, BLOCK):
             token = start + lane
@@ -152,11 +152,11 @@ def _force(logits, sheet, target, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _copy_allowed(logits, sheet, target, vocab, BLOCK: tl.constexpr):
+def _copy_allowed(logits, state, target, vocab, BLOCK: tl.constexpr):
     """The row in float32, -inf where the mask forbids a token; 0 where the logits are not numbers."""
     lane = tl.arange(0, BLOCK)
-    masked = tl.load(sheet + MASKED) != 0
-    mask = sheet + tl.load(sheet + MASK_AT)
+    masked = tl.load(state + MASKED) != 0
+    mask = state + tl.load(state + MASK_AT)
     most = tl.full([BLOCK], float("-inf"), tl.float32)
     spoiled = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
@@ -174,10 +174,10 @@ def _copy_allowed(logits, sheet, target, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _add_biases(sheet, target):
+def _add_biases(state, target):
     lane = tl.arange(0, LISTED)
-    count = tl.load(sheet + BIASES)
-    ids = sheet + tl.load(sheet + BIAS_AT)
+    count = tl.load(state + BIASES)
+    ids = state + tl.load(state + BIAS_AT)
     for start in range(0, count, LISTED):
         at = start + lane
         real = at < count
@@ -188,14 +188,14 @@ def _add_biases(sheet, target):
 
 
 @triton.jit
-def _penalise(sheet, target):
+def _penalise(state, target):
     """Not 0 where a penalty has made a logit infinite."""
     lane = tl.arange(0, LISTED)
-    known, capacity = tl.load(sheet + KNOWN), tl.load(sheet + CAPACITY)
-    repetition = tl.load(sheet + REPETITION).to(tl.float32, bitcast=True)
-    frequency = tl.load(sheet + FREQUENCY).to(tl.float32, bitcast=True)
-    presence = tl.load(sheet + PRESENCE).to(tl.float32, bitcast=True)
-    ids = sheet + tl.load(sheet + IDS_AT)
+    known, capacity = tl.load(state + KNOWN), tl.load(state + CAPACITY)
+    repetition = tl.load(state + REPETITION).to(tl.float32, bitcast=True)
+    frequency = tl.load(state + FREQUENCY).to(tl.float32, bitcast=True)
+    presence = tl.load(state + PRESENCE).to(tl.float32, bitcast=True)
+    ids = state + tl.load(state + IDS_AT)
     infinite = tl.zeros([LISTED], tl.int32)
     for start in range(0, known, LISTED):
         at = start + lane
@@ -212,11 +212,11 @@ def _penalise(sheet, target):
 
 
 @triton.jit
-def _leave_nothing(sheet, target, vocab, BLOCK: tl.constexpr):
+def _leave_nothing(state, target, vocab, BLOCK: tl.constexpr):
     """Where a known token's logit is infinite that may be drawn, the request leaves nothing to draw."""
     lane = tl.arange(0, LISTED)
-    known = tl.load(sheet + KNOWN)
-    ids = sheet + tl.load(sheet + IDS_AT)
+    known = tl.load(state + KNOWN)
+    ids = state + tl.load(state + IDS_AT)
     infinite = tl.zeros([LISTED], tl.int32)
     for start in range(0, known, LISTED):
         at = start + lane
@@ -232,12 +232,12 @@ def _leave_nothing(sheet, target, vocab, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _forbid_words(sheet, target):
+def _forbid_words(state, target):
     """A word's last token, where the output ends with those before it."""
     lane = tl.arange(0, LISTED)
-    words, written, ring = tl.load(sheet + WORDS), tl.load(sheet + WRITTEN), tl.load(sheet + RING)
-    begins = sheet + tl.load(sheet + WORDS_AT)
-    tail = sheet + tl.load(sheet + RING_AT)
+    words, written, ring = tl.load(state + WORDS), tl.load(state + WRITTEN), tl.load(state + RING)
+    begins = state + tl.load(state + WORDS_AT)
+    tail = state + tl.load(state + RING_AT)
     for start in range(0, words, LISTED):
         word = start + lane
         real = word < words
@@ -247,8 +247,8 @@ def _forbid_words(sheet, target):
         same = real & (written >= before)
         for index in range(ring):
             compared = same & (index < before)
-            wanted = tl.load(sheet + begin + index, mask=compared, other=0)
+            wanted = tl.load(state + begin + index, mask=compared, other=0)
             place = tl.where(compared, written - before + index, 0) % ring
             same = same & (wanted == tl.load(tail + place, mask=compared, other=0))
-        banned = tl.load(sheet + end - 1, mask=same, other=0)
+        banned = tl.load(state + end - 1, mask=same, other=0)
         tl.store(target + banned, float("-inf"), mask=same)

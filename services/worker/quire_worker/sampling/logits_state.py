@@ -43,7 +43,7 @@ _NEVER = np.float32(-np.inf)
 _NO_PROCESSORS: LogitsProcessors = MappingProxyType({})
 
 
-class RowControls:
+class LogitsState:
     """Belongs to the thread that runs steps, but for its making, which is cheap: ids are looked at when first used."""
 
     def __init__(self, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> None:
@@ -70,7 +70,7 @@ class RowControls:
         self._min_tokens = sequence.stop.min_tokens
 
     @classmethod
-    def of(cls, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> RowControls | None:
+    def of(cls, sequence: Sequence, processors: LogitsProcessors = _NO_PROCESSORS) -> LogitsState | None:
         """None where the sequence asks for nothing of the kind. `processors` has all that it names."""
         asks = (sequence.sampling.controls, sequence.stop.repetition, sequence.thinking, sequence.sampling.processors)
         return cls(sequence, processors) if any(asks) else None

@@ -63,7 +63,7 @@ HEADER: Final = 24
 _SPARE = 4
 
 
-def control_sheet(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
+def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
     """The sheet of a sequence that starts, its output ids being those that it had before. `room`: new tokens that it
     can count; None: all that may come. The ids and their counts are its last section."""
     controls = sequence.sampling.controls or NEUTRAL
@@ -115,7 +115,7 @@ def control_sheet(sequence: Sequence, vocab_size: int, room: int | None = None) 
 _NONE: Int32 = np.empty(0, np.int32)
 
 
-def forbidding_sheet(vocab_size: int) -> Int32:
+def forbidding_state(vocab_size: int) -> Int32:
     """One that leaves nothing to draw, whatever it is fed, and that any number of sequences may share."""
     header = np.zeros(HEADER, np.int32)
     header[REPETITION : PRESENCE + 1] = np.array([1.0, 0.0, 0.0], np.float32).view(np.int32)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
-from quire_worker.sampling.row_controls import RowControls
+from quire_worker.sampling.logits_state import LogitsState
 from quire_worker.sampling.sampler import NOTHING_LEFT, sample
 from tests.model.sampling_columns import columns
 
@@ -23,11 +23,11 @@ PROMPT, OUTPUT = [1, 2, 2, 3, 9], [3, 4, 4, 5, 4]
 LEAST_P = 1e-3
 
 
-def row_controls(controls: LogitControls, prompt: list[int], output: list[int], fed: int = 0) -> RowControls:
+def row_controls(controls: LogitControls, prompt: list[int], output: list[int], fed: int = 0) -> LogitsState:
     """The last `fed` tokens of the output are told as they are drawn."""
     start = len(output) - fed
     ids = (np.array(prompt, np.int32), np.array(output[:start], np.int32))
-    row = RowControls(Sequence(ids[0], Stop(100), Sampling(controls=controls), ids[1]))
+    row = LogitsState(Sequence(ids[0], Stop(100), Sampling(controls=controls), ids[1]))
     for index, token in enumerate(output[start:]):
         if index % 2:
             row.apply(np.zeros(VOCAB, np.float32))  # drawing between must leave no trace

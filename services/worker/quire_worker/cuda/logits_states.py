@@ -15,15 +15,15 @@ import numpy as np
 import torch
 
 from quire_common.errors import Overloaded
-from quire_worker.cuda.memory import CONTROL_SHEET_BYTES
-from quire_worker.sampling.control_sheet import (
+from quire_worker.cuda.memory import LOGITS_STATE_BYTES
+from quire_worker.sampling.state_layout import (
     CAPACITY,
     COUNTING,
     IDS_AT,
     KNOWN,
-    control_sheet,
-    forbidding_sheet,
+    forbidding_state,
     most_ids,
+    packed_state,
 )
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from quire_common.errors import QuireError
     from quire_worker.arrays import Int32
-    from quire_worker.sampling.row_controls import RowControls
+    from quire_worker.sampling.logits_state import LogitsState
     from quire_worker.step import StepBatch
 
 # New tokens that a sheet has room for at first. Many answers end before, and a sheet grows when they do not.
@@ -40,11 +40,11 @@ _WORD = 4
 
 
 @dataclass(slots=True)
-class _Sheet:
+class _DeviceState:
     """`capacity`: ids that it has room for, `most` that it may need. `left`: tokens that there is room for, should each
     be new to the sequence; None: it never needs more."""
 
-    controls: RowControls
+    controls: LogitsState
     words: Tensor
     ids_at: int
     capacity: int
@@ -52,17 +52,17 @@ class _Sheet:
     left: int | None
 
 
-class ControlSheets:
+class LogitsStates:
     """Belongs to the model thread. Uploads go to the current stream. `room`: see ROOM."""
 
     def __init__(
-        self, device: torch.device, vocab_size: int, *, most_bytes: int = CONTROL_SHEET_BYTES, room: int = ROOM
+        self, device: torch.device, vocab_size: int, *, most_bytes: int = LOGITS_STATE_BYTES, room: int = ROOM
     ) -> None:
         self._device = device
         self._vocab_size = vocab_size
         self._most_bytes = most_bytes
         self._room = room
-        self._held: dict[int, _Sheet] = {}
+        self._held: dict[int, _DeviceState] = {}
         self._num_bytes = 0
         self._forbidding: Tensor | None = None
 
@@ -78,11 +78,11 @@ class ControlSheets:
         for sequence, controls in batch.controls.items():
             if controls.changes_logits and not controls.runs_python:
                 fed = bool(batch.fed[sequence])
-                sheet = self._sheet(int(batch.slot[sequence]), controls, fed=fed)
-                if sheet is None:
+                state = self._state(int(batch.slot[sequence]), controls, fed=fed)
+                if state is None:
                     controls.failure = controls.failure or _no_room()
-                    sheet = self._forbid()
-                found[sequence] = sheet.data_ptr()
+                    state = self._forbid()
+                found[sequence] = state.data_ptr()
         return found
 
     def clear(self) -> None:
@@ -90,7 +90,7 @@ class ControlSheets:
         self._held.clear()
         self._num_bytes = 0
 
-    def _sheet(self, slot: int, controls: RowControls, *, fed: bool) -> Tensor | None:
+    def _state(self, slot: int, controls: LogitsState, *, fed: bool) -> Tensor | None:
         held = self._held.get(slot)
         if held is None or held.controls is not controls:
             if held is not None:
@@ -102,18 +102,18 @@ class ControlSheets:
                 held = self._grow(held)
         return None if held is None else held.words
 
-    def _make(self, slot: int, controls: RowControls) -> _Sheet | None:
-        words = control_sheet(controls.sequence, self._vocab_size, self._room)
+    def _make(self, slot: int, controls: LogitsState) -> _DeviceState | None:
+        words = packed_state(controls.sequence, self._vocab_size, self._room)
         if not self._has_room(words.nbytes):
             return None
         known, capacity = int(words[KNOWN]), int(words[CAPACITY])
         most = most_ids(controls.sequence, known, self._vocab_size)
         left = capacity - known if words[COUNTING] and capacity < most else None
-        held = self._held[slot] = _Sheet(controls, self._upload(words), int(words[IDS_AT]), capacity, most, left)
+        held = self._held[slot] = _DeviceState(controls, self._upload(words), int(words[IDS_AT]), capacity, most, left)
         self._num_bytes += words.nbytes
         return held
 
-    def _grow(self, held: _Sheet) -> _Sheet | None:
+    def _grow(self, held: _DeviceState) -> _DeviceState | None:
         """Twice as many ids, as the device has them by now: a sheet ends with its ids and their counts."""
         begin, before = held.ids_at, held.capacity
         after = min(held.most, 2 * before + self._room)
@@ -141,12 +141,12 @@ class ControlSheets:
 
     def _forbid(self) -> Tensor:
         if self._forbidding is None:
-            self._forbidding = self._upload(forbidding_sheet(self._vocab_size))
+            self._forbidding = self._upload(forbidding_state(self._vocab_size))
         return self._forbidding
 
     def _upload(self, words: Int32) -> Tensor:
-        sheet = torch.from_numpy(np.ascontiguousarray(words))
-        return sheet.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else sheet
+        state = torch.from_numpy(np.ascontiguousarray(words))
+        return state.pin_memory().to(self._device, non_blocking=True) if self._device.type == "cuda" else state
 
 
 def _no_room() -> QuireError:
