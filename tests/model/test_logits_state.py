@@ -23,7 +23,7 @@ PROMPT, OUTPUT = [1, 2, 2, 3, 9], [3, 4, 4, 5, 4]
 LEAST_P = 1e-3
 
 
-def row_controls(controls: LogitControls, prompt: list[int], output: list[int], fed: int = 0) -> LogitsState:
+def state_of(controls: LogitControls, prompt: list[int], output: list[int], fed: int = 0) -> LogitsState:
     """The last `fed` tokens of the output are told as they are drawn."""
     start = len(output) - fed
     ids = (np.array(prompt, np.int32), np.array(output[:start], np.int32))
@@ -87,7 +87,7 @@ def test_it_is_vllms_definition_however_the_output_came_to_be_known(
 ) -> None:
     logits = np.random.default_rng(seed).normal(0, 3, VOCAB).astype(np.float32)
     found = logits.copy()
-    row_controls(controls, prompt, output, min(fed, len(output))).apply(found, np.array(blocked, np.int32))
+    state_of(controls, prompt, output, min(fed, len(output))).apply(found, np.array(blocked, np.int32))
     np.testing.assert_allclose(found, by_definition(logits, controls, prompt, output, blocked), rtol=1e-5, atol=1e-5)
 
 
@@ -95,12 +95,12 @@ def test_a_bad_word_needs_all_that_comes_before_its_end() -> None:
     word = LogitControls(bad_words=((4, 5, 6), (7,)))
     for output, forbidden in (([4, 5], [6, 7]), ([5], [7]), ([4, 5, 5], [7]), ([1, 4, 5], [6, 7]), ([], [7])):
         logits = np.zeros(VOCAB, np.float32)
-        row_controls(word, [4, 5], output).apply(logits)
+        state_of(word, [4, 5], output).apply(logits)
         assert np.flatnonzero(np.isinf(logits)).tolist() == forbidden
 
 
 def test_a_request_that_forbids_everything_fails_alone() -> None:
-    nothing = row_controls(LogitControls(allowed_token_ids=(3,), bad_words=((3,),)), PROMPT, [])
+    nothing = state_of(LogitControls(allowed_token_ids=(3,), bad_words=((3,),)), PROMPT, [])
     logits = torch.zeros(3, VOCAB)
     logits[:, 9] = 40.0
     before = logits.clone()
@@ -144,7 +144,7 @@ def test_the_distribution_is_that_of_a_float64_reference(name: str) -> None:
     full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | filters
     logits = torch.randn(VOCAB, generator=torch.Generator().manual_seed(11)) * 1.5
     wanted = filtered(by_definition(logits.numpy(), controls, PROMPT, OUTPUT), **full)
-    row = row_controls(controls, PROMPT, OUTPUT, fed=2)
+    row = state_of(controls, PROMPT, OUTPUT, fed=2)
     seed, position = np.arange(DRAWS) // 2, np.arange(DRAWS) % 2 * 1000 + 7
     asked = columns(DRAWS, **full, seed=seed, position=position, controls=dict.fromkeys(range(DRAWS), row))
     counts = np.bincount(sample(logits.expand(DRAWS, -1), asked), minlength=VOCAB)

@@ -1,7 +1,7 @@
 """What a client may ask of the logits before a token is drawn: penalties, biases, allowed and forbidden tokens.
 
 vLLM's names and meanings. A sequence that asks for none of it has no LogitControls at all, so that it costs nothing.
-The order in which they are applied is the worker's: see quire_worker.sampling.row_controls.
+The order in which they are applied is the worker's: see quire_worker.sampling.logits_state.
 
 All siblings of a request repeat its controls on the wire. Each process parses, checks and writes those with lists once,
 and all sequences share one object: a list of thousands of ids costs a millisecond and half a megabyte otherwise.

@@ -53,7 +53,7 @@ class HostRows:
             changed = nobody, torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         address, target = changed
         target.index_copy_(0, rows, values.to(logits.device))
-        # The sheets' addresses have been used; for the draw, anything but 0 says that the row was changed.
+        # The states' addresses have been used; for the draw, anything but 0 says that the row was changed.
         return address.index_fill(0, rows, 1), target
 
     def _apply(self, batch: StepBatch, sequence: int, row: Float32, sampled: Int32) -> None:

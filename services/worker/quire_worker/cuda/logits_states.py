@@ -1,6 +1,6 @@
-"""ControlSheets: the control sheets of sequences, on the device, by slot.
+"""LogitsStates: the logits processor states of sequences, on the device, by slot.
 
-A sheet is made when its sequence first draws, and is the device's from then on: the host never reads it back. One whose
+A state is made when its sequence first draws, and is the device's from then on: the host never reads it back. One whose
 sequence has ended stays until its room is wanted, so a step that was launched before an end was known still finds it;
 its memory is then taken by what is uploaded later on the same stream, behind that step. All of them together take no
 more than what is kept for them beside the KV pages; a request for which no room is left fails alone.
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from quire_worker.sampling.logits_state import LogitsState
     from quire_worker.step import StepBatch
 
-# New tokens that a sheet has room for at first. Many answers end before, and a sheet grows when they do not.
+# New tokens that a state has room for at first. Many answers end before, and a state grows when they do not.
 ROOM = 4096
 _WORD = 4
 
@@ -68,11 +68,11 @@ class LogitsStates:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the device that sheets take."""
+        """Memory of the device that states take."""
         return self._num_bytes
 
     def addresses(self, batch: StepBatch) -> dict[int, int]:
-        """Sequence -> address of its sheet, of those whose logits the device is to change. One that gets no room has
+        """Sequence -> address of its state, of those whose logits the device is to change. One that gets no room has
         nothing left to draw, and its controls say why (`failure`)."""
         found = {}
         for sequence, controls in batch.controls.items():
@@ -114,7 +114,7 @@ class LogitsStates:
         return held
 
     def _grow(self, held: _DeviceState) -> _DeviceState | None:
-        """Twice as many ids, as the device has them by now: a sheet ends with its ids and their counts."""
+        """Twice as many ids, as the device has them by now: a state ends with its ids and their counts."""
         begin, before = held.ids_at, held.capacity
         after = min(held.most, 2 * before + self._room)
         added = 2 * (after - before)

@@ -31,8 +31,8 @@ def naming_out_of_memory(what: str, fix: str, param: str = "") -> Iterator[None]
 
 
 def step_bytes(spec: ArchSpec, rows: int, sequences: int, vocab_size: int) -> int:
-    """What the largest step takes beside weights and pages: activations of a layer, logits, sampling, control sheets.
-    Graphs have memory of their own, which steps that run kernel by kernel cannot take."""
+    """What the largest step takes beside weights and pages: activations of a layer, logits, sampling, logits
+    processor states. Graphs have memory of their own, which steps that run kernel by kernel cannot take."""
     widest = spec.query_size + 2 * spec.kv_size + spec.query_size + 6 * spec.hidden_size + 3 * spec.intermediate_size
     # Those of all graphs lie in one place; twice in float32 where controls change them.
     logits = 5 * sequences * vocab_size

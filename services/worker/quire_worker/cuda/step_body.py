@@ -62,7 +62,8 @@ class StepBody:
         last = hidden.index_select(0, views["last_row"].long()) if size.chunks else hidden
         self.logits = self.decoder.logits(last)
         changed = self._changed(layout, views, self.logits) if size.controlled else None
-        # Control sheets, and what the host knows of the rows that it edits, are brought up to date before the draw.
+        # Logits processor states, and what the host knows of the rows that it edits, are brought up to date before
+        # the draw.
         self.advanced = size.controlled or edit is not None
         if edit is not None:
             changed = edit(self.logits, self.last_token, changed)
@@ -94,7 +95,7 @@ class StepBody:
         return hidden
 
     def _changed(self, layout: StepLayout, views: dict[str, Tensor], logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Addresses of the rows' control sheets, and what these rows are drawn from."""
+        """Addresses of the rows' logits processor states, and what these rows are drawn from."""
         address = views["control"].view(torch.int64)
         columns = ControlColumns(
             address=address,

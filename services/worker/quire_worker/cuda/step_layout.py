@@ -121,7 +121,7 @@ class StepLayout:
 
     def pack(self, batch: StepBatch, into: Int32, control: Mapping[int, int] = _NOBODY) -> int:
         """Write a batch that the size holds; returns how many words are used. Padding rows compute nothing. `control`:
-        sequence -> address of its control sheet."""
+        sequence -> address of its logits processor state."""
         size, count = self.size, batch.count
         decodes = int(np.count_nonzero(batch.fed))
         chunks = len(count) - decodes

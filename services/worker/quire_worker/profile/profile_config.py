@@ -19,7 +19,7 @@ class ProfileConfig(WorkerConfig):
     top_k: int = option(0, "of all sequences; 0: all tokens", at_least=0)
     top_p: float = option(1.0, "of all sequences; 1: all tokens", at_least=0.0, at_most=1.0)
     min_p: float = option(0.0, "of all sequences; 0: all tokens", at_least=0.0, at_most=1.0)
-    frequency_penalty: float = option(0.0, "of all sequences; other than 0: with control sheets")
+    frequency_penalty: float = option(0.0, "of all sequences; other than 0: with logits processor states")
     logprobs: int = option(-1, "alternatives that all sequences ask for beside their token's; -1: none", at_least=-1)
     steps: int = option(10, "steps that are traced", at_least=1)
     out: str = option("profile", "folder for trace.json (Chrome's format) and kernels.json")

@@ -1,4 +1,4 @@
-"""RowControls: a sequence's LogitControls, thinking budget and repetition rule, and what they must know of its tokens.
+"""LogitsState: a sequence's LogitControls, thinking budget and repetition rule, and what they must know of its tokens.
 
 Exact definition, in vLLM's order, for a row of raw logits x in float32:
 

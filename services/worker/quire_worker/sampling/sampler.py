@@ -1,6 +1,6 @@
 """From logits to tokens, row by row: the reference of `ops.sample`.
 
-Exact definition for a row of logits x, changed as the request asked (see row_controls), blocked tokens being -inf:
+Exact definition for a row of logits x, changed as the request asked (see logits_state), blocked tokens being -inf:
 
     temperature < 1e-5   the token of the largest x, the lowest id among equals
     otherwise            z = x / temperature and e = exp(z - max z), in float32

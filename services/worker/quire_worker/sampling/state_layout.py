@@ -64,7 +64,7 @@ _SPARE = 4
 
 
 def packed_state(sequence: Sequence, vocab_size: int, room: int | None = None) -> Int32:
-    """The sheet of a sequence that starts, its output ids being those that it had before. `room`: new tokens that it
+    """The state of a sequence that starts, its output ids being those that it had before. `room`: new tokens that it
     can count; None: all that may come. The ids and their counts are its last section."""
     controls = sequence.sampling.controls or NEUTRAL
     penalties = (controls.repetition_penalty, controls.frequency_penalty, controls.presence_penalty)

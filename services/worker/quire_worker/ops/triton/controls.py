@@ -32,7 +32,7 @@ class ControlColumns:
 
 
 def change_logits(logits: Tensor, columns: ControlColumns, last_token: Tensor) -> Tensor:
-    """float32 [N, V] of logits [N, V]: only rows with an address are written, and their sheets brought up to date."""
+    """float32 [N, V] of logits [N, V]: only rows with an address are written, and their states brought up to date."""
     rows, vocab = logits.shape
     changed = torch.empty((rows, vocab), dtype=torch.float32, device=logits.device)
     control_kernel[(rows,)](

@@ -1,6 +1,7 @@
-"""What requests ask of their logits, applied to the rows that ask: see sampling/row_controls.py for the definition.
+"""What requests ask of their logits, applied to the rows that ask: see sampling/logits_state.py for the definition.
 
-Each such row has a sheet (sampling/control_sheet.py) on the device, found by its address. The row is copied in float32,
+Each such row has a logits processor state (sampling/state_layout.py) on the device, found by its address. The row is
+copied in float32,
 changed there, and drawn from there; the logits themselves stay raw, for logprobs. Ids that may not be drawn come after
 the rest, which brings nothing of -inf back; a token that is forced comes last, and is alone.
 """
