@@ -39,15 +39,15 @@ RAM = ("--ram-bytes", str(64 << 20))
 # A worker's part of a kvstore's trouble: it pins, begins a put, lends its memory, and is there until it is killed.
 HOLDER = """
 import sys, time
-from tests.contract.kv_mover_side import mover_side
+from tests.contract.kv_agent_side import agent_side
 from tests.contract.test_kv_transport_faults import A, B, PAGE_BYTES
 def hold(index):
     if index == 2:
         print("holding", flush=True)
         time.sleep(600)
-with mover_side(sys.argv[1], sys.argv[2], page_bytes=PAGE_BYTES) as mover:
-    mover.look_up(A, lease_ms=3000)
-    mover.store(B, hold)
+with agent_side(sys.argv[1], sys.argv[2], page_bytes=PAGE_BYTES) as agent:
+    agent.look_up(A, lease_ms=3000)
+    agent.store(B, hold)
 """
 
 

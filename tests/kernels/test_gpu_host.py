@@ -14,7 +14,7 @@ _LOOK = """
 import json, sys
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from bench import gpu_host
+from bench.gpu import host as gpu_host
 
 class Watch(TorchDispatchMode):
     def __init__(self):

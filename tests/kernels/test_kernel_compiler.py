@@ -138,7 +138,7 @@ def test_a_failure_is_told_and_costs_nothing_but_haste(compiler: Compiler, monke
 _ALL = """
 import json
 from triton.runtime.jit import JITFunction
-from bench import gpu_host
+from bench.gpu import host as gpu_host
 from quire_worker.cuda.kernel_compiler import compile_together, go_through
 from quire_worker.cuda.step_graph import StepGraph
 from quire_worker.cuda.step_layout import StepLayout, Tiling
