@@ -87,7 +87,7 @@ test: install-dev redis ## What CI runs: unit, contract and pipeline tests; unde
 	$(BIN)/python -m pytest $(SHARED) $(ARGS)
 
 .PHONY: test-deep
-test-deep: install-dev redis ## More cases of the same, interpreted kernels and random runs above all; half an hour
+test-deep: install-dev redis ## More cases of the same, interpreted kernels and random runs above all; minutes
 	$(BIN)/python -m pytest $(SHARED) -m deep $(ARGS)
 
 .PHONY: perf
