@@ -65,7 +65,7 @@ ROWS: Mapping[str, Target] = {
     "0.6B prompt 1024": Target("first_ms", 20.1, 8.0),
     "8B prompt 1024": Target("first_ms", 27.5, 27.0),
 }
-"""Of `bench.gpu.engine`, by model and row."""
+"""Targets of `bench.gpu.engine`, by model and row."""
 
 OVER_GREEDY: Mapping[str, Target] = {
     "sampling 256": Target("percent", None, 8.0),

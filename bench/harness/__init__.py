@@ -1,1 +1,1 @@
-"""What several benchmarks share: processes, workloads, an engine in this process."""
+"""Parts that several benchmarks share: processes, workloads, an engine in this process."""

@@ -67,7 +67,7 @@ def read_entries(text: str) -> list[LogEntry]:
 
 
 def _titled(what: str) -> tuple[str, str]:
-    """What the heading says, and what is left for the list."""
+    """The heading's text, and the details that follow it in the list."""
     if len(what) <= _MOST_TITLE:
         return what, ""
     for end in _TITLE_ENDS.finditer(what):

@@ -1,4 +1,4 @@
-"""Where pages land and where they leave from, in a ring without an engine: for tests and benchmarks of carriers."""
+"""Page sinks and page sources over a ring without an engine, for tests and benchmarks of KV connectors."""
 
 from __future__ import annotations
 

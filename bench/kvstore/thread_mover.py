@@ -34,7 +34,7 @@ class ThreadAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """It exports nothing."""
+        """This agent exports nothing."""
 
     def end_move(self, move_id: int) -> None:
         """Moves here end by themselves."""
@@ -83,7 +83,7 @@ class PoolPageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """Nobody waits for single pages."""
+        """Does nothing: no caller waits for single pages."""
 
 
 class PoolPageSource:

@@ -150,8 +150,8 @@ def cpu(rounds: list[Round], parts: int) -> str:
 
 
 def ratios(rounds: list[Round], beside: list[Round], starts: int) -> str:
-    """Of the services' CPU time, with bounds of 95 %: of pairs of rounds, drawn again and again, and of whole starts
-    where there are several, since one process may take some per cent more than another of the same code."""
+    """Ratios of the services' CPU time, with bounds of 95 % by bootstrap over pairs of rounds. With several starts the
+    bootstrap draws whole starts, since one process may take some per cent more than another of the same code."""
     rng, told = np.random.default_rng(0), []
     for name in SERVICES[1:]:
         pairs = np.array([(one.cpu[name], other.cpu[name]) for one, other in zip(rounds, beside, strict=True)], float)

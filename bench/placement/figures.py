@@ -1,4 +1,4 @@
-"""What a simulated run came to: hits, latencies, and how many requests were served well."""
+"""The results of a simulated run: cache hits, latencies, and the share of requests served within their limits."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the prefix cache and the kvstore spare of conversations."""
+"""How much prefill the prefix cache and the kvstore save in conversations."""

@@ -63,7 +63,7 @@ class CaseResult:
         return [f"{self.name}: a gap of {longest_s:.2f} s, {calm_s:.2f} s under the same load without abuse"]
 
     def findings(self) -> list[str]:
-        """What else is wrong."""
+        """Findings of the case other than gaps."""
         found = [f"{len(self.heard.ended)} streams ended: {self.heard.ended[0]}"] if self.heard.ended else []
         if self.heard.wrong:
             found.append(f"{self.heard.wrong} answers differ")

@@ -71,7 +71,7 @@ class _PageSink:
         self.received_pages += 1
 
     def flush(self) -> None:
-        """Nobody waits for single pages."""
+        """Does nothing: no caller waits for single pages."""
 
 
 class _PageSource:

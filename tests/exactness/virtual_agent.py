@@ -44,7 +44,7 @@ class VirtualTransferAgent:
         return True
 
     def offer_pages(self, move_id: int, pages: int) -> None:
-        """Nobody pulls from here."""
+        """Does nothing: no peer pulls from this agent."""
 
     def end_move(self, move_id: int) -> None:
         if self._open.pop(move_id, None) is not None:

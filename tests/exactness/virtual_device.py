@@ -71,7 +71,7 @@ class VirtualDevice:
         self._time.at(self._free_us, lambda: self._end(in_flight))
 
     def prepare(self) -> bool:
-        """Nothing was put off."""
+        """Does nothing: this device defers no work."""
         return self._inner.prepare()
 
     def take_outcomes(self) -> list[StepOutcome]:

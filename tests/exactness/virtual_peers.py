@@ -120,7 +120,7 @@ class PeerAgent:
             export.offered = pages
 
     def end_move(self, move_id: int) -> None:
-        """Told a while later."""
+        """The peer is told a while later."""
         if (pull := self._pulls.get(move_id)) is not None:
             self._end_pull(pull)
         elif (export := self._mine(move_id)) is not None:

@@ -65,6 +65,6 @@ def banned_in(name: str) -> list[str]:
 
 
 def banned_names(source: str) -> list[str]:
-    """What of a module's identifiers has a banned noun: its line, name, and the words to use."""
+    """Identifiers of a module that contain a banned noun, each with its line, its name, and the words to use."""
     found = {(line, name, word) for line, name in identifiers(ast.parse(source)) for word in banned_in(name)}
     return [f"{line}: {name} (say {BANNED[word]})" for line, name, word in sorted(found)]

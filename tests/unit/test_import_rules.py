@@ -6,7 +6,8 @@ import ast
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.test_house_rules import ROOT, sources
+
 PACKAGES = ("quire", *(f"services/{name}/quire_{name}" for name in ("common", "router", "tokenizer", "scheduler")))
 PACKAGES += ("services/worker/quire_worker", "services/kvstore/quire_kvstore", "bench")
 
@@ -16,10 +17,9 @@ def modules() -> dict[str, Path]:
     found = {}
     for package in PACKAGES:
         parent = (ROOT / package).parent
-        for path in (ROOT / package).rglob("*.py"):
+        for path in sources(package):
             parts = path.relative_to(parent).with_suffix("").parts
-            if "v1" not in parts:
-                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Rewriter(cst.CSTTransformer):
-    """Of one file."""
+    """Rewrites one file."""
 
     def __init__(self, renames: RenameMap, path: str) -> None:
         super().__init__()

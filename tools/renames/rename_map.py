@@ -77,7 +77,7 @@ class RenameMap:
         return self.renamed("attribute", old, path, definition, owner) if kind == "keyword" else old
 
     def module(self, dotted: str) -> str:
-        """Where a module is afterwards, or what of it is named: longer names win."""
+        """The new dotted name of a module or of a name in it; the longest rule that matches wins."""
         name, rest = dotted, ""
         while name:
             if name in self.modules:
@@ -126,7 +126,7 @@ def module_of(path: str) -> str:
 
 
 def path_of(path: str, renames: RenameMap) -> str:
-    """Where a file is afterwards."""
+    """The path that a file has after the renames."""
     old = module_of(path)
     new = renames.module(old)
     if new == old or not path.endswith(".py"):

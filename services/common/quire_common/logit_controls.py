@@ -31,7 +31,7 @@ MAX_REPETITION_PENALTY = 3.4028234663852886e38
 
 @dataclass(slots=True)
 class _Derived:
-    """What was found out of controls once, for all sequences that share them."""
+    """Facts about controls that are computed once for all sequences that share them."""
 
     wire: bytes = b""
     checked: bool = False

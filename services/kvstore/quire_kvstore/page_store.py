@@ -43,7 +43,7 @@ _CLOSE_LIMIT_S = 5.0
 
 @dataclass(frozen=True)
 class PinnedPages:
-    """What a lookup's lease holds. `slowest_tier` is the slowest tier that a page had to come from."""
+    """The pages that a lookup's lease holds. `slowest_tier` is the slowest tier that a page had to come from."""
 
     pages: tuple[RamPage, ...]
     slowest_tier: str

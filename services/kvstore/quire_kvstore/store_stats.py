@@ -55,7 +55,7 @@ class StoreStats:
 
 
 class LookupCounts:
-    """Where lookups found their pages. `tier_names`: the fastest first."""
+    """Counts of the tiers in which lookups found their pages. `tier_names`: the fastest first."""
 
     def __init__(self, tier_names: Sequence[str]) -> None:
         self._by_tier = {tier: TierFigures() for tier in tier_names}

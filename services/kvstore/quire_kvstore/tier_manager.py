@@ -110,7 +110,7 @@ class TierManager:
     # TierCallbacks: called by the tiers' threads.
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
-        """Nobody else knows of that memory until the page has arrived."""
+        """No other thread uses that memory until the page has arrived."""
         load = cast("Load", job)
         with self._lock:
             if not load.wanted():

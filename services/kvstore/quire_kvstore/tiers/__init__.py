@@ -1,1 +1,1 @@
-"""What lies below the RAM tier: backends that may be slow, full, broken or away, and only the metrics notice."""
+"""The tiers below RAM. Their backends may be slow, full, broken or away; only the metrics show it."""

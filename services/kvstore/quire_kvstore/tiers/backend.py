@@ -1,4 +1,4 @@
-"""What a tier below RAM is to the rest: a backend that keeps framed pages, or does not, and never raises."""
+"""TierBackend: the interface of a tier below RAM. A backend keeps framed pages or loses them, and never raises."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class RedisBackend:
         return self._breaker.closed
 
     def held_keys(self) -> list[PageKey]:
-        """Nobody asks a Redis full of pages for all of them."""
+        """The backend does not list a Redis that may be full of pages."""
         return []
 
     def may_have(self, key: PageKey) -> bool:
@@ -122,7 +122,7 @@ class RedisBackend:
         self._flush_deletes()
 
     def write(self, pages: Sequence[tuple[PageJob, memoryview]]) -> int:
-        """What is there already, from whomever, lives on for another time."""
+        """Pages that Redis has already, from any kvstore, get a new time to live."""
         there = self._execute([(b"EXPIRE", redis_key(job.key), self._ttl) for job, _ in pages])
         kept = there.count(1)
         missing = [page for page, answer in zip(pages, there, strict=True) if answer == 0]

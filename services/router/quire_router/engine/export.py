@@ -49,12 +49,12 @@ class Export:
         self._migrator.prefilled(self._choice)
 
     def pulled(self, found: PulledPages) -> None:
-        """Nobody pulls for it."""
+        """Does nothing: no decode side pulls these pages."""
 
     def received(self, finish: int, now_ns: int) -> None: ...
 
     def take_over(self) -> str:
-        """It begins anew elsewhere, where another ticket is made."""
+        """The sequence begins anew on another engine, which makes another ticket."""
         self._let_go()
         return ""
 

@@ -27,10 +27,10 @@ class GivenTicket:
         return self._pulling.kv_transfer(holder)
 
     def admitted(self, ticket: Ticket) -> None:
-        """Nobody was asked for one."""
+        """Does nothing: no prefill side was asked for a ticket."""
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
-        """Nobody was asked to."""
+        """Does nothing: no prefill side was asked to compute."""
 
     def pulled(self, found: PulledPages) -> None:
         self._pulling.pulled(found)

@@ -1,1 +1,1 @@
-"""What a replica decides, pure and synchronous: requests in, Grants out; Reports in, outputs out."""
+"""The decisions of a replica, pure and synchronous: requests in, Grants out; Reports in, outputs out."""

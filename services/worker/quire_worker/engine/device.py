@@ -66,7 +66,7 @@ class InlineDevice:
         self.wake()
 
     def prepare(self) -> bool:
-        """Nothing was put off."""
+        """Does nothing: this device defers no work."""
         return False
 
     def take_outcomes(self) -> list[StepOutcome]:
@@ -98,7 +98,7 @@ class ThreadDevice:
         self._launched.put(batch)
 
     def prepare(self) -> bool:
-        """Nothing was put off."""
+        """Does nothing: this device defers no work."""
         return False
 
     def take_outcomes(self) -> list[StepOutcome]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StepOutcome:
-    """What a step came to; columns by sequence of its batch."""
+    """The result of a step, in columns by sequence of its batch."""
 
     token: Int32
     """-1 where none was drawn."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def make_handlers(context: AgentContext) -> TransferHandlers:
-    """Of a kvstore's agent, or of the peers'."""
+    """The process of a kvstore's agent, or of the peers'."""
     if context.setup.peers:
         return peer_handlers(context)
     return kvstore_handlers(KvStoreConnector.connect(context.setup), context)

@@ -178,7 +178,7 @@ class AgentProcess:
         return ended
 
     def cancel_all(self) -> None:
-        """What the process does for old moves ends there; its frames for them are dropped here."""
+        """The process ends its work for old moves; the engine drops the frames that still come for them."""
         self._generation += 1
         self._awake = False
         self._open.clear()

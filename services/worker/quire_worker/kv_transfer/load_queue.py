@@ -63,7 +63,7 @@ class LoadQueue(JobQueue):
 
 
 class SlotSource(Protocol):
-    """Who has slots to be filled, and tells the engine of them."""
+    """Keeps the slots that are to be filled, and tells the engine of filled ones."""
 
     def take_slot(self, job: Job) -> int:
         """A slot to be filled; waits for one, raises TransferCancelled."""

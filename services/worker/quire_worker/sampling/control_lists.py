@@ -48,7 +48,7 @@ def lists_of(controls: LogitControls) -> ControlLists:
 
 
 def _forget(key: int, gone: ref[LogitControls]) -> None:
-    """Where another object has the same address by now, the entry is that one's."""
+    """Drops an entry, unless another object has the same address by now and owns the entry."""
     made = _MADE.get(key)
     if made is not None and made[0] is gone:
         del _MADE[key]

@@ -74,7 +74,7 @@ class ThreadShare:
         self._patience = _FIRST_PATIENCE
         self._roomy = self._crowded = self._since_trial = 0
         self._since_more = _PROVEN
-        # What steps took when fewer threads were found to be slower, and how long that is to be believed.
+        # The time that steps took when fewer threads proved slower, and until when that result counts.
         self._normal: Pace | None = None
         self._rest = self._left = 0
 
@@ -147,5 +147,5 @@ class ThreadShare:
         return times is not None and times > _SLOWED
 
     def _recent(self) -> Pace:
-        """Of the last intervals with as many threads as now."""
+        """The figures of the last intervals that had the present number of threads."""
         return sum(self._pace, Pace())

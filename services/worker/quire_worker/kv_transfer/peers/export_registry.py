@@ -51,7 +51,7 @@ class ExportRegistry:
         self._ended: OrderedDict[bytes, bytes] = OrderedDict()
 
     def start_job(self, job: Job) -> None:
-        """From now on peers find it."""
+        """Peers find the export from now on."""
         key = job.move.lease_key
         if len(key) == KEY_BYTES and key != NO_KEY:
             export = Export(job, self._namespace)

@@ -52,7 +52,7 @@ class PeerListeners:
     def __init__(self, config: WorkerConfig) -> None:
         self.addresses: tuple[RankAddress, ...] = ()
         self.grpc_listen = ""
-        """Where the KV transfer agent's process is to serve over gRPC; empty: nowhere."""
+        """The address on which the KV transfer agent serves gRPC; empty: none."""
         self.host = neighbourhood()
         """Equal where workers reach each other's memory."""
         self._sockets: dict[str, socket.socket] = {}

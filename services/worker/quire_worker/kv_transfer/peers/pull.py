@@ -169,7 +169,7 @@ class Pull:
                     return True
                 if error.silent:
                     self._unreachable.mark_unreachable(transport.name, self._transfer.access)
-                # Who refuses is there, or has gone: the port of a process that has yet to start is worth a wait else.
+                # A peer that refuses has started or has gone; only one that has yet to start is worth a wait.
                 self._tunnel.wait_for_ready = error.silent
                 silent = silent or error.silent
                 continue

@@ -76,7 +76,7 @@ class TcpTransport:
 
 
 def _host(kvstore: str) -> str:
-    """Of the address that was configured or discovered, never of one from the wire; empty where it names none."""
+    """The host of the configured or discovered address, never of one from the wire; empty where it names none."""
     try:
         return split_address(kvstore.removeprefix("dns:///"), "kvstore")[0]
     except ConfigError:
