@@ -24,6 +24,9 @@ from tests.chaos.rig import Rig
 KEY = "the-key-of-abuse"
 MOST_CPU_MS, MOST_GROWTH_MIB, MOST_GAP = 50.0, 128.0, 1.5
 STEP_MS = 25
+ROWS = 512
+"""That the worker decodes in one step: more than the abuse can fill. A stream that waits for a row behind others that
+came before it is no harm: as many honest requests would make it wait as long."""
 SETTLE_S = 2.0
 _IDLE_S = 3.0
 NOISE_S = 0.1
@@ -89,7 +92,8 @@ class Arena:
         os.environ["QUIRE_ABUSE_LOG"] = str(folder)
         os.environ["QUIRE_ABUSE_MUTATION"] = mutation
         commands = {service: (sys.executable, WATCHED, service) for service in SERVICES}
-        self._rig = Rig(f"paced {STEP_MS}", replicas=1, tokenizers=2, api_keys=(KEY,), commands=commands)
+        rows = {"worker": {"max-num-seqs": str(ROWS)}}
+        self._rig = Rig(f"paced {STEP_MS}", replicas=1, tokenizers=2, flags=rows, api_keys=(KEY,), commands=commands)
         self._rig.http.headers["Authorization"] = f"Bearer {KEY}"
         self._references = References(self._rig.stack.ready.http, self._rig.stack.grpc, KEY)
         self.results: list[CaseResult] = []

@@ -30,7 +30,9 @@ from quire_worker.paced.hashing import (
 from quire_worker.sampling.logits_state import LogitsState
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Set
+    from collections.abc import Iterable
+
+    from numpy.typing import NDArray
 
     from quire_common.sequence import Stop
     from quire_common.thinking import ThinkingBudget
@@ -79,11 +81,9 @@ def paced_tokens(
         probe = states[((last >> 32) * length) >> 32]
         x = mix((probe * PROBE_FACTOR + last + length * PLACE_FACTOR + key) & MASK)
         token = token_of(x, vocab_size)
-        blocked: Set[int] = stop_ids if length < len(prompt) + stop.min_tokens else frozenset()
-        if controls is not None:
-            blocked = forbidden(controls, vocab_size, blocked)
-        if token in blocked:
-            _, token = redraw(x, vocab_size, blocked)
+        blocked = forbidden(controls, vocab_size, stop_ids if length < len(prompt) + stop.min_tokens else ())
+        if blocked[token]:
+            _, token = redraw(x, blocked)
         tokens.append(token)
         if token in stop_ids:
             return PacedAnswer(tokens, Finish.STOP)
@@ -96,12 +96,17 @@ def paced_tokens(
             controls.fed(token)
 
 
-def forbidden(controls: LogitsState, vocab_size: int, blocked: Iterable[int] = ()) -> set[int]:
-    """Tokens that a sequence's controls, with what is blocked, would make less likely: in a world without logits they
-    are not drawn at all."""
+def forbidden(controls: LogitsState | None, vocab_size: int, blocked: Iterable[int] = ()) -> NDArray[np.bool_]:
+    """By id, whether a sequence's controls, with what is blocked, would make it less likely: in a world without logits
+    such a token is not drawn at all."""
+    if controls is None:
+        mask = np.zeros(vocab_size, np.bool_)
+        ids = np.array([*blocked], np.int64)
+        mask[ids[(ids >= 0) & (ids < vocab_size)]] = True  # a stop id may be one that the model does not have
+        return mask
     logits = np.zeros(vocab_size, np.float32)
     controls.apply(logits, np.array([*blocked], np.int32))
-    return set(np.flatnonzero(logits < 0).tolist())
+    return logits < 0
 
 
 def _extend(states: list[int], token: int, place: int) -> None:

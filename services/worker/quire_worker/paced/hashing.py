@@ -16,8 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Container
-
     from numpy.typing import NDArray
 
     from quire_worker.arrays import UInt64
@@ -96,15 +94,15 @@ def mix(x: int) -> int:
     return x ^ (x >> 32)
 
 
-def redraw(x: int, vocab_size: int, blocked: Container[int]) -> tuple[int, int]:
-    """x and the token, once the token is none of the blocked ones."""
-    token = token_of(x, vocab_size)
+def redraw(x: int, blocked: NDArray[np.bool_]) -> tuple[int, int]:
+    """x and the token, once the token is none of the blocked ones. `blocked` has an item for each id."""
+    token = token_of(x, len(blocked))
     for _ in range(REDRAWS):
-        if token not in blocked:
+        if not blocked[token]:
             return x, token
         x = mix((x + TOKEN_FACTOR) & MASK)
-        token = token_of(x, vocab_size)
-    return x, next((token for token in range(vocab_size) if token not in blocked), 0)
+        token = token_of(x, len(blocked))
+    return x, int(np.argmin(blocked))
 
 
 def _mix(x: NDArray[Any]) -> UInt64:

@@ -84,11 +84,11 @@ class PacedRunner:
         if batch.blocked or batch.controls:
             for row in np.flatnonzero(np.isin(sampled, [*batch.blocked, *batch.controls])).tolist():
                 sequence = int(sampled[row])
-                blocked = set(batch.blocked[sequence].tolist() if sequence in batch.blocked else ())
-                if sequence in batch.controls:
-                    blocked = forbidden(batch.controls[sequence], self._vocab_size, blocked)
-                x[row], token[row] = redraw(int(x[row]), self._vocab_size, blocked)
-                if sequence in batch.controls and batch.controls[sequence].failure is not None:
+                controls = batch.controls.get(sequence)
+                blocked = forbidden(controls, self._vocab_size, batch.blocked.get(sequence, ()))
+                if blocked[token[row]]:
+                    x[row], token[row] = redraw(int(x[row]), blocked)
+                if controls is not None and controls.failure is not None:
                     token[row] = DAMAGED
         return token, _logprobs(x, token, batch.logprobs[sampled], self._vocab_size)
 
