@@ -18,8 +18,8 @@ from quire_common.kv_data.frame import Kind as DataKind
 from quire_common.page_events import FRAME_PAGES
 from quire_common.transport import MAX_MESSAGE_BYTES
 from quire_kvstore.puts import MAX_FRAME_BYTES as PUT_FRAME_BYTES
-from quire_router.engine.session_outgoing import MAX_BYTES as SESSION_BYTES
-from quire_router.limits.products import MAX_ALTERNATIVES, MAX_PROMPT_ALTERNATIVES
+from quire_router.replicas.session_outgoing import MAX_BYTES as SESSION_BYTES
+from quire_router.requests.products import MAX_ALTERNATIVES, MAX_PROMPT_ALTERNATIVES
 from quire_router.text.rows_codec import MESSAGE_BYTES
 from quire_router.text.tokenize_stream import MOST_BYTES as TOKENIZE_BYTES
 from quire_scheduler.batching.admission import MAX_START_BYTES

@@ -17,9 +17,9 @@ from bench.placement.links import Links
 from bench.placement.replica import Run, SimReplica, Speed
 from quire_common.credit.hello import KvGroup, ModelInfo, PageGeometry
 from quire_common.sequence import Sequence, Stop
-from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.placement.disaggregation import Disaggregation, SplitOptions
+from quire_router.placement.load import Load
 from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.placer import Placer
 from quire_router.placement.prefix_view import PrefixView

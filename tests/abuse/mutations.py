@@ -22,7 +22,7 @@ def slow_callback(service: str) -> None:
 def hoarding(service: str) -> None:
     """A router keeps 2 MiB for each request."""
     if service == "router":
-        from quire_router.http.generate import GenerateEndpoint
+        from quire_router.front.http.generate import GenerateEndpoint
 
         kept: list[bytes] = []
         _before(GenerateEndpoint, "__call__", lambda: kept.append(b"x" * (2 * _MIB)))
@@ -31,7 +31,7 @@ def hoarding(service: str) -> None:
 def stalling(service: str) -> None:
     """A router that gets a dozen requests in a second sleeps for one in its loop: no processor time, but all wait."""
     if service == "router":
-        from quire_router.http.generate import GenerateEndpoint
+        from quire_router.front.http.generate import GenerateEndpoint
 
         times: list[float] = []
 

@@ -22,8 +22,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor, FileDescript
 import quire
 from quire.v1 import common_pb2, inference_pb2, kvstore_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
 from quire_common.config import ServiceConfig
-from quire_router.http.open_paths import OPEN_PATHS
-from quire_router.http.openapi.document import OPERATIONS, openapi_document
+from quire_router.front.http.open_paths import OPEN_PATHS
+from quire_router.front.http.openapi.document import OPERATIONS, openapi_document
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).parent / "frozen"

@@ -13,7 +13,7 @@ from quire_common.discovery import Endpoint, make_discovery
 from quire_common.errors import Unavailable
 from quire_kvstore.tiers.redis_address import RedisAddress
 from quire_kvstore.tiers.redis_connection import RedisConnection, RedisConnectionLost
-from quire_router.http.responses.store import RedisStore
+from quire_router.front.http.responses.store import RedisStore
 from quire_router.limits.bucket import Levels
 from quire_router.limits.shared_buckets import FAILURES, SharedBuckets
 from quire_router.principal import KeyLimits

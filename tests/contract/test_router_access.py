@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
 from quire_common.errors import PermissionDenied
-from quire_router.http.open_paths import OPEN_PATHS
+from quire_router.front.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 
 INFERENCE, METRICS, ADMIN = "key-of-a-client", "key-of-a-scraper", "key-of-an-operator"

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from quire_router.http.protocol import MAX_HEAD_BYTES
+from quire_router.front.http.protocol import MAX_HEAD_BYTES
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 

@@ -13,7 +13,7 @@ import jsonschema
 import pytest
 from starlette.routing import Route
 
-from quire_router.http.open_paths import OPEN_PATHS
+from quire_router.front.http.open_paths import OPEN_PATHS
 from tests.fakes.api_document import DOCUMENT, check_events, check_request, validator
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import router_rig

@@ -21,7 +21,7 @@ from starlette.routing import Route
 
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry import tracing
-from quire_router.http.open_paths import OPEN_PATHS
+from quire_router.front.http.open_paths import OPEN_PATHS
 from tests.fakes.router_rig import RouterRig, router_rig
 
 ROOT = Path(__file__).resolve().parents[2]

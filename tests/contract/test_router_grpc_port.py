@@ -12,7 +12,7 @@ import pytest
 
 from quire.v1 import inference_pb2 as ib
 from quire_common.telemetry.metrics import registry
-from quire_router import grpc_limits
+from quire_router.front.grpc import grpc_limits
 from tests.fakes.router_rig import RouterRig, router_rig
 
 GENERATE = "/quire.v1.Inference/Generate"

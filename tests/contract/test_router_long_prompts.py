@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire_router.core.job import Caller, GenerateJob, TokenPrompt
+from quire_router.sequences.job import Caller, GenerateJob, TokenPrompt
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_faults import nothing_left, until
 from tests.fakes.router_rig import router_rig

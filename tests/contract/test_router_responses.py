@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from quire_router.config import RouterConfig
-from quire_router.http.responses import background
-from quire_router.http.responses.format import ResponsesFormat
-from quire_router.http.responses.store import MemoryStore, RedisStore, make_store
+from quire_router.front.http.responses import background
+from quire_router.front.http.responses.format import ResponsesFormat
+from quire_router.front.http.responses.store import MemoryStore, RedisStore, make_store
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 from tests.redis_server import RedisServer, redis_server

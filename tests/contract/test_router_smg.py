@@ -20,8 +20,8 @@ from quire.v1 import common_pb2 as pb
 from quire.v1 import scheduler_pb2 as sb
 from quire_common.columns import pack_i32
 from quire_common.errors import ConfigError
-from quire_router.smg import servicer as smg_servicer
-from quire_router.smg.kv_event_codec import block_hash
+from quire_router.front.grpc.smg import servicer as smg_servicer
+from quire_router.front.grpc.smg.kv_event_codec import block_hash
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_faults import nothing_left, until
 from tests.fakes.router_rig import RouterRig, router_rig

@@ -11,8 +11,8 @@ import pytest
 
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.errors import Internal
-from quire_router.core.choice import Choice
-from quire_router.http import stream_writer
+from quire_router.front.http import stream_writer
+from quire_router.sequences.sequence_state import Choice
 from tests.fakes.fake_scheduler import FakeScheduler, Life
 from tests.fakes.router_faults import inside, until
 from tests.fakes.router_rig import RouterRig, router_rig
@@ -151,7 +151,7 @@ async def test_an_error_in_mid_stream_ends_it(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def test_a_format_that_fails_ends_its_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    from quire_router.http.completion_format import CompletionFormat
+    from quire_router.front.http.formats.completion_format import CompletionFormat
 
     plain = CompletionFormat.frame
     calls = 0

@@ -9,7 +9,7 @@ import pytest
 
 from quire_common.errors import ConfigError
 from quire_router.config import RouterConfig
-from quire_router.http.cors import make_cors
+from quire_router.front.http.cors import make_cors
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig, router_rig
 

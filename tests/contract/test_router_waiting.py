@@ -12,9 +12,9 @@ import pytest
 from quire.v1 import common_pb2 as pb
 from quire_common.discovery import Endpoint
 from quire_router import metrics
-from quire_router.core.choice import Choice
-from quire_router.engine import migration
-from quire_router.engine.session_outgoing import SessionOutgoing
+from quire_router.replicas import migration
+from quire_router.replicas.session_outgoing import SessionOutgoing
+from quire_router.sequences.sequence_state import Choice
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
 from tests.fakes.router_faults import (

@@ -14,7 +14,7 @@ from quire_common.columns import i32
 from quire_common.errors import from_rpc_error
 from quire_common.sequence import sequence_to_pb
 from quire_router.config import RouterConfig
-from quire_router.engine.scheduler_client import SchedulerClient
+from quire_router.replicas.scheduler_client import SchedulerClient
 from quire_scheduler.service.session import Session
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import jsonschema
 
-from quire_router.http.open_paths import OPEN_PATHS
-from quire_router.http.openapi.document import OPERATIONS, openapi_document
+from quire_router.front.http.open_paths import OPEN_PATHS
+from quire_router.front.http.openapi.document import OPERATIONS, openapi_document
 
 DOCUMENT = openapi_document(OPEN_PATHS, frozenset(operation.path for operation in OPERATIONS))
 

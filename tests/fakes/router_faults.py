@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire_common.discovery import Endpoint
-from quire_router.core.choice import Choice
+from quire_router.sequences.sequence_state import Choice
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig
 

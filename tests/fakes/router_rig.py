@@ -18,7 +18,7 @@ from quire_common.aio_health import AioHealth
 from quire_common.server import BoundServer, public_server
 from quire_common.telemetry.interceptors import CallGate
 from quire_router.config import RouterConfig
-from quire_router.grpc_limits import grpc_limits
+from quire_router.front.grpc.grpc_limits import grpc_limits
 from quire_router.server import RouterService
 from tests.fakes.api_document import check_answer
 from tests.fakes.fake_scheduler import FakeScheduler

@@ -14,7 +14,7 @@ import pytest
 
 from quire.cli import registry
 from quire_common.config import load_config
-from quire_router.http.parse import Limits, parse_completion
+from quire_router.front.http.parsing.parse import Limits, parse_completion
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("router", "tokenizer", "scheduler", "worker", "kvstore")

@@ -8,7 +8,7 @@ from importlib import import_module
 import quire.v1
 from quire_common.kv_data.frame import Kind as DataKind
 from quire_common.transport import MAX_MESSAGE_BYTES
-from quire_router.engine.session_outgoing import MAX_BYTES as SESSION_BYTES
+from quire_router.replicas.session_outgoing import MAX_BYTES as SESSION_BYTES
 from quire_scheduler.batching.admission import MAX_START_BYTES
 from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES

@@ -10,34 +10,34 @@ from quire_common.discovery import make_discovery
 from quire_common.errors import ConfigError
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
-from quire_router.admin import AdminPort
 from quire_router.api_keys import load_api_keys
-from quire_router.core.admission import Admission
-from quire_router.core.beam_search import BeamSearch
-from quire_router.core.catalog import Catalog
-from quire_router.core.encoder import Encoder
-from quire_router.core.handles import HandleCounter
-from quire_router.core.pipeline import Pipeline
-from quire_router.engine.chooser import Chooser
-from quire_router.engine.fleet import Fleet
-from quire_router.engine.migration import Migration
-from quire_router.engine.pending_sequences import PendingSequences
-from quire_router.engine.ticket_manager import TicketManager
-from quire_router.engine.transfers import Transfers
-from quire_router.http.cors import make_cors
-from quire_router.http.edge import Edge
-from quire_router.http.parse import Limits
-from quire_router.http.responses.store import make_store
-from quire_router.http.routes import make_routes
-from quire_router.http.server import HttpServer, check_port
-from quire_router.http.status import StatusRoutes
+from quire_router.front.grpc.smg.parts import SmgParts
+from quire_router.front.http.admin import AdminPort
+from quire_router.front.http.cors import make_cors
+from quire_router.front.http.edge import Edge
+from quire_router.front.http.parsing.parse import Limits
+from quire_router.front.http.responses.store import make_store
+from quire_router.front.http.routes import make_routes
+from quire_router.front.http.server import HttpServer, check_port
+from quire_router.front.http.status import StatusRoutes
 from quire_router.http_workers import HttpWorkers
+from quire_router.kv_transfer.ticket_manager import TicketManager
+from quire_router.kv_transfer.transfers import Transfers
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.limits.shared_buckets import SharedBuckets
-from quire_router.placing import Placing
+from quire_router.placement.placement_service import Placing
 from quire_router.principal import ADMIN, INFERENCE, KeyLimits
+from quire_router.replicas.chooser import Chooser
+from quire_router.replicas.fleet import Fleet
+from quire_router.replicas.migration import Migration
+from quire_router.replicas.pending_sequences import PendingSequences
+from quire_router.requests.admission import Admission
+from quire_router.requests.beam_search import BeamSearch
+from quire_router.requests.catalog import Catalog
+from quire_router.requests.encoder import Encoder
+from quire_router.requests.pipeline import Pipeline
+from quire_router.sequences.handles import HandleCounter
 from quire_router.servicer import InferenceServicer
-from quire_router.smg.parts import SmgParts
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.token_bytes import TokenBytes
 from quire_router.text.tokenizer_client import TokenizerClient
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
     from quire_common.server import BoundServer
     from quire_router.config import RouterConfig
-    from quire_router.core.choice import Choice
-    from quire_router.engine.engine_failure import EngineFailure
+    from quire_router.sequences.engine_failure import EngineFailure
+    from quire_router.sequences.sequence_state import Choice
 
 # Of gRPC, what /health is of HTTP.
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
@@ -154,7 +154,7 @@ class RouterService:
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
         names = [inference_pb2.DESCRIPTOR.services_by_name["Inference"].full_name]
         if self._config.vllm_grpc:
-            from quire_router.smg.servicer import add_vllm_engine  # its contracts take time to load
+            from quire_router.front.grpc.smg.servicer import add_vllm_engine  # its contracts take time to load
 
             names.append(add_vllm_engine(server, self._smg_parts(limits)))
         return names

@@ -12,25 +12,25 @@ from quire_common.credit.hello import model_to_pb
 from quire_common.errors import QuireError
 from quire_common.telemetry import tracing
 from quire_common.telemetry.logs import bind_request_id
-from quire_router.client_watch import ClientWatch
-from quire_router.core.best_of import whole_answers
-from quire_router.core.job import Caller
-from quire_router.http.exchange import new_request_id, request_id_from
-from quire_router.request_codec import parse_generate
-from quire_router.response_codec import GenerateFormat
+from quire_router.front.grpc.client_watch import ClientWatch
+from quire_router.front.grpc.request_codec import parse_generate
+from quire_router.front.grpc.response_codec import GenerateFormat
+from quire_router.front.http.exchange import new_request_id, request_id_from
+from quire_router.requests.best_of import whole_answers
+from quire_router.sequences.job import Caller
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
     from quire_router.api_keys import ApiKeys
     from quire_router.config import RouterConfig
-    from quire_router.core.beam_search import BeamSearch
-    from quire_router.core.catalog import Catalog
-    from quire_router.core.delta import Delta
-    from quire_router.core.generation import Generation
-    from quire_router.core.pipeline import Pipeline
-    from quire_router.http.parse import Limits
+    from quire_router.front.http.parsing.parse import Limits
     from quire_router.limits.rate_limits import RateLimits
+    from quire_router.requests.beam_search import BeamSearch
+    from quire_router.requests.catalog import Catalog
+    from quire_router.requests.generation import Generation
+    from quire_router.requests.pipeline import Pipeline
+    from quire_router.sequences.delta import Delta
     from quire_router.watchdog import Watchdog
 
 

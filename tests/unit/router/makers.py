@@ -9,11 +9,11 @@ import numpy as np
 from quire_common.credit.hello import ModelInfo, PageGeometry
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
 from quire_common.telemetry import tracing
-from quire_router.core.catalog import ServedModel
-from quire_router.core.choice import Choice
-from quire_router.core.delta_queue import DeltaQueue
-from quire_router.core.generation import Generation
-from quire_router.core.job import Caller, GenerateJob, TextOptions, TextPrompt, Wants
+from quire_router.requests.catalog import ServedModel
+from quire_router.requests.generation import Generation
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.job import Caller, GenerateJob, TextOptions, TextPrompt, Wants
+from quire_router.sequences.sequence_state import Choice
 
 MODEL = ModelInfo("m", "A", 100, 300, (256,), b"", PageGeometry(16, (), b""))
 

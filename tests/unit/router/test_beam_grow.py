@@ -8,9 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from quire_router.core.beam_search import Beam, _grow, _Search
-from quire_router.core.delta import LogprobEntry
-from quire_router.core.job import GenerateJob
+from quire_router.requests.beam_search import Beam, _grow, _Search
+from quire_router.sequences.delta import LogprobEntry
+from quire_router.sequences.job import GenerateJob
 
 
 def entry_of(drawn: random.Random, count: int) -> LogprobEntry:

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from quire_common.columns import pack_i32
 from quire_common.errors import Unavailable
-from quire_router.core.delta import Delta, LogprobEntry
-from quire_router.core.generation import Generation
-from quire_router.http.answer_format import FrameParts
-from quire_router.http.chat_format import ChatFormat
-from quire_router.http.completion_format import CompletionFormat
-from quire_router.http.logprob_format import TokenNames, echoed_logprobs, token_text
-from quire_router.http.parse import ParsedRequest
+from quire_router.front.http.formats.answer_format import FrameParts
+from quire_router.front.http.formats.chat_format import ChatFormat
+from quire_router.front.http.formats.completion_format import CompletionFormat
+from quire_router.front.http.formats.logprob_format import TokenNames, echoed_logprobs, token_text
+from quire_router.front.http.parsing.parse import ParsedRequest
+from quire_router.requests.generation import Generation
+from quire_router.sequences.delta import Delta, LogprobEntry
 from tests.unit.router.makers import make_generation, make_job
 
 Make = Callable[[Generation, ParsedRequest], Any]

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument
-from quire_router.http import large_json
-from quire_router.http.large_json import dumps_in_pieces
-from quire_router.http.prompts import many_ids, token_prompt
+from quire_router.front.http.formats import large_json
+from quire_router.front.http.formats.large_json import dumps_in_pieces
+from quire_router.front.http.parsing.prompts import many_ids, token_prompt
 from quire_router.off_loop import off_loop
 
 LEAVES = st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(max_size=5)

@@ -19,11 +19,11 @@ from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling, Sequence, Stop
 from quire_common.ticket import Ticket
 from quire_router.config import RouterConfig
-from quire_router.core.choice import Choice
-from quire_router.core.delta import LENGTH, LogprobEntry
-from quire_router.core.delta_queue import DeltaQueue
-from quire_router.engine.engine_failure import failure_of
-from quire_router.engine.session_outgoing import SessionOutgoing
+from quire_router.replicas.session_outgoing import SessionOutgoing
+from quire_router.sequences.delta import LENGTH, LogprobEntry
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.engine_failure import failure_of
+from quire_router.sequences.sequence_state import Choice
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.stream_outgoing import MAX_STEPS
 from quire_router.watchdog import Watchdog

@@ -7,9 +7,14 @@ from array import array
 
 import orjson
 
-from quire_router.core.delta import Delta, LogprobEntry
-from quire_router.http.large_json import dumps_in_pieces
-from quire_router.http.logprob_format import TokenNames, chat_logprobs, completion_logprobs, prompt_logprobs
+from quire_router.front.http.formats.large_json import dumps_in_pieces
+from quire_router.front.http.formats.logprob_format import (
+    TokenNames,
+    chat_logprobs,
+    completion_logprobs,
+    prompt_logprobs,
+)
+from quire_router.sequences.delta import Delta, LogprobEntry
 
 TOKENS, TOPS = 2_000, 20
 

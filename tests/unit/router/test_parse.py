@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.logit_controls import LogitControls
-from quire_router.core.job import ChatPrompt, TokenPrompt
-from quire_router.http.body import parse_object
-from quire_router.http.fields import KINDS, Field, check_fields
-from quire_router.http.parse import Limits, parse_chat, parse_completion
-from quire_router.http.tables import CHAT, COMPLETION, STREAM_OPTIONS
+from quire_router.front.http.body import parse_object
+from quire_router.front.http.parsing.fields import KINDS, Field, check_fields
+from quire_router.front.http.parsing.parse import Limits, parse_chat, parse_completion
+from quire_router.front.http.parsing.tables import CHAT, COMPLETION, STREAM_OPTIONS
+from quire_router.sequences.job import ChatPrompt, TokenPrompt
 
 LIMITS = Limits(max_n=8, max_logprobs=20)
 MESSAGES = [{"role": "user", "content": "a"}]

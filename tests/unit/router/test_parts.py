@@ -15,12 +15,12 @@ from quire_common.errors import ConfigError, InvalidArgument, NotFound, Overload
 from quire_router.api_keys import ApiKeys, load_api_keys
 from quire_router.backoff import Backoff
 from quire_router.config import RouterConfig
-from quire_router.core.admission import Admission
-from quire_router.core.catalog import Catalog
-from quire_router.core.delta_queue import DeltaQueue
-from quire_router.core.handles import HandleCounter
-from quire_router.core.lengths import answer_length, check_prompt
-from quire_router.engine.session_codec import apply_events, apply_rows
+from quire_router.replicas.session_codec import apply_events, apply_rows
+from quire_router.requests.admission import Admission
+from quire_router.requests.catalog import Catalog
+from quire_router.requests.lengths import answer_length, check_prompt
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.handles import HandleCounter
 from tests.unit.router.makers import MODEL, make_choice, make_job
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from quire_common.credit.hello import Epoch
 from quire_common.errors import Internal, QuireError, Unavailable
-from quire_router.engine.engine_failure import EngineFailure, Outage
-from quire_router.engine.poison_detection import PoisonDetector
+from quire_router.sequences.engine_failure import EngineFailure, Outage
+from quire_router.sequences.poison_detection import PoisonDetector
 
 EPOCH = Epoch(7, 1)
 GONE = Unavailable("SCHEDULER_LOST", "m", "f")

@@ -7,8 +7,8 @@ import pytest
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import LogitControls
 from quire_common.sequence import Sampling
-from quire_router.core.job import GenerateJob, TextOptions, TextPrompt, Wants
-from quire_router.limits.products import check_encoded, check_request
+from quire_router.requests.products import check_encoded, check_request
+from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, Wants
 
 LONG = tuple(f"{i:02d}" + "x" * 510 for i in range(64))
 FEW = ("\n\nUser:", "<|im_end|>", "###", "</answer>")

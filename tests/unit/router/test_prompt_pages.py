@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from quire_common.pages import PageExtras, chain_hashes
-from quire_router.core.choice import Choice
-from quire_router.core.delta_queue import DeltaQueue
-from quire_router.core.pipeline import Pipeline
-from quire_router.core.prompt_pages import TURN_TOKENS, forget_pages, name_pages
 from quire_router.placement import placement_request as wishes
 from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.replica_table import PagePool
+from quire_router.requests.pipeline import Pipeline
+from quire_router.requests.prompt_pages import TURN_TOKENS, forget_pages, name_pages
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.sequence_state import Choice
 from tests.unit.router.makers import make_choice, make_job
 
 PAGE, SALT = 16, "tenant"

@@ -6,9 +6,9 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from quire_router.api_keys import ApiKeys
-from quire_router.http.edge import Edge
-from quire_router.http.exchange import send_json
-from quire_router.http.request_pacer import MOST_AT_ONCE, RequestPacer
+from quire_router.front.http.edge import Edge
+from quire_router.front.http.exchange import send_json
+from quire_router.front.http.request_pacer import MOST_AT_ONCE, RequestPacer
 from quire_router.limits.rate_limits import RateLimits
 
 if TYPE_CHECKING:

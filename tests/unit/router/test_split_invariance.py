@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_common.columns import pack_i32
-from quire_router.core.delta import LENGTH, LogprobEntry
-from quire_router.core.generation import Generation
-from quire_router.http.chat_format import ChatFormat
-from quire_router.http.completion_format import CompletionFormat
-from quire_router.http.messages_format import MessagesFormat
-from quire_router.http.parse import ParsedRequest
+from quire_router.front.http.formats.chat_format import ChatFormat
+from quire_router.front.http.formats.completion_format import CompletionFormat
+from quire_router.front.http.formats.messages_format import MessagesFormat
+from quire_router.front.http.parsing.parse import ParsedRequest
+from quire_router.requests.generation import Generation
+from quire_router.sequences.delta import LENGTH, LogprobEntry
 from quire_tokenizer.model_folder import read_model_folder
 from quire_tokenizer.stop_matcher import stop_strings
 from quire_tokenizer.text_stream import StopRules, TextStream

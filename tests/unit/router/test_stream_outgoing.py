@@ -11,9 +11,9 @@ import pytest
 
 from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
-from quire_router.core.choice import Choice
-from quire_router.core.delta import LENGTH
-from quire_router.core.delta_queue import DeltaQueue
+from quire_router.sequences.delta import LENGTH
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.sequence_state import Choice
 from quire_router.text.rows_codec import MESSAGE_BYTES, cut_rows, join_rows, rows_of
 from quire_router.text.stream_outgoing import DetokenizeOutgoing
 from tests.fakes.fake_tokenizer import FakeTokenizer

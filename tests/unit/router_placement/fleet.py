@@ -10,10 +10,10 @@ import numpy as np
 from quire_common.credit.hello import KvGroup, ModelInfo, PageGeometry
 from quire_common.pages import chain_hashes
 from quire_common.sequence import Sequence, Stop, page_extras
-from quire_router.engine.load import Load
 from quire_router.pages.page_directory import PageDirectory
 from quire_router.pages.page_keys import page_keys
 from quire_router.placement.disaggregation import Disaggregation, SplitOptions
+from quire_router.placement.load import Load
 from quire_router.placement.load_reservation import LoadReservation
 from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.placer import Placer

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from quire.v1 import scheduler_pb2
-from quire_router.engine.load import Load
-from quire_router.engine.scheduler_client import load_from_pb
 from quire_router.placement.disaggregation import SplitOptions
+from quire_router.placement.load import Load
 from quire_router.placement.pair_cost import PairCost
 from quire_router.placement.placement_request import PlacementRequest
 from quire_router.placement.registry import Weights, policies
 from quire_router.placement.replica_table import NEAR_TIMES
+from quire_router.replicas.scheduler_client import load_from_pb
 from tests.unit.router_placement.fleet import PAGE, Fleet, model, sequence
 
 # A page is 1 byte in the tests' geometry.

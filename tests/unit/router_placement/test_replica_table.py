@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire_router.engine.load import Load
+from quire_router.placement.load import Load
 from quire_router.placement.load_reservation import LoadReservation
 from quire_router.placement.replica_table import ReplicaTable
 from tests.unit.router_placement.fleet import model

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from quire_common.logit_controls import LogitControls, check_controls
 from quire_common.sequence import RequestContext
-from quire_router.core.encoder import Encoder as RouterEncoder
-from quire_router.http.tables import SAMPLING
+from quire_router.front.http.parsing.tables import SAMPLING
+from quire_router.requests.encoder import Encoder as RouterEncoder
 from quire_router.text.tokenizer_client import TokenizerClient
 from quire_tokenizer.config import TokenizerConfig
 from quire_tokenizer.encoder import Encoder

@@ -2,7 +2,7 @@
 what others have to wait for it included.
 
 Both ways are estimated in seconds from what replicas measured. Where nothing is measured yet, a number of uncached
-tokens decides. Knows nothing of requests' lives: see engine/handoff.py.
+tokens decides. Knows nothing of requests' lives: see kv_transfer/handoff.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.credit.hello import ModelInfo
-    from quire_router.engine.load import Load
+    from quire_router.placement.load import Load
 
     Rows = NDArray[np.intp]
     Figures = NDArray[np.float64]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire_router.config import RouterConfig
-    from quire_router.core.choice import Choice
+    from quire_router.sequences.sequence_state import Choice
     from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
     from quire_router.watchdog import Watchdog

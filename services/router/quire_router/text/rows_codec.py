@@ -13,7 +13,7 @@ from quire_common.columns import i32, pack_i32
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
-    from quire_router.core.choice import Choice
+    from quire_router.sequences.sequence_state import Choice
 
 # Most tokens of one message: a tokenizer decodes them within some 20 ms.
 MESSAGE_BYTES = 32 * 1024

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from quire_common.errors import QuireError
-    from quire_router.core.choice import Choice
+    from quire_router.sequences.sequence_state import Choice
 
 # More steps than this are joined.
 MAX_STEPS = 256

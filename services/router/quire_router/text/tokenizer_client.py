@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire_router.core.job import ChatPrompt
+    from quire_router.sequences.job import ChatPrompt
     from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
 

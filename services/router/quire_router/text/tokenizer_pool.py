@@ -10,8 +10,8 @@ import grpc
 
 from quire_common.errors import QuireError, Unavailable, as_quire_error
 from quire_common.telemetry.logs import get_logger
-from quire_router.core.public_error import as_public
 from quire_router.text.poison import MOST_LOST, loses_tokenizers
+from quire_router.text.public_error import as_public
 from quire_router.text.tokenizer_link import TokenizerLink
 
 if TYPE_CHECKING:

@@ -1,1 +1,0 @@
-"""Schedulers as the router sees them: replicas, their load, one Session stream each."""

@@ -1,0 +1,25 @@
+"""What the public gRPC port takes, by the router's configuration. HTTP's bounds are in `front/http/`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.transport import PortLimits
+
+if TYPE_CHECKING:
+    from quire_router.config import RouterConfig
+
+# As long as an HTTP client has for its body.
+RECEIVE_TIMEOUT_S = 60.0
+# Calls of health, of models and of those that are about to be refused, beside one for each sequence in flight.
+_MORE_CALLS = 256
+
+
+def grpc_limits(config: RouterConfig) -> PortLimits:
+    """Return the limits of the port at `--listen`."""
+    return PortLimits(
+        message_bytes=config.max_body_bytes,
+        calls=config.max_concurrent_requests + _MORE_CALLS,
+        connections=config.max_connections,
+        receive_timeout_s=RECEIVE_TIMEOUT_S,
+    )

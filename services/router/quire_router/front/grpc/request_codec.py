@@ -1,0 +1,194 @@
+"""quire.v1.GenerateRequest to a job. Protobuf stops here on the way in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from quire.v1 import common_pb2 as pb
+from quire_common.columns import i32
+from quire_common.errors import InvalidArgument
+from quire_common.repetition import repetition_from_pb
+from quire_common.sequence import sampling_from_pb, unsupported
+from quire_router.front.http.parsing.parse import DEFAULT_COMPLETION_TOKENS, of_many
+from quire_router.front.http.parsing.tables import (
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
+    MAX_ID_CHARS,
+    MAX_LENGTH_PENALTY,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+)
+from quire_router.requests.beam_search import check_beams
+from quire_router.requests.pipeline import check_logprobs
+from quire_router.sequences.job import (
+    ChatPrompt,
+    GenerateJob,
+    Prompt,
+    Resume,
+    TextOptions,
+    TextPrompt,
+    TokenPrompt,
+    Wants,
+)
+
+if TYPE_CHECKING:
+    from quire.v1 import inference_pb2 as ib
+    from quire_router.front.http.parsing.parse import Limits
+
+
+def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
+    """Raises InvalidArgument, Unsupported."""
+    _refuse_unsupported(request)
+    sampling = sampling_from_pb(request.sampling)
+    check_logprobs(sampling.logprobs, limits.max_logprobs, "sampling.logprobs")
+    check_logprobs(sampling.prompt_logprobs, limits.max_logprobs, "sampling.prompt_logprobs")
+    n = request.n if request.HasField("n") else 1
+    _check_range("n", n, 1, limits.max_n)
+    best_of = request.best_of if request.HasField("best_of") else 0
+    max_tokens = request.max_tokens if request.HasField("max_tokens") else None
+    if max_tokens is not None:
+        _check_range("max_tokens", max_tokens, 1, 2**31 - 1)
+    _check_count("stop", len(request.stop), MAX_STOP_STRINGS, "items")
+    for stop in request.stop:
+        if not stop:
+            raise InvalidArgument("BAD_STRING", "stop has an empty string.", "Leave it out.", param="stop")
+        _check_count("stop", len(stop), MAX_STOP_CHARS, "characters")
+    stop_token_ids = i32(request.stop_token_ids, "stop_token_ids")
+    _check_count("stop_token_ids", len(stop_token_ids), MAX_STOP_IDS, "items")
+    _check_count("cache_salt", len(request.cache_salt), MAX_ID_CHARS, "characters")
+    _check_count("bad_words", len(request.bad_words), MAX_BAD_WORDS, "items")
+    for word in request.bad_words:
+        if not word:
+            raise InvalidArgument("BAD_STRING", "bad_words has an empty string.", "Leave it out.", param="bad_words")
+        _check_count("bad_words", len(word), MAX_BAD_WORD_CHARS, "characters")
+    prompt = _prompt(request)
+    job = GenerateJob(
+        model=request.model,
+        prompts=(prompt,),
+        n=n,
+        sampling=replace(sampling, seed=0, sample=0),
+        bad_words=tuple(request.bad_words),
+        seed=request.sampling.seed if request.sampling.HasField("seed") else None,
+        max_tokens=max_tokens,
+        default_max_tokens=(
+            None if isinstance(prompt, ChatPrompt) or request.fill_context else DEFAULT_COMPLETION_TOKENS
+        ),
+        min_tokens=request.min_tokens,
+        stop_token_ids=tuple(stop_token_ids.tolist()),
+        ignore_eos=request.ignore_eos,
+        repetition=repetition_from_pb(request.repetition_detection),
+        thinking_tokens=_at_least_minus_one(request, "thinking_token_budget", none=-1),
+        truncate_to=_at_least_minus_one(request, "truncate_prompt_tokens"),
+        text=TextOptions(
+            stop=tuple(request.stop),
+            include_stop_str_in_output=request.include_stop_str_in_output,
+            skip_special_tokens=not request.HasField("skip_special_tokens") or request.skip_special_tokens,
+            spaces_between_special_tokens=(
+                not request.HasField("spaces_between_special_tokens") or request.spaces_between_special_tokens
+            ),
+        ),
+        add_special_tokens=not request.HasField("add_special_tokens") or request.add_special_tokens,
+        cache_salt=request.cache_salt,
+        first_sample=request.sampling.sample,
+        resume=_resume(request, best_of or n),
+        wants=Wants(
+            news=True,
+            token_ids=request.return_token_ids,
+            timings=request.return_timings,
+            prompt_logprobs=sampling.prompt_logprobs,
+        ),
+    )
+    return _at_once(job, request, best_of, limits)
+
+
+def _at_once(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
+    """The job of an answer that is told when all of it is known, where it is one."""
+    whole = replace(job, wants=replace(job.wants, news=False))
+    if request.HasField("beam_search"):
+        asked = request.beam_search
+        length_penalty = asked.length_penalty if asked.HasField("length_penalty") else 1.0
+        if not abs(length_penalty) <= MAX_LENGTH_PENALTY:
+            raise InvalidArgument(
+                "OUT_OF_RANGE",
+                f"beam_search.length_penalty is {length_penalty}.",
+                f"Choose from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}.",
+                param="beam_search.length_penalty",
+            )
+        whole = replace(whole, beams=True, length_penalty=length_penalty, best_of=max(best_of, 1))
+        check_beams(whole)
+        if job.resume is not None:
+            raise unsupported("resume", " with beam_search")
+        return whole
+    return of_many(whole, best_of, limits, stream=False) if best_of and best_of != job.n else job
+
+
+def _resume(request: ib.GenerateRequest, n: int) -> Resume | None:
+    _check_range("sampling.sample", request.sampling.sample, 0, 2**31 - 1 - n)
+    if not request.HasField("resume"):
+        return None
+    if n != 1:
+        raise InvalidArgument(
+            "BAD_RESUME", f"resume is of one choice, and n is {n}.", "Resume each choice by its sample.", param="resume"
+        )
+    i32(request.resume.output_ids, "resume.output_ids")
+    return Resume(request.resume.output_ids, request.resume.characters)
+
+
+def _at_least_minus_one(
+    request: ib.GenerateRequest,
+    name: Literal["thinking_token_budget", "truncate_prompt_tokens"],
+    none: int | None = None,
+) -> int | None:
+    value = getattr(request, name)
+    if not request.HasField(name) or value == none:
+        return None
+    _check_range(name, value, -1, 2**31 - 1)
+    return int(value)
+
+
+def _prompt(request: ib.GenerateRequest) -> Prompt:
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "token_ids":
+        return TokenPrompt(i32(request.token_ids.ids, "token_ids"))
+    if kind == "chat":
+        chat = request.chat
+        opens = chat.HasField("add_generation_prompt")
+        if chat.tools_json:
+            raise unsupported("chat.tools_json")
+        return ChatPrompt(
+            messages_json=chat.messages_json,
+            template_kwargs_json=chat.template_kwargs_json,
+            add_generation_prompt=chat.add_generation_prompt if opens else not chat.continue_final_message,
+            continue_final_message=chat.continue_final_message,
+            template=chat.chat_template,
+        )
+    raise InvalidArgument("MISSING_FIELD", "The prompt is missing.", "Set text, token_ids or chat.", param="prompt")
+
+
+def _refuse_unsupported(request: ib.GenerateRequest) -> None:
+    if request.kind not in (pb.REQUEST_KIND_UNSPECIFIED, pb.REQUEST_KIND_GENERATE):
+        raise unsupported("kind")
+    if request.HasField("constraint"):
+        raise unsupported("constraint")
+    for name in ("adapter", "media"):
+        if getattr(request, name):
+            raise unsupported(name)
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InvalidArgument("OUT_OF_RANGE", f"{name} is {value}.", f"Choose from {low} to {high}.", param=name)
+
+
+def _check_count(name: str, count: int, most: int, of_what: str) -> None:
+    if count > most:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"{name} has {count} {of_what}; the limit is {most}.",
+            f"Send at most {most} {of_what}.",
+            param=name,
+        )

@@ -1,0 +1,100 @@
+"""Deltas to quire.v1.GenerateResponse. Protobuf begins here on the way out."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.v1 import common_pb2 as pb
+from quire.v1 import inference_pb2 as ib
+from quire_common.columns import pack_i32
+from quire_common.errors import to_message
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+    from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta
+
+
+class GenerateFormat:
+    """One generation's responses; made once per request."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+        self._request_id = generation.caller.request_id
+        self._logprobs = generation.job.sampling.logprobs >= 0 and generation.job.wants.logprobs
+        self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
+        self._token_ids = generation.job.wants.token_ids
+        self._opened = False
+        self._characters = [0] * generation.told
+
+    def delta(self, delta: Delta) -> ib.GenerateResponse:
+        """One delta of one choice."""
+        response = ib.GenerateResponse(
+            request_id=self._request_id,
+            index=delta.index,
+            text=delta.text,
+            token_ids=delta.token_ids,
+            finish_reason=delta.finish,  # type: ignore[arg-type]  # numbers of the same enum
+        )
+        if self._token_ids and not self._opened:
+            response.prompt_token_ids = pack_i32(self._generation.prompt_ids(0))
+        self._opened = True
+        if isinstance(delta.stop_reason, str):
+            response.stop_string = delta.stop_reason
+        elif delta.stop_reason is not None:
+            response.stop_token_id = delta.stop_reason
+        if self._logprobs:
+            self._add_logprobs(response, delta)
+        if delta.finish and self._prompt_logprobs and delta.index % self._generation.job.n == 0:
+            self._add_prompt_logprobs(response, delta.index)
+        return response
+
+    def finish(self, last: ib.GenerateResponse) -> ib.GenerateResponse:
+        """The last response of all carries usage and timings."""
+        usage = self._generation.usage()
+        last.usage.prompt_tokens = usage.prompt_tokens
+        last.usage.completion_tokens = usage.completion_tokens
+        last.usage.cached_tokens = usage.cached_tokens
+        if self._generation.job.wants.timings:
+            for timing in self._generation.timings():
+                last.timings.add(
+                    service=timing.service,
+                    phase=timing.phase,
+                    us=timing.us,
+                    count=timing.count,
+                    instance=timing.instance,
+                )
+        return last
+
+    def error(self, error: QuireError) -> ib.GenerateResponse:
+        """The end of a stream that had begun."""
+        return ib.GenerateResponse(
+            request_id=self._request_id, finish_reason=pb.FINISH_REASON_ERROR, error=to_message(error)
+        )
+
+    def _add_prompt_logprobs(self, response: ib.GenerateResponse, index: int) -> None:
+        token_bytes = self._generation.token_bytes
+        for entry in self._generation.prompt_entries(index)[1:]:
+            added = response.prompt_logprobs.add()
+            if entry is None:
+                continue
+            added.token_id, added.token = entry.token_id, token_bytes.get(entry.token_id)
+            added.logprob, added.rank = entry.logprob, entry.rank
+            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+                added.top.add(token_id=token_id, token=token_bytes.get(token_id), logprob=logprob)
+
+    def _add_logprobs(self, response: ib.GenerateResponse, delta: Delta) -> None:
+        token_bytes = self._generation.token_bytes
+        start = self._characters[delta.index]
+        for entry, offset in zip(delta.entries, [start, *delta.offsets[:-1]], strict=False):
+            added = response.logprobs.add(
+                token_id=entry.token_id,
+                token=token_bytes.get(entry.token_id),
+                logprob=entry.logprob,
+                rank=entry.rank,
+                text_offset=offset,
+            )
+            for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+                added.top.add(token_id=token_id, token=token_bytes.get(token_id), logprob=logprob)
+        if delta.offsets:
+            self._characters[delta.index] = delta.offsets[-1]

@@ -1,0 +1,98 @@
+"""A scheduler's page events as SMG's KvEventBatch.
+
+A block's hash is the first eight bytes of its page's, as the signed number that the contract has. Sequence numbers are
+the scheduler's. A snapshot is one batch that begins with Cleared, so that a subscriber takes it as the whole state.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from smg_grpc_proto.generated import common_pb2 as cb
+
+from quire_common.columns import i32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from quire.v1 import common_pb2 as pb
+    from quire_router.placement.load import Load
+
+_TIERS = {"device": cb.KV_CACHE_TIER_DEVICE, "ram": cb.KV_CACHE_TIER_HOST, "disk": cb.KV_CACHE_TIER_DISK}
+
+
+def tail_batch(frame: pb.PageEvents, page_size: int) -> cb.KvEventBatch:
+    """Changes. Removals come first: the frame says that none of what it stores is among them."""
+    events = [cb.KvCacheEvent(event_id=frame.sequence, cleared=cb.KvCacheCleared())] if frame.cleared else []
+    gone = [(0, list(frame.removed)), *((removed.group, list(removed.hashes)) for removed in frame.removed_pages)]
+    for group, hashes in gone:
+        if hashes:
+            removed = cb.KvBlocksRemoved(
+                block_hashes=list(map(block_hash, hashes)), tier=cb.KV_CACHE_TIER_DEVICE, group_idx=group
+            )
+            events.append(cb.KvCacheEvent(event_id=frame.sequence, removed=removed))
+    events += _stored(frame.stored, page_size, frame.sequence)
+    return cb.KvEventBatch(sequence_number=frame.sequence, timestamp=time.time(), events=events, dp_rank=0)
+
+
+def snapshot_batch(frames: Iterable[pb.PageEvents], page_size: int) -> cb.KvEventBatch:
+    """All frames of a snapshot as one batch."""
+    events, sequence = [cb.KvCacheEvent(cleared=cb.KvCacheCleared())], 0
+    for frame in frames:
+        sequence = frame.sequence
+        events += _stored(frame.stored, page_size, 0)
+    blocks = sum(len(event.stored.blocks) for event in events)
+    return cb.KvEventBatch(
+        sequence_number=sequence,
+        timestamp=time.time(),
+        events=events,
+        dp_rank=0,
+        snapshot=cb.KvSnapshotChunk(index=0, count=1, blocks=blocks),
+    )
+
+
+def engine_load(load: Load, sample: int, *, load_only: bool = False) -> cb.EngineLoad:
+    """What a subscriber learns beside the events."""
+    used = 1 - load.free_pages / load.pages if load.pages else 0.0
+    active = load.referenced_pages / load.pages if load.pages else 0.0
+    return cb.EngineLoad(
+        running_requests=load.running,
+        waiting_requests=load.waiting,
+        waiting_uncached_tokens=load.waiting_prefill_tokens,
+        token_usage=used,
+        active_token_usage=active,
+        gen_throughput=load.decode_tokens_per_s,
+        max_running_requests=load.max_num_seqs,
+        sample=sample,
+        load_only=load_only,
+    )
+
+
+def block_hash(digest: bytes) -> int:
+    """The contract's 64 bits of a page's hash."""
+    return int.from_bytes(digest[:8], "little", signed=True)
+
+
+def _stored(chains: Iterable[pb.StoredPages], page_size: int, event_id: int) -> list[cb.KvCacheEvent]:
+    events = []
+    for chain in chains:
+        tokens = i32(chain.token_ids, "token_ids").tolist()
+        blocks = [
+            cb.KvBlock(
+                block_hash=block_hash(digest),
+                token_ids=tokens[number * page_size : (number + 1) * page_size],
+                block_size=page_size,
+            )
+            for number, digest in enumerate(chain.hashes)
+        ]
+        stored = cb.KvBlocksStored(
+            blocks=blocks,
+            parent_block_hash=block_hash(chain.parent) if chain.parent else None,
+            tier=_TIERS.get(chain.medium, cb.KV_CACHE_TIER_EXTERNAL),
+            medium=chain.medium,
+            group_idx=chain.group,
+            locality=cb.KV_CACHE_LOCALITY_LOCAL,
+        )
+        events.append(cb.KvCacheEvent(event_id=event_id, stored=stored))
+    return events

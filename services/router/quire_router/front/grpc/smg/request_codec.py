@@ -1,0 +1,126 @@
+"""vllm.grpc.engine's GenerateRequest to a job. What this build lacks is refused by name, never ignored."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import NEUTRAL, LogitControls
+from quire_common.sequence import Sampling, unsupported
+from quire_router.front.http.parsing.tables import MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from quire_router.requests.pipeline import check_logprobs
+from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, TokenPrompt, Wants
+
+if TYPE_CHECKING:
+    from smg_grpc_proto.generated import vllm_engine_pb2 as vb
+
+    from quire_router.front.http.parsing.parse import Limits
+
+_MAX_ID = 2**31 - 1
+
+
+def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
+    """Raises InvalidArgument, Unsupported. Fields that proto3 cannot leave out mean vLLM's default where they are 0."""
+    _refuse_unsupported(request)
+    params = request.sampling_params
+    logprobs = _logprobs(params, "logprobs", limits)
+    prompt_logprobs = _logprobs(params, "prompt_logprobs", limits)
+    n = params.n or 1
+    if n > limits.max_n:
+        raise InvalidArgument("OUT_OF_RANGE", f"n is {n}.", f"Choose from 1 to {limits.max_n}.", param="n")
+    max_tokens = params.max_tokens if params.HasField("max_tokens") else None
+    if max_tokens is not None and not 1 <= max_tokens <= _MAX_ID:
+        raise InvalidArgument("OUT_OF_RANGE", f"max_tokens is {max_tokens}.", "Give at least 1.", param="max_tokens")
+    if len(params.stop) > MAX_STOP_STRINGS or any(not 0 < len(stop) <= MAX_STOP_CHARS for stop in params.stop):
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"stop has {len(params.stop)} strings, or one that is empty or too long.",
+            f"Send at most {MAX_STOP_STRINGS} of 1 to {MAX_STOP_CHARS} characters.",
+            param="stop",
+        )
+    if len(params.stop_token_ids) > MAX_STOP_IDS or any(token > _MAX_ID for token in params.stop_token_ids):
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            "stop_token_ids has too many, or no token ids.",
+            f"Send {MAX_STOP_IDS} at most.",
+            param="stop_token_ids",
+        )
+    return GenerateJob(
+        model="",
+        prompts=(_prompt(request),),
+        n=n,
+        sampling=Sampling(
+            temperature=params.temperature if params.HasField("temperature") else 1.0,
+            top_k=params.top_k,
+            top_p=params.top_p or 1.0,
+            min_p=params.min_p,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            controls=_controls(params),
+        ),
+        seed=params.seed if params.HasField("seed") and params.seed >= 0 else None,
+        max_tokens=max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=tuple(params.stop_token_ids),
+        ignore_eos=params.ignore_eos,
+        truncate_to=params.truncate_prompt_tokens if params.HasField("truncate_prompt_tokens") else None,
+        text=TextOptions(
+            stop=tuple(params.stop),
+            include_stop_str_in_output=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        ),
+        wants=Wants(news=request.stream, every_token=request.stream, token_ids=True, prompt_logprobs=prompt_logprobs),
+    )
+
+
+def _controls(params: vb.SamplingParams) -> LogitControls | None:
+    controls = LogitControls(
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty or 1.0,
+        logit_bias=tuple(sorted(params.logit_bias.items())),
+    )
+    return None if controls == NEUTRAL else controls
+
+
+def _prompt(request: vb.GenerateRequest) -> TextPrompt | TokenPrompt:
+    kind = request.WhichOneof("input")
+    if kind == "text":
+        return TextPrompt(request.text)
+    if kind == "tokenized":
+        ids = np.fromiter(request.tokenized.input_ids, np.int64)
+        if len(ids) and int(ids.max()) > _MAX_ID:
+            raise InvalidArgument(
+                "TOKEN_OUT_OF_RANGE", "input_ids has what is no token id.", "Send token ids.", param="input_ids"
+            )
+        return TokenPrompt(ids.astype(np.int32))
+    raise InvalidArgument("MISSING_FIELD", "The input is missing.", "Set tokenized or text.", param="input")
+
+
+def _logprobs(params: vb.SamplingParams, name: str, limits: Limits) -> int:
+    """-1 of ours is none, and of vLLM's is the whole vocabulary."""
+    if not params.HasField(name):
+        return -1
+    count: int = getattr(params, name)
+    if count < 0:
+        raise unsupported(name, ": -1")
+    check_logprobs(count, limits.max_logprobs, name)
+    return count
+
+
+def _refuse_unsupported(request: vb.GenerateRequest) -> None:
+    constraint = request.sampling_params.WhichOneof("constraint")
+    if constraint:
+        raise unsupported(constraint)
+    for name in ("mm_inputs", "media_refs", "kv_transfer_params"):
+        if request.HasField(name):
+            raise unsupported(name)
+    if request.extra_mm_inputs:
+        raise unsupported("extra_mm_inputs")
+    if request.kv_transfer_params_json not in ("", "{}", "null"):
+        raise unsupported("kv_transfer_params_json")
+    if request.data_parallel_rank > 0:
+        raise unsupported("data_parallel_rank")

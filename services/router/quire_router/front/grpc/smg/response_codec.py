@@ -1,0 +1,89 @@
+"""Deltas to vllm.grpc.engine's GenerateResponse: chunks while a choice runs, and one `complete` when it has ended."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from smg_grpc_proto.generated import vllm_engine_pb2 as vb
+
+from quire_common.columns import i32
+from quire_router.sequences.delta import FINISH_NAMES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta, LogprobEntry
+    from quire_router.sequences.sequence_state import Choice
+
+
+class SmgFormat:
+    """One generation's responses."""
+
+    def __init__(self, generation: Generation, *, stream: bool) -> None:
+        self._generation = generation
+        self._stream = stream
+        # Tokens that the caller was told of: a choice may be further on by the time it is.
+        self._told = [0] * len(generation.choices)
+        self._logprobs = generation.job.sampling.logprobs >= 0
+        self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
+
+    def responses(self, delta: Delta) -> Iterator[vb.GenerateResponse]:
+        """Those of one delta."""
+        choice = self._generation.choices[delta.index]
+        self._told[delta.index] += delta.tokens
+        if self._stream and delta.tokens:
+            chunk = vb.GenerateStreamChunk(
+                token_ids=i32(delta.token_ids, "token_ids").tolist(),
+                prompt_tokens=len(choice.sequence.prompt_ids),
+                completion_tokens=self._told[delta.index],
+                cached_tokens=choice.cached_tokens,
+                index=delta.index,
+            )
+            if self._logprobs:
+                chunk.output_logprobs.CopyFrom(output_logprobs(delta.entries))
+            yield vb.GenerateResponse(chunk=chunk)
+        if delta.finish:
+            yield self.complete(choice, FINISH_NAMES.get(delta.finish, "error"), delta.stop_reason)
+
+    def complete(self, choice: Choice, finish: str, stop_reason: str | int | None = None) -> vb.GenerateResponse:
+        """The end of a choice, with all of its tokens."""
+        whole = vb.GenerateComplete(
+            output_ids=i32(bytes(choice.output_ids[: 4 * choice.confirmed]), "output_ids").tolist(),
+            finish_reason=finish,
+            prompt_tokens=len(choice.sequence.prompt_ids),
+            completion_tokens=choice.confirmed,
+            cached_tokens=choice.cached_tokens,
+            index=choice.index,
+        )
+        if self._logprobs:
+            whole.output_logprobs.CopyFrom(output_logprobs(choice.entries[: choice.confirmed]))
+        if self._prompt_logprobs:
+            entries = self._generation.prompt_entries(choice.index)
+            whole.input_logprobs.CopyFrom(input_logprobs(choice.sequence.prompt_ids.tolist(), entries))
+        if isinstance(stop_reason, int):
+            whole.matched_token_id = stop_reason
+        elif isinstance(stop_reason, str) and finish == "stop":
+            whole.matched_stop_str = stop_reason
+        return vb.GenerateResponse(complete=whole)
+
+
+def output_logprobs(entries: Sequence[LogprobEntry]) -> vb.OutputLogProbs:
+    """One entry per token."""
+    return vb.OutputLogProbs(
+        token_logprobs=[entry.logprob for entry in entries],
+        token_ids=[entry.token_id for entry in entries],
+        top_logprobs=[vb.TopLogProbs(values=entry.top_logprobs, token_ids=entry.top_ids) for entry in entries],
+    )
+
+
+def input_logprobs(ids: Sequence[int], entries: Sequence[LogprobEntry | None]) -> vb.InputLogProbs:
+    """One entry per prompt token, the first of which has no value."""
+    return vb.InputLogProbs(
+        token_ids=ids,
+        token_logprobs=[vb.InputTokenLogProb(value=None if entry is None else entry.logprob) for entry in entries],
+        top_logprobs=[
+            vb.TopLogProbs() if entry is None else vb.TopLogProbs(values=entry.top_logprobs, token_ids=entry.top_ids)
+            for entry in entries
+        ],
+    )

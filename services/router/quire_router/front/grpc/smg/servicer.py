@@ -1,0 +1,255 @@
+"""vllm.grpc.engine.VllmEngine: each method authenticates, translates, and leaves the rest to the router's own parts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from smg_grpc_proto.generated import common_pb2 as cb
+from smg_grpc_proto.generated import vllm_engine_pb2 as vb
+from smg_grpc_proto.generated import vllm_engine_pb2_grpc
+
+from quire_common.errors import Aborted, QuireError, Unsupported
+from quire_common.telemetry import tracing
+from quire_common.telemetry.logs import bind_request_id
+from quire_common.version import installed_version
+from quire_router.front.grpc.client_watch import ClientWatch
+from quire_router.front.grpc.smg.event_queue import MOST_BYTES, EventQueue
+from quire_router.front.grpc.smg.kv_event_codec import engine_load, snapshot_batch, tail_batch
+from quire_router.front.grpc.smg.request_codec import parse_generate
+from quire_router.front.grpc.smg.response_codec import SmgFormat
+from quire_router.front.grpc.smg.sent_sequences import SentSequences
+from quire_router.front.http.exchange import new_request_id, request_id_from
+from quire_router.principal import ADMIN, INFERENCE
+from quire_router.replicas.fleet import no_replica
+from quire_router.sequences.job import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    import grpc
+
+    from quire.v1 import common_pb2 as pb
+    from quire_router.front.grpc.smg.parts import SmgParts
+    from quire_router.principal import Principal
+    from quire_router.replicas.replica import Replica
+    from quire_router.requests.generation import Generation
+
+_ABORTED = "ABORTED"
+
+
+def add_vllm_engine(server: grpc.aio.Server, parts: SmgParts) -> str:
+    """Its full name."""
+    vllm_engine_pb2_grpc.add_VllmEngineServicer_to_server(VllmEngineServicer(parts), server)
+    return str(vb.DESCRIPTOR.services_by_name["VllmEngine"].full_name)
+
+
+class VllmEngineServicer(vllm_engine_pb2_grpc.VllmEngineServicer):  # type: ignore[misc]  # generated without types
+    """The facade over one scheduler."""
+
+    def __init__(self, parts: SmgParts) -> None:
+        self._parts = parts
+        self._running: dict[tuple[str, str], list[Generation]] = {}
+        self._began, self._received = time.monotonic(), 0.0
+        self._sent: SentSequences[pb.Epoch] = SentSequences()
+
+    async def Generate(self, request: vb.GenerateRequest, context: Any) -> AsyncIterator[vb.GenerateResponse]:
+        arrived_ns, self._received = time.monotonic_ns(), time.time()
+        principal = self._enter(context)
+        await self._parts.rates.admit(principal)
+        job = parse_generate(request, self._parts.limits)
+        request_id = request_id_from(request.request_id) or new_request_id()
+        bind_request_id(request_id)
+        limits_s = (self._parts.config.request_timeout_s, context.time_remaining() or 0.0)
+        # The call's own span, where there is one, is between the client's and ours.
+        trace = tracing.inject_headers() or dict(context.invocation_metadata() or ())
+        caller = Caller(
+            request_id,
+            principal.tenant,
+            traceparent=str(trace.get("traceparent", "")),
+            tracestate=str(trace.get("tracestate", "")),
+            timeout_s=min((s for s in limits_s if s > 0), default=0.0),
+        )
+        generation = await self._parts.pipeline.generate(job, caller, arrived_ns)
+        running = self._running.setdefault((principal.tenant, request_id), [])
+        running.append(generation)
+        client = ClientWatch(self._parts.watchdog, generation, self._parts.config.client_stall_s)
+        try:
+            async for response in _responses(generation, stream=request.stream):
+                client.sends()
+                yield response
+                client.sent()
+        finally:
+            client.close()
+            generation.close()
+            running.remove(generation)
+            if not running:
+                self._running.pop((principal.tenant, request_id), None)
+
+    async def Abort(self, request: vb.AbortRequest, context: Any) -> vb.AbortResponse:
+        principal = self._enter(context)
+        for request_id in request.request_ids:
+            for generation in self._running.get((principal.tenant, request_id), []):
+                generation.cancel(Aborted(_ABORTED, "The request was aborted.", "Send it again."))
+        return vb.AbortResponse()
+
+    async def HealthCheck(self, request: vb.HealthCheckRequest, context: Any) -> vb.HealthCheckResponse:
+        self._enter(context)
+        healthy = self._parts.fleet.ready and self._parts.admission.open
+        return vb.HealthCheckResponse(healthy=healthy, message="" if healthy else "The engine takes no requests.")
+
+    async def GetModelInfo(self, request: vb.GetModelInfoRequest, context: Any) -> vb.GetModelInfoResponse:
+        self._enter(context)
+        served = self._parts.catalog.resolve("")
+        model = served.model
+        return vb.GetModelInfoResponse(
+            model_path=model.name,
+            is_generation=True,
+            max_context_length=model.max_model_len,
+            vocab_size=model.vocab_size,
+            served_model_name=served.name,
+            tokenizer_path=model.name,
+            model_type=model.architecture.removesuffix("ForCausalLM").lower(),
+            architectures=[model.architecture],
+            eos_token_ids=model.eos_token_ids,
+            max_req_input_len=model.max_model_len - 1,
+        )
+
+    async def GetServerInfo(self, request: vb.GetServerInfoRequest, context: Any) -> vb.GetServerInfoResponse:
+        self._enter(context)
+        replica, model = self._replica(), self._parts.catalog.resolve("").model
+        return vb.GetServerInfoResponse(
+            active_requests=self._parts.admission.inside,
+            is_paused=not self._parts.admission.open,
+            last_receive_timestamp=self._received,
+            uptime_seconds=time.monotonic() - self._began,
+            server_type="vllm-grpc",
+            data_parallel_size=1,
+            kv_cache_dtype=model.pages.groups[0].dtype if model.pages.groups else "",
+            block_size=model.pages.page_size,
+            max_num_seqs=replica.load.max_num_seqs,
+        )
+
+    async def GetLoads(self, request: vb.GetLoadsRequest, context: Any) -> vb.GetLoadsResponse:
+        self._enter(context)
+        load, page_size = self._replica().load, self._parts.catalog.resolve("").model.pages.page_size
+        used = load.pages - load.free_pages
+        rank = vb.SchedulerLoad(
+            num_running_reqs=load.running,
+            num_waiting_reqs=load.waiting,
+            num_total_reqs=load.running + load.waiting,
+            num_used_tokens=_int32(used * page_size),
+            max_total_num_tokens=_int32(load.pages * page_size),
+            token_usage=used / load.pages if load.pages else 0.0,
+            gen_throughput=load.decode_tokens_per_s,
+            utilization=min(1.0, load.running / load.max_num_seqs),
+            max_running_requests=load.max_num_seqs,
+            num_waiting_uncached_tokens=_int32(load.waiting_prefill_tokens),
+        )
+        asked = not request.HasField("dp_rank") or request.dp_rank == 0
+        return vb.GetLoadsResponse(
+            timestamp=datetime.now(UTC).isoformat(),
+            version=installed_version("quire-router"),
+            dp_rank_count=1,
+            loads=[rank] if asked else [],
+        )
+
+    async def SubscribeKvEvents(
+        self, request: cb.SubscribeKvEventsRequest, context: Any
+    ) -> AsyncIterator[cb.KvEventBatch]:
+        self._enter(context, ADMIN)  # token ids of all tenants
+        replica, sample = self._replica(), 0
+        if request.load_records_before_first_batch:
+            yield cb.KvEventBatch(timestamp=time.time(), dp_rank=0, load=engine_load(replica.load, 0, load_only=True))
+        after = max(0, request.start_sequence_number - 1)
+        epoch = self._sent.epoch_of(after)
+        if epoch is None:
+            after = 0  # a snapshot
+        queue: EventQueue[pb.PageEvents] = EventQueue(MOST_BYTES)
+        filling = asyncio.create_task(queue.fill(replica.client.watch_pages(epoch, after)), name="KV events")
+        try:
+            async for epoch, batch in self._batches(queue.messages()):
+                sample += 1
+                batch.load.CopyFrom(engine_load(replica.load, sample))
+                self._sent.sent(epoch, batch.sequence_number)
+                yield batch
+            await filling  # why there is nothing more
+        finally:
+            filling.cancel()
+            await asyncio.gather(filling, return_exceptions=True)
+
+    async def _batches(self, frames: AsyncIterator[pb.PageEvents]) -> AsyncIterator[tuple[pb.Epoch, cb.KvEventBatch]]:
+        """Each with the scheduler's epoch; frames of a snapshot make one."""
+        page_size = self._parts.catalog.resolve("").model.pages.page_size
+        snapshot: list[pb.PageEvents] = []
+        async for frame in frames:
+            if not frame.snapshot:
+                batch = tail_batch(frame, page_size)
+                if batch.events:  # otherwise it says that nothing was missed
+                    yield frame.epoch, batch
+                continue
+            snapshot.append(frame)
+            if frame.snapshot_complete:
+                batch, snapshot = snapshot_batch(snapshot, page_size), []
+                if batch.sequence_number or batch.snapshot.blocks:  # otherwise nothing has ever happened there
+                    yield frame.epoch, batch
+
+    async def FlushCache(self, request: cb.FlushCacheRequest, context: Any) -> cb.FlushCacheResponse:
+        self._enter(context)
+        return cb.FlushCacheResponse(success=False, message="This engine's cache cannot be emptied from here.")
+
+    async def StartProfile(self, request: cb.StartProfileRequest, context: Any) -> cb.ProfileResponse:
+        self._enter(context)
+        return cb.ProfileResponse(success=False, message="This engine has no profiler.")
+
+    async def StopProfile(self, request: cb.StopProfileRequest, context: Any) -> cb.ProfileResponse:
+        self._enter(context)
+        return cb.ProfileResponse(success=False, message="This engine has no profiler.")
+
+    async def Embed(self, request: vb.EmbedRequest, context: Any) -> vb.EmbedResponse:
+        self._enter(context)
+        raise Unsupported("UNSUPPORTED_METHOD", "This engine does not embed.", "Ask one that does.")
+
+    async def GetTokenizer(self, request: cb.GetTokenizerRequest, context: Any) -> AsyncIterator[cb.GetTokenizerChunk]:
+        self._enter(context)
+        raise Unsupported(
+            "UNSUPPORTED_METHOD", "This engine hands out no tokenizer.", "Give the gateway the model's own folder."
+        )
+        yield  # an async generator, as the method is a stream
+
+    def _enter(self, context: Any, scope: str = INFERENCE) -> Principal:
+        metadata = dict(context.invocation_metadata() or ())
+        return self._parts.keys.authenticate(str(metadata.get("authorization", "")), scope)
+
+    def _replica(self) -> Replica:
+        for replica in self._parts.fleet.replicas.values():
+            return replica
+        raise no_replica()
+
+
+def _int32(count: int) -> int:
+    """The nearest that the contract's fields hold."""
+    return min(count, 2**31 - 1)
+
+
+async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[vb.GenerateResponse]:
+    """An aborted request ends as vLLM's does: each choice with its finish reason."""
+    answer = SmgFormat(generation, stream=stream)
+    ended: set[int] = set()
+    while generation.running:
+        try:
+            deltas = await generation.news()
+        except QuireError as error:
+            if error.code != _ABORTED:
+                raise
+            for choice in generation.choices:
+                if choice.index not in ended:
+                    yield answer.complete(choice, "abort")
+            return
+        for delta in deltas:
+            if delta.finish:
+                ended.add(delta.index)
+            for response in answer.responses(delta):
+                yield response

@@ -1,0 +1,157 @@
+"""The port of metrics and administration, apart from the public one: a key needs the scope `metrics` or `admin` here.
+
+Pauses and drains this process of the router; of vLLM's administrative paths, those that need an engine are refused by
+name. Opens no port unless `--metrics-listen` says where. Without keys, this machine's own programs alone may change
+anything, and no web page.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.routing import Route, Router
+
+from quire_common.config import split_address
+from quire_common.errors import PermissionDenied, Unsupported
+from quire_router.front.http.edge import METRICS_PATH, Edge
+from quire_router.front.http.server import HttpServer
+from quire_router.principal import ADMIN
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from quire_router.api_keys import ApiKeys
+    from quire_router.config import RouterConfig
+    from quire_router.front.http.status import StatusRoutes
+    from quire_router.limits.rate_limits import RateLimits
+    from quire_router.requests.admission import Admission
+
+_MAX_BODY_BYTES = 64 * 1024
+_GIVE_A_KEY = "Give the router a key with the scope admin in --api-key-file."
+# vLLM's, for engines: this router has no way to ask its engines for them.
+_NOT_SERVED = ("/reset_prefix_cache", "/sleep", "/wake_up", "/start_profile", "/stop_profile")
+
+
+class AdminPort:
+    """Open from `start` to `close`; both do nothing where no address is configured."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        keys: ApiKeys,
+        rates: RateLimits,
+        admission: Admission,
+        status: StatusRoutes,
+        changed: Callable[[], None],
+    ) -> None:
+        """`changed` is called when the router's readiness may have changed."""
+        self._admission = admission
+        self._drain_timeout_s = config.drain_timeout_s
+        self._changed = changed
+        self.routes = Router(
+            [
+                Route(METRICS_PATH, status.metrics),
+                Route("/livez", status.livez),
+                Route("/readyz", status.readyz),
+                Route("/health", status.health),
+                Route("/pause", _guarded(self.pause, keys), methods=["POST"]),
+                Route("/resume", _guarded(self.resume, keys), methods=["POST"]),
+                Route("/drain", _guarded(self.drain, keys), methods=["POST"]),
+                Route("/is_sleeping", self.is_sleeping),
+                *(Route(path, _not_served, methods=["POST"]) for path in _NOT_SERVED),
+            ],
+            redirect_slashes=False,
+            default=_not_found,
+        )
+        self.http: HttpServer | None = None
+        if config.metrics_listen:
+            host, port = split_address(config.metrics_listen, "metrics_listen")
+            edge = Edge(self.routes, keys, rates, _MAX_BODY_BYTES, ADMIN)
+            self.http = HttpServer(edge, host, port, config.ssl_certfile, config.ssl_keyfile, flag="metrics-listen")
+
+    async def start(self) -> None:
+        """Return when connections are accepted."""
+        if self.http is not None:
+            await self.http.start()
+
+    async def close(self) -> None:
+        """Idempotent."""
+        if self.http is not None:
+            await self.http.close()
+
+    async def pause(self, _request: Request) -> Response:
+        """Admit nothing new; what runs goes on."""
+        self._admission.pause()
+        return self._state()
+
+    async def resume(self, _request: Request) -> Response:
+        """Admit again, after a pause or a drain."""
+        self._admission.resume()
+        return self._state()
+
+    async def drain(self, _request: Request) -> Response:
+        """Admit nothing new; answers when nothing runs any more, or after `--drain-timeout-s`."""
+        self._admission.pause()
+        self._changed()
+        await self._admission.close(self._drain_timeout_s)
+        return self._state()
+
+    async def is_sleeping(self, _request: Request) -> Response:
+        """No engine of ours sleeps."""
+        return _json({"is_sleeping": False})
+
+    def _state(self) -> Response:
+        self._changed()
+        return _json({"paused": not self._admission.open, "in_flight": self._admission.inside})
+
+
+def _guarded(
+    endpoint: Callable[[Request], Awaitable[Response]], keys: ApiKeys
+) -> Callable[[Request], Awaitable[Response]]:
+    """Where there are keys, the edge has asked for one with the scope `admin`."""
+
+    async def guarded(request: Request) -> Response:
+        if not keys:
+            if "origin" in request.headers:
+                raise PermissionDenied(
+                    "ADMIN_NEEDS_KEY", "Web pages may not administrate a router without keys.", _GIVE_A_KEY
+                )
+            if request.client is None or not _is_loopback(request.client.host):
+                raise PermissionDenied(
+                    "ADMIN_NEEDS_KEY",
+                    "Without keys, a router is administrated from its own machine alone.",
+                    _GIVE_A_KEY,
+                )
+        return await endpoint(request)
+
+    return guarded
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None)
+    return (mapped or address).is_loopback
+
+
+async def _not_served(request: Request) -> Response:
+    raise Unsupported(
+        "ADMIN_UNSUPPORTED", f"This router does not serve {request.url.path}.", "Restart the engine instead."
+    )
+
+
+async def _not_found(_scope: Scope, _receive: Receive, _send: Send) -> None:
+    raise HTTPException(404)
+
+
+def _json(body: dict[str, bool | int]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,199 @@
+"""The outermost layer of HTTP: credentials, request ids, typed errors and counts, for every route there is.
+
+Authentication is an allow-list: what is not named in OPEN_PATHS needs a key when keys are set, unknown paths included.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.exceptions import HTTPException
+
+from quire_common.errors import InvalidArgument, NotFound, QuireError, internal_error
+from quire_common.telemetry.logs import bind_request_id, get_logger
+from quire_router import metrics
+from quire_router.front.http.body import BODY_TOO_LARGE, discard_body
+from quire_router.front.http.cors import NO_CORS, Cors
+from quire_router.front.http.exchange import (
+    SCOPE_KEY,
+    Exchange,
+    error_headers,
+    new_request_id,
+    request_id_from,
+    send_json,
+)
+from quire_router.front.http.formats.error_shape import id_headers, shaped_error
+from quire_router.front.http.open_paths import OPEN_PATHS
+from quire_router.front.http.request_pacer import RequestPacer
+from quire_router.limits.rate_limits import RateLimited, limit_headers
+from quire_router.principal import INFERENCE, METRICS
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from quire_router.api_keys import ApiKeys
+    from quire_router.limits.rate_limits import RateLimits
+
+METRICS_PATH = "/metrics"
+# No rate limit keeps anybody from ending what runs.
+_FREE = re.compile("/v1/responses/[^/]+/cancel")
+_CLIENT_GONE = 499
+_MAX_TRACE_CHARS = 512
+log = get_logger(__name__)
+
+
+class MethodNotAllowed(InvalidArgument):
+    """A known path, another method; `allow` lists the right ones. HTTP's alone, so it is not in the common tree."""
+
+    http_status = 405
+
+    def __init__(self, allow: str) -> None:
+        super().__init__("METHOD_NOT_ALLOWED", "This path has no such method.", f"Use {allow or 'another path'}.")
+        self.allow = allow
+
+
+class Edge:
+    """An ASGI application around the routes."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        limits: RateLimits,
+        max_body_bytes: int,
+        scope: str = INFERENCE,
+        cors: Cors = NO_CORS,
+    ) -> None:
+        """`scope` is what a key needs for every path but /metrics, which has a scope of its own."""
+        self._app = app
+        self._keys = keys
+        self._limits = limits
+        self._max_body_bytes = max_body_bytes
+        self._scope = scope
+        self._cors = cors
+        self._pacer = RequestPacer()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request; every outcome is an answer in OpenAI's shape, and is counted."""
+        if scope["type"] != "http":
+            return
+        arrived_ns = time.monotonic_ns()
+        if scope["path"] not in OPEN_PATHS:  # whether it lives is told in the middle of a burst too
+            await self._pacer.enter()
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        given_id = request_id_from(headers.get(b"x-request-id", ""))
+        exchange = scope[SCOPE_KEY] = Exchange(
+            request_id=given_id or new_request_id(),
+            id_from_header=bool(given_id),
+            tenant="",
+            traceparent=_bounded(headers.get(b"traceparent", "")),
+            tracestate=_bounded(headers.get(b"tracestate", "")),
+            wants_timings=headers.get(b"x-quire-timings", "") == "1",
+            authorization=_authorization(scope),
+            arrived_ns=arrived_ns,
+            headers=self._cors.answer(headers.get(b"origin", "")),
+        )
+        scope["app"] = self._app  # so that Starlette raises a wrong method instead of answering it itself
+        bind_request_id(exchange.request_id)
+        status = 0
+
+        async def counted_send(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                own = [(name, exchange.request_id.encode("latin-1")) for name in id_headers(scope["path"])]
+                message["headers"] = [*message["headers"], *own, *exchange.headers]
+            await send(message)
+
+        try:
+            if scope["method"] == "OPTIONS" and b"access-control-request-method" in headers:
+                await self._preflight(headers, counted_send)
+                return
+            if scope["path"] not in OPEN_PATHS:
+                await self._admit(scope, exchange)
+            await self._app(scope, receive, counted_send)
+        except Exception as error:
+            typed = _typed(error)
+            if status == 0 and typed.http_status != _CLIENT_GONE:
+                await self._refuse(typed, scope["path"], exchange.request_id, receive, counted_send)
+            elif status == 0:
+                status = _CLIENT_GONE
+        finally:
+            self._count(getattr(scope.get("route"), "path", "unmatched"), status or _CLIENT_GONE, arrived_ns)
+
+    async def _admit(self, scope: Scope, exchange: Exchange) -> None:
+        needed = METRICS if scope["path"] == METRICS_PATH else self._scope
+        principal = self._keys.authenticate(exchange.authorization, needed)
+        exchange.tenant = principal.tenant
+        if (
+            principal.limits
+            and needed == INFERENCE
+            and scope["method"] == "POST"
+            and not _FREE.fullmatch(scope["path"])
+        ):
+            try:
+                levels = await self._limits.admit(principal)
+            except RateLimited as error:
+                exchange.headers += limit_headers(principal.limits, error.levels)
+                raise
+            exchange.headers += limit_headers(principal.limits, levels)
+
+    @staticmethod
+    def _count(route: str, status: int, arrived_ns: int) -> None:
+        metrics.requests.labels(route, str(status)).inc()
+        if route.startswith("/v1/"):
+            log.info("request", route=route, status=status, ms=(time.monotonic_ns() - arrived_ns) // 1_000_000)
+
+    async def _preflight(self, headers: dict[bytes, str], send: Send) -> None:
+        """A browser asks whether a page may ask; it sends no credential. Without our headers it may not."""
+        asked = headers.get(b"access-control-request-headers", "")
+        allowed = self._cors.preflight(headers.get(b"origin", ""), asked)
+        await send({"type": "http.response.start", "status": 204, "headers": allowed})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def _refuse(self, error: QuireError, path: str, request_id: str, receive: Receive, send: Send) -> None:
+        metrics.http_refused.labels(error.code).inc()
+        status, shaped = shaped_error(path, error, request_id)
+        body, headers = orjson.dumps(shaped), error_headers(error)
+        if isinstance(error, MethodNotAllowed):
+            headers.append((b"allow", error.allow.encode()))
+        if error.code != BODY_TOO_LARGE:
+            await send_json(send, body, status=status, headers=headers)
+            return
+        # A client that is still sending would lose the answer to a reset: answer, read on for a while, then close.
+        headers += [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()),
+            (b"connection", b"close"),
+        ]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await discard_body(receive, self._max_body_bytes)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _authorization(scope: Scope) -> str:
+    """The credential, as a bearer token or as Anthropic's `x-api-key`; none where there are several, since a proxy
+    before us may have checked another than we would."""
+    values = [value for name, value in scope["headers"] if name == b"authorization"]
+    values += [b"Bearer " + value for name, value in scope["headers"] if name == b"x-api-key"]
+    return values[0].decode("utf-8", "surrogateescape") if len(set(values)) == 1 else ""
+
+
+def _bounded(header: str) -> str:
+    """What W3C allows fits; anything longer is not passed on."""
+    return header if len(header) <= _MAX_TRACE_CHARS else ""
+
+
+def _typed(error: Exception) -> QuireError:
+    if isinstance(error, QuireError):
+        return error
+    if isinstance(error, HTTPException):
+        if error.status_code == 405:
+            return MethodNotAllowed((error.headers or {}).get("Allow", ""))
+        return NotFound("NO_SUCH_PATH", "There is nothing at this path.", "See the README's routes.")
+    log.exception("the request failed")
+    return internal_error()

@@ -1,0 +1,1 @@
+"""Answers: one format for each API that the router speaks."""

@@ -1,0 +1,107 @@
+"""/v1/chat/completions: `chat.completion` objects, or `chat.completion.chunk`s that open with the role."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_router.front.http.formats.answer_format import FrameParts, finish_name, id_list, usage_object
+from quire_router.front.http.formats.logprob_format import TokenNames, chat_logprobs, prompt_logprobs
+from quire_router.front.http.parsing.kv_transfer_fields import kv_transfer_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.errors import QuireError
+    from quire_router.front.http.parsing.parse import ParsedRequest
+    from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta
+
+
+class ChatFormat:
+    """Implements AnswerFormat."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
+        name = "chat.completion.chunk" if parsed.stream else "chat.completion"
+        self._parts = FrameParts(generation, parsed, f"chatcmpl-{generation.caller.request_id}", name)
+        self._generation = generation
+        self._wants = parsed.job.wants
+        self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
+        self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
+        self._plain = not (self._logprobs or parsed.continuous_usage)
+        self._heads = [
+            self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i for i in range(generation.told)
+        ]
+        self._middle = b'},"logprobs":null,"finish_reason":null'
+        self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
+
+    def opening(self) -> bytes:
+        """A chunk with the role for every choice."""
+        frames = []
+        for choice in self._generation.choices:
+            opened = {
+                "index": choice.index,
+                "delta": {"role": "assistant", "content": ""},
+                "logprobs": None,
+                "finish_reason": None,
+            }
+            frame = self._parts.prefix + b',"choices":[' + orjson.dumps(opened) + b"]"
+            if self._wants.token_ids:
+                frame += b',"prompt_token_ids":' + orjson.dumps(self._parts.prompt_ids(choice.index))
+            frames.append(frame + self._parts.usage_part(choice.index, opening=True) + b"}\n\n")
+        return b"".join(frames)
+
+    def frame(self, delta: Delta) -> bytes:
+        """Text by concatenation; the rest of the choice as a dict only where there is more than text."""
+        if self._plain and not delta.finish:
+            text, ids = orjson.dumps(delta.text), self._parts.ids_part(delta)
+            return self._heads[delta.index] + text + self._middle + ids + self._tail
+        content = {"content": delta.text} if delta.text or not delta.finish else {}
+        chunk = orjson.dumps({"index": delta.index, "delta": content, **self._rest(delta)})
+        return self._parts.prefix + b',"choices":[' + chunk + b"]" + self._parts.usage_part(delta.index) + b"}\n\n"
+
+    def closing(self) -> bytes:
+        """Usage, timings and `[DONE]`."""
+        return self._parts.closing()
+
+    def failed(self, error: QuireError) -> bytes:
+        """The error, and `[DONE]`."""
+        return self._parts.failed(error)
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """All choices."""
+        choices = [
+            {
+                "index": delta.index,
+                "message": {"role": "assistant", "content": delta.text, "refusal": None},
+                **self._rest(delta),
+            }
+            for delta in deltas
+        ]
+        answer: dict[str, Any] = {**self._parts.fields, "choices": choices}
+        answer["usage"] = usage_object(self._generation.usage())
+        if self._generation.job.kv_export:
+            answer["kv_transfer_params"] = kv_transfer_object(self._generation.kv_offer)
+        if self._wants.prompt_logprobs >= 0:
+            entries = self._generation.prompt_entries(0)
+            answer["prompt_logprobs"] = prompt_logprobs(
+                entries, self._wants.prompt_logprobs, self._generation.token_bytes
+            )
+        if self._wants.token_ids:
+            answer["prompt_token_ids"] = self._parts.prompt_ids(0)
+        return self._parts.written(self._parts.with_timings(answer))
+
+    def _rest(self, delta: Delta) -> dict[str, Any]:
+        rest: dict[str, Any] = {
+            "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
+            "finish_reason": finish_name(delta.finish),
+        }
+        if delta.finish:
+            rest["stop_reason"] = delta.stop_reason
+        if self._wants.token_ids:
+            rest["token_ids"] = id_list(delta.token_ids)
+        return rest

@@ -1,0 +1,137 @@
+"""Logprobs in OpenAI's two shapes: parallel lists for completions, a list of objects for chat."""
+
+from __future__ import annotations
+
+from codecs import getincrementaldecoder
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from quire_router.front.http.formats.large_json import written
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import orjson
+
+    from quire_router.sequences.delta import Delta, LogprobEntry
+    from quire_router.text.token_bytes import TokenBytes
+
+# JSON has no -Infinity; OpenAI and vLLM both write this instead.
+_FLOOR = -9999.0
+_MOST_SHIFT = 8
+
+
+def token_text(token: bytes) -> str:
+    """A token as a string; one that is part of a character keeps its bytes readable and distinct, as OpenAI has it."""
+    try:
+        return token.decode("utf-8")
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in token)
+
+
+class TokenNames:
+    """What logprobs call their tokens: by text, or by id, where texts that are not unique are of no use."""
+
+    def __init__(self, token_bytes: TokenBytes, *, by_id: bool) -> None:
+        self.token_bytes = token_bytes
+        self._by_id = by_id
+
+    def of(self, token_id: int) -> str:
+        """The name of one."""
+        return f"token_id:{token_id}" if self._by_id else token_text(self.token_bytes.get(token_id))
+
+
+def completion_logprobs(delta: Delta, names: TokenNames, start: int) -> dict[str, Any]:
+    """`start` is the number of characters of the choice before this delta's first token."""
+    tokens = [names.of(entry.token_id) for entry in delta.entries]
+    return {
+        "text_offset": [start, *delta.offsets[:-1]][: len(tokens)],
+        "token_logprobs": [_finite(entry.logprob) for entry in delta.entries],
+        "tokens": tokens,
+        "top_logprobs": [_top_of(entry, token, names) for entry, token in zip(delta.entries, tokens, strict=True)],
+    }
+
+
+def echoed_logprobs(
+    prompt: str, ids: Sequence[int], entries: Sequence[LogprobEntry | None], most: int, names: TokenNames
+) -> dict[str, list[Any]]:
+    """Of a prompt that is echoed, in the lists of a completion: nothing is known of its first token."""
+    texts = [names.of(token_id) for token_id in ids]
+    return {
+        "text_offset": _offsets_in(prompt, [names.token_bytes.get(token_id) for token_id in ids]),
+        "token_logprobs": [None if entry is None else _finite(entry.logprob) for entry in entries],
+        "tokens": texts,
+        "top_logprobs": [
+            None if entry is None else _top_of(_with_tops(entry, most), text, names)
+            for entry, text in zip(entries, texts, strict=True)
+        ],
+    }
+
+
+def prompt_logprobs(
+    entries: Sequence[LogprobEntry | None], most: int, token_bytes: TokenBytes
+) -> list[orjson.Fragment | None]:
+    """vLLM's shape: for each prompt token but the first, itself and its `most` likeliest alternatives by id."""
+    return [None if entry is None else _prompt_token(_with_tops(entry, most), token_bytes) for entry in entries]
+
+
+def _offsets_in(prompt: str, pieces: Sequence[bytes]) -> list[int]:
+    """Where in the prompt's text each token begins. Special tokens are not in it, and take no room."""
+    decoder, offset, offsets = getincrementaldecoder("utf-8")("replace"), 0, list[int]()
+    for piece in pieces:
+        text = decoder.decode(piece)
+        # A tokenizer may put a space before a text, or normalise it: a little further on is near enough.
+        at = prompt.find(text, offset, offset + len(text) + _MOST_SHIFT)
+        offsets.append(max(at, offset))
+        offset = at + len(text) if at >= 0 else offset
+    return offsets
+
+
+def _with_tops(entry: LogprobEntry, most: int) -> LogprobEntry:
+    return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
+
+
+def _prompt_token(entry: LogprobEntry, token_bytes: TokenBytes) -> orjson.Fragment:
+    ranked = [(entry.token_id, entry.logprob, entry.rank)]
+    ranked += zip(entry.top_ids, entry.top_logprobs, range(1, len(entry.top_ids) + 1), strict=True)
+    found: dict[str, dict[str, Any]] = {}
+    for token_id, logprob, rank in ranked:
+        told = {"logprob": _finite(logprob), "rank": rank, "decoded_token": token_text(token_bytes.get(token_id))}
+        found.setdefault(str(token_id), told)
+    return written(found)
+
+
+def chat_logprobs(entries: Sequence[LogprobEntry], names: TokenNames) -> dict[str, Any]:
+    """`content` has one object per token."""
+    return {"content": chat_tokens(entries, names)}
+
+
+def chat_tokens(entries: Sequence[LogprobEntry], names: TokenNames) -> list[orjson.Fragment]:
+    """The objects of chat's logprobs, as text."""
+    found = []
+    for entry in entries:
+        tops = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        told = _chat_token(entry.token_id, entry.logprob, names)
+        found.append(written({**told, "top_logprobs": [_chat_token(top, logprob, names) for top, logprob in tops]}))
+    return found
+
+
+def _top_of(entry: LogprobEntry, token: str, names: TokenNames) -> orjson.Fragment:
+    """Alternatives by name, the chosen token always among them."""
+    top: dict[str, float] = {}
+    for token_id, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True):
+        top.setdefault(names.of(token_id), _finite(logprob))
+    top.setdefault(token, _finite(entry.logprob))
+    return written(top)
+
+
+def _chat_token(token_id: int, logprob: float, names: TokenNames) -> dict[str, Any]:
+    return {
+        "token": names.of(token_id),
+        "logprob": _finite(logprob),
+        "bytes": list(names.token_bytes.get(token_id)),
+    }
+
+
+def _finite(logprob: float) -> float:
+    return max(logprob, _FLOOR)

@@ -1,0 +1,105 @@
+"""/v1/messages: Anthropic's message objects, and its events in its order: message_start .. message_stop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_router.front.http.formats.error_shape import anthropic_error
+from quire_router.sequences.delta import LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.errors import QuireError
+    from quire_router.front.http.parsing.parse import ParsedRequest
+    from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta
+
+_BLOCK_START = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
+_DELTA_HEAD = (
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":'
+)
+
+
+class MessagesFormat:
+    """Implements AnswerFormat. There is one choice, with one block of text."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
+        self._generation = generation
+        self._asked = parsed.job.default_max_tokens or 0
+        self._last: Delta | None = None
+
+    def opening(self) -> bytes:
+        """The message without its text, and the beginning of that."""
+        message = self._message([], None, 0)
+        started = event("message_start", {"type": "message_start", "message": message})
+        return started + event("content_block_start", _BLOCK_START) + event("ping", {"type": "ping"})
+
+    def frame(self, delta: Delta) -> bytes:
+        """Its text."""
+        if delta.finish:
+            self._last = delta
+        return _DELTA_HEAD + orjson.dumps(delta.text) + b"}}\n\n" if delta.text else b""
+
+    def closing(self) -> bytes:
+        """The end of the text, why it ended, the usage."""
+        changed: dict[str, str | None] = {"stop_reason": None, "stop_sequence": None}
+        if self._last is not None:
+            changed = self._stop(self._last)
+        usage = self._usage(self._generation.usage().completion_tokens)
+        return b"".join(
+            (
+                event("content_block_stop", {"type": "content_block_stop", "index": 0}),
+                event("message_delta", {"type": "message_delta", "delta": changed, "usage": usage}),
+                event("message_stop", {"type": "message_stop"}),
+            )
+        )
+
+    def failed(self, error: QuireError) -> bytes:
+        """An error event is the last."""
+        return event("error", anthropic_error(error, self._generation.caller.request_id))
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """The whole message."""
+        (delta,) = deltas
+        content = [{"type": "text", "text": delta.text}] if delta.text else []
+        return orjson.dumps(self._message(content, delta, self._generation.usage().completion_tokens))
+
+    def _message(self, content: list[dict[str, str]], last: Delta | None, output_tokens: int) -> dict[str, Any]:
+        return {
+            "id": f"msg_{self._generation.caller.request_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._generation.served.name,
+            "content": content,
+            **(self._stop(last) if last is not None else {"stop_reason": None, "stop_sequence": None}),
+            "usage": self._usage(output_tokens),
+        }
+
+    def _stop(self, last: Delta) -> dict[str, str | None]:
+        if last.finish == LENGTH:
+            cut = self._generation.usage().completion_tokens < self._asked
+            return {"stop_reason": "model_context_window_exceeded" if cut else "max_tokens", "stop_sequence": None}
+        if isinstance(last.stop_reason, str):
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop_reason}
+        return {"stop_reason": "end_turn", "stop_sequence": None}
+
+    def _usage(self, output_tokens: int) -> dict[str, int]:
+        """Anthropic's input tokens are those that no cache had."""
+        usage = self._generation.usage()
+        return {
+            "input_tokens": usage.prompt_tokens - usage.cached_tokens,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": usage.cached_tokens,
+            "output_tokens": output_tokens,
+        }
+
+
+def event(name: str, data: dict[str, Any]) -> bytes:
+    """A named server-sent event."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), orjson.dumps(data))

@@ -1,0 +1,80 @@
+"""/inference/v1/generate: token ids out, as vLLM writes them; streamed as chunks of the same shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from quire_router.front.http.formats.answer_format import DONE, FrameParts, finish_name, id_list, usage_object
+from quire_router.front.http.formats.large_json import dumps_in_pieces
+from quire_router.front.http.formats.logprob_format import TokenNames, chat_logprobs, prompt_logprobs
+from quire_router.front.http.parsing.kv_transfer_fields import kv_transfer_object
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.errors import QuireError
+    from quire_router.front.http.parsing.parse import ParsedRequest
+    from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta
+
+
+class TokenFormat:
+    """Implements AnswerFormat."""
+
+    def __init__(self, generation: Generation, parsed: ParsedRequest) -> None:
+        self._generation = generation
+        self._parsed = parsed
+        self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
+        self._names = TokenNames(generation.token_bytes, by_id=parsed.job.wants.tokens_by_id)
+        self._id = generation.caller.request_id
+
+    def opening(self) -> bytes:
+        """Nothing."""
+        return b""
+
+    def frame(self, delta: Delta) -> bytes:
+        """Tokens whose text is held back are told all the same."""
+        return (
+            _event({"request_id": self._id, "choices": [self._choice(delta)]}) if delta.tokens or delta.finish else b""
+        )
+
+    def closing(self) -> bytes:
+        """Usage where it was asked for, and `[DONE]`."""
+        if not self._parsed.include_usage:
+            return DONE
+        usage = usage_object(self._generation.usage())
+        return _event({"request_id": self._id, "choices": [], "usage": usage}) + DONE
+
+    def failed(self, error: QuireError) -> bytes:
+        """The error, and `[DONE]`."""
+        return FrameParts.failed(error)
+
+    async def settle(self) -> None:
+        """Nothing is kept."""
+
+    def document(self, deltas: Sequence[Delta]) -> bytes:
+        """All choices."""
+        scored = self._parsed.job.wants.prompt_logprobs
+        entries = self._generation.prompt_entries(0) if scored >= 0 else []
+        answer: dict[str, Any] = {
+            "request_id": self._id,
+            "choices": [self._choice(delta) for delta in deltas],
+            "prompt_logprobs": prompt_logprobs(entries, scored, self._generation.token_bytes) if entries else None,
+            "kv_transfer_params": kv_transfer_object(self._generation.kv_offer),
+            "usage": usage_object(self._generation.usage()),
+        }
+        return dumps_in_pieces(answer) if self._generation.is_large else orjson.dumps(answer)
+
+    def _choice(self, delta: Delta) -> dict[str, Any]:
+        return {
+            "index": delta.index,
+            "token_ids": id_list(delta.token_ids),
+            "logprobs": chat_logprobs(delta.entries, self._names) if self._logprobs else None,
+            "finish_reason": finish_name(delta.finish),
+        }
+
+
+def _event(chunk: dict[str, Any]) -> bytes:
+    return b"data: " + orjson.dumps(chunk) + b"\n\n"

@@ -1,0 +1,183 @@
+"""Endpoints that generate: read, parse, run, write; and the way that all of them share, given a job and a format."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from quire_common.errors import InvalidArgument
+from quire_common.sequence import unsupported
+from quire_common.telemetry.logs import bind_request_id
+from quire_router.front.http.body import client_gone, read_object
+from quire_router.front.http.exchange import exchange_of, request_id_from, send_json
+from quire_router.front.http.parsing.parse import Limits
+from quire_router.front.http.parsing.prompts import many_ids
+from quire_router.front.http.stream_writer import write_stream
+from quire_router.off_loop import off_loop
+from quire_router.requests.best_of import whole_answers
+from quire_router.sequences.job import Caller
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Receive, Scope, Send
+
+    from quire_router.config import RouterConfig
+    from quire_router.front.http.exchange import Exchange
+    from quire_router.front.http.formats.answer_format import AnswerFormat
+    from quire_router.front.http.parsing.parse import ParsedRequest
+    from quire_router.requests.beam_search import BeamSearch
+    from quire_router.requests.generation import Generation
+    from quire_router.requests.pipeline import Pipeline
+
+    MakeFormat = Callable[[Generation, ParsedRequest], AnswerFormat]
+
+T = TypeVar("T")
+# vLLM's. What serves here is one engine to its clients, of rank 0: the router chooses among replicas.
+_RANK = b"x-data-parallel-rank"
+
+
+class Serving:
+    """Runs parsed requests for endpoints, and holds what the configuration says of all of them."""
+
+    def __init__(self, pipeline: Pipeline, beams: BeamSearch, config: RouterConfig) -> None:
+        self.pipeline = pipeline
+        self._beams = beams
+        self.limits = Limits(config.max_n, config.max_logprobs)
+        self._max_body_bytes = config.max_body_bytes
+        self._timeout_s = config.request_timeout_s
+        self._ping_s = config.stream_ping_s
+
+    async def read(self, scope: Scope, receive: Receive) -> dict[str, Any]:
+        """The body. Raises InvalidArgument, TooLarge, and Unsupported for a replica that is chosen by its number."""
+        if dict(scope["headers"]).get(_RANK, b"0") != b"0":
+            raise unsupported(_RANK.decode())
+        return await read_object(scope, receive, self._max_body_bytes)
+
+    def caller(self, exchange: Exchange, parsed: ParsedRequest) -> Caller:
+        """Who asks. The body's request id counts where the header has none; the answer then carries it."""
+        if not exchange.id_from_header and parsed.request_id:
+            exchange.request_id = request_id_from(parsed.request_id) or exchange.request_id
+            bind_request_id(exchange.request_id)
+        return Caller(
+            request_id=exchange.request_id,
+            tenant=exchange.tenant,
+            traceparent=exchange.traceparent,
+            tracestate=exchange.tracestate,
+            priority=parsed.priority,
+            timeout_s=min((limit for limit in (self._timeout_s, parsed.timeout_s) if limit > 0), default=0.0),
+        )
+
+    async def run(
+        self, scope: Scope, receive: Receive, send: Send, parsed: ParsedRequest, make_format: MakeFormat
+    ) -> None:
+        """From a job to the end of its answer. A client that goes away ends it at once."""
+        exchange = exchange_of(scope)
+        caller = self.caller(exchange, parsed)
+        async with _watching(receive) as watch:
+            if parsed.job.beams:
+                search = self._beams.run(parsed.job, caller, exchange.arrived_ns)
+                generation, deltas = await watch.unless_gone(search)
+                await send_json(send, make_format(generation, parsed).document(deltas))
+                return
+            generation = await watch.unless_gone(self.pipeline.generate(parsed.job, caller, exchange.arrived_ns))
+            try:
+                watch.on_gone(generation)
+                answer = make_format(generation, parsed)
+                if parsed.stream:
+                    await write_stream(scope, send, generation, answer, self._ping_s)
+                else:
+                    deltas = await whole_answers(generation)
+                    document = await off_loop(lambda: answer.document(deltas), heavy=generation.is_large)
+                    await answer.settle()
+                    await send_json(send, document)
+            finally:
+                generation.close()
+
+
+class GenerateEndpoint:
+    """An ASGI application for POST. The edge turns what it raises into an answer."""
+
+    def __init__(self, serving: Serving, parse: Callable[..., ParsedRequest], make_format: MakeFormat) -> None:
+        self._serving = serving
+        self._parse = parse
+        self._make_format = make_format
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        await self.answer(await self._serving.read(scope, receive), scope, receive, send)
+
+    async def answer(self, body: dict[str, Any], scope: Scope, receive: Receive, send: Send) -> None:
+        """One request, whose body has been read."""
+        heavy = many_ids(body.get("prompt")) or many_ids(body.get("token_ids"))
+        timings = exchange_of(scope).wants_timings
+        parsed = await off_loop(lambda: self._parse(body, self._serving.limits, timings=timings), heavy=heavy)
+        await self._serving.run(scope, receive, send, parsed, self._make_format)
+
+
+class Invocations:
+    """SageMaker's one path for all: a chat where the body has messages, a completion where it has a prompt."""
+
+    def __init__(self, serving: Serving, chat: GenerateEndpoint, completions: GenerateEndpoint) -> None:
+        self._serving = serving
+        self._chat = chat
+        self._completions = completions
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        body = await self._serving.read(scope, receive)
+        if "messages" not in body and "prompt" not in body:
+            raise InvalidArgument(
+                "MISSING_FIELD", "The body has neither messages nor a prompt.", "Send one of them.", param="messages"
+            )
+        endpoint = self._chat if "messages" in body else self._completions
+        await endpoint.answer(body, scope, receive, send)
+
+
+class _Watch:
+    """Whether the client is still there, and whom to tell when it is not."""
+
+    def __init__(self) -> None:
+        self._gone = False
+        self._starting: asyncio.Task[Any] | None = None
+        self._generation: Generation | None = None
+
+    async def unless_gone(self, work: Awaitable[T]) -> T:
+        """Await the work; a client that goes meanwhile ends it with CLIENT_GONE."""
+        self._starting = asyncio.current_task()
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self._starting is None or not self._gone:
+                raise
+            self._starting.uncancel()
+            raise client_gone() from None
+        finally:
+            self._starting = None
+
+    def on_gone(self, generation: Generation) -> None:
+        """Cancel this one when the client goes, at once if it has gone already."""
+        self._generation = generation
+        if self._gone:
+            generation.cancel(client_gone())
+
+    async def run(self, receive: Receive) -> None:
+        """Until the client goes, or the answer is complete (which reads the same, and harms nothing)."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone = True
+        if self._starting is not None:
+            self._starting.cancel()
+        if self._generation is not None:
+            self._generation.cancel(client_gone())
+
+
+@contextlib.asynccontextmanager
+async def _watching(receive: Receive) -> Any:
+    watch = _Watch()
+    task = asyncio.create_task(watch.run(receive))
+    try:
+        yield watch
+    finally:
+        task.cancel()

@@ -1,0 +1,113 @@
+"""Field tables as JSON schemas, and little helpers for those of answers, which are closed: no member goes unsaid."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from quire_router.front.http.parsing.fields import Field
+
+Schema = dict[str, Any]
+
+STRING: Schema = {"type": "string"}
+INTEGER: Schema = {"type": "integer"}
+NUMBER: Schema = {"type": "number"}
+BOOLEAN: Schema = {"type": "boolean"}
+NULL: Schema = {"type": "null"}
+ANY: Schema = {}
+OBJECT: Schema = {"type": "object"}
+
+
+def ref(name: str) -> Schema:
+    """A schema of the document by its name."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def array(items: Schema) -> Schema:
+    """A list."""
+    return {"type": "array", "items": items}
+
+
+def maybe(schema: Schema) -> Schema:
+    """It, or null."""
+    return {"anyOf": [schema, NULL]}
+
+
+def const(value: str) -> Schema:
+    """This string alone."""
+    return {"const": value}
+
+
+def one_of(*values: str) -> Schema:
+    """One of these strings."""
+    return {"enum": list(values)}
+
+
+def either(*schemas: Schema) -> Schema:
+    """Any of these."""
+    return {"anyOf": list(schemas)}
+
+
+def closed(members: Mapping[str, Schema], optional: Mapping[str, Schema] | None = None) -> Schema:
+    """An object of these members and no others; the optional ones may be missing."""
+    return {
+        "type": "object",
+        "properties": {**members, **(optional or {})},
+        "required": list(members),
+        "additionalProperties": False,
+    }
+
+
+def body_schema(table: Mapping[str, Field], required: Iterable[str] = ()) -> Schema:
+    """Of a request's body. `null` means not given for every field that need not be."""
+    needed = set(required)
+    fields = {
+        name: field_schema(field) if name in needed else _optional(field_schema(field)) for name, field in table.items()
+    }
+    return {"type": "object", "properties": fields, "required": sorted(needed), "additionalProperties": False}
+
+
+def field_schema(field: Field) -> Schema:
+    """Of one field, with its bounds and its default."""
+    if not field.supported:
+        told = "Not supported by this version"
+        neutral = ", ".join(map(repr, field.neutral))
+        return {"description": f"{told}, but as {neutral}." if neutral else f"{told}."}
+    schema = dict(_KINDS[field.kind])
+    bounds = schema.pop("bounds", ())
+    limits = zip(bounds, (field.low, field.high, field.max_items), strict=False)
+    schema |= {
+        name: value for name, value in limits if name and math.isfinite(value) and (name not in _COUNTS or value)
+    }
+    if field.kind == "strings":
+        item = {"type": "string", "minLength": 1, "maxLength": field.high}
+        schema = {"anyOf": [item, {"type": "array", "items": item, "maxItems": field.max_items}]}
+    if field.default not in (None, "", ()):
+        schema["default"] = field.default
+    return schema
+
+
+_COUNTS = ("maxLength", "maxItems", "maxProperties")
+_KINDS: Mapping[str, Schema] = {
+    "int": {"type": "integer", "bounds": ("minimum", "maximum")},
+    "number": {"type": "number", "bounds": ("minimum", "maximum")},
+    "bool": {"type": "boolean"},
+    "string": {"type": "string", "bounds": ("", "", "maxLength")},
+    "strings": {},
+    "ints": {"type": "array", "items": INTEGER, "bounds": ("", "", "maxItems")},
+    "biases": {"type": "object", "additionalProperties": NUMBER, "bounds": ("", "", "maxProperties")},
+    "object": {"type": "object"},
+    "list": {"type": "array", "bounds": ("", "", "maxItems")},
+    "any": {},
+}
+
+
+def _optional(schema: Schema) -> Schema:
+    if "type" in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], NULL]}
+    return schema

@@ -1,0 +1,1 @@
+"""Request bodies: fields, their bounds, and the jobs that are made of them."""

@@ -1,0 +1,49 @@
+"""What a body asks of the logits, as LogitControls. vLLM's reading: biases are clamped, an empty allow-list is
+refused."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import MAX_BIAS, NEUTRAL, LogitControls
+from quire_common.repetition import RepetitionDetection, check_repetition
+from quire_router.front.http.parsing.fields import check_fields
+from quire_router.front.http.parsing.tables import REPETITION
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
+    """Of checked fields; None where nothing is asked. `bad_words` are texts, and come to it when they are encoded."""
+    if values["repetition_penalty"] == 0:
+        raise InvalidArgument(
+            "OUT_OF_RANGE", "repetition_penalty is 0.", "Choose a value above 0; 1 is none.", param="repetition_penalty"
+        )
+    allowed = values["allowed_token_ids"]
+    if allowed is not None and not allowed:
+        raise InvalidArgument(
+            "EMPTY_LIST",
+            "allowed_token_ids is an empty list.",
+            "Allow some, or leave it out.",
+            param="allowed_token_ids",
+        )
+    found = LogitControls(
+        presence_penalty=values["presence_penalty"],
+        frequency_penalty=values["frequency_penalty"],
+        repetition_penalty=values["repetition_penalty"],
+        logit_bias=tuple((token, max(-MAX_BIAS, min(bias, MAX_BIAS))) for token, bias in values["logit_bias"] or ()),
+        allowed_token_ids=allowed or (),
+    )
+    return None if found == NEUTRAL else found
+
+
+def repetition_of(asked: Mapping[str, Any] | None) -> RepetitionDetection | None:
+    """Of the object; as in vLLM, a greatest size of 0 asks for nothing. Raises InvalidArgument."""
+    values = check_fields(asked or {}, REPETITION)
+    if not values["max_pattern_size"] and not values["min_pattern_size"]:
+        return None
+    detection = RepetitionDetection(values["max_pattern_size"], values["min_pattern_size"], values["min_count"])
+    check_repetition(detection)
+    return detection

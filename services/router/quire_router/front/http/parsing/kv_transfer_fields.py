@@ -1,0 +1,88 @@
+"""`kv_transfer_params`, vLLM's way in which a client has a prompt prefilled at one engine and decoded at another.
+
+A first request says `do_remote_decode`, and its answer has an object that a second request sends back as it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import InvalidArgument
+from quire_router.front.http.parsing.fields import check_fields
+from quire_router.front.http.parsing.tables import KV_TRANSFER
+from quire_router.sequences.job import KvSource
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_router.sequences.job import GenerateJob
+    from quire_router.sequences.kv_route import KvOffer
+
+PARAM = "kv_transfer_params"
+
+
+def with_kv_transfer(job: GenerateJob, asked: Mapping[str, Any] | None, *, stream: bool) -> GenerateJob:
+    """The job as the object has it. Raises InvalidArgument."""
+    values = check_fields(asked or {}, KV_TRANSFER)
+    export, pulls = values["do_remote_decode"], values["do_remote_prefill"]
+    if not export and not pulls:
+        return job
+    if export and pulls:
+        raise _refused("CONTRADICTION", "do_remote_decode and do_remote_prefill exclude each other.", "Set one.")
+    if len(job.prompts) > 1 or job.beams:
+        raise _refused("TOO_MANY_SEQUENCES", f"{PARAM} is of one prompt, and no beams.", "Send one prompt at a time.")
+    if export:
+        check_export(job, stream=stream)
+        return replace(job, kv_export=True)
+    return replace(job, kv_source=_source(values))
+
+
+def check_export(job: GenerateJob, *, stream: bool) -> None:
+    """Raise InvalidArgument for what cannot be prefilled alone."""
+    if job.siblings > 1:
+        raise _refused("TOO_MANY_SEQUENCES", "do_remote_decode is of one sequence.", "Ask for one; decode as many.")
+    if stream:
+        raise _refused("STREAM_ON", "What do_remote_decode answers is an object.", "Set stream to false.")
+
+
+def kv_transfer_object(offer: KvOffer | None) -> dict[str, Any] | None:
+    """What the second request sends. The blocks are numbers within the transfer: others are nobody's business."""
+    if offer is None:
+        return None
+    return {
+        "do_remote_prefill": True,
+        "do_remote_decode": False,
+        "remote_engine_id": offer.engine,
+        "remote_request_id": offer.transfer_id.hex(),
+        "remote_block_ids": list(range(offer.pages)),
+        "remote_num_tokens": offer.tokens,
+        "remote_host": offer.host,
+        "remote_port": offer.port,
+        "tp_size": offer.ranks,
+    }
+
+
+def _source(values: Mapping[str, Any]) -> KvSource:
+    for name in ("remote_engine_id", "remote_request_id"):
+        if not values[name]:
+            raise InvalidArgument(
+                "MISSING_FIELD",
+                f"{PARAM} has no {name}.",
+                "Send the object of the prefill's answer as it is.",
+                param=name,
+            )
+    try:
+        transfer_id = bytes.fromhex(values["remote_request_id"])
+    except ValueError:
+        raise InvalidArgument(
+            "BAD_TRANSFER_ID",
+            "remote_request_id is no hexadecimal number.",
+            "Send the object of the prefill's answer as it is.",
+            param="remote_request_id",
+        ) from None
+    return KvSource(values["remote_engine_id"], transfer_id, values["remote_host"], values["remote_port"])
+
+
+def _refused(code: str, message: str, fix: str) -> InvalidArgument:
+    return InvalidArgument(code, message, fix, param=PARAM)

@@ -1,0 +1,239 @@
+"""JSON bodies to jobs. Hand-written: no model classes, one table of fields, one error per mistake."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from quire_common.errors import InvalidArgument
+from quire_common.sequence import Sampling
+from quire_router.front.http.parsing.control_fields import controls_of, repetition_of
+from quire_router.front.http.parsing.fields import check_fields
+from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
+from quire_router.front.http.parsing.prompts import json_text, messages_of, prompts_of
+from quire_router.front.http.parsing.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
+from quire_router.requests.beam_search import check_beams
+from quire_router.requests.pipeline import check_logprobs
+from quire_router.sequences.job import ChatPrompt, GenerateJob, Prompt, TextOptions, Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_COMPLETION_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The router's own bounds on requests."""
+
+    max_n: int
+    max_logprobs: int
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedRequest:
+    """A job, and how its answer is to be written."""
+
+    job: GenerateJob
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    request_id: str | None
+    priority: int
+    timeout_s: float = 0.0
+
+
+def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
+    """/v1/completions. Raises InvalidArgument, Unsupported."""
+    values = check_fields(body, COMPLETION)
+    logprobs = -1 if values["logprobs"] is None else values["logprobs"]
+    parsed = job_request(
+        values,
+        limits,
+        prompts=prompts_of(values["prompt"]),
+        logprobs=logprobs,
+        logprobs_param="logprobs",
+        max_tokens=1 if values["max_tokens"] == 0 else values["max_tokens"],
+        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        timings=timings,
+        echo=values["echo"],
+        add_special_tokens=values["add_special_tokens"],
+    )
+    job = parsed.job
+    if values["max_tokens"] == 0:
+        job = replace(job, prompt_only=True)
+    return replace(parsed, job=of_many(job, values["best_of"], limits, stream=parsed.stream))
+
+
+def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
+    """The job that finds the best of several, for which it needs their logprobs. Raises InvalidArgument."""
+    if best_of is None or best_of == job.n:
+        return job
+    if not job.n < best_of <= limits.max_n:
+        raise InvalidArgument(
+            "OUT_OF_RANGE",
+            f"best_of is {best_of}, n is {job.n}.",
+            f"Choose a best_of from n to {limits.max_n}.",
+            param="best_of",
+        )
+    if stream:
+        raise InvalidArgument(
+            "STREAM_ON",
+            "Which are the best of several is known when all have ended, and stream is set.",
+            "Set stream to false.",
+            param="best_of",
+        )
+    sampling = replace(job.sampling, logprobs=max(job.sampling.logprobs, 0))
+    wants = replace(job.wants, logprobs=job.sampling.logprobs >= 0)
+    job = replace(job, best_of=best_of, sampling=sampling, wants=wants)
+    if job.kv_export:
+        check_export(job, stream=stream)
+    return job
+
+
+def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
+    """/v1/chat/completions. Raises InvalidArgument, Unsupported."""
+    values = check_fields(body, CHAT)
+    top = values["top_logprobs"]
+    if top and not values["logprobs"]:
+        raise InvalidArgument(
+            "LOGPROBS_OFF", "top_logprobs is set, logprobs is not.", "Set logprobs to true.", param="top_logprobs"
+        )
+    return job_request(
+        values,
+        limits,
+        prompts=(chat_prompt(values, body),),
+        logprobs=(top or 0) if values["logprobs"] else -1,
+        logprobs_param="top_logprobs",
+        max_tokens=values["max_completion_tokens"] or values["max_tokens"],
+        default_max_tokens=None,
+        timings=timings,
+    )
+
+
+def job_request(
+    values: Mapping[str, Any],
+    limits: Limits,
+    *,
+    prompts: tuple[Prompt, ...],
+    logprobs: int,
+    logprobs_param: str,
+    max_tokens: int | None,
+    default_max_tokens: int | None,
+    timings: bool,
+    echo: bool = False,
+    add_special_tokens: bool = True,
+    token_ids: bool = False,
+) -> ParsedRequest:
+    """Of checked values: all of SAMPLING are there. Raises InvalidArgument, Unsupported."""
+    check_logprobs(logprobs, limits.max_logprobs, logprobs_param)
+    prompt_logprobs = -1 if values["prompt_logprobs"] is None else values["prompt_logprobs"]
+    check_logprobs(prompt_logprobs, limits.max_logprobs, "prompt_logprobs")
+    if values["n"] > limits.max_n:
+        raise InvalidArgument(
+            "OUT_OF_RANGE", f"n is {values['n']}.", f"Choose a value from 1 to {limits.max_n}.", param="n"
+        )
+    if values["top_p"] == 0:
+        raise InvalidArgument(
+            "OUT_OF_RANGE", "top_p is 0.", "Choose a value above 0; temperature 0 is greedy.", param="top_p"
+        )
+    stream = values["stream"]
+    scored = "prompt_logprobs" if prompt_logprobs >= 0 else "echo" if echo and logprobs >= 0 else ""
+    if stream and scored:
+        raise InvalidArgument(
+            "STREAM_ON",
+            f"{scored} asks for logprobs of the prompt, and stream is set.",
+            "Set stream to false.",
+            param=scored,
+        )
+    if values["stream_options"] is not None and not stream:
+        raise InvalidArgument(
+            "STREAM_OFF", "stream_options is set, stream is not.", "Set stream to true.", param="stream_options"
+        )
+    options = check_fields(values["stream_options"] or {}, STREAM_OPTIONS)
+    seed = values["seed"]
+    job = GenerateJob(
+        model=values["model"],
+        prompts=prompts,
+        n=values["n"],
+        sampling=Sampling(
+            temperature=values["temperature"],
+            top_k=max(0, values["top_k"]),
+            top_p=values["top_p"],
+            min_p=values["min_p"],
+            logprobs=logprobs,
+            controls=controls_of(values),
+            processors=values["logits_processors"],
+            prompt_logprobs=max(prompt_logprobs, logprobs) if echo else prompt_logprobs,
+        ),
+        bad_words=values["bad_words"],
+        seed=None if seed in (None, -1) else seed % 2**64,
+        max_tokens=max_tokens,
+        default_max_tokens=default_max_tokens,
+        min_tokens=values["min_tokens"],
+        stop_token_ids=values["stop_token_ids"],
+        ignore_eos=values["ignore_eos"],
+        repetition=repetition_of(values["repetition_detection"]),
+        thinking_tokens=None if values["thinking_token_budget"] == -1 else values["thinking_token_budget"],
+        truncate_to=values["truncate_prompt_tokens"],
+        text=TextOptions(
+            stop=values["stop"],
+            include_stop_str_in_output=values["include_stop_str_in_output"],
+            skip_special_tokens=values["skip_special_tokens"],
+            spaces_between_special_tokens=values["spaces_between_special_tokens"],
+        ),
+        add_special_tokens=add_special_tokens,
+        cache_salt=values["cache_salt"],
+        session=_session(values),
+        beams=values["use_beam_search"],
+        length_penalty=values["length_penalty"],
+        wants=Wants(
+            news=stream,
+            every_token=options["continuous_usage_stats"],
+            token_ids=token_ids or values["return_token_ids"],
+            tokens_by_id=values["return_tokens_as_token_ids"],
+            timings=timings,
+            echo=echo,
+            prompt_logprobs=prompt_logprobs,
+        ),
+    )
+    if job.beams:
+        check_beams(job)
+    job = with_kv_transfer(job, values["kv_transfer_params"], stream=stream)
+    return ParsedRequest(
+        job=job,
+        stream=stream,
+        include_usage=options["include_usage"],
+        continuous_usage=options["continuous_usage_stats"],
+        request_id=values["request_id"],
+        priority=values["priority"],
+        timeout_s=values["timeout_s"] or 0.0,
+    )
+
+
+def chat_prompt(values: Mapping[str, Any], body: Mapping[str, Any]) -> ChatPrompt:
+    """A conversation, of the fields that chat and tokenize share."""
+    continues = values["continue_final_message"]
+    if continues and body.get("add_generation_prompt") is True:
+        raise InvalidArgument(
+            "CONTRADICTION",
+            "continue_final_message and add_generation_prompt exclude each other.",
+            "Set add_generation_prompt to false.",
+            param="continue_final_message",
+        )
+    # What else a template may want to know: a field of its own counts more than an argument of that name.
+    named = {name: values[name] for name in ("documents", "reasoning_effort") if values.get(name) is not None}
+    kwargs = {**(values["chat_template_kwargs"] or {}), **named}
+    return ChatPrompt(
+        messages_json=json_text("messages", messages_of(values["messages"])),
+        template_kwargs_json=json_text("chat_template_kwargs", kwargs) if kwargs else "",
+        add_generation_prompt=values["add_generation_prompt"] and not continues,
+        continue_final_message=continues,
+        template=values["chat_template"] or "",
+    )
+
+
+def _session(values: Mapping[str, Any]) -> str:
+    """What the client says of which requests belong together; hints may be of any type."""
+    hints = (values.get("prompt_cache_key"), values.get("user"))
+    return next((hint[:MAX_ID_CHARS] for hint in hints if isinstance(hint, str) and hint), "")

@@ -1,0 +1,150 @@
+"""What is to be continued, out of a body: prompts in all their forms, and messages. One error per mistake."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+
+from quire_common.errors import InvalidArgument, Unsupported
+from quire_router.front.http.parsing.fields import MAX_INT32, bad_type
+from quire_router.off_loop import MOST_VALUES
+from quire_router.sequences.job import Prompt, TextPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_PROMPTS = 1024
+_PIECE_IDS = 65_536
+
+
+def required(values: Mapping[str, Any], name: str) -> Any:
+    """The value of a field that must be given. Raises InvalidArgument."""
+    if values[name] is None:
+        raise InvalidArgument("MISSING_FIELD", f"{name} is missing.", f"Send {name}.", param=name)
+    return values[name]
+
+
+def prompts_of(prompt: Any) -> tuple[Prompt, ...]:
+    """A string, a list of strings, token ids, or a list of lists of token ids."""
+    if prompt is None:
+        raise InvalidArgument("MISSING_FIELD", "prompt is missing.", "Send a prompt.", param="prompt")
+    if isinstance(prompt, str):
+        return (TextPrompt(prompt),)
+    if not isinstance(prompt, list):
+        raise bad_type("prompt", prompt, "a string, a list of strings, token ids, or lists of token ids")
+    if not prompt:
+        raise InvalidArgument("EMPTY_PROMPT", "prompt is an empty list.", "Send at least one prompt.", param="prompt")
+    if _is_int(prompt[0]):
+        return (token_prompt(prompt),)
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidArgument(
+            "TOO_MANY_ITEMS",
+            f"prompt has {len(prompt)} items; the limit is {MAX_PROMPTS}.",
+            "Send fewer prompts per request.",
+            param="prompt",
+        )
+    if isinstance(prompt[0], str):
+        for item in prompt:
+            if not isinstance(item, str):
+                raise bad_type("prompt[]", item, "a string, as the first is")
+        return tuple(TextPrompt(item) for item in prompt)
+    return tuple(token_prompt(item) for item in prompt)
+
+
+def token_prompt(ids: Any, name: str = "prompt[]") -> TokenPrompt:
+    """By operations on whole pieces of the list: a body of the longest size has two million ids."""
+    if not isinstance(ids, list):
+        raise bad_type(name, ids, "a list of token ids")
+    column = np.empty(len(ids), np.int32)
+    for at in range(0, len(ids), _PIECE_IDS):
+        piece = ids[at : at + _PIECE_IDS]
+        try:
+            # A third of numpy's time, and it takes integers of 32 bits alone: but for a bool, which becomes 0 or 1.
+            struct.pack_into(f"{len(piece)}i", column.data, 4 * at, *piece)
+        except struct.error:
+            raise _bad_id(piece, name) from None
+        packed = column[at : at + _PIECE_IDS]
+        least = packed.min()
+        if least < 0 or (least <= 1 and not all(_is_int(piece[i]) for i in np.flatnonzero(packed <= 1).tolist())):
+            raise _bad_id(piece, name)
+    return TokenPrompt(column)
+
+
+def _bad_id(ids: list[Any], name: str) -> InvalidArgument:
+    """The error for the first that is no integer, or else for the first that is no int32 of at least 0."""
+    for item in ids:
+        if not _is_int(item):
+            return bad_type(name, item, "an integer")
+    wrong = next(item for item in ids if not 0 <= item <= MAX_INT32)
+    return InvalidArgument(
+        "TOKEN_OUT_OF_RANGE",
+        f"Token id {wrong} is no int32.",
+        "Send ids of the vocabulary.",
+        param=name.removesuffix("[]"),
+    )
+
+
+def many_ids(prompt: Any) -> bool:
+    """Whether token ids, alone or in lists, are so many that they are better read in a thread."""
+    if not isinstance(prompt, list):
+        return False
+    if len(prompt) > MOST_VALUES:
+        return True
+    # A list that begins with an id may hold no list.
+    if not prompt or not isinstance(prompt[0], list):
+        return False
+    return len(prompt) + sum(len(item) for item in prompt[:MAX_PROMPTS] if isinstance(item, list)) > MOST_VALUES
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def messages_of(messages: Any) -> list[dict[str, Any]]:
+    """Checked, but for what a template makes of them."""
+    if not messages:
+        raise InvalidArgument("MISSING_FIELD", "messages is missing or empty.", "Send a message.", param="messages")
+    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Any, name: str) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise bad_type(name, message, "an object")
+    role, content = message.get("role"), message.get("content")
+    if not isinstance(role, str):
+        raise bad_type(f"{name}.role", role, "a string")
+    if content is None or isinstance(content, str):
+        return message
+    if not isinstance(content, list):
+        raise bad_type(f"{name}.content", content, "a string or a list of parts")
+    for i, part in enumerate(content):
+        text_of_part(part, f"{name}.content[{i}]")
+    return message
+
+
+def text_of_part(part: Any, name: str, called: str = "part") -> str:
+    """Text alone; how a template wants its parts is the tokenizer's business. `called`: what the API calls a part."""
+    if not isinstance(part, dict):
+        raise bad_type(name, part, "an object")
+    if part.get("type") != "text":
+        raise Unsupported(
+            "PARAMETER_UNSUPPORTED",
+            f"{name} is a {called} of a type other than text, which this version of Quire does not support.",
+            f"Send text {called}s only.",
+            param=name,
+        )
+    text = part.get("text")
+    if not isinstance(text, str):
+        raise bad_type(f"{name}.text", text, "a string")
+    return text
+
+
+def json_text(name: str, value: Any) -> str:
+    """Parsed JSON as text again. It may fail by depth alone, whose bound is lower here than when reading."""
+    try:
+        return orjson.dumps(value).decode()
+    except orjson.JSONEncodeError:
+        raise InvalidArgument("JSON_TOO_DEEP", f"{name} is nested too deeply.", "Flatten it.", param=name) from None

@@ -1,0 +1,89 @@
+"""vLLM's `sampling_params` object, both ways: what /inference/v1/generate takes, and what the render routes give."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire_common.logit_controls import NEUTRAL
+from quire_common.sequence import unsupported
+from quire_router.front.http.parsing.fields import check_fields
+from quire_router.front.http.parsing.parse import DEFAULT_COMPLETION_TOKENS, ParsedRequest, job_request
+from quire_router.front.http.parsing.prompts import required, token_prompt
+from quire_router.front.http.parsing.tables import EXTRA_ARGS, GENERATE, SAMPLING, SAMPLING_PARAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.sequences.job import GenerateJob
+
+
+def parse_tokens(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:
+    """/inference/v1/generate: tokens in, tokens out. Raises InvalidArgument, Unsupported."""
+    outer = check_fields(body, GENERATE)
+    values = {
+        **check_fields({}, SAMPLING),
+        **check_fields(required(outer, "sampling_params"), SAMPLING_PARAMS),
+        **outer,
+    }
+    if values["kv_transfer_params"] is None:
+        values["kv_transfer_params"] = check_fields(values["extra_args"] or {}, EXTRA_ARGS)["kv_transfer_params"]
+    return job_request(
+        values,
+        limits,
+        prompts=(token_prompt(required(outer, "token_ids"), "token_ids"),),
+        logprobs=-1 if values["logprobs"] is None else values["logprobs"],
+        logprobs_param="sampling_params.logprobs",
+        max_tokens=values["max_tokens"],
+        default_max_tokens=DEFAULT_COMPLETION_TOKENS,
+        timings=timings,
+        token_ids=True,
+    )
+
+
+def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
+    """What `parse_tokens` reads as the same. Only what is asked for. Raises Unsupported for what it cannot read."""
+    if job.best_of > 1:
+        raise unsupported("best_of", " in a request that is rendered")
+    if job.prompt_only:
+        raise unsupported("max_tokens", " of 0 in a request that is rendered")
+    sampling, controls, text, rule = job.sampling, job.sampling.controls or NEUTRAL, job.text, job.repetition
+    every: dict[str, tuple[Any, Any]] = {
+        "n": (job.n, 1),
+        "max_tokens": (max_tokens, None),
+        "min_tokens": (job.min_tokens, 0),
+        "temperature": (sampling.temperature, None),
+        "top_p": (sampling.top_p, 1.0),
+        "top_k": (sampling.top_k, 0),
+        "min_p": (sampling.min_p, 0.0),
+        "seed": (job.seed, None),
+        "logprobs": (sampling.logprobs, -1),
+        "prompt_logprobs": (job.wants.prompt_logprobs, -1),
+        "presence_penalty": (controls.presence_penalty, 0.0),
+        "frequency_penalty": (controls.frequency_penalty, 0.0),
+        "repetition_penalty": (controls.repetition_penalty, 1.0),
+        "logit_bias": ({str(token): bias for token, bias in controls.logit_bias}, {}),
+        "allowed_token_ids": (list(controls.allowed_token_ids), []),
+        "bad_words": (list(job.bad_words), []),
+        "stop": (list(text.stop), []),
+        "stop_token_ids": (list(job.stop_token_ids), []),
+        "include_stop_str_in_output": (text.include_stop_str_in_output, False),
+        "ignore_eos": (job.ignore_eos, False),
+        "logits_processors": (list(sampling.processors), []),
+        "thinking_token_budget": (job.thinking_tokens, None),
+        "use_beam_search": (job.beams, False),
+        "length_penalty": (job.length_penalty, 1.0),
+        "return_tokens_as_token_ids": (job.wants.tokens_by_id, False),
+        "skip_special_tokens": (text.skip_special_tokens, True),
+        "spaces_between_special_tokens": (text.spaces_between_special_tokens, True),
+        "repetition_detection": (
+            rule
+            and {
+                "max_pattern_size": rule.max_pattern_size,
+                "min_pattern_size": rule.min_pattern_size,
+                "min_count": rule.min_count,
+            },
+            None,
+        ),
+    }
+    return {name: value for name, (value, neutral) in every.items() if value != neutral}

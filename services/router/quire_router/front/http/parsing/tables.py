@@ -1,0 +1,318 @@
+"""The fields of /v1/completions and /v1/chat/completions, as data. OpenAI's and vLLM's names; our bounds.
+
+Supported fields have an effect, or are accepted as hints that have none here (`user`, `metadata`). For the others,
+`neutral` lists the values that change nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BIASES, MAX_REPETITION_PENALTY
+from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
+from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
+from quire_router.front.http.parsing.fields import MAX_INT32, Field
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MAX_STOP_STRINGS = 64
+# The tokenizer's own bounds: a request that it would refuse is refused here, where the status can still be told.
+MAX_STOP_CHARS = 512
+MAX_STOP_IDS = 1024
+# Each is encoded twice (see requests/encoder.py), and a tokenizer takes 1,024 texts at once.
+MAX_BAD_WORDS = 512
+MAX_BAD_WORD_CHARS = 256
+MAX_LENGTH_PENALTY = 10
+# Thirty days: whatever a client sends, a deadline is a number that messages between services can carry.
+MAX_TIMEOUT_S = 30 * 86_400
+MAX_MESSAGES = 10_000
+MAX_DOCUMENTS = 1024
+MAX_TEMPLATE_CHARS = 1 << 20
+MAX_ID_CHARS = 256
+
+
+def _later(*neutral: object) -> Field:
+    """Known, not supported by this version."""
+    return Field("any", supported=False, neutral=neutral)
+
+
+_HINT = Field("any")
+
+SAMPLING: Mapping[str, Field] = {
+    "model": Field("string", "", max_items=MAX_ID_CHARS),
+    "max_tokens": Field("int", low=1, high=MAX_INT32),
+    "min_tokens": Field("int", 0, low=0, high=MAX_INT32),
+    "temperature": Field("number", 1.0, low=0, high=100),
+    "top_p": Field("number", 1.0, low=0, high=1),
+    "top_k": Field("int", 0, low=-1, high=MAX_INT32),
+    "min_p": Field("number", 0.0, low=0, high=1),
+    "prompt_logprobs": Field("int", low=0, high=MAX_INT32),
+    "seed": Field("int", low=-(2**63), high=2**64 - 1),
+    "presence_penalty": Field("number", 0.0, low=-2, high=2),
+    "frequency_penalty": Field("number", 0.0, low=-2, high=2),
+    "repetition_penalty": Field("number", 1.0, low=0, high=MAX_REPETITION_PENALTY),
+    "logit_bias": Field("biases", low=0, high=MAX_INT32, max_items=MAX_BIASES),
+    "allowed_token_ids": Field("ints", low=0, high=MAX_INT32, max_items=MAX_ALLOWED_TOKENS),
+    "bad_words": Field("strings", (), high=MAX_BAD_WORD_CHARS, max_items=MAX_BAD_WORDS),
+    "n": Field("int", 1, low=1, high=MAX_INT32),
+    "stop": Field("strings", (), high=MAX_STOP_CHARS, max_items=MAX_STOP_STRINGS),
+    "stop_token_ids": Field("ints", (), low=0, high=MAX_INT32, max_items=MAX_STOP_IDS),
+    "include_stop_str_in_output": Field("bool", False),
+    "ignore_eos": Field("bool", False),
+    "repetition_detection": Field("object"),
+    "logits_processors": Field("strings", (), high=MAX_NAME_CHARS, max_items=MAX_PROCESSORS),
+    "thinking_token_budget": Field("int", low=-1, high=MAX_INT32),
+    "truncate_prompt_tokens": Field("int", low=-1, high=MAX_INT32),
+    "use_beam_search": Field("bool", False),
+    "length_penalty": Field("number", 1.0, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY),
+    # Ours: seconds from arrival.
+    "timeout_s": Field("number", low=0, high=MAX_TIMEOUT_S),
+    "skip_special_tokens": Field("bool", True),
+    "spaces_between_special_tokens": Field("bool", True),
+    "stream": Field("bool", False),
+    "stream_options": Field("object"),
+    "priority": Field("int", 0, low=-MAX_INT32, high=MAX_INT32),
+    "request_id": Field("string", max_items=MAX_ID_CHARS),
+    "return_token_ids": Field("bool", False),
+    "return_tokens_as_token_ids": Field("bool", False),
+    "cache_salt": Field("string", "", max_items=MAX_ID_CHARS),
+    # Hints without an effect here.
+    "user": _HINT,
+    "metadata": _HINT,
+    "store": _HINT,
+    "service_tier": _HINT,
+    "safety_identifier": _HINT,
+    "prompt_cache_key": _HINT,
+    "prompt_cache_retention": _HINT,
+    # Known, not yet supported.
+    "structured_outputs": _later(),
+    "response_format": _later({"type": "text"}),
+    "kv_transfer_params": Field("object"),
+    "vllm_xargs": _later({}),
+    "guided_json": _later(),
+    "guided_regex": _later(),
+    "guided_choice": _later(),
+    "guided_grammar": _later(),
+}
+
+COMPLETION: Mapping[str, Field] = {
+    **SAMPLING,
+    "prompt": Field("any"),
+    # 0: the prompt alone, for echo and its logprobs.
+    "max_tokens": Field("int", low=0, high=MAX_INT32),
+    "echo": Field("bool", False),
+    "logprobs": Field("int", low=0, high=MAX_INT32),
+    "add_special_tokens": Field("bool", True),
+    "best_of": Field("int", low=1, high=MAX_INT32),
+    "suffix": _later(""),
+    "prompt_embeds": _later(),
+}
+
+CHAT: Mapping[str, Field] = {
+    **SAMPLING,
+    "messages": Field("list", max_items=MAX_MESSAGES),
+    "max_completion_tokens": Field("int", low=1, high=MAX_INT32),
+    "logprobs": Field("bool", False),
+    "top_logprobs": Field("int", low=0, high=MAX_INT32),
+    "add_generation_prompt": Field("bool", True),
+    "continue_final_message": Field("bool", False),
+    "chat_template_kwargs": Field("object"),
+    # For the template.
+    "documents": Field("list", max_items=MAX_DOCUMENTS),
+    "reasoning_effort": Field("string", max_items=MAX_ID_CHARS),
+    # Taken where the tokenizers were started with --allow-request-chat-template.
+    "chat_template": Field("string", max_items=MAX_TEMPLATE_CHARS),
+    "tools": _later([]),
+    "tool_choice": _later("none", "auto"),
+    "parallel_tool_calls": _later(True, False),
+    "functions": _later([]),
+    "function_call": _later("none", "auto"),
+    "echo": _later(False),
+    # A rendered template has its special tokens already.
+    "add_special_tokens": _later(False),
+    "mm_processor_kwargs": _later(),
+    "modalities": _later(["text"]),
+    "audio": _later(),
+    "prediction": _later(),
+    "include_reasoning": _later(True),
+    "verbosity": _later("medium"),
+    "web_search_options": _later(),
+}
+
+# Of /inference/v1/generate: the object `sampling_params`, with vLLM's names, and what is around it.
+SAMPLING_PARAMS: Mapping[str, Field] = {
+    name: field
+    for name, field in SAMPLING.items()
+    if name
+    not in (
+        "model",
+        "stream",
+        "stream_options",
+        "request_id",
+        "priority",
+        "cache_salt",
+        "return_token_ids",
+        "kv_transfer_params",
+    )
+} | {
+    "logprobs": Field("int", low=0, high=MAX_INT32),
+    "detokenize": _HINT,
+    "extra_args": Field("object"),
+    "output_kind": _later(),
+    "best_of": _later(1),
+}
+
+GENERATE: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "token_ids": Field("any"),
+    "sampling_params": Field("object"),
+    "stream": Field("bool", False),
+    "stream_options": Field("object"),
+    "request_id": SAMPLING["request_id"],
+    "priority": SAMPLING["priority"],
+    "cache_salt": SAMPLING["cache_salt"],
+    "features": _later(),
+    "kv_transfer_params": SAMPLING["kv_transfer_params"],
+}
+# Where llm-d has it.
+EXTRA_ARGS: Mapping[str, Field] = {"kv_transfer_params": SAMPLING["kv_transfer_params"]}
+
+KV_TRANSFER: Mapping[str, Field] = {
+    "do_remote_decode": Field("bool", False),
+    "do_remote_prefill": Field("bool", False),
+    "remote_engine_id": Field("string", max_items=MAX_ID_CHARS),
+    "remote_request_id": Field("string", max_items=MAX_ID_CHARS),
+    "remote_host": Field("string", max_items=MAX_ID_CHARS),
+    "remote_port": Field("int", low=0, high=65535),
+    # What the ticket says itself.
+    "remote_block_ids": Field("list", max_items=1 << 20),
+    "remote_num_tokens": Field("int", low=0, high=MAX_INT32),
+    "tp_size": Field("int", low=1, high=MAX_INT32),
+}
+
+TOKENIZE: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "prompt": Field("string"),
+    "add_special_tokens": Field("bool", True),
+    "return_token_strs": Field("bool", False),
+}
+
+TOKENIZE_CHAT: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "return_token_strs": Field("bool", False),
+    **{
+        name: CHAT[name]
+        for name in (
+            "messages",
+            "add_generation_prompt",
+            "continue_final_message",
+            "add_special_tokens",
+            "chat_template",
+            "chat_template_kwargs",
+            "mm_processor_kwargs",
+            "tools",
+        )
+    },
+}
+
+DETOKENIZE: Mapping[str, Field] = {"model": SAMPLING["model"], "tokens": Field("any")}
+
+# Anthropic's. What it shares with the others has their names in a job.
+COUNT_TOKENS: Mapping[str, Field] = {
+    "model": SAMPLING["model"],
+    "messages": CHAT["messages"],
+    "system": Field("any"),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "tools": _later([]),
+    "tool_choice": _later({"type": "auto"}, {"type": "none"}),
+    "thinking": _later({"type": "disabled"}),
+    "output_config": _later({}),
+    "mcp_servers": _later([]),
+    "context_management": _later({}),
+}
+
+MESSAGES: Mapping[str, Field] = {
+    **COUNT_TOKENS,
+    "max_tokens": Field("int", low=1, high=MAX_INT32),
+    "stop_sequences": SAMPLING["stop"],
+    "stream": SAMPLING["stream"],
+    "temperature": SAMPLING["temperature"],
+    "top_p": SAMPLING["top_p"],
+    "top_k": SAMPLING["top_k"],
+    "metadata": _HINT,
+    "service_tier": _HINT,
+    "inference_geo": _HINT,
+    "container": _later(),
+}
+
+# OpenAI's Responses API.
+RESPONSES: Mapping[str, Field] = {
+    **{
+        name: SAMPLING[name]
+        for name in (
+            "model",
+            "temperature",
+            "top_p",
+            "top_k",
+            "min_p",
+            "seed",
+            "stop",
+            "presence_penalty",
+            "frequency_penalty",
+            "repetition_penalty",
+            "priority",
+            "request_id",
+            "cache_salt",
+            "ignore_eos",
+            "min_tokens",
+            "stream",
+            "timeout_s",
+            "user",
+            "metadata",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        )
+    },
+    "input": Field("any"),
+    "instructions": Field("string"),
+    "max_output_tokens": Field("int", low=1, high=MAX_INT32),
+    "previous_response_id": Field("string", max_items=MAX_ID_CHARS),
+    "store": Field("bool"),
+    "background": Field("bool", False),
+    "include": Field("strings", (), high=MAX_ID_CHARS, max_items=16),
+    "top_logprobs": Field("int", low=0, high=MAX_INT32),
+    "text": Field("object"),
+    "truncation": Field("string", "disabled"),
+    "chat_template_kwargs": CHAT["chat_template_kwargs"],
+    "stream_options": _later({}, {"include_obfuscation": False}),
+    "tools": _later([]),
+    "tool_choice": _later("none", "auto"),
+    "parallel_tool_calls": _later(True, False),
+    "max_tool_calls": _later(),
+    "reasoning": Field("object"),
+    "conversation": _later(),
+    "prompt": _later(),
+}
+
+RESPONSE_REASONING: Mapping[str, Field] = {
+    "effort": CHAT["reasoning_effort"],
+    "summary": _later("auto"),
+    "generate_summary": _later("auto"),
+}
+
+RESPONSE_TEXT: Mapping[str, Field] = {"format": _later({"type": "text"}), "verbosity": _later("medium")}
+
+STREAM_OPTIONS: Mapping[str, Field] = {
+    "include_usage": Field("bool", False),
+    "continuous_usage_stats": Field("bool", False),
+    "include_obfuscation": _later(False),
+}
+
+REPETITION: Mapping[str, Field] = {
+    "max_pattern_size": Field("int", 0, low=0, high=MAX_PATTERN_SIZE),
+    "min_pattern_size": Field("int", 0, low=0, high=MAX_PATTERN_SIZE),
+    "min_count": Field("int", 0, low=0, high=MAX_PATTERN_COUNT),
+}

@@ -1,0 +1,105 @@
+"""The response object: what was asked, what came of it, and how it stands. Knows nothing of streams or of storage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from quire_router.front.http.formats.error_shape import error_text
+from quire_router.sequences.delta import LENGTH
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from quire_common.errors import QuireError
+    from quire_router.sequences.delta import Usage
+
+_ECHOED = (
+    "instructions",
+    "max_output_tokens",
+    "metadata",
+    "parallel_tool_calls",
+    "previous_response_id",
+    "prompt_cache_key",
+    "safety_identifier",
+    "temperature",
+    "tool_choice",
+    "tools",
+    "top_logprobs",
+    "top_p",
+    "truncation",
+    "user",
+)
+
+
+class ResponseDocument:
+    """One response with at most one message of text. `store` is whether it is kept, which may differ from the wish."""
+
+    def __init__(self, response_id: str, values: Mapping[str, Any], model: str, created: int, *, store: bool) -> None:
+        self.id = response_id
+        self.item_id = f"msg_{response_id.removeprefix('resp_')}"
+        self._fixed: dict[str, Any] = {
+            "id": response_id,
+            "object": "response",
+            "created_at": created,
+            "model": model,
+            "background": values["background"],
+            "store": store,
+            "service_tier": "default",
+            "reasoning": {"effort": (values["reasoning"] or {}).get("effort"), "summary": None},
+            "text": {"format": {"type": "text"}},
+            "metadata": {},
+            "tool_choice": "auto",
+            "tools": [],
+            "parallel_tool_calls": True,
+            **{name: values[name] for name in _ECHOED if values.get(name) is not None},
+        }
+        for name in _ECHOED:
+            self._fixed.setdefault(name, None)
+
+    def running(self, status: str = "in_progress") -> dict[str, Any]:
+        """Before its end."""
+        return self._with(status, [], None)
+
+    def ended(self, text: str, logprobs: list[Any], finish: int, usage: Usage) -> dict[str, Any]:
+        """After its end; too few tokens for all of it make it incomplete."""
+        cut = finish == LENGTH
+        status = "incomplete" if cut else "completed"
+        output = [self.item(status, [self.part(text, logprobs)])]
+        details = {"reason": "max_output_tokens"} if cut else None
+        return self._with(status, output, usage, incomplete_details=details)
+
+    def failed(self, error: QuireError) -> dict[str, Any]:
+        """It could not be ended."""
+        told = {"code": "rate_limit_exceeded" if error.http_status == 429 else "server_error"}
+        return self._with("failed", [], None, error={**told, "message": f"{error.code}: {error_text(error)}"})
+
+    def item(self, status: str, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """The message."""
+        return {"id": self.item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    @staticmethod
+    def part(text: str, logprobs: list[Any]) -> dict[str, Any]:
+        """The message's text."""
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+    def _with(
+        self,
+        status: str,
+        output: list[dict[str, Any]],
+        usage: Usage | None,
+        *,
+        error: dict[str, str] | None = None,
+        incomplete_details: dict[str, str] | None = None,
+    ) -> dict[str, Any]:
+        ends = {"status": status, "error": error, "incomplete_details": incomplete_details}
+        return {**self._fixed, **ends, "output": output, "usage": None if usage is None else _usage(usage)}
+
+
+def _usage(usage: Usage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+    }

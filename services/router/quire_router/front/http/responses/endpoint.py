@@ -1,0 +1,184 @@
+"""/v1/responses: create, get, cancel, delete. A response goes on from another one by its id."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.responses import Response
+
+from quire_common.errors import FailedPrecondition, InvalidArgument, NotFound
+from quire_router.front.http.exchange import exchange_of, send_json
+from quire_router.front.http.responses.background import BackgroundRuns
+from quire_router.front.http.responses.document import ResponseDocument
+from quire_router.front.http.responses.format import ResponsesFormat
+from quire_router.front.http.responses.parse import job_of, parse_response
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.types import Receive, Scope, Send
+
+    from quire_router.front.http.exchange import Exchange
+    from quire_router.front.http.generate import Serving
+    from quire_router.front.http.parsing.parse import ParsedRequest
+    from quire_router.front.http.responses.parse import AskedResponse
+    from quire_router.front.http.responses.store import ResponseStore
+    from quire_router.requests.generation import Generation
+
+# What this router gives out; beside them the store has its own names.
+_ID = re.compile("resp_[0-9a-f]{32}")
+_MAX_ID = 128
+_KEEPING = "run the router with --responses-max-mib above 0, and with --redis where --http-workers is above 1"
+
+
+class ResponseRoutes:
+    """An ASGI application for POST, and endpoints for what has an id. Without a store nothing is kept."""
+
+    def __init__(self, serving: Serving, store: ResponseStore | None) -> None:
+        self._serving = serving
+        self._store = store
+        self._background = BackgroundRuns(store) if store is not None else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Create one."""
+        exchange = exchange_of(scope)
+        asked = parse_response(await self._serving.read(scope, receive))
+        history: list[Any] = []
+        if asked.previous is not None:
+            if self._store is None:
+                raise InvalidArgument(
+                    "RESPONSES_NOT_KEPT",
+                    "This router keeps no responses to go on from.",
+                    f"Send the whole conversation as input, or {_KEEPING}.",
+                    param="previous_response_id",
+                )
+            history = _history(await self._load(exchange.tenant, asked.previous, "previous_response_id"))
+        parsed = job_of(asked, history, self._serving.limits, timings=False)
+        response_id = f"resp_{uuid.uuid4().hex}"
+
+        def make_format(generation: Generation, _parsed: ParsedRequest) -> ResponsesFormat:
+            return self._format(exchange, asked, history, response_id, generation)[1]
+
+        if asked.values["background"]:
+            await self._start(exchange, asked, history, response_id, parsed, send)
+        else:
+            await self._serving.run(scope, receive, send, parsed, make_format)
+
+    async def get(self, request: Request) -> Response:
+        """As it stands."""
+        if request.query_params.get("stream", "false") not in ("false", "0"):
+            raise InvalidArgument(
+                "PARAMETER_UNSUPPORTED", "A kept response cannot be streamed.", "Leave stream out.", param="stream"
+            )
+        return _json((await self._kept(request))["response"])
+
+    async def cancel(self, request: Request) -> Response:
+        """End one that runs in the background; one that has ended stays as it is."""
+        kept = (await self._kept(request))["response"]
+        if not kept["background"] or self._background is None:
+            raise InvalidArgument(
+                "NOT_IN_BACKGROUND",
+                "Only a response in the background can be cancelled.",
+                "Close the connection of any other.",
+                param="response_id",
+            )
+        if kept["status"] == "in_progress":
+            await self._background.cancel(exchange_of(request.scope).tenant, kept["id"])
+            kept = (await self._kept(request))["response"]  # it may have ended before it was told
+            if kept["status"] == "in_progress":
+                kept["status"] = "cancelled"
+        return _json(kept)
+
+    async def delete(self, request: Request) -> Response:
+        """Forget it; one that runs is cancelled."""
+        kept = (await self._kept(request))["response"]
+        tenant = exchange_of(request.scope).tenant
+        if kept["background"] and self._background is not None:
+            await self._background.cancel(tenant, kept["id"], forget=True)
+        if self._store is not None:
+            await self._store.delete(tenant, kept["id"])
+        return _json({"id": kept["id"], "object": "response", "deleted": True})
+
+    async def _start(
+        self,
+        exchange: Exchange,
+        asked: AskedResponse,
+        history: list[Any],
+        response_id: str,
+        parsed: ParsedRequest,
+        send: Send,
+    ) -> None:
+        if self._background is None or self._store is None or asked.values["store"] is False:
+            raise InvalidArgument(
+                "BACKGROUND_NEEDS_STORE",
+                "A response in the background must be kept, and this one would not be.",
+                f"Leave store out, and {_KEEPING}.",
+                param="background",
+            )
+        caller = self._serving.caller(exchange, parsed)
+        generation = await self._serving.pipeline.generate(parsed.job, caller, exchange.arrived_ns)
+        try:
+            document, answer = self._format(exchange, asked, history, response_id, generation)
+            running = document.running()
+            await self._store.put(exchange.tenant, response_id, orjson.dumps({"response": running, "messages": []}))
+        except BaseException:
+            generation.close()
+            raise
+        self._background.start(exchange.tenant, generation, document, answer)
+        await send_json(send, orjson.dumps(running))
+
+    def _format(
+        self,
+        exchange: Exchange,
+        asked: AskedResponse,
+        history: list[Any],
+        response_id: str,
+        generation: Generation,
+    ) -> tuple[ResponseDocument, ResponsesFormat]:
+        store = self._store if asked.values["store"] is not False else None
+        served, created = generation.served.name, generation.created
+        document = ResponseDocument(response_id, asked.values, served, created, store=store is not None)
+
+        async def keep(ended: dict[str, Any], text: str) -> None:
+            if store is not None:
+                messages = [*history, *asked.messages, {"role": "assistant", "content": text}]
+                value = orjson.dumps({"response": ended, "messages": messages})
+                await store.put(exchange.tenant, response_id, value)
+
+        return document, ResponsesFormat(generation, document, keep)
+
+    async def _kept(self, request: Request) -> dict[str, Any]:
+        return await self._load(exchange_of(request.scope).tenant, request.path_params["response_id"], "response_id")
+
+    async def _load(self, tenant: str, response_id: str, param: str) -> dict[str, Any]:
+        value = None
+        if self._store is not None and _ID.fullmatch(response_id):
+            value = await self._store.get(tenant, response_id)
+        if value is None:
+            raise NotFound(
+                "RESPONSE_NOT_FOUND",
+                f"There is no response `{response_id[:_MAX_ID]}`, or it is not kept any more.",
+                "Ask for one that is kept, or send the whole conversation as input.",
+                param=param,
+            )
+        found: dict[str, Any] = orjson.loads(value)
+        return found
+
+
+def _history(kept: dict[str, Any]) -> list[Any]:
+    status = kept["response"]["status"]
+    if status not in ("completed", "incomplete"):
+        raise FailedPrecondition(
+            "RESPONSE_NOT_ENDED",
+            f"The previous response is {status}.",
+            "Go on from one that is completed.",
+            param="previous_response_id",
+        )
+    found: list[Any] = kept["messages"]
+    return found
+
+
+def _json(body: dict[str, Any]) -> Response:
+    return Response(orjson.dumps(body), media_type="application/json")

@@ -1,0 +1,138 @@
+"""uvicorn inside the service's own loop: our socket, our signals, no lifespan. Knows nothing of routes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import uvicorn
+
+from quire_common.errors import ConfigError
+from quire_router.front.http.protocol import BoundedProtocol
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from starlette.types import ASGIApp
+
+_BACKLOG = 2048
+# The kernel's own default grows to megabytes for every client that reads slowly.
+_SEND_BUFFER_BYTES = 256 * 1024
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to the service's process, not to uvicorn."""
+        yield
+
+
+class HttpServer:
+    """Open from `start` to `close`. A client that takes nothing for `stall_s` is disconnected (0: never).
+
+    `flag` is what says the port, for the error when it is taken.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        ssl_certfile: str = "",
+        ssl_keyfile: str = "",
+        *,
+        stall_s: float = 0.0,
+        flag: str = "port",
+        shared: bool = False,
+        max_connections: int = 0,
+    ) -> None:
+        """`max_connections`: more are closed at once; 0 is without limit. `shared`: other processes of this router bind
+        the same port, each for its share of the connections."""
+        self._socket = _bind(host, port, stall_s, flag, shared=shared)
+        bound = self._socket.getsockname()[1]
+        self.port: int = bound
+        self.address = f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}"
+        self.scheme = "https" if ssl_certfile else "http"
+        self._server = _Server(
+            uvicorn.Config(
+                app,
+                http=type("Protocol", (BoundedProtocol,), {"max_connections": max_connections}),
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                backlog=_BACKLOG,
+                timeout_graceful_shutdown=1,
+                ssl_certfile=ssl_certfile or None,
+                ssl_keyfile=ssl_keyfile or None,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connections(self) -> Collection[BoundedProtocol]:
+        """Those that are open."""
+        return self._server.server_state.connections  # type: ignore[return-value]  # all are made by our protocol
+
+    async def start(self) -> None:
+        """Return when connections are accepted."""
+        config = self._server.config
+        if bool(config.ssl_certfile) != bool(config.ssl_keyfile):
+            raise ConfigError("TLS_FILE", "Of ssl_certfile and ssl_keyfile only one is set.", "Give both as PEM files.")
+        try:
+            config.load()
+        except OSError as error:
+            raise ConfigError(
+                "TLS_FILE", "Cannot load ssl_certfile and ssl_keyfile.", "Give both as PEM files."
+            ) from error
+        self._task = asyncio.create_task(self._server.serve([self._socket]), name="http")
+        while not self._server.started and not self._task.done():
+            await asyncio.sleep(0.005)  # uvicorn has no event for this
+        if self._task.done():
+            self._task.result()
+
+    async def close(self) -> None:
+        """Stop accepting, give open answers a second, return when all is closed."""
+        if self._task is None:
+            self._socket.close()
+            return
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+def check_port(host: str, port: int, flag: str) -> None:
+    """Raise ConfigError where somebody listens already: who shares a port would join them silently."""
+    _bind(host, port, 0.0, flag, shared=False).close()
+
+
+def _bind(host: str, port: int, stall_s: float, flag: str, *, shared: bool) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT") and stall_s:
+            # The kernel sees what was taken, also in the middle of a stream and after its end; connections inherit it.
+            bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(stall_s * 1000)))
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind((host, port))
+        if not shared:  # one that shares gets its connections from the moment it listens: not before it serves
+            bound.listen(_BACKLOG)
+        bound.setblocking(False)
+    except OSError as error:
+        bound.close()
+        raise ConfigError(
+            "PORT_IN_USE",
+            f"The router cannot serve HTTP on {host}:{port}: {error.strerror or error}.",
+            f"Stop the process that holds the port, or choose another with --{flag} (0 picks a free one).",
+            param=flag,
+        ) from error
+    return bound

@@ -1,0 +1,132 @@
+"""What the router says of itself: liveness, readiness with phases, models, version, load, metrics."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.responses import Response
+
+from quire_common.telemetry import metrics
+from quire_common.version import installed_version
+from quire_router.front.http.exchange import exchange_of
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from quire_router.api_keys import ApiKeys
+    from quire_router.replicas.fleet import Fleet
+    from quire_router.requests.admission import Admission
+    from quire_router.requests.catalog import Catalog, ServedModel
+    from quire_router.text.tokenizer_pool import TokenizerPool
+
+
+class StatusRoutes:
+    """Endpoints for GET; none of them waits for anything."""
+
+    def __init__(
+        self, catalog: Catalog, fleet: Fleet, pool: TokenizerPool, admission: Admission, keys: ApiKeys
+    ) -> None:
+        self._catalog = catalog
+        self._fleet = fleet
+        self._pool = pool
+        self._admission = admission
+        self._keys = keys
+        self._created = int(time.time())
+
+    @property
+    def ready(self) -> bool:
+        """Whether a request could be answered now."""
+        return self._fleet.ready and self._pool.ready and self._admission.open
+
+    async def livez(self, _request: Request) -> Response:
+        """The process answers."""
+        return _json({"live": True})
+
+    async def readyz(self, request: Request) -> Response:
+        """What everybody behind the router is doing; 503 until a request could be answered.
+
+        The route is open: where there are keys, those without one see phases, but no names, addresses or paths.
+        """
+        schedulers = [
+            {
+                "instance": replica.instance,
+                "role": replica.role,
+                "phase": replica.load.phase,
+                "progress": round(replica.load.progress, 4),
+                "detail": replica.load.detail,
+                "session": "open" if replica.session.open else "closed",
+                "model": replica.model.name if replica.model else None,
+                "running": replica.load.running,
+                "waiting": replica.load.waiting,
+            }
+            for replica in self._fleet.replicas.values()
+        ]
+        tokenizers = [
+            {"instance": peer.instance, "phase": "ready" if peer.healthy else "connecting"}
+            for peer in self._pool.peers.values()
+        ]
+        if not self._keys.admit(exchange_of(request.scope).authorization):
+            schedulers = [{name: entry[name] for name in ("phase", "progress")} for entry in schedulers]
+            tokenizers = [{"phase": entry["phase"]} for entry in tokenizers]
+        body = {
+            "ready": self.ready,
+            "router": {"phase": "serving" if self._admission.open else "draining"},
+            "schedulers": schedulers,
+            "tokenizers": tokenizers,
+        }
+        return _json(body, 200 if self.ready else 503)
+
+    async def health(self, _request: Request) -> Response:
+        """Readiness without words, as vLLM has it."""
+        return Response(status_code=200 if self.ready else 503)
+
+    async def models(self, _request: Request) -> Response:
+        """OpenAI's list."""
+        return _json({"object": "list", "data": [self._model(served) for served in self._catalog.served()]})
+
+    async def model(self, request: Request) -> Response:
+        """One of the list."""
+        return _json(self._model(self._catalog.resolve(request.path_params["model"])))
+
+    def _model(self, served: ServedModel) -> dict[str, Any]:
+        return {
+            "id": served.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "quire",
+            "root": served.model.name,
+            "parent": None,
+            "max_model_len": served.model.max_model_len,
+            "vocab_size": served.model.vocab_size,
+            "permission": [],
+        }
+
+    async def version(self, _request: Request) -> Response:
+        """Of this service."""
+        return _json({"version": installed_version("quire-router")})
+
+    async def load(self, _request: Request) -> Response:
+        """`server_load` is vLLM's name for what is in flight."""
+        schedulers = [
+            {
+                "instance": replica.instance,
+                "role": replica.role,
+                "in_flight": replica.in_flight,
+                "running": replica.load.running,
+                "waiting": replica.load.waiting,
+                "max_num_seqs": replica.load.max_num_seqs,
+                "open_transfers": replica.load.open_transfers,
+            }
+            for replica in self._fleet.replicas.values()
+        ]
+        return _json({"server_load": self._admission.inside, "schedulers": schedulers})
+
+    async def metrics(self, _request: Request) -> Response:
+        """Prometheus' text format."""
+        return Response(metrics.render(), media_type=metrics.CONTENT_TYPE)
+
+
+def _json(body: dict[str, Any], status: int = 200) -> Response:
+    return Response(orjson.dumps(body), status, media_type="application/json")

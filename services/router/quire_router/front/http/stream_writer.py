@@ -1,0 +1,160 @@
+"""A generation's events to its client as they come. Knows neither formats nor what is in a frame.
+
+The plain way awaits news and sends each through ASGI. Where nothing has to be fetched for an event, the loop calls back
+instead: all news of one turn become one write to the connection, and no task wakes for a token. Both write the same
+bytes; a test compares them.
+
+Who waits for long hears a comment now and then, so that nobody between takes the connection for dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from quire_common.errors import QuireError
+from quire_router.front.http.protocol import chunk_writer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from starlette.types import Scope, Send
+
+    from quire_router.front.http.formats.answer_format import AnswerFormat
+    from quire_router.front.http.protocol import ChunkWriter
+    from quire_router.requests.generation import Generation
+
+_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+PING = b": ping\n\n"
+T = TypeVar("T")
+
+
+async def write_stream(scope: Scope, send: Send, generation: Generation, answer: AnswerFormat, ping_s: float) -> None:
+    """Nothing is sent before the first news, so that an early failure still gets its HTTP status; unless they take
+    longer than `ping_s`, after which a comment is sent whenever nothing was for so long. 0: none are.
+
+    Writing waits while the client's buffer is full; the news of that time are joined, and nobody else waits.
+    """
+    started = False
+
+    async def ping() -> None:
+        nonlocal started
+        if not started:
+            started = True
+            await _start(send)
+        await send({"type": "http.response.body", "body": PING, "more_body": True})
+
+    try:
+        deltas = await _patiently(generation.news(), ping, ping_s)
+    except QuireError as error:
+        if not started:
+            raise
+        await send({"type": "http.response.body", "body": answer.opening() + answer.failed(error)})
+        return
+    if not started:
+        await _start(send)
+    frames = answer.opening() + b"".join(map(answer.frame, deltas))
+    if generation.running:
+        await send({"type": "http.response.body", "body": frames, "more_body": True})
+        connection = chunk_writer(scope) if generation.listens else None
+        try:
+            if connection is not None:
+                frames = await _Pump(generation, answer, connection, ping_s).run()
+            else:
+                frames = await _relay(send, generation, answer, ping, ping_s)
+        except QuireError as error:
+            await send({"type": "http.response.body", "body": answer.failed(error)})
+            return
+    closing = answer.closing()
+    await answer.settle()
+    await send({"type": "http.response.body", "body": frames + closing})
+
+
+async def _start(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+
+
+async def _relay(
+    send: Send, generation: Generation, answer: AnswerFormat, ping: Callable[[], Awaitable[None]], ping_s: float
+) -> bytes:
+    """The plain way: until the last news, whose frames are returned unsent."""
+    while True:
+        frames = b"".join(map(answer.frame, await _patiently(generation.news(), ping, ping_s)))
+        if not generation.running:
+            return frames
+        await send({"type": "http.response.body", "body": frames, "more_body": True})
+
+
+async def _patiently(awaited: Awaitable[T], ping: Callable[[], Awaitable[None]], ping_s: float) -> T:
+    """Ping whenever it takes so long."""
+    if not ping_s:
+        return await awaited
+    task = asyncio.ensure_future(awaited)
+    try:
+        while not (await asyncio.wait((task,), timeout=ping_s))[0]:
+            await ping()
+        return task.result()
+    finally:
+        task.cancel()
+
+
+class _Pump:
+    """The way without tasks, until the last news, whose frames are returned unsent."""
+
+    def __init__(self, generation: Generation, answer: AnswerFormat, connection: ChunkWriter, ping_s: float) -> None:
+        self._generation = generation
+        self._frame = answer.frame
+        self._connection = connection
+        self._last = b""
+        self._loop = asyncio.get_running_loop()
+        self._turn: asyncio.Future[None] = self._loop.create_future()
+        self._ping_s = ping_s
+        self._wrote = True
+
+    async def run(self) -> bytes:
+        """Raises the QuireError that ended the job."""
+        if self._ping_s:
+            self._timer = self._loop.call_later(self._ping_s, self._ping)
+        try:
+            while True:
+                self._generation.call_once(self._on_news)
+                await self._turn
+                if not self._generation.running:
+                    return self._last
+                # The client's buffer is full.
+                await self._connection.drain()
+                self._turn = self._loop.create_future()
+        finally:
+            if self._ping_s:
+                self._timer.cancel()
+
+    def _ping(self) -> None:
+        if not self._wrote and not self._connection.full:
+            self._connection.write(PING)
+        self._wrote = False
+        self._timer = self._loop.call_later(self._ping_s, self._ping)
+
+    def _on_news(self) -> None:
+        if self._turn.done():  # the request was cancelled
+            return
+        if self._connection.full:
+            self._turn.set_result(None)
+            return
+        try:
+            frames = b"".join(map(self._frame, self._generation.news_now()))
+        except Exception as error:
+            self._turn.set_exception(error)
+            return
+        if self._generation.running:
+            self._connection.write(frames)
+            self._wrote = True
+            self._generation.call_once(self._on_news)
+        else:
+            self._last = frames
+            self._turn.set_result(None)

@@ -1,0 +1,50 @@
+"""A choice whose client says where its prompt was prefilled: it runs as any other, with the ticket in its Submit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_router.kv_transfer.pulling import Pulling
+from quire_router.sequences.delta import ERROR
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.ticket import Ticket
+    from quire_router.kv_transfer.transfer import Transfer
+    from quire_router.sequences.delta import HopTiming
+    from quire_router.sequences.kv_route import KvTransfer, PulledPages
+
+
+class GivenTicket:
+    """A KvRoute."""
+
+    def __init__(self, transfer: Transfer) -> None:
+        self._pulling = Pulling()
+        self._pulling.begin(transfer)
+
+    def kv_transfer(self, holder: object) -> KvTransfer | None:
+        return self._pulling.kv_transfer(holder)
+
+    def admitted(self, ticket: Ticket) -> None:
+        """Does nothing: no prefill side was asked for a ticket."""
+
+    def prefilled(self, timings: Sequence[HopTiming]) -> None:
+        """Does nothing: no prefill side was asked to compute."""
+
+    def pulled(self, found: PulledPages) -> None:
+        self._pulling.pulled(found)
+
+    def received(self, finish: int, now_ns: int) -> None:
+        if finish and finish != ERROR:
+            self.close()
+
+    def take_over(self) -> str:
+        """No place is kept."""
+        return ""
+
+    def timings(self) -> Sequence[HopTiming]:
+        return self._pulling.timings
+
+    def close(self) -> None:
+        self._pulling.let_go()

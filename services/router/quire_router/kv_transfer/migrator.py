@@ -1,0 +1,19 @@
+"""Who finds engines for choices, as those see it that take them to an engine's end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from quire_router.sequences.engine_failure import EngineFailure
+    from quire_router.sequences.sequence_state import Choice
+
+
+class Migrator(Protocol):
+    """The migration."""
+
+    def prefilled(self, choice: Choice) -> None:
+        """Its prefill side has done its part and has let go of it: it needs a decode side, or has ended."""
+
+    def place_lost(self, choice: Choice, loss: EngineFailure) -> None:
+        """An engine that was to have it is no more; the choice itself is well."""

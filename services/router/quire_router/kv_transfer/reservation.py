@@ -1,0 +1,61 @@
+"""A place kept at a decode side for a choice that is prefilled elsewhere: a request of its own there, with a handle and
+an attempt, until the choice takes it over. Knows not when that is: see handoff.py."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from quire_router.sequences.kv_route import KvTransfer
+
+if TYPE_CHECKING:
+    from quire_common.errors import QuireError
+    from quire_common.sequence import Sequence
+    from quire_router.sequences.engine_failure import EngineFailure
+    from quire_router.sequences.kv_route import PulledPages
+    from quire_router.sequences.sequence_state import Choice
+
+
+class ReservationOwner(Protocol):
+    """Is told what becomes of its reservation."""
+
+    def reservation_lost(self, loss: EngineFailure) -> None:
+        """The decode side has let go of it."""
+
+    def pulled(self, found: PulledPages) -> None:
+        """The decode side has pulled the pages, before the sequence came."""
+
+
+class Reservation:
+    """A Submission. Its session tells it what becomes of it, and forgets it when it is lost, cancelled or adopted."""
+
+    def __init__(self, owner: ReservationOwner, choice: Choice, handle: int) -> None:
+        self.handle = handle
+        self.attempt = choice.next_attempt()
+        self.context = replace(choice.context, attempt=self.attempt)
+        self.known_bytes = len(choice.output_ids)
+        self.admitted = False
+        self.cached_tokens = 0
+        # The other side computes its pages now, which then are in the kvstore too.
+        self.held_tokens: int | None = None
+        self._sequence = choice.to_submit()
+        self._owner = owner
+        self._choice = choice
+
+    def to_submit(self) -> Sequence:
+        return self._sequence
+
+    def kv_transfer(self) -> KvTransfer:
+        return KvTransfer(await_handover=True)
+
+    def fail(self, error: QuireError) -> None:
+        """The fault is the request's own, so no other engine would take it."""
+        self._choice.fail(error)
+
+    def lost(self, loss: EngineFailure) -> None:
+        """The decode side has let go of it."""
+        self._owner.reservation_lost(loss)
+
+    def pulled(self, found: PulledPages) -> None:
+        """The pages have come ahead of the token."""
+        self._owner.pulled(found)

@@ -1,0 +1,78 @@
+"""What clients may do with KV pages by themselves: have a prompt prefilled and kept, and say where that was done.
+
+A client's words name an engine and a transfer. The engine is looked up among those that discovery names and asked for
+the ticket; an address that the client gives is compared with discovery's and never dialled. What cannot be had is
+computed, since a cache is nobody's error.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire_common.errors import InvalidArgument, QuireError
+from quire_common.telemetry.logs import get_logger
+from quire_router import metrics
+from quire_router.kv_transfer.export import Export
+from quire_router.kv_transfer.given_ticket import GivenTicket
+from quire_router.sequences.kv_route import host_and_port
+
+if TYPE_CHECKING:
+    from quire_common.ticket import Ticket
+    from quire_router.kv_transfer.migrator import Migrator
+    from quire_router.kv_transfer.transfers import Transfers
+    from quire_router.replicas.fleet import Fleet
+    from quire_router.replicas.replica import Replica
+    from quire_router.sequences.job import KvSource
+    from quire_router.sequences.sequence_state import Choice
+
+log = get_logger(__name__)
+
+
+class TicketManager:
+    """One per process; all methods run in the event loop. `lease_s`: how long pages are kept for a client."""
+
+    def __init__(
+        self, fleet: Fleet, transfers: Transfers, migrator: Migrator, lease_s: float, timeout_s: float
+    ) -> None:
+        self._fleet = fleet
+        self._transfers = transfers
+        self._migrator = migrator
+        self._lease_ms = round(lease_s * 1000)
+        self._timeout_s = timeout_s
+
+    async def prepare(self, choice: Choice) -> None:
+        """Give the choice the route that its job asks for, before it is submitted. Siblings share what it pulls."""
+        job = choice.job
+        if job.kv_export:
+            choice.kv_route = Export(choice, self._migrator, self._lease_ms)
+        elif job.kv_source is not None:
+            outcome = await self._take(choice, job.kv_source)
+            metrics.client_transfers.labels(outcome).inc()
+            if outcome != "used":
+                log.info("pages cannot be had", request_id=choice.context.request_id, reason=outcome)
+
+    async def _take(self, choice: Choice, source: KvSource) -> str:
+        """Returns what came of it, as a metric's label."""
+        replica = self._fleet.replicas.get(source.engine)
+        if replica is None:
+            return "unknown_engine"
+        host, port = host_and_port(replica.address)
+        if source.host not in (None, host) or source.port not in (None, port):
+            return "other_address"
+        try:
+            ticket = await self._ticket(replica, source.transfer_id)
+        except grpc.aio.AioRpcError as error:
+            return "unknown_transfer" if error.code() is grpc.StatusCode.NOT_FOUND else "no_answer"
+        except QuireError:
+            return "bad_ticket"
+        transfer = self._transfers.add(ticket, replica.session, of_session=False)
+        choice.kv_route = GivenTicket(transfer)
+        return "used"
+
+    async def _ticket(self, replica: Replica, transfer_id: bytes) -> Ticket:
+        ticket = await replica.client.ticket(transfer_id, self._timeout_s)
+        if ticket.transfer_id != transfer_id:
+            raise InvalidArgument("OTHER_TICKET", "The ticket is of another transfer.", "Report it.")
+        return ticket

@@ -1,0 +1,67 @@
+"""Transfers that wait to be pulled: renewed together, one message per scheduler, each third of the shortest lease."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire_router.kv_transfer.transfer import Transfer
+
+if TYPE_CHECKING:
+    from quire_common.ticket import Ticket
+    from quire_router.kv_transfer.transfer import TransferSource
+
+_LEAST_PERIOD_S = 0.05
+# Where a ticket does not say how long it lasts.
+_UNSAID_LEASE_S = 10.0
+
+
+class Transfers:
+    """One per process; all methods run in the event loop."""
+
+    def __init__(self) -> None:
+        self._open: set[Transfer] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due_s = float("inf")
+
+    def __len__(self) -> int:
+        """How many are open; also called by the thread that serves metrics."""
+        return sum(transfer.open for transfer in list(self._open))
+
+    def add(self, ticket: Ticket, source: TransferSource, *, of_session: bool = True) -> Transfer:
+        """A transfer to be renewed until it is released; see Transfer."""
+        transfer = Transfer(ticket, source, of_session=of_session)
+        self._open.add(transfer)
+        self._wake_in(_period_s(transfer))
+        return transfer
+
+    def close(self) -> None:
+        """Renew nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._open.clear()
+
+    def _renew(self) -> None:
+        self._timer, self._due_s = None, float("inf")
+        self._open = {transfer for transfer in self._open if transfer.open}
+        by_source: dict[TransferSource, list[bytes]] = {}
+        for transfer in self._open:
+            by_source.setdefault(transfer.source, []).append(transfer.ticket.transfer_id)
+        for source, transfer_ids in by_source.items():
+            source.renew_transfers(transfer_ids)
+        if self._open:
+            self._wake_in(min(map(_period_s, self._open)))
+
+    def _wake_in(self, period_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        due_s = loop.time() + period_s
+        if due_s >= self._due_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s = due_s
+        self._timer = loop.call_at(due_s, self._renew)
+
+
+def _period_s(transfer: Transfer) -> float:
+    return max((transfer.lease_s or _UNSAID_LEASE_S) / 3, _LEAST_PERIOD_S)

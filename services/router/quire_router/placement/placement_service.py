@@ -1,0 +1,79 @@
+"""Placement as the router runs it: the policy of its configuration, and the page index where the policy looks at pages.
+
+Losing a stream, or all of them, makes placements worse and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_router import metrics
+from quire_router.pages.page_directory import PageDirectory
+from quire_router.pages.page_watchers import PageWatchers
+from quire_router.placement.disaggregation import Disaggregation, SplitOptions
+from quire_router.placement.placer import Placer
+from quire_router.placement.prefix_view import PrefixView
+from quire_router.placement.registry import PAGE_AWARE, Weights, policies
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_common.discovery import Endpoint
+    from quire_router.config import RouterConfig
+    from quire_router.replicas.fleet import Fleet
+
+
+class Placing:
+    """`placer` decides; `wants_pages` says whether kvstores are of any use to it."""
+
+    def __init__(self, config: RouterConfig, fleet: Fleet) -> None:
+        self.wants_pages = config.placement in PAGE_AWARE
+        self.directory = PageDirectory(config.page_index_pages, config.expected_pages_s)
+        self._fleet = fleet
+        self._view = PrefixView(fleet.table, self.directory)
+        self._watchers = PageWatchers(config, self.directory, self._held)
+        weights = Weights(config.placement_cache_weight, config.placement_load_cost)
+        named = policies(config.placement, fleet.table, self._view, weights)
+        view = self._view if self.wants_pages else None
+        self.placer = Placer(fleet.table, named, view, Disaggregation(fleet.table, named, _split(config), view))
+        metrics.placement_expected.set_function(lambda: self.placer.expected_tokens)
+
+    def update(self, service: str, endpoints: Sequence[Endpoint]) -> None:
+        """Discovery's newest list of schedulers or kvstores. The fleet has heard of it before."""
+        if self.wants_pages:
+            self._watchers.update(service, endpoints)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        if self.wants_pages:
+            await self._watchers.run()
+
+    async def close(self) -> None:
+        """End all streams."""
+        await self._watchers.close()
+
+    def _held(self, service: str, instance: str, number: int, life: int) -> None:
+        """The directory knows what an instance holds under another number now, or all of another life of its."""
+        if service == "scheduler":
+            replica = self._fleet.replicas.get(instance)
+            if replica is not None:
+                replica.row.held_as(number)
+            return
+        view = self._view
+        view.stores.pop(instance, None)
+        view.lives.pop(instance, None)
+        if number >= 0:
+            view.stores[instance] = number
+        if life:
+            view.lives[instance] = life
+
+
+def _split(config: RouterConfig) -> SplitOptions:
+    return SplitOptions(
+        least_tokens=config.pd_least_tokens,
+        threshold_tokens=config.pd_threshold_tokens,
+        interference=config.pd_interference,
+        load_cost=config.placement_load_cost,
+        whole_too=config.pd_between_both,
+        by_rates=config.pd_by_rates,
+    )

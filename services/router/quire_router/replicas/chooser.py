@@ -1,0 +1,126 @@
+"""Finds a replica for a choice: who could run it, by the table; the best of them, by the placement; who really can, by
+its own word. Where the table is behind, the row is brought up to date and the rest are asked again.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from quire_router import metrics
+from quire_router.placement.placement_request import PlacementRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from quire_common.credit.hello import Epoch
+    from quire_router.placement.load_reservation import LoadReservation
+    from quire_router.placement.placer import Placer
+    from quire_router.placement.replica_table import Rows
+    from quire_router.replicas.fleet import Fleet
+    from quire_router.replicas.replica import Replica
+    from quire_router.sequences.sequence_state import Choice
+
+
+class Sides(NamedTuple):
+    """`prefill` None: the other runs the choice as a whole. Else `pulled` is how the decode side was placed."""
+
+    decode: Replica
+    prefill: Replica | None
+    pulled: LoadReservation
+
+
+class Chooser:
+    """One per process; all methods run in the event loop."""
+
+    def __init__(self, fleet: Fleet, placer: Placer) -> None:
+        self._fleet = fleet
+        self._placer = placer
+
+    def choose(self, choice: Choice, weight: int = 1, shunned: Container[str] = (), avoid: str = "") -> Replica | None:
+        """A replica that can take the choice and its siblings now, and that will be told of it; None: nobody can.
+
+        `shunned` are not asked; `avoid` only where there is nobody else, and so are replicas that only prefill. The
+        choice is marked as placed.
+        """
+        started_ns = time.perf_counter_ns()
+        rows = self._able(choice, shunned)
+        if avoid and len(rows) > 1:
+            rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
+        request = PlacementRequest(choice.to_submit(), weight, _session(choice), choice.page_hashes)
+        while len(rows):
+            placed = self._placer.place(request, self._fit(choice, rows))
+            replica = self._taker(choice, placed)
+            if replica is not None:
+                _place(choice, placed)
+                metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
+                return replica
+            rows = rows[rows != placed.row]
+        return None
+
+    def choose_sides(self, choice: Choice, shunned: Container[str] = ()) -> Sides | None:
+        """The same for one choice that is new, and where it pays with a replica that computes its prompt."""
+        started_ns = time.perf_counter_ns()
+        rows = self._able(choice, shunned)
+        request = PlacementRequest(choice.to_submit(), 1, _session(choice), choice.page_hashes)
+        while len(rows):
+            placed = self._placer.place_sides(request, rows)
+            decode = self._taker(choice, placed.decode)
+            prefill = self._taker(choice, placed.prefill) if placed.prefill is not None else None
+            if decode is not None and (prefill is not None or placed.prefill is None):
+                _place(choice, placed.prefill or placed.decode)
+                metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
+                return Sides(decode, prefill, placed.decode)
+            for one, replica in ((placed.decode, decode), (placed.prefill, prefill)):
+                if one is not None:
+                    one.began()
+                    rows = rows if replica is not None else rows[rows != one.row]
+        return None
+
+    def accepting(self, choice: Choice) -> list[Replica]:
+        """Everybody who could run it now."""
+        return self._fleet.accepting(choice)
+
+    def epoch_of(self, instance: str) -> Epoch | None:
+        return self._fleet.epoch_of(instance)
+
+    def goes_on(self, instance: str, epoch: Epoch) -> bool:
+        return self._fleet.goes_on(instance, epoch)
+
+    def _able(self, choice: Choice, shunned: Container[str]) -> Rows:
+        fleet, bound = self._fleet, bool(choice.output_ids and choice.digest)
+        rows = fleet.table.able(choice.model, choice.digest if bound else None, choice.max_len)
+        if shunned:
+            rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
+        return rows
+
+    def _fit(self, choice: Choice, rows: Rows) -> Rows:
+        """Of the rows those whose role it is, or else all."""
+        table = self._fleet.table
+        if choice.job.kv_export:
+            fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]
+        else:
+            fit = [table.decodes(rows)]
+        return next((some for some in fit if len(some)), rows)
+
+    def _taker(self, choice: Choice, placed: LoadReservation) -> Replica | None:
+        """The replica, if it can take the choice; if not, its row is brought up to date."""
+        replica = self._fleet.at(placed.row)
+        if replica.can_take(choice):
+            return replica
+        placed.began()
+        replica.show()
+        return None
+
+
+def _place(choice: Choice, placed: LoadReservation) -> None:
+    choice.placed = placed
+    # Of one that ran before, an engine may have stored more than has been told.
+    choice.held_tokens = None if choice.submitted or choice.output_ids else placed.held_tokens
+
+
+def _session(choice: Choice) -> str:
+    """Of one tenant only: sessions are clients' words."""
+    return f"{choice.context.tenant}:{choice.job.session}" if choice.job.session else ""

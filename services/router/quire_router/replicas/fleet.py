@@ -1,0 +1,130 @@
+"""All schedulers that discovery names, and which of them can run a model now. Chooses nothing: see placement/."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire_common.errors import Unavailable
+from quire_common.telemetry.logs import get_logger
+from quire_router.placement.replica_table import ReplicaTable
+from quire_router.replicas.replica import Replica
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from quire_common.credit.hello import Epoch, ModelInfo
+    from quire_common.discovery import Endpoint
+    from quire_router.config import RouterConfig
+    from quire_router.replicas.session import MakeDetokenizer
+    from quire_router.sequences.engine_failure import EngineFailure
+    from quire_router.sequences.sequence_state import Choice
+    from quire_router.watchdog import Watchdog
+
+_RETRY_AFTER_S = 2.0
+log = get_logger(__name__)
+
+
+class Fleet:
+    """Replicas by instance. All methods run in the event loop. `lost` is told of choices that a replica dropped."""
+
+    def __init__(
+        self,
+        config: RouterConfig,
+        make_detokenizer: MakeDetokenizer,
+        router_id: str,
+        watchdog: Watchdog,
+        lost: Callable[[Choice, EngineFailure], None],
+        changed: Callable[[], None],
+    ) -> None:
+        self.replicas: dict[str, Replica] = {}
+        self.table = ReplicaTable()
+        self._config = config
+        self._make_detokenizer = make_detokenizer
+        self._router_id = router_id
+        self._watchdog = watchdog
+        self._lost = lost
+        self._changed = changed
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._models: dict[str, ModelInfo] = {}
+        self._by_row: dict[int, Replica] = {}
+
+    def update(self, endpoints: Sequence[Endpoint]) -> None:
+        """Discovery's newest list: new ones are connected, the sequences of those that are gone move."""
+        wanted = {endpoint.instance: endpoint for endpoint in endpoints}
+        for instance, replica in list(self.replicas.items()):
+            if instance not in wanted or wanted[instance].address != replica.address:
+                log.info("scheduler left", instance=instance)
+                del self.replicas[instance], self._by_row[replica.row.row]
+                replica.row.drop()
+                self._tasks.pop(instance).cancel()
+        for instance, endpoint in wanted.items():
+            if instance not in self.replicas:
+                replica = Replica(
+                    instance,
+                    endpoint.address,
+                    self._config,
+                    self._make_detokenizer,
+                    self._router_id,
+                    self._watchdog,
+                    self._lost,
+                    self._on_change,
+                    self.table.add(instance),
+                )
+                self.replicas[instance] = self._by_row[replica.row.row] = replica
+                self._tasks[instance] = asyncio.create_task(replica.run(), name=f"replica {instance}")
+        self._changed()
+
+    def models(self) -> list[ModelInfo]:
+        """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
+        return list(self._models.values())
+
+    def accepting(self, choice: Choice) -> list[Replica]:
+        """Replicas that could run the choice now."""
+        return [replica for replica in self.replicas.values() if replica.can_take(choice)]
+
+    def epoch_of(self, instance: str) -> Epoch | None:
+        """Which epoch that replica was in when it last said so; None: nobody knows."""
+        replica = self.replicas.get(instance)
+        return replica.epoch if replica is not None else None
+
+    def goes_on(self, instance: str, epoch: Epoch) -> bool:
+        """Whether that replica is within reach, and still in that epoch: nothing that ran there has broken it."""
+        replica = self.replicas.get(instance)
+        return replica is not None and replica.session.open and replica.load.epoch == epoch
+
+    def at(self, row: int) -> Replica:
+        """The replica of a row of the table."""
+        return self._by_row[row]
+
+    @property
+    def backlog(self) -> int:
+        """Steps that wait for tokenizers; also read by the thread that serves metrics."""
+        return sum(replica.session.detokenizer.backlog for replica in list(self.replicas.values()))
+
+    @property
+    def ready(self) -> bool:
+        """Whether any replica accepts requests."""
+        return any(replica.accepts for replica in self.replicas.values())
+
+    async def close(self) -> None:
+        """Stop all."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_change(self, replica: Replica) -> None:
+        if replica.model is not None and replica.instance in self.replicas:
+            self._models[replica.model.name] = replica.model
+        self._changed()
+
+
+def no_replica() -> Unavailable:
+    """The error when no engine can take a request."""
+    return Unavailable(
+        "NO_HEALTHY_REPLICA",
+        "No engine is ready to run this request.",
+        "Retry after the given time; /readyz shows what each engine is doing.",
+        retry_after_s=_RETRY_AFTER_S,
+    )

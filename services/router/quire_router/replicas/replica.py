@@ -1,0 +1,168 @@
+"""One scheduler as the router sees it: its load, its model, its session; kept alive with backoff.
+
+Knows nothing of other replicas: who gets a request is the placement's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire_common.errors import QuireError, from_rpc_error
+from quire_common.telemetry.logs import get_logger
+from quire_router.backoff import Backoff
+from quire_router.placement.load import Load
+from quire_router.replicas.scheduler_client import SchedulerClient
+from quire_router.replicas.session import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.credit.hello import Epoch, ModelInfo
+    from quire_router.config import RouterConfig
+    from quire_router.placement.replica_table import ReplicaRow
+    from quire_router.replicas.session import MakeDetokenizer
+    from quire_router.sequences.engine_failure import EngineFailure
+    from quire_router.sequences.sequence_state import Choice
+    from quire_router.watchdog import Watchdog
+
+log = get_logger(__name__)
+
+
+class Replica:
+    """`changed` is called when it becomes able to accept, or no longer is; `row` is what placement knows of it."""
+
+    def __init__(
+        self,
+        instance: str,
+        address: str,
+        config: RouterConfig,
+        make_detokenizer: MakeDetokenizer,
+        router_id: str,
+        watchdog: Watchdog,
+        lost: Callable[[Choice, EngineFailure], None],
+        changed: Callable[[Replica], None],
+        row: ReplicaRow,
+    ) -> None:
+        self.instance = instance
+        self.address = address
+        self.load = Load()
+        # Of its last load that named one.
+        self.epoch: Epoch | None = None
+        self.model: ModelInfo | None = None
+        self.row = row
+        self.client = SchedulerClient(address, config)
+        self.session = Session(
+            instance,
+            address,
+            self.client.stub,
+            make_detokenizer,
+            router_id,
+            watchdog,
+            config.replica_timeout_s,
+            lost,
+            row,
+        )
+        self._role = ""
+        self._on_change = changed
+        self._serving = asyncio.Event()
+        self._session_backoff = Backoff()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether new requests may be placed here now."""
+        return self.load.phase == "ready" and self.model is not None and self.session.open
+
+    @property
+    def role(self) -> str:
+        """What it is for, as it said last: prefill, decode or both."""
+        return self.load.role or self._role or "both"
+
+    @property
+    def in_flight(self) -> int:
+        """This router's sequences here."""
+        return len(self.session.choices)
+
+    def can_take(self, choice: Choice) -> bool:
+        """Whether the choice could run here now. One that has tokens is bound to the very model that made them."""
+        model = self.model
+        if model is None or not self.accepts:
+            return False
+        if choice.output_ids and choice.digest:
+            return model.digest == choice.digest and model.max_model_len >= choice.max_len
+        return model.name == choice.model
+
+    def submit(self, choice: Choice) -> None:
+        """Start a choice here; only if it `can_take` it."""
+        if self.model is not None:
+            choice.digest = self.model.digest
+        self.session.submit(choice)
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._watch_load())
+                tasks.create_task(self._keep_session())
+                tasks.create_task(self.session.detokenizer.run())
+        finally:
+            await self.client.close()
+
+    async def _watch_load(self) -> None:
+        backoff = Backoff()
+        while True:
+            try:
+                async for load in self.client.watch_load():
+                    backoff.reset()
+                    self._set_load(load)
+                reason = "the scheduler ended WatchLoad"
+            except grpc.aio.AioRpcError as error:
+                reason = from_rpc_error(error).message
+            log.debug("load unknown", instance=self.instance, reason=reason)
+            self._set_load(Load(phase="unreachable", detail="no answer"))
+            await backoff.wait()
+
+    async def _keep_session(self) -> None:
+        while True:
+            await self._serving.wait()
+            try:
+                self.model, self._role = await self.client.model()
+                await self.session.run(self._opened)
+                reason = "the scheduler ended the session"
+            except QuireError as error:
+                reason = error.message
+            except grpc.aio.AioRpcError as error:
+                reason = from_rpc_error(error).message
+            except Exception:
+                log.exception("session failed", instance=self.instance)
+                reason = "internal error"
+            log.warning("session ended", instance=self.instance, reason=reason)
+            self._changed()
+            await self._session_backoff.wait()
+
+    def _opened(self) -> None:
+        self._session_backoff.reset()
+        log.info("session open", instance=self.instance)
+        self._changed()
+
+    def _set_load(self, load: Load) -> None:
+        if load.phase != self.load.phase:
+            log.info("scheduler phase", instance=self.instance, phase=load.phase, detail=load.detail)
+        self.load = load
+        self.epoch = load.epoch or self.epoch
+        self.row.loaded(load)
+        if load.phase in ("ready", "draining"):
+            self._serving.set()
+        else:
+            self._serving.clear()
+        self._changed()
+
+    def show(self) -> None:
+        """Bring its row up to date."""
+        self.row.show(accepts=self.accepts, model=self.model, role=self.role)
+
+    def _changed(self) -> None:
+        self.show()
+        self._on_change(self)

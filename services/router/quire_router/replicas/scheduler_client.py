@@ -1,0 +1,87 @@
+"""A scheduler's calls, but for the session: load and model, as plain values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire.v1 import common_pb2 as pb
+from quire.v1 import scheduler_pb2 as sb
+from quire.v1 import scheduler_pb2_grpc
+from quire_common.channel import aio_channel
+from quire_common.credit.hello import ModelInfo, epoch_from_pb, model_from_pb
+from quire_common.ticket import ticket_from_pb
+from quire_router.placement.load import Load
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, AsyncIterator
+
+    from quire_common.ticket import Ticket
+    from quire_router.config import RouterConfig
+
+LOAD_INTERVAL_MS = 200
+_INFO_TIMEOUT_S = 10.0
+# What a router has not taken yet waits at the scheduler, where steps join, and not in a window that grows. Over a long
+# way (3 KiB a step of 256 sequences, a step each 3 ms: 15 ms there and back) they join for one that keeps up, too.
+_SMALL_WINDOW = (("grpc.http2.lookahead_bytes", 1 << 14), ("grpc.http2.bdp_probe", 0))
+
+
+class SchedulerClient:
+    """One channel. Calls raise grpc.RpcError."""
+
+    def __init__(self, address: str, config: RouterConfig) -> None:
+        self._channel = aio_channel(address, config, _SMALL_WINDOW)
+        self.stub = scheduler_pb2_grpc.SchedulerStub(self._channel)
+
+    async def watch_load(self) -> AsyncIterator[Load]:
+        """Every change of load, until the scheduler ends it."""
+        async for message in self.stub.WatchLoad(sb.WatchLoadRequest(interval_ms=LOAD_INTERVAL_MS)):
+            yield load_from_pb(message)
+
+    async def model(self) -> tuple[ModelInfo, str]:
+        """What it runs, and its role."""
+        response = await self.stub.GetModelInfo(sb.GetModelInfoRequest(), timeout=_INFO_TIMEOUT_S)
+        return model_from_pb(response.model), response.role
+
+    async def ticket(self, transfer_id: bytes, timeout_s: float) -> Ticket:
+        """Of a transfer that is open there. Raises InvalidArgument for one that contradicts itself."""
+        response = await self.stub.GetTicket(sb.GetTicketRequest(transfer_id=transfer_id), timeout=timeout_s)
+        return ticket_from_pb(response.ticket)
+
+    async def watch_pages(self, epoch: pb.Epoch | None, after_sequence: int) -> AsyncGenerator[pb.PageEvents, None]:
+        """Its pages with their tokens: from a change of an epoch on, or from a snapshot."""
+        request = pb.WatchPagesRequest(epoch=epoch, after_sequence=after_sequence, with_token_ids=True)
+        call = self.stub.WatchPages(request)
+        try:
+            async for frame in call:
+                yield frame
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        """End all calls."""
+        await self._channel.close()
+
+
+def load_from_pb(message: sb.Load) -> Load:
+    """Wire to domain."""
+    return Load(
+        message.phase,
+        message.progress,
+        message.detail,
+        message.running,
+        message.waiting,
+        max(1, message.max_num_seqs),
+        message.pages,
+        message.free_pages,
+        message.referenced_pages,
+        message.waiting_prefill_tokens,
+        message.decode_tokens_per_s,
+        message.prefill_tokens_per_s,
+        message.role,
+        message.open_transfers,
+        message.pull_bytes_per_s,
+        message.near_pull_bytes_per_s,
+        epoch_from_pb(message.epoch) if message.HasField("epoch") else None,
+        message.host,
+        message.kvstore_boot_id,
+    )

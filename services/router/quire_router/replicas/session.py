@@ -1,0 +1,282 @@
+"""The one Session stream to a scheduler: submits and aborts out, steps in, each passed on to the tokenizer as it is.
+
+A message's handle, count, token and finish columns go to the Detokenize stream untouched, one for one.
+Knows nothing of clients; a choice learns of its end here or from its Detokenize stream. What is said of pages that
+travel goes to the choice's KvRoute, or to the reservation that is kept here for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import grpc
+
+from quire_common import errors
+from quire_common.cancellation import is_cancelled
+from quire_common.errors import Internal, Unavailable, from_rpc_error
+from quire_router import metrics
+from quire_router.replicas.session_codec import apply_events, apply_rows, hop_timings, prefills, pulled_from_pb
+from quire_router.replicas.session_outgoing import SessionOutgoing
+from quire_router.sequences.engine_failure import (
+    SESSION_TOO_SLOW,
+    EngineFailure,
+    Outage,
+    failure_of,
+    not_a_prefill,
+    session_lost,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from quire.v1 import scheduler_pb2 as sb
+    from quire.v1 import scheduler_pb2_grpc
+    from quire_common.errors import QuireError
+    from quire_common.ticket import Ticket
+    from quire_router.kv_transfer.reservation import Reservation
+    from quire_router.placement.replica_table import ReplicaRow
+    from quire_router.sequences.delta import HopTiming
+    from quire_router.sequences.sequence_state import Choice
+    from quire_router.text.detokenize_stream import DetokenizeStream
+    from quire_router.watchdog import Watch, Watchdog
+
+    # Given the table of a holder, and whom to tell of a choice whose text has ended before the engine did.
+    MakeDetokenizer = Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream]
+
+# A healthy scheduler welcomes at once.
+_WELCOME_TIMEOUT_S = 10.0
+# How many promised signs of life must be missing at least.
+_HEARTBEATS = 3
+# What no service has said itself: see from_rpc_error.
+_CUT = "PEER_UNAVAILABLE"
+# Reasons for a session's end that a running request may have caused.
+_SUSPECT = ("session_lost", "silent", "session_failed")
+
+
+class Session:
+    """Lives as long as its replica; the stream below it may come and go. `choices` is shared with the detokenizer.
+
+    `lost` is told of every choice that the scheduler works on no more without having ended it. `reservations` are
+    places for choices that are elsewhere as yet. `life` counts its streams. `row` is told how fast prompts
+    were computed there, and pages pulled.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        address: str,
+        stub: scheduler_pb2_grpc.SchedulerStub,
+        make_detokenizer: MakeDetokenizer,
+        router_id: str,
+        watchdog: Watchdog,
+        timeout_s: float,
+        lost: Callable[[Choice, EngineFailure], None],
+        row: ReplicaRow,
+    ) -> None:
+        self.instance = instance
+        self.address = address
+        self.choices: dict[int, Choice] = {}
+        self.reservations: dict[int, Reservation] = {}
+        self.life = 1
+        self.detokenizer = make_detokenizer(self.choices, self._text_ended)
+        self.open = False
+        self._stub = stub
+        self._router_id = router_id
+        self._watchdog = watchdog
+        self._timeout_s = timeout_s
+        self._lost = lost
+        self._row = row
+        self._out = SessionOutgoing(router_id, self._wanted)
+
+    def submit(self, choice: Choice) -> None:
+        """Start a choice here; only while `open`."""
+        choice.holder = self
+        self.choices[choice.handle] = choice
+        # First, since its text waits for the engine; the tokenizer has until then to open it.
+        self._out.submit(choice.handle, choice)
+        self.detokenizer.open(choice)
+
+    def reserve(self, reservation: Reservation) -> None:
+        """Keep a place here; only while `open`."""
+        self.reservations[reservation.handle] = reservation
+        self._out.submit(reservation.handle, reservation)
+
+    def cancel(self, reservation: Reservation) -> None:
+        """Nobody comes for the place. Idempotent."""
+        if self.reservations.pop(reservation.handle, None) is not None:
+            self._abort(reservation.handle)
+
+    def adopt(self, choice: Choice) -> None:
+        """A choice takes the place that was kept for it: it has the reservation's handle."""
+        del self.reservations[choice.handle]
+        choice.holder = self
+        self.choices[choice.handle] = choice
+        self.detokenizer.open(choice)
+
+    def hand_over_ticket(self, handle: int, ticket: Ticket) -> None:
+        """Tell a reservation where its pages are."""
+        self._out.hand_over(handle, ticket, b"", give_up=False)
+
+    def hand_over_token(self, handle: int, token: bytes, *, give_up: bool) -> None:
+        """Tell what adopted a reservation what the prefill side drew, and whether there is nothing more to pull."""
+        self._out.hand_over(handle, None, token, give_up=give_up)
+
+    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
+        """Somebody still waits for these transfers of this scheduler."""
+        if self.open:
+            self._out.renew_transfers(transfer_ids)
+
+    def release_transfer(self, transfer_id: bytes) -> None:
+        """Nobody waits for this transfer of this scheduler any more."""
+        if self.open:
+            self._out.release_transfer(transfer_id)
+
+    def abort(self, choice: Choice) -> None:
+        """Stop a choice here and at the tokenizer; nothing more is heard of it. Idempotent."""
+        if self.choices.pop(choice.handle, None) is not None:
+            choice.unplace()
+            self.detokenizer.close(choice.handle)
+            self._abort(choice.handle)
+
+    async def run(self, opened: Callable[[], None]) -> None:
+        """One life of the stream, until it breaks (raises QuireError) or the scheduler ends it.
+
+        Nothing that the scheduler says of this life is heard afterwards: its handles have gone and its call is over.
+        """
+        self._out = SessionOutgoing(self._router_id, self._wanted)
+        call = self._stub.Session(self._out.messages())
+        watch = self._watchdog.watch(_WELCOME_TIMEOUT_S, call.cancel)
+        reason, unheard, heard_ns = "session_ended", False, time.monotonic_ns()
+        try:
+            async for message in call:
+                heard_ns, watch.quiet_s = time.monotonic_ns(), 0.0
+                if message.HasField("welcome"):
+                    watch.limit_s = self._longest_silence_s(message.welcome.heartbeat_ms)
+                    self.open = True
+                    opened()
+                self._step(message, heard_ns)
+        except asyncio.CancelledError:
+            if is_cancelled():
+                reason = "left"
+                raise
+            # Otherwise it is the call alone: cut by the watchdog, or by gRPC because a message could not be made.
+            reason, unheard = ("silent", True) if watch.expired else ("session_failed", False)
+            raise _cut(watch) from None
+        except grpc.aio.AioRpcError as error:
+            typed = from_rpc_error(error)
+            reason = "too_slow" if typed.code == SESSION_TOO_SLOW else "session_lost"
+            unheard = typed.code == _CUT
+            raise typed from error
+        except Exception:
+            reason = "session_failed"
+            raise
+        finally:
+            self._watchdog.drop(watch)
+            self.open = False
+            self.life += 1
+            call.cancel()
+            self._out.end()
+            if self.choices:
+                metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
+            self._lose(reason, unheard=unheard)
+
+    def _longest_silence_s(self, heartbeat_ms: int) -> float:
+        """Only who promises signs of life is missed."""
+        return max(self._timeout_s, _HEARTBEATS * heartbeat_ms / 1000) if heartbeat_ms else float("inf")
+
+    def _wanted(self, handle: int) -> bool:
+        return handle in self.choices or handle in self.reservations
+
+    def _step(self, message: sb.SessionResponse, now_ns: int) -> None:
+        apply_events(message, self.choices, self.reservations, self.instance)
+        if message.handle:
+            apply_rows(message, self.choices, now_ns)
+            self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
+        if message.failed:
+            self._failed(message.failed)
+        for pulled in message.pulled:
+            self._row.pulled(pulled.pages, pulled.us, near=pulled.near)
+            owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
+            if owner is not None:
+                owner.pulled(pulled_from_pb(pulled, self.instance))
+        for tokens, us in prefills(message):
+            self._row.computed(tokens, us)
+        for prefilled in message.prefilled:
+            choice = self.choices.get(prefilled.handle)
+            if choice is not None and not choice.finish:  # the last token's text comes by this session's stream
+                self._prefilled(choice, hop_timings(prefilled.timings, self.instance))
+
+    def _failed(self, notes: Iterable[sb.Failed]) -> None:
+        """What fails in one message by the same code failed of one cause, such as a worker that was lost."""
+        failed = [(note.handle, errors.from_message(note.error)) for note in notes]
+        ran: dict[str, list[Choice]] = {}
+        for handle, error in failed:
+            if (choice := self.choices.get(handle)) is not None and choice.admitted:
+                ran.setdefault(error.code, []).append(choice)
+        outages = {code: Outage(code, choices) for code, choices in ran.items()}
+        for handle, error in failed:
+            choice = self.choices.pop(handle, None)
+            if choice is not None:
+                self.detokenizer.close(handle)
+                self._fail(choice, error, outages.get(error.code))
+            elif (reservation := self.reservations.pop(handle, None)) is not None:
+                self._fail_reservation(reservation, error)
+
+    def _prefilled(self, choice: Choice, timings: Sequence[HopTiming]) -> None:
+        asked = choice.kv_transfer()
+        del self.choices[choice.handle]
+        self.detokenizer.close(choice.handle)
+        choice.unplace()
+        if choice.kv_route is None or asked is None or not asked.prefill_only:
+            self._lost(choice, not_a_prefill(self.instance))
+        else:
+            choice.kv_route.prefilled(timings)
+
+    def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
+        loss = failure_of(self.instance, error, admitted=reservation.admitted)
+        if loss is None:
+            reservation.fail(error)
+        else:
+            reservation.lost(loss)
+
+    def _fail(self, choice: Choice, error: QuireError, outage: Outage | None) -> None:
+        choice.unplace()
+        loss = failure_of(self.instance, error, admitted=choice.admitted, outage=outage)
+        if loss is None:
+            choice.fail(error)
+        else:
+            self._lost(choice, loss)
+
+    def _text_ended(self, choice: Choice) -> None:
+        """The tokenizer found a stop string, or failed, before the engine ended: the rest is not wanted."""
+        self._abort(choice.handle)
+
+    def _abort(self, handle: int) -> None:
+        if self.open:
+            self._out.abort(handle)
+
+    def _lose(self, reason: str, *, unheard: bool) -> None:
+        """All that is here has lost its engine; what has all its tokens needs none."""
+        deadly, error = reason in _SUSPECT, session_lost()
+        lost = list(self.choices.values())
+        outage = Outage(reason, [choice for choice in lost if choice.admitted])
+        ran = EngineFailure(reason, self.instance, error, suspect=deadly, unheard=unheard, outage=outage)
+        waited = EngineFailure(reason, self.instance, error, bystander=deadly)
+        self.choices.clear()
+        for choice in lost:
+            choice.unplace()
+            self.detokenizer.close(choice.handle)
+            self._lost(choice, ran if choice.admitted else waited)
+        kept = list(self.reservations.values())
+        self.reservations.clear()
+        for reservation in kept:
+            reservation.lost(waited)
+
+
+def _cut(watch: Watch) -> QuireError:
+    if watch.expired:
+        message = f"The scheduler said nothing for {watch.quiet_s:.1f} s."
+        return Unavailable("SCHEDULER_SILENT", message, "See its log; its process may hang.")
+    return Internal("SESSION_CUT", "A message to the scheduler could not be made.", "Report it with the router's log.")

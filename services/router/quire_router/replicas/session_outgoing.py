@@ -1,0 +1,170 @@
+"""What one life of a session has to tell its scheduler, built only when the stream takes it: submits, aborts,
+handovers, and transfers to renew or release.
+
+Bounded by what it refers to: choices that are admitted and wait here once each. One that is aborted before the stream
+took it is never sent. A message is small, so that neither event loop makes, writes, reads or checks submits for long
+without a turn for the streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from quire.v1 import scheduler_pb2 as sb
+from quire_common.columns import pack_i32
+from quire_common.credit.hello import PROTOCOL_VERSION
+from quire_common.errors import internal_error
+from quire_common.sequence import context_to_pb, sequence_to_pb
+from quire_common.telemetry.logs import get_logger
+from quire_common.ticket import ticket_to_pb
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from quire_common.errors import QuireError
+    from quire_common.sequence import RequestContext
+    from quire_common.sequence import Sequence as TokenSequence
+    from quire_common.ticket import Ticket
+    from quire_router.sequences.kv_route import KvTransfer
+
+# About 2 ms of the router's event loop and 5 ms of the scheduler's, which also checks the values. A larger submit has a
+# message of its own.
+MAX_BYTES = 256 * 1024
+_MAX_SUBMITS = 64
+# What an entry of a map or a list costs beside its bytes: it is put in one by one.
+_ENTRY_BYTES = 64
+log = get_logger(__name__)
+
+
+class Submission(Protocol):
+    """What can be submitted: a choice, or a place for one."""
+
+    context: RequestContext
+    held_tokens: int | None
+    """Leading tokens whose pages anybody has; None: not known."""
+
+    def to_submit(self) -> TokenSequence:
+        """All that the engine must know of the sequence."""
+
+    def kv_transfer(self) -> KvTransfer | None:
+        """What it must know of pages that travel; None: none do."""
+
+    def fail(self, error: QuireError) -> None:
+        """No message can be made of it."""
+
+
+class SessionOutgoing:
+    """Ends with its stream. `wanted` says whether a handle is still in the session's tables."""
+
+    def __init__(self, router_id: str, wanted: Callable[[int], bool]) -> None:
+        self._router_id = router_id
+        self._wanted = wanted
+        self._submits: deque[tuple[int, Submission]] = deque()
+        self._handovers: deque[tuple[int, Ticket | None, bytes, bool]] = deque()
+        self._aborts: list[int] = []
+        self._renewed: list[bytes] = []
+        self._released: list[bytes] = []
+        self._wake = asyncio.Event()
+        self._over = False
+
+    def submit(self, handle: int, submission: Submission) -> None:
+        """Start it there."""
+        self._submits.append((handle, submission))
+        self._wake.set()
+
+    def hand_over(self, handle: int, ticket: Ticket | None, token: bytes, *, give_up: bool) -> None:
+        """Tell what came of the prefill side; see the contract."""
+        self._handovers.append((handle, ticket, token, give_up))
+        self._wake.set()
+
+    def abort(self, handle: int) -> None:
+        """Stop it there."""
+        self._aborts.append(handle)
+        self._wake.set()
+
+    def renew_transfers(self, transfer_ids: Sequence[bytes]) -> None:
+        """Somebody still waits for these."""
+        self._renewed += transfer_ids
+        self._wake.set()
+
+    def release_transfer(self, transfer_id: bytes) -> None:
+        """Nobody waits for this any more."""
+        self._released.append(transfer_id)
+        self._wake.set()
+
+    def end(self) -> None:
+        """The stream is over: `messages` end, which nobody else would tell where the scheduler has ended it."""
+        self._over = True
+        self._wake.set()
+
+    async def messages(self) -> AsyncIterator[sb.SessionRequest]:
+        """The stream's requests."""
+        yield sb.SessionRequest(hello=sb.SessionHello(protocol_version=PROTOCOL_VERSION, router_id=self._router_id))
+        while True:
+            await self._wake.wait()
+            if self._over:
+                return
+            self._wake.clear()
+            while self._submits or self._aborts or self._handovers or self._renewed or self._released:
+                yield self._next()
+
+    def _next(self) -> sb.SessionRequest:
+        message, size = sb.SessionRequest(), 0
+        while self._submits and size < MAX_BYTES and len(message.submit) < _MAX_SUBMITS:
+            handle, submission = self._submits.popleft()
+            if not self._wanted(handle):
+                continue
+            try:
+                message.submit.append(_submit_to_pb(handle, submission))
+            except Exception:
+                # One bad request must not end the stream of all.
+                log.exception("a submit could not be made", request_id=submission.context.request_id)
+                submission.fail(internal_error())
+                continue
+            size += _cost(message.submit[-1])
+        # A handover must not overtake its handle's submit. Its ticket names every page of a prompt.
+        while not self._submits and self._handovers and size < MAX_BYTES:
+            one = self._handovers.popleft()
+            if self._wanted(one[0]):
+                message.handover.append(_handover_to_pb(*one))
+                size += message.handover[-1].ByteSize()
+        if self._aborts:
+            message.abort = pack_i32(self._aborts)
+            self._aborts = []
+        message.renew_transfer.extend(self._renewed)
+        message.release_transfer.extend(self._released)
+        self._renewed, self._released = [], []
+        return message
+
+
+def _cost(submit: sb.Submit) -> int:
+    """Bytes, or as many as are made in the same time."""
+    sampling = submit.sequence.sampling
+    return int(submit.ByteSize()) + _ENTRY_BYTES * (len(sampling.logit_bias) + len(sampling.bad_words_ids))
+
+
+def _submit_to_pb(handle: int, submission: Submission) -> sb.Submit:
+    message = sb.Submit(
+        handle=handle,
+        context=context_to_pb(submission.context),
+        sequence=sequence_to_pb(submission.to_submit()),
+    )
+    if submission.held_tokens is not None:
+        message.held_tokens = submission.held_tokens
+    transfer = submission.kv_transfer()
+    if transfer is not None:
+        message.transfer.prefill_only = transfer.prefill_only
+        message.transfer.await_handover = transfer.await_handover
+        message.transfer.lease_ms = transfer.lease_ms
+        if transfer.ticket is not None:
+            message.transfer.ticket.CopyFrom(ticket_to_pb(transfer.ticket))
+    return message
+
+
+def _handover_to_pb(handle: int, ticket: Ticket | None, token: bytes, give_up: bool) -> sb.Handover:
+    message = sb.Handover(handle=handle, token=token, give_up=give_up)
+    if ticket is not None:
+        message.ticket.CopyFrom(ticket_to_pb(ticket))
+    return message

@@ -1,0 +1,318 @@
+"""Beam search, as vLLM has it: in the router, over logprobs. Each step is a job of one token for every beam.
+
+The engine sees ordinary short requests whose prompts begin alike, so that its prefix cache has all but the last page of
+them, and they move to another replica like any others. Knows nothing of formats; what comes out is a Generation that
+has ended, and one delta for each beam that is told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, fields, replace
+from heapq import nlargest
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.columns import pack_i32
+from quire_common.errors import DeadlineExceeded
+from quire_common.logit_controls import NEUTRAL
+from quire_common.sequence import MAX_LOGPROBS, Sampling, unsupported
+from quire_common.telemetry import tracing
+from quire_router import metrics
+from quire_router.requests.generation import Generation
+from quire_router.requests.pipeline import start_span
+from quire_router.sequences.delta import FINISH_NAMES, LENGTH, STOP, Delta, LogprobEntry, Usage
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.job import GenerateJob, TextOptions, TokenPrompt, Wants
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from numpy.typing import NDArray
+
+    from quire_router.requests.encoder import Encoder
+    from quire_router.requests.pipeline import Pipeline, Rendering
+    from quire_router.sequences.job import Caller
+    from quire_router.text.token_bytes import TokenBytes
+
+
+@dataclass(frozen=True, slots=True)
+class Beam:
+    """What was found so far. `entries` has one per token."""
+
+    ids: tuple[int, ...] = ()
+    logprob: float = 0.0
+    entries: tuple[LogprobEntry, ...] = ()
+    stopped: bool = False
+
+    def score(self, prompt_tokens: int, length_penalty: float) -> float:
+        """vLLM's: the sum of logprobs by the length, prompt included, end of sequence not, to the penalty's power."""
+        length = prompt_tokens + len(self.ids) - self.stopped
+        return float(self.logprob / max(length, 1) ** length_penalty)
+
+
+# Its logprob with the token, the live beam's number, and the token with its own logprob and rank.
+_Candidate = tuple[float, int, int, float, int]
+
+
+@dataclass(slots=True)
+class _Costs:
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Search:
+    """Of one prompt."""
+
+    prompt_ids: NDArray[np.int32]
+    left: int
+    live: list[Beam] = field(default_factory=lambda: [Beam()])
+    ended: list[Beam] = field(default_factory=list)
+
+
+class SearchedGeneration(Generation):
+    """A search as one request: what formats ask of a generation, and what is counted of it when it ends."""
+
+    searches: Sequence[tuple[NDArray[np.int32], Sequence[Beam]]] = ()
+    costs: _Costs
+    first_ns = 0
+
+    def usage(self) -> Usage:
+        """Prompts count once, and of answers the tokens that are told."""
+        return Usage(self.costs.prompt_tokens, self.costs.completion_tokens, self.costs.cached_tokens)
+
+    def prompt_ids(self, index: int) -> NDArray[np.int32]:
+        return self.searches[index // self.job.n][0]
+
+    def _first_ns(self) -> int:
+        return self.first_ns
+
+    def _reasons(self) -> list[str]:
+        told = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
+        return told or ["abort"] * self.told
+
+
+class BeamSearch:
+    """`run` is all."""
+
+    def __init__(self, pipeline: Pipeline, encoder: Encoder, token_bytes: TokenBytes) -> None:
+        self._pipeline = pipeline
+        self._encoder = encoder
+        self._token_bytes = token_bytes
+
+    async def run(self, job: GenerateJob, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
+        """The n best beams of each prompt, best first. Raises QuireError."""
+        check_beams(job)
+        left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9 if caller.timeout_s else None
+        try:
+            async with asyncio.timeout(left_s):
+                rendering = await self._pipeline.render(job, caller)
+                with self._pipeline.admitted(job.weight):
+                    self._pipeline.charge(caller.tenant, sum(len(ids) for ids, _ in rendering.prompts))
+                    return await self._run(rendering, caller, arrived_ns)
+        except TimeoutError:
+            raise DeadlineExceeded(
+                "REQUEST_TIMEOUT",
+                f"The request did not end within {caller.timeout_s:g} s.",
+                "Ask for fewer tokens, or raise --request-timeout-s.",
+            ) from None
+
+    async def _run(self, rendering: Rendering, caller: Caller, arrived_ns: int) -> tuple[Generation, list[Delta]]:
+        job, costs = rendering.job, _Costs(sum(len(ids) for ids, _ in rendering.prompts))
+        metrics.prompt_tokens.inc(costs.prompt_tokens)
+        span = start_span("router.beams", job, caller, rendering.served)
+        timeless = replace(caller, timeout_s=0.0)  # the time is kept outside
+        generation = SearchedGeneration(
+            job,
+            timeless,
+            rendering.served,
+            (),
+            DeltaQueue(),
+            self._token_bytes,
+            arrived_ns,
+            lambda: self._pipeline.charge(caller.tenant, costs.completion_tokens),
+            span,
+        )
+        generation.costs = costs
+        headers = tracing.inject_headers(span)
+        if headers:
+            caller = replace(caller, traceparent=headers["traceparent"], tracestate=headers.get("tracestate", ""))
+        try:
+            deltas = await self._searched(generation, rendering, caller)
+        finally:
+            generation.close()
+        return generation, deltas
+
+    async def _searched(self, generation: SearchedGeneration, rendering: Rendering, caller: Caller) -> list[Delta]:
+        job, costs = rendering.job, generation.costs
+        eos = () if job.ignore_eos else rendering.served.model.eos_token_ids
+        ends = frozenset((*job.stop_token_ids, *eos))
+        searches = [_Search(ids, most) for ids, most in rendering.prompts]
+        told: list[list[Beam]] = []
+        while any(search.live for search in searches):
+            await self._step(job, caller, [search for search in searches if search.live], ends, costs)
+            generation.first_ns = generation.first_ns or time.monotonic_ns()
+            told = [self._best(job, search) for search in searches]
+            # As of an answer that is cut off, what it has come to: it may end here.
+            costs.completion_tokens = sum(len(beam.ids) for beams in told for beam in beams)
+        generation.searches = [(search.prompt_ids, beams) for search, beams in zip(searches, told, strict=True)]
+        if job.wants.echo:
+            prompts = zip(job.prompts, searches, strict=True)
+            cut = job.truncate_to is not None
+            generation.prompt_texts = [await self._encoder.text_of(p, s.prompt_ids, cut=cut) for p, s in prompts]
+        return [await self._delta(job, i, beam) for i, beam in enumerate(beam for beams in told for beam in beams)]
+
+    async def _step(
+        self, job: GenerateJob, caller: Caller, searches: list[_Search], ends: frozenset[int], costs: _Costs
+    ) -> None:
+        """One token for every live beam; the likeliest `n` of all that could follow live on."""
+        beams = [(search, beam) for search in searches for beam in search.live]
+        step = GenerateJob(
+            model=job.model,
+            prompts=tuple(TokenPrompt(np.append(s.prompt_ids, np.array(beam.ids, np.int32))) for s, beam in beams),
+            sampling=Sampling(logprobs=2 * job.n),
+            seed=0,
+            max_tokens=1,
+            ignore_eos=True,
+            text=TextOptions(),
+            cache_salt=job.cache_salt,
+            session=job.session,
+            wants=Wants(),
+        )
+        generation = await self._pipeline.generate(step, caller, time.monotonic_ns(), admitted=True)
+        try:
+            entries: dict[int, LogprobEntry] = {}
+            while generation.running:
+                for delta in await generation.news():
+                    entries[delta.index] = delta.entries[0]
+            if not costs.cached_tokens and not beams[0][1].ids:
+                costs.cached_tokens = generation.usage().cached_tokens
+        finally:
+            generation.close()
+        following = iter(entries[i] for i in range(len(beams)))
+        for search in searches:
+            await asyncio.sleep(0)  # with many prompts, others have their turn between
+            _grow(search, [next(following) for _ in search.live], job, ends)
+
+    @staticmethod
+    def _best(job: GenerateJob, search: _Search) -> list[Beam]:
+        """What would be told if the search ended now."""
+        prompt_tokens, found = len(search.prompt_ids), [*search.ended, *search.live]
+        return sorted(found, key=lambda beam: beam.score(prompt_tokens, job.length_penalty), reverse=True)[: job.n]
+
+    async def _delta(self, job: GenerateJob, index: int, beam: Beam) -> Delta:
+        shown = beam.ids[:-1] if beam.stopped and not job.text.include_stop_str_in_output else beam.ids
+        column = np.array(shown, np.int32)
+        text = ""
+        if shown:
+            text = await self._encoder.decode(column, skip_special_tokens=job.text.skip_special_tokens)
+        entries: list[LogprobEntry] = []
+        offsets: list[int] = []
+        if job.sampling.logprobs >= 0:
+            entries = [_cut(entry, job.sampling.logprobs) for entry in beam.entries]
+            await self._token_bytes.ensure(i for entry in entries for i in (entry.token_id, *entry.top_ids))
+            offsets = self._offsets(beam.ids, len(text))
+        reason = beam.ids[-1] if beam.stopped and beam.ids[-1] in job.stop_token_ids else None
+        return Delta(index, text, len(beam.ids), pack_i32(beam.ids), entries, offsets, _finish(beam), reason)
+
+    def _offsets(self, ids: Sequence[int], most: int) -> list[int]:
+        """Characters of the answer after each token."""
+        found, known = [], b""
+        for token_id in ids:
+            known += self._token_bytes.get(token_id)
+            found.append(min(len(known.decode("utf-8", "ignore")), most))
+        return found
+
+
+def check_beams(job: GenerateJob) -> None:
+    """Raise Unsupported for what a search over raw logprobs does not honour."""
+    asked = {
+        **_controls_of(job),
+        "stop": job.text.stop,
+        "best_of": job.best_of > 1,
+        "min_tokens": job.min_tokens,
+        "bad_words": job.bad_words,
+        "repetition_detection": job.repetition,
+        "logits_processors": job.sampling.processors,
+        "thinking_token_budget": job.thinking_tokens is not None,
+        "prompt_logprobs": job.sampling.prompt_logprobs >= 0,
+        "stream": job.wants.news,
+    }
+    for name, value in asked.items():
+        if value:
+            raise unsupported(name, " with use_beam_search")
+    if 2 * job.n > MAX_LOGPROBS:
+        raise unsupported("n", f" above {MAX_LOGPROBS // 2} with use_beam_search")
+
+
+def _controls_of(job: GenerateJob) -> dict[str, bool]:
+    """Penalties, biases and allowed tokens, by their names: whether each is asked for."""
+    controls = job.sampling.controls or NEUTRAL
+    return {each.name: getattr(controls, each.name) != getattr(NEUTRAL, each.name) for each in fields(controls)}
+
+
+def _finish(beam: Beam) -> int:
+    return STOP if beam.stopped else LENGTH
+
+
+def _alternatives(entry: LogprobEntry) -> list[tuple[int, float, int]]:
+    """(id, logprob, rank) of what could follow, by rank."""
+    return [
+        (token_id, logprob, rank)
+        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs, strict=True), 1)
+    ]
+
+
+def _cut(entry: LogprobEntry, most: int) -> LogprobEntry:
+    return replace(entry, top_ids=entry.top_ids[:most], top_logprobs=entry.top_logprobs[:most])
+
+
+def _grow(search: _Search, entries: Sequence[LogprobEntry], job: GenerateJob, ends: frozenset[int]) -> None:
+    """The likeliest `n` of all that could follow the live beams live on. Of n x 2n possible ones, and of those that
+    have ended, none is made that can never be told."""
+    search.left -= 1
+    grown: list[_Candidate] = []
+    stopped: list[_Candidate] = []
+    for number, entry in enumerate(entries):
+        so_far = search.live[number].logprob
+        for token_id, logprob, rank in _alternatives(entry):
+            candidates = stopped if token_id in ends else grown
+            candidates.append((so_far + logprob, number, token_id, logprob, rank))
+
+    def best(candidates: list[_Candidate], *, stop: bool) -> list[Beam]:
+        # All are as long as each other, so that the likeliest score best.
+        return [made(candidate, stop=stop) for candidate in nlargest(job.n, candidates, key=itemgetter(0))]
+
+    def made(candidate: _Candidate, *, stop: bool) -> Beam:
+        total, number, token_id, logprob, rank = candidate
+        beam, entry = search.live[number], replace(entries[number], token_id=token_id, logprob=logprob, rank=rank)
+        return Beam((*beam.ids, token_id), total, (*beam.entries, entry), stop)
+
+    def score(beam: Beam) -> float:
+        return beam.score(len(search.prompt_ids), job.length_penalty)
+
+    ended = [*search.ended, *best(stopped, stop=True)]
+    live = best(grown, stop=False)
+    if not search.left:
+        ended, live = [*ended, *live], []
+    search.ended, search.live = nlargest(job.n, ended, key=score), live
+    if live and _settled(search, job):
+        search.live = []
+
+
+def _settled(search: _Search, job: GenerateJob) -> bool:
+    """Whether no live beam can come to be told any more: logprobs only sink, and the longest answer divides best."""
+    if len(search.ended) < job.n:
+        return False
+    prompt_tokens, penalty = len(search.prompt_ids), job.length_penalty
+    worst = sorted((beam.score(prompt_tokens, penalty) for beam in search.ended), reverse=True)[job.n - 1]
+    for beam in search.live:
+        length = prompt_tokens + len(beam.ids) + (search.left if penalty > 0 else 0)
+        if beam.logprob / max(length, 1) ** penalty > worst:
+            return False
+    return True

@@ -1,0 +1,39 @@
+"""Whole answers of a job; and the n likeliest of each prompt's siblings, by their mean logprob per token, as OpenAI has
+it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_router.requests.generation import Generation
+    from quire_router.sequences.delta import Delta
+    from quire_router.sequences.job import GenerateJob
+
+
+async def whole_answers(generation: Generation) -> list[Delta]:
+    """The last delta of each choice that is told, which has all of it, as long as no news were asked for."""
+    deltas: dict[int, Delta] = {}
+    while generation.running:
+        for delta in await generation.news():
+            deltas[delta.index] = delta
+    return best_of(generation.job, [deltas[index] for index in sorted(deltas)])
+
+
+def best_of(job: GenerateJob, deltas: Sequence[Delta]) -> list[Delta]:
+    """Of whole answers with logprobs, in the order of their indices; likeliest first, numbered anew."""
+    if job.siblings == job.n:
+        return list(deltas)
+    found = []
+    for prompt in range(len(job.prompts)):
+        siblings = deltas[prompt * job.siblings : (prompt + 1) * job.siblings]
+        ranked = sorted(siblings, key=_score, reverse=True)[: job.n]
+        found += [replace(delta, index=prompt * job.n + i) for i, delta in enumerate(ranked)]
+    return found
+
+
+def _score(delta: Delta) -> float:
+    return sum(entry.logprob for entry in delta.entries) / max(1, len(delta.entries))

@@ -1,0 +1,95 @@
+"""Prompts to token ids, by the tokenizers. Knows nothing of engines; lengths are checked where the limit is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from quire_common.errors import InvalidArgument
+from quire_common.thinking import ThinkingBudget
+from quire_router.sequences.delta import HopTiming
+from quire_router.sequences.job import ChatPrompt, TextPrompt, TokenPrompt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from quire_common.sequence import RequestContext
+    from quire_router.sequences.job import GenerateJob, Prompt
+    from quire_router.text.tokenizer_client import TokenizerClient
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompts:
+    """int32 ids of each prompt, in order, and what it cost at the tokenizer."""
+
+    ids: list[NDArray[np.int32]]
+    timing: HopTiming
+
+
+class Encoder:
+    """All texts of a job go in one call."""
+
+    def __init__(self, client: TokenizerClient) -> None:
+        self._client = client
+
+    async def encode(self, job: GenerateJob, context: RequestContext, max_tokens: int) -> EncodedPrompts:
+        """All prompts of a job. Raises QuireError; PROMPT_TOO_LONG past `max_tokens`, but where a prompt is cut."""
+        if job.truncate_to is not None:
+            max_tokens = 0
+        texts = [prompt.text for prompt in job.prompts if isinstance(prompt, TextPrompt)]
+        encoded: list[NDArray[np.int32]] = []
+        us = 0
+        if texts:
+            encoded, us = await self._client.encode(
+                texts, context, add_special_tokens=job.add_special_tokens, max_tokens=max_tokens
+            )
+        following, ids = iter(encoded), []
+        for prompt in job.prompts:
+            if isinstance(prompt, TokenPrompt):
+                ids.append(prompt.ids)
+            elif isinstance(prompt, TextPrompt):
+                ids.append(next(following))
+            else:
+                rendered, render_us = await self._client.render(prompt, context, max_tokens=max_tokens)
+                ids.append(rendered)
+                us += render_us
+        return EncodedPrompts(ids, HopTiming("tokenizer", "encode", us, len(job.prompts)))
+
+    async def bad_words(self, words: Sequence[str], context: RequestContext) -> list[tuple[int, ...]]:
+        """The token sequences that spell the words. As in vLLM, a word counts as it begins a text and, where that is
+        as many tokens and another first one, as it follows a space."""
+        bare = [word.lstrip() for word in words]
+        texts = [*bare, *(f" {word}" for word in bare)]
+        encoded, _us = await self._client.encode(texts, context, add_special_tokens=False, max_tokens=0)
+        found: list[tuple[int, ...]] = []
+        for alone, spaced in zip(encoded[: len(bare)], encoded[len(bare) :], strict=True):
+            if len(alone):
+                found.append(tuple(alone.tolist()))
+            if len(spaced) and (not len(alone) or (len(spaced) == len(alone) and spaced[0] != alone[0])):
+                found.append(tuple(spaced.tolist()))
+        return found
+
+    async def thinking(self, max_tokens: int) -> ThinkingBudget:
+        """The budget, with the marks of the model's thinking. Raises InvalidArgument where it has none."""
+        start, end = await self._client.thinking_marks()
+        if not start or not end:
+            raise InvalidArgument(
+                "MODEL_DOES_NOT_THINK",
+                "thinking_token_budget is set, and no tokens are known that mark this model's thinking.",
+                "Leave it out, or start the tokenizer with --reasoning-config.",
+                param="thinking_token_budget",
+            )
+        return ThinkingBudget(start, end, max_tokens)
+
+    async def text_of(self, prompt: Prompt, ids: NDArray[np.int32], *, cut: bool) -> str:
+        """A prompt's text, for echo; that of its ids where it may have been cut."""
+        if isinstance(prompt, TextPrompt) and not cut:
+            return prompt.text
+        return "" if isinstance(prompt, ChatPrompt) else await self._client.decode(ids)
+
+    async def decode(self, ids: NDArray[np.int32], *, skip_special_tokens: bool) -> str:
+        """A whole text."""
+        return await self._client.decode(ids, skip_special_tokens=skip_special_tokens)

@@ -1,0 +1,242 @@
+"""A job in flight, as its one consumer sees it: news as deltas, usage, timings, and an end that is always tidy."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import DeadlineExceeded, QuireError
+from quire_common.telemetry import tracing
+from quire_router import metrics
+from quire_router.off_loop import MOST_VALUES, off_loop
+from quire_router.sequences.delta import FINISH_NAMES, LENGTH, Delta, HopTiming, Usage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
+
+    from quire_router.requests.catalog import ServedModel
+    from quire_router.sequences.delta import LogprobEntry
+    from quire_router.sequences.delta_queue import DeltaQueue
+    from quire_router.sequences.job import Caller, GenerateJob
+    from quire_router.sequences.kv_route import KvOffer
+    from quire_router.sequences.sequence_state import Choice
+    from quire_router.text.token_bytes import TokenBytes
+
+
+class Generation:
+    """Made by the pipeline when all choices are submitted. `close` must be called, on every path."""
+
+    def __init__(
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        choices: Sequence[Choice],
+        delta_queue: DeltaQueue[Choice],
+        token_bytes: TokenBytes,
+        arrived_ns: int,
+        release: Callable[[], None],
+        span: tracing.Span,
+        *,
+        counted: bool = True,
+    ) -> None:
+        """Without `counted` it is a part of a request, which is counted as a whole."""
+        self.job = job
+        self.caller = caller
+        self.served = served
+        self.choices = choices
+        self.token_bytes = token_bytes
+        self.prompt_texts: Sequence[str] = ()
+        self.created = int(time.time())
+        self.running = len(choices)
+        self.router_timings: list[HopTiming] = []
+        self._delta_queue = delta_queue
+        self._arrived_ns = arrived_ns
+        self._release: Callable[[], None] | None = release
+        self._span = span
+        self._counted = counted
+        self._wants_logprobs = job.sampling.logprobs >= 0
+        self._deadline: asyncio.TimerHandle | None = None
+        if caller.timeout_s > 0:
+            left_s = caller.timeout_s - (time.monotonic_ns() - arrived_ns) / 1e9
+            error = DeadlineExceeded(
+                "REQUEST_TIMEOUT",
+                f"The request did not end within {caller.timeout_s:g} s.",
+                "Ask for fewer tokens, or raise --request-timeout-s.",
+            )
+            self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
+
+    async def news(self) -> list[Delta]:
+        """What is new, of at least one choice; call while `running`. Raises the QuireError that ended the job."""
+        deltas = self._deltas(await self._delta_queue.take())
+        if self._wants_logprobs:
+            await self.token_bytes.ensure(
+                token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
+            )
+        if self.job.sampling.prompt_logprobs >= 0 and any(delta.finish for delta in deltas):
+            entries = [entry for choice in self.choices for entry in choice.prompt_entries.values()]
+            ids = await off_loop(
+                lambda: {token_id for e in entries for token_id in (e.token_id, *e.top_ids)},
+                heavy=len(entries) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
+            )
+            # Nothing is said of a prompt's first token, and nothing of any where the engine does not score prompts.
+            for choice in self.choices[:: self.job.siblings]:
+                ids.update(np.unique(choice.sequence.prompt_ids).tolist())
+            # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
+            ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
+            await self.token_bytes.ensure(ids)
+        return deltas
+
+    @property
+    def listens(self) -> bool:
+        """Whether `call_once` and `news_now` may be used: nothing has to be fetched before its deltas can be told."""
+        return not self._wants_logprobs and self.job.sampling.prompt_logprobs < 0
+
+    def call_once(self, listener: Callable[[], None]) -> None:
+        """In place of awaiting `news`: call `listener` when there are some, or an error; then `news_now` tells."""
+        self._delta_queue.call_once(listener)
+
+    def news_now(self) -> list[Delta]:
+        """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last news."""
+        deltas = self._deltas(self._delta_queue.take_now())
+        if not deltas and self._delta_queue.error is not None:
+            raise self._delta_queue.error
+        return deltas
+
+    def _deltas(self, choices: Sequence[Choice]) -> list[Delta]:
+        deltas = [choice.take() for choice in choices]
+        for delta in deltas:
+            if delta.finish:
+                self.running -= 1
+        return [_emptied(delta) for delta in deltas] if self.job.prompt_only else deltas
+
+    @property
+    def is_large(self) -> bool:
+        """Whether the whole answer has so many values that it is better written in a thread. Call when all ended."""
+        sampling, wants = self.job.sampling, self.job.wants
+        answers = sum(choice.confirmed for choice in self.choices) if sampling.logprobs >= 0 or wants.token_ids else 0
+        prompts = 0
+        if wants.echo or wants.token_ids or sampling.prompt_logprobs >= 0:
+            prompts = self.told * max((len(choice.sequence.prompt_ids) for choice in self.choices), default=0)
+        return answers * (2 + sampling.logprobs) + prompts * (2 + sampling.prompt_logprobs) > MOST_VALUES
+
+    @property
+    def told(self) -> int:
+        """Choices that the client is told of."""
+        return len(self.job.prompts) * self.job.n
+
+    @property
+    def kv_offer(self) -> KvOffer | None:
+        """How to have the pages that were computed and kept, where that was asked; call when all has ended."""
+        return self.choices[0].kv_offer if self.job.kv_export else None
+
+    def prompt_ids(self, index: int) -> NDArray[np.int32]:
+        """The prompt that a told choice goes on from."""
+        return self.choices[index // self.job.n * self.job.siblings].sequence.prompt_ids
+
+    def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
+        """Of each token of a choice's prompt; the first has nothing before it. Call when the choice has ended."""
+        choice = self.choices[index // self.job.n * self.job.siblings]
+        return [choice.prompt_entries.get(position) for position in range(len(choice.sequence.prompt_ids))]
+
+    def cancel(self, error: QuireError) -> None:
+        """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""
+        self._delta_queue.fail(error)
+        self._abort()
+
+    def usage(self) -> Usage:
+        """Tokens so far."""
+        prompts = self.choices[:: self.job.siblings]
+        return Usage(
+            prompt_tokens=sum(len(choice.sequence.prompt_ids) for choice in prompts),
+            completion_tokens=0 if self.job.prompt_only else sum(choice.confirmed for choice in self.choices),
+            cached_tokens=sum(choice.cached_tokens for choice in prompts),
+        )
+
+    def timings(self) -> list[HopTiming]:
+        """Where the time went, all hops; sums over the choices."""
+        total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
+        sums: dict[tuple[str, str, str], tuple[int, int]] = {}
+        routes = [choice.kv_route for choice in self.choices if choice.kv_route is not None]
+        told = [*(route.timings() for route in routes), *(choice.timings for choice in self.choices)]
+        for timing in (timing for hops in told for timing in hops):
+            key = timing.service, timing.phase, timing.instance
+            us, count = sums.get(key, (0, 0))
+            sums[key] = (us + timing.us, count + timing.count)
+        detokenize_us = int(sum(choice.detokenize_us for choice in self.choices))
+        detokenize_rows = sum(choice.detokenize_rows for choice in self.choices)
+        moves = [choice.moves for choice in self.choices if choice.moves is not None and choice.moves.times]
+        moved_us, moved = sum(one.total_us for one in moves), sum(one.times for one in moves)
+        return [
+            *self.router_timings,
+            *([HopTiming("router", "migrate", moved_us, moved)] if moved else []),
+            HopTiming("router", "total", total_us),
+            HopTiming("tokenizer", "detokenize", detokenize_us, detokenize_rows),
+            *(HopTiming(service, phase, *sums[service, phase, who], who) for service, phase, who in sums),
+        ]
+
+    def close(self) -> None:
+        """Abort what still runs, give the places back, write the books. Idempotent."""
+        release, self._release = self._release, None
+        if release is None:
+            return
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._abort()
+        release()
+        self._count()
+
+    def discard(self) -> None:
+        """It could not be started: end what runs. Its places are given back by the caller."""
+        self._release = None
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._abort()
+
+    def _abort(self) -> None:
+        for choice in self.choices:
+            choice.abort()
+
+    def _first_ns(self) -> int:
+        """When the first token came, 0 while none has."""
+        return min((c.first_token_ns for c in self.choices if c.first_token_ns), default=0)
+
+    def _reasons(self) -> list[str]:
+        """How each sequence ended."""
+        return [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.choices]
+
+    def _count(self) -> None:
+        for choice in self.choices:
+            metrics.attempts.observe(choice.attempt + 1)
+        usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()
+        if self._counted:
+            self._count_request(usage, now_ns, first_ns, reasons)
+        if tracing.enabled():
+            wall = time.time_ns() - now_ns
+            if first_ns:
+                self._span.add_event("first token", timestamp=first_ns + wall)
+            self._span.set_attribute("gen_ai.usage.input_tokens", usage.prompt_tokens)
+            self._span.set_attribute("gen_ai.usage.output_tokens", usage.completion_tokens)
+            self._span.set_attribute("gen_ai.response.finish_reasons", reasons)
+            self._span.end()
+
+    def _count_request(self, usage: Usage, now_ns: int, first_ns: int, reasons: Sequence[str]) -> None:
+        metrics.cached_tokens.inc(usage.cached_tokens)
+        metrics.generation_tokens.inc(usage.completion_tokens)
+        metrics.request_prompt_tokens.observe(usage.prompt_tokens)
+        metrics.request_generation_tokens.observe(usage.completion_tokens)
+        metrics.e2e.observe((now_ns - self._arrived_ns) / 1e9)
+        if first_ns:
+            metrics.ttft.observe((first_ns - self._arrived_ns) / 1e9)
+        for reason in reasons:
+            metrics.finished.labels(reason).inc()
+
+
+def _emptied(delta: Delta) -> Delta:
+    """Without the token that only the engine wanted."""
+    return Delta(delta.index, "", 0, b"", [], [], LENGTH if delta.finish else 0, None)

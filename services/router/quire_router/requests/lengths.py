@@ -1,0 +1,95 @@
+"""How long prompt and answer may be for a model. Pure arithmetic and its errors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.columns import i32
+from quire_common.errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from quire_router.sequences.job import GenerateJob, Resume
+
+# Of one token; more is no text of the tokens that come with it.
+_MOST_CHARACTERS = 1024
+
+
+def check_prompt(ids: NDArray[np.int32], vocab_size: int, max_model_len: int) -> None:
+    """Raise InvalidArgument for a prompt that the model cannot take."""
+    if len(ids) == 0:
+        raise InvalidArgument("EMPTY_PROMPT", "The prompt has no tokens.", "Send at least one token.", param="prompt")
+    if len(ids) >= max_model_len:
+        raise InvalidArgument(
+            "PROMPT_TOO_LONG",
+            f"This model's maximum context length is {max_model_len} tokens, the prompt has {len(ids)} "
+            "and at least one must be left for the answer.",
+            f"Shorten the prompt to {max_model_len - 1} tokens or fewer.",
+            param="prompt",
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocab_size:
+        wrong = low if low < 0 else high
+        raise InvalidArgument(
+            "TOKEN_OUT_OF_RANGE",
+            f"Token id {wrong} is not in the vocabulary of {vocab_size}.",
+            f"Send ids from 0 to {vocab_size - 1}.",
+            param="prompt",
+        )
+
+
+def check_resume(resume: Resume, max_tokens: int, vocab_size: int) -> None:
+    """Raise InvalidArgument for an answer that cannot go on."""
+    ids = i32(resume.output_ids, "resume.output_ids")
+    if len(ids) >= max_tokens or resume.characters > len(ids) * _MOST_CHARACTERS:
+        raise InvalidArgument(
+            "BAD_RESUME",
+            f"There is nothing after {len(ids)} tokens of an answer that has {max_tokens} at most.",
+            "Resume only what has not ended, with the tokens and characters that came.",
+            param="resume",
+        )
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        raise InvalidArgument(
+            "TOKEN_OUT_OF_RANGE",
+            f"resume has a token id that is not in the vocabulary of {vocab_size}.",
+            f"Send ids from 0 to {vocab_size - 1}.",
+            param="resume",
+        )
+
+
+def truncated(job: GenerateJob, ids: NDArray[np.int32], max_model_len: int) -> NDArray[np.int32]:
+    """The end of a prompt, as long as the client wants it."""
+    kept = job.truncate_to
+    if kept is None:
+        return ids
+    if kept < 0:
+        kept = max(max_model_len - (job.max_tokens or job.default_max_tokens or 1), 1)
+    return ids[len(ids) - min(kept, len(ids)) :]
+
+
+def answer_length(job: GenerateJob, prompt_tokens: int, max_model_len: int) -> int:
+    """max_tokens of one choice; raises InvalidArgument where the client asks for more than the context has left."""
+    room = max_model_len - prompt_tokens
+    if job.max_tokens is None:
+        length = room if job.default_max_tokens is None else min(room, job.default_max_tokens)
+    elif job.max_tokens > room:
+        raise InvalidArgument(
+            "MAX_TOKENS_TOO_LARGE",
+            f"This model's maximum context length is {max_model_len} tokens: the prompt has {prompt_tokens} "
+            f"and max_tokens is {job.max_tokens}.",
+            f"Lower max_tokens to {room} or fewer, or shorten the prompt.",
+            param="max_tokens",
+        )
+    else:
+        length = job.max_tokens
+    if job.min_tokens > length:
+        raise InvalidArgument(
+            "MIN_TOKENS_TOO_LARGE",
+            f"min_tokens is {job.min_tokens}, more than the {length} tokens that this answer may have.",
+            "Lower min_tokens or raise max_tokens.",
+            param="min_tokens",
+        )
+    return length

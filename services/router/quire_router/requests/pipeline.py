@@ -1,0 +1,316 @@
+"""From a job to its choices at schedulers: admit, resolve, encode, check, place, submit. The same for HTTP and gRPC."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from quire_common.errors import QuireError, Unsupported
+from quire_common.logit_controls import NEUTRAL, check_vocabulary
+from quire_common.logits_processors import check_known, processors_in
+from quire_common.sequence import RequestContext, Sequence, Stop, check_sampling
+from quire_common.telemetry import tracing
+from quire_router import metrics
+from quire_router.requests.generation import Generation
+from quire_router.requests.lengths import answer_length, check_prompt, check_resume, truncated
+from quire_router.requests.products import check_encoded, check_request
+from quire_router.requests.prompt_pages import forget_pages, name_pages
+from quire_router.sequences.delta import HopTiming
+from quire_router.sequences.delta_queue import DeltaQueue
+from quire_router.sequences.sequence_state import Choice
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from numpy.typing import NDArray
+
+    from quire_router.kv_transfer.ticket_manager import TicketManager
+    from quire_router.replicas.migration import Migration
+    from quire_router.requests.admission import Admission
+    from quire_router.requests.catalog import Catalog, ServedModel
+    from quire_router.requests.encoder import Encoder
+    from quire_router.sequences.handles import HandleCounter
+    from quire_router.sequences.job import Caller, GenerateJob
+    from quire_router.text.token_bytes import TokenBytes
+
+
+# Of prompts that are placed at a stretch: some 10 ms.
+_TURN_TOKENS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A job as an engine would be asked: for each prompt its int32 ids and the length of its answer."""
+
+    job: GenerateJob
+    served: ServedModel
+    prompts: tuple[tuple[NDArray[np.int32], int], ...]
+
+
+class Pipeline:
+    """One per process; all methods run in the event loop."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        encoder: Encoder,
+        migration: Migration,
+        handles: HandleCounter,
+        admission: Admission,
+        token_bytes: TokenBytes,
+        charge: Callable[[str, int], None],
+        *,
+        ticket_manager: TicketManager,
+        share_prefix_across_keys: bool,
+    ) -> None:
+        self._catalog = catalog
+        self._encoder = encoder
+        self._migration = migration
+        self._handles = handles
+        self._admission = admission
+        self._token_bytes = token_bytes
+        # Counts tokens of a tenant.
+        self.charge = charge
+        self._ticket_manager = ticket_manager
+        self._share = share_prefix_across_keys
+
+    async def generate(
+        self, job: GenerateJob, caller: Caller, arrived_ns: int, *, admitted: bool = False
+    ) -> Generation:
+        """Start a job. Raises QuireError before anything runs; afterwards errors come from the generation's news.
+
+        `arrived_ns` is `time.monotonic_ns()` of the request's arrival. `admitted`: it is a part of a request that
+        has its places already, and is counted as a whole by who asks.
+        """
+        parsed_ns = time.monotonic_ns()
+        check_sampling(job.sampling)
+        check_request(job)
+        served = self._catalog.resolve(job.model)
+        if not admitted:
+            self._enter(job.weight)
+        span = start_span("router.step" if admitted else "router.request", job, caller, served)
+        try:
+            generation = await self._start(job, caller, served, arrived_ns, span, admitted=admitted)
+        except BaseException as error:
+            if not admitted:
+                self._leave(job.weight)
+            tracing.mark_error(span, error.code if isinstance(error, QuireError) else type(error).__name__)
+            span.end()
+            raise
+        generation.router_timings.insert(0, HopTiming("router", "parse", (parsed_ns - arrived_ns) // 1000))
+        return generation
+
+    @contextlib.contextmanager
+    def admitted(self, weight: int) -> Iterator[None]:
+        """Places for several jobs, one after the other. Raises Overloaded, Unavailable."""
+        self._enter(weight)
+        try:
+            yield
+        finally:
+            self._leave(weight)
+
+    async def _start(
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        arrived_ns: int,
+        span: tracing.Span,
+        *,
+        admitted: bool,
+    ) -> Generation:
+        context = self._context(caller, span)
+        started_ns = time.monotonic_ns()
+        with tracing.span("router.encode", parent=tracing.context_of(span)):
+            job, prompts, timing = await self._encoded(job, served, context)
+            texts = await self._texts(job, prompts) if job.wants.echo else []
+        if not admitted:
+            self.charge(caller.tenant, sum(map(len, prompts)))
+        encoded_ns = time.monotonic_ns()
+        delta_queue = DeltaQueue[Choice]()
+        choices = self._choices(job, caller, served, context, prompts, delta_queue)
+        await self._ticket_manager.prepare(choices[0])
+        generation = Generation(
+            job,
+            caller,
+            served,
+            choices,
+            delta_queue,
+            self._token_bytes,
+            arrived_ns,
+            _nothing if admitted else lambda: self._end(generation),
+            span,
+            counted=not admitted,
+        )
+        generation.prompt_texts = texts
+        with tracing.span("router.place", parent=tracing.context_of(span)):
+            await self._place(generation, prompts)
+        generation.router_timings += [
+            HopTiming("router", "tokenize", (encoded_ns - started_ns) // 1000),
+            HopTiming("router", "place", (time.monotonic_ns() - encoded_ns) // 1000),
+            timing,
+        ]
+        if not admitted:
+            metrics.prompt_tokens.inc(sum(map(len, prompts)))
+        return generation
+
+    async def _place(self, generation: Generation, prompts: list[NDArray[np.int32]]) -> None:
+        """Ask engines for all. Each prompt's pages are named and looked up: of many, others have their turn between."""
+        siblings, tokens = generation.job.siblings, 0
+        try:
+            for number, ids in enumerate(prompts):
+                tokens += len(ids)
+                if number and tokens > _TURN_TOKENS:
+                    tokens = len(ids)
+                    await asyncio.sleep(0)
+                choices = generation.choices[number * siblings : (number + 1) * siblings]
+                await name_pages(choices, generation.served.model.pages.page_size)
+                self._migration.start(choices)
+                forget_pages(choices)
+        except BaseException:
+            generation.discard()
+            raise
+
+    async def render(self, job: GenerateJob, caller: Caller) -> Rendering:
+        """All that `generate` does before anything runs. Raises QuireError."""
+        check_sampling(job.sampling)
+        check_request(job)
+        served = self._catalog.resolve(job.model)
+        job, prompts, _timing = await self._encoded(job, served, RequestContext(caller.request_id, 0, caller.tenant))
+        limit = served.model.max_model_len
+        return Rendering(job, served, tuple((ids, answer_length(job, len(ids), limit)) for ids in prompts))
+
+    async def _encoded(
+        self, job: GenerateJob, served: ServedModel, context: RequestContext
+    ) -> tuple[GenerateJob, list[NDArray[np.int32]], HopTiming]:
+        """The job with its words as tokens, and its prompts' ids, cut and checked."""
+        job = await self._resolve_words(job, context)
+        check_known(job.sampling.processors, processors_in(served.model.capabilities))
+        if job.thinking_tokens is not None:
+            job = replace(job, thinking=await self._encoder.thinking(job.thinking_tokens))
+        if job.sampling.controls is not None:
+            check_vocabulary(job.sampling.controls, served.model.vocab_size)
+        limit = served.model.max_model_len
+        encoded = await self._encoder.encode(job, context, limit - 1)
+        prompts = [truncated(job, ids, limit) for ids in encoded.ids]
+        for ids in prompts:
+            check_prompt(ids, served.model.vocab_size, limit)
+        lengths = [len(ids) for ids in prompts]
+        check_encoded(job, lengths, [answer_length(job, length, limit) for length in lengths])
+        return job, prompts, encoded.timing
+
+    async def _texts(self, job: GenerateJob, prompts: list[NDArray[np.int32]]) -> list[str]:
+        """Of the prompts, as far as they were kept."""
+        cut = job.truncate_to is not None
+        return [
+            await self._encoder.text_of(prompt, ids, cut=cut) for prompt, ids in zip(job.prompts, prompts, strict=True)
+        ]
+
+    async def _resolve_words(self, job: GenerateJob, context: RequestContext) -> GenerateJob:
+        """The job with its bad words as tokens."""
+        if not job.bad_words:
+            return job
+        controls = job.sampling.controls or NEUTRAL
+        words = await self._encoder.bad_words(job.bad_words, context)
+        sampling = replace(job.sampling, controls=replace(controls, bad_words=(*controls.bad_words, *words)))
+        check_sampling(sampling)
+        return replace(job, sampling=sampling)
+
+    def _choices(
+        self,
+        job: GenerateJob,
+        caller: Caller,
+        served: ServedModel,
+        context: RequestContext,
+        prompts: list[NDArray[np.int32]],
+        delta_queue: DeltaQueue[Choice],
+    ) -> list[Choice]:
+        seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
+        salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
+        sampling, asked = job.sampling, job.sampling.prompt_logprobs
+        choices: list[Choice] = []
+        for prompt_ids in prompts:
+            max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
+            stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
+            for sample in range(job.first_sample, job.first_sample + job.siblings):
+                # What is said of a prompt is the same for all its choices, and needs its whole computation.
+                scores = asked if sample == job.first_sample else -1
+                sequence = Sequence(
+                    prompt_ids=prompt_ids,
+                    stop=stop,
+                    sampling=replace(sampling, seed=seed, sample=sample, prompt_logprobs=scores),
+                    cache_salt=salt,
+                    skip_cache_read=scores >= 0,
+                    thinking=job.thinking,
+                )
+                handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
+                choice = Choice(len(choices), handle, job, sequence, context, delta_queue, served.model.name)
+                if not job.ignore_eos:
+                    choice.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
+                if job.resume is not None:
+                    check_resume(job.resume, max_tokens, served.model.vocab_size)
+                    choice.take_up(job.resume)
+                choices.append(choice)
+        return choices
+
+    def _context(self, caller: Caller, span: tracing.Span) -> RequestContext:
+        headers = tracing.inject_headers(span)
+        deadline = int((time.time() + caller.timeout_s) * 1000) if caller.timeout_s > 0 else 0
+        return RequestContext(
+            request_id=caller.request_id,
+            tenant=caller.tenant,
+            deadline_unix_ms=deadline,
+            priority=caller.priority,
+            traceparent=headers.get("traceparent", caller.traceparent),
+            tracestate=headers.get("tracestate", caller.tracestate),
+        )
+
+    def _end(self, generation: Generation) -> None:
+        self._leave(generation.job.weight)
+        resume = generation.job.resume
+        had = resume.tokens if resume is not None else 0
+        self.charge(generation.caller.tenant, generation.usage().completion_tokens - had)
+
+    def _enter(self, weight: int) -> None:
+        self._admission.enter(weight)
+        metrics.in_flight.inc(weight)
+
+    def _leave(self, weight: int) -> None:
+        self._admission.leave(weight)
+        metrics.in_flight.dec(weight)
+
+
+def _nothing() -> None:
+    """A part of a request gives nothing back: who asked for it does, of the whole."""
+
+
+def check_logprobs(logprobs: int, most: int, param: str) -> None:
+    """Raise Unsupported for more alternatives than this router gives."""
+    if logprobs > most:
+        raise Unsupported(
+            "TOO_MANY_LOGPROBS",
+            f"{param} is {logprobs}; this router gives {most} at most.",
+            f"Ask for {most} or fewer, or raise --max-logprobs.",
+            param=param,
+        )
+
+
+def start_span(name: str, job: GenerateJob, caller: Caller, served: ServedModel) -> tracing.Span:
+    """Of a request, within its caller's trace. The caller ends it."""
+    parent = None
+    if caller.traceparent:
+        parent = tracing.extract_headers({"traceparent": caller.traceparent, "tracestate": caller.tracestate})
+    attributes: dict[str, str | bool | int | float] = {
+        "gen_ai.operation.name": "generate_content",
+        "gen_ai.provider.name": "quire",
+        "gen_ai.request.model": served.name,
+        "gen_ai.request.choice.count": job.n,
+        "quire.request_id": caller.request_id,
+    }
+    return tracing.start_span(name, parent=parent, attributes=attributes, kind=tracing.SpanKind.SERVER)

@@ -1,0 +1,68 @@
+"""Bounds on products of a request's fields: each field may be at its own bound, not all of them at once.
+
+A field that every sequence repeats counts once a sequence. `check_request` needs the request alone and runs before any
+work; `check_encoded` needs the lengths of its prompts and runs before an engine is asked. Knows no protocol.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from quire_common.errors import InvalidArgument
+from quire_common.logit_controls import NEUTRAL, control_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from quire_router.sequences.job import GenerateJob
+
+# Every open at a tokenizer repeats the stop strings and stop token ids.
+MAX_STOP_BYTES = 1 << 20
+# Every submit to a scheduler repeats biases, allowed tokens and bad words: all tokens that a list may have, n = 128.
+MAX_CONTROL_VALUES = 2 << 20
+# Every submit repeats its prompt: n = 128 of 131,072 tokens.
+MAX_PROMPT_TOKENS = 16 << 20
+# An answer repeats the prompt for each of its choices, where the client wants it back.
+MAX_TOLD_PROMPT_TOKENS = 2 << 20
+# A token's own logprob is one alternative. Those of a prompt come at once: 131,072 tokens with 7 others each.
+MAX_PROMPT_ALTERNATIVES = 1 << 20
+# Those of an answer come with its tokens, and are kept until it has ended: n = 128, 4,096 tokens, one other each.
+MAX_ALTERNATIVES = 1 << 20
+# What an answer without a max_tokens counts: few come to the end of a long context.
+UNSAID_ANSWER_TOKENS = 32_768
+_ID_BYTES = 4
+
+
+def check_request(job: GenerateJob) -> None:
+    """Raise InvalidArgument for stop strings and ids that too many sequences repeat."""
+    stop = sum(len(text.encode(errors="surrogatepass")) for text in job.text.stop) + _ID_BYTES * len(job.stop_token_ids)
+    _check("Bytes of stop strings and stop token ids", stop, job.weight, MAX_STOP_BYTES, "stop")
+
+
+def check_encoded(job: GenerateJob, prompts: Sequence[int], answers: Sequence[int]) -> None:
+    """Raise InvalidArgument for what is too much now that the tokens of each prompt and of its longest answer are
+    known. `job.sampling.controls` has the bad words as tokens."""
+    prompt_tokens, sampling = sum(prompts), job.sampling
+    _check("Tokens of the prompts", prompt_tokens, job.siblings, MAX_PROMPT_TOKENS, "prompt")
+    values = control_values(sampling.controls or NEUTRAL)
+    _check("Values of logit_bias, allowed_token_ids and bad_words", values, job.weight, MAX_CONTROL_VALUES, "n")
+    if job.wants.echo or job.wants.token_ids:
+        _check("Tokens of the prompts, which the answer repeats,", prompt_tokens, job.n, MAX_TOLD_PROMPT_TOKENS, "n")
+    if sampling.prompt_logprobs >= 0:
+        alternatives = (1 + sampling.prompt_logprobs) * prompt_tokens
+        _check("Alternatives of all prompt tokens", alternatives, job.n, MAX_PROMPT_ALTERNATIVES, "prompt_logprobs")
+    if sampling.logprobs >= 0:
+        said = job.max_tokens is not None or job.default_max_tokens is not None
+        tokens = sum(answers) if said else sum(min(answer, UNSAID_ANSWER_TOKENS) for answer in answers)
+        alternatives = (1 + sampling.logprobs) * tokens
+        _check("Alternatives of all answer tokens", alternatives, job.siblings, MAX_ALTERNATIVES, "logprobs")
+
+
+def _check(what: str, each: int, times: int, most: int, param: str) -> None:
+    if each * times > most:
+        raise InvalidArgument(
+            "PRODUCT_TOO_LARGE",
+            f"{what} are {each}, {times} times over: together {each * times}, and at most {most} are taken.",
+            "Send fewer or shorter ones, lower n, best_of or max_tokens, or split the request.",
+            param=param,
+        )

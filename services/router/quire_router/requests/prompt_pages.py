@@ -1,0 +1,39 @@
+"""The names of a long prompt's pages, ahead of its placement, in turns: to hash a million tokens at once would hold up
+the event loop for 50 ms."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from quire_common.pages import chain_hashes
+from quire_common.sequence import page_extras
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence as Sequence_
+
+    from quire_router.sequences.sequence_state import Choice
+
+# Tokens that are hashed at a stretch: 2 to 4 ms.
+TURN_TOKENS = 65_536
+
+
+async def name_pages(siblings: Sequence_[Choice], page_size: int) -> None:
+    """Hash the full pages of the siblings' prompt. What a short prompt takes is no matter: nothing is done for it."""
+    sequence = siblings[0].sequence
+    prompt, turn = sequence.prompt_ids, TURN_TOKENS // max(page_size, 1) * page_size
+    if not turn or len(prompt) <= TURN_TOKENS:
+        return
+    extras, hashes = page_extras(sequence), list[bytes]()
+    for at in range(0, len(prompt), turn):
+        if at:
+            await asyncio.sleep(0)
+        hashes += chain_hashes(prompt[at : at + turn], page_size, extras, hashes[-1] if hashes else b"", at)
+    for choice in siblings:
+        choice.page_hashes = {page_size: hashes}
+
+
+def forget_pages(siblings: Sequence_[Choice]) -> None:
+    """They are placed: a million tokens' names are megabytes."""
+    for choice in siblings:
+        choice.page_hashes = {}

@@ -1,0 +1,91 @@
+"""A choice between engine, tokenizer and client: nothing lost, nothing twice, joined where nobody takes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from quire.v1 import common_pb2
+from quire_common.columns import pack_i32
+from quire_common.errors import Unavailable
+from quire_router.sequences.delta import FINISH_NAMES, STOP
+from quire_router.sequences.delta_queue import DeltaQueue
+from tests.unit.router.makers import make_choice, make_generation, make_job
+
+
+def test_finish_numbers_are_the_contracts() -> None:
+    for number, name in FINISH_NAMES.items():
+        assert common_pb2.FinishReason.Name(number) == f"FINISH_REASON_{name.upper()}"
+    assert set(FINISH_NAMES) == set(common_pb2.FinishReason.values()) - {0}
+    assert STOP == common_pb2.FINISH_REASON_STOP
+
+
+def test_rows_are_joined_until_they_are_taken() -> None:
+    choice = make_choice(make_job(token_ids=True), DeltaQueue())
+    for i, text in enumerate(["a", "", "bc"]):
+        choice.received(pack_i32([i, i + 10]), 0, 1)
+        assert not choice.delivered(text, -1, 2)
+    delta = choice.take()
+    assert (delta.text, delta.tokens, delta.finish) == ("abc", 6, 0)
+    assert np.frombuffer(delta.token_ids, np.int32).tolist() == [0, 10, 1, 11, 2, 12]
+    assert choice.take().tokens == 0
+
+
+def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
+    choice = make_choice(make_job(), DeltaQueue())
+    choice.received(pack_i32([1]), 0, 1)
+    choice.received(pack_i32([2]), 2, 2)
+    assert not choice.delivered("a", -1, 1)
+    assert choice.take().finish == 0
+    assert choice.delivered("b", -1, 1)
+    assert choice.take().finish == 2
+
+
+def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
+    choice = make_choice(make_job(stop=("x", "yy")), DeltaQueue())
+    choice.received(pack_i32([1, 2, 3, 4]), 0, 1)
+    choice.received(pack_i32([5]), 2, 2)
+    assert choice.delivered("ab", 1, 3)
+    delta = choice.take()
+    assert (delta.text, delta.tokens, delta.finish, delta.stop_reason) == ("ab", 3, STOP, "yy")
+
+
+def test_what_a_new_tokenizer_must_be_told() -> None:
+    choice = make_choice(make_job(), DeltaQueue())
+    choice.received(pack_i32([1, 2]), 0, 1)
+    choice.received(pack_i32([3]), 0, 2)
+    choice.delivered("é", -1, 2)
+    assert choice.unconfirmed() == pack_i32([3])
+    assert (choice.chars_sent, choice.confirmed) == (1, 2)
+
+
+async def test_the_consumer_gets_news_then_the_error() -> None:
+    generation = make_generation(make_job(n=2))
+    first, second = generation.choices
+    waiting = asyncio.ensure_future(generation.news())
+    await asyncio.sleep(0)
+    for choice in (first, second, first):
+        choice.received(pack_i32([1]), 0, 1)
+        choice.delivered("a", -1, 1)
+    assert [(d.index, d.text) for d in await waiting] == [(0, "aa"), (1, "a")]
+    second.received(pack_i32([1]), 0, 1)
+    second.delivered("b", -1, 1)
+    first.fail(Unavailable("GONE", "x", "y"))
+    assert [d.text for d in await generation.news()] == ["b"]
+    with pytest.raises(Unavailable):
+        await generation.news()
+
+
+async def test_without_streaming_there_is_one_piece_of_news() -> None:
+    generation = make_generation(make_job(news=False))
+    (choice,) = generation.choices
+    waiting = asyncio.ensure_future(generation.news())
+    for i in range(5):
+        choice.received(pack_i32([i]), 2 if i == 4 else 0, 1)
+        choice.delivered("a", -1, 1)
+        await asyncio.sleep(0)
+        assert waiting.done() == (i == 4)
+    assert [d.text for d in await waiting] == ["aaaaa"]
+    assert generation.running == 0
