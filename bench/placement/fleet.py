@@ -222,14 +222,14 @@ def simulate(requests: Sequence_[TraceRequest], setup: Setup) -> Outcome:
                 twin = Run(run.request, run.arrived_s)
                 twins[id(twin)] = run
                 replicas[row].join(twin, arrives_s)
-                decoders.pop(id(run)).began()
+                decoders.pop(id(run)).release()
             replica = member.replica
             replica.advance(until_s)
             for run in replica.started:
                 if id(run) in decoders:
-                    decoders[id(run)].coming()
+                    decoders[id(run)].start_pull()
             for run in replica.begun:
-                placed.pop(id(run)).began()
+                placed.pop(id(run)).release()
                 member.tell_prefill(run)
             for run in replica.ended:
                 if (back := decoders.get(id(run))) is not None:

@@ -59,7 +59,7 @@ def main() -> int:
     system = fake_chain(rng, SYSTEM_PAGES)
     chains: list[tuple[list[bytes], NDArray[np.intp]]] = []
     adds = []
-    while len(directory.told) < options.pages - LONGEST:
+    while len(directory.reported) < options.pages - LONGEST:
         # Conversations of 1k to 16k tokens, and now and then one of 128k.
         pages = LONGEST - SYSTEM_PAGES if rng.random() < 0.02 else int(rng.integers(16, 256))
         chain = system + fake_chain(rng, pages)
@@ -73,9 +73,11 @@ def main() -> int:
         chains.append((chain, having))
     grown = resident_bytes() - before
     kept = sum(len(chain) * 81 for chain, _ in chains)  # the benchmark's own hashes
-    count = len(directory.told)
-    print(f"{count:,} pages of {options.holders} holders, {directory.told.distinct_sets:,} distinct sets of holders")
-    print(f"memory: {directory.told.nbytes / count:.1f} bytes a page in the table of told pages, ", end="")
+    count = len(directory.reported)
+    print(
+        f"{count:,} pages of {options.holders} holders, {directory.reported.distinct_sets:,} distinct sets of holders"
+    )
+    print(f"memory: {directory.reported.nbytes / count:.1f} bytes a page in the table of told pages, ", end="")
     print(
         f"{directory.nbytes / count:.1f} with expected ones, {max(grown - kept, 0) / count:.0f} as the system sees it"
     )

@@ -78,7 +78,7 @@ class House:
         """Each replica has met the kvstore, said so, and the router follows that one."""
         for at in range(2):
             await self.ask(1000 + at, at)
-        table, view = self.router.fleet.table, self.router._placing._view
+        table, view = self.router.fleet.table, self.router._placement._view
         rows = [self.router.fleet.replicas[one.address].row.row for one in self.stacks]
         life = self.store.told.boot_id
         await self.until(lambda: all(table.kvstore[row] == life for row in rows) and life in view.lives.values())
@@ -125,7 +125,7 @@ async def test_cold_prompts_are_not_looked_up_and_stored_ones_are_whoever_told_f
 async def test_a_kvstore_that_is_not_followed_is_asked() -> None:
     async with a_house() as house:
         await house.acquainted()
-        pages, view = house.store.told, house.router._placing._view
+        pages, view = house.store.told, house.router._placement._view
         before = house.asked
         pages.away = True
         pages.cut()

@@ -35,7 +35,7 @@ def stream(rig: RouterRig, prompt: str, **fields: Any) -> contextlib.AbstractAsy
 
 def nothing_left(rig: RouterRig) -> bool:
     left = [fake.running for fake in rig.schedulers] + [fake.open_handles for fake in rig.tokenizers]
-    return not any(left) and not any(r.session.choices for r in rig.router.fleet.replicas.values())
+    return not any(left) and not any(r.session.sequences for r in rig.router.fleet.replicas.values())
 
 
 async def server_load(rig: RouterRig) -> int:

@@ -157,10 +157,10 @@ async def test_a_scheduler_that_does_not_read_gets_what_is_still_wanted_later() 
         ids = list(b"abc") * 50_000
         waiting = [asyncio.ensure_future(rig.complete(ids, max_tokens=3)) for _ in range(24)]
         (replica,) = rig.router.fleet.replicas.values()
-        await until(lambda: len(replica.session.choices) == 24)
+        await until(lambda: len(replica.session.sequences) == 24)
         for request in waiting[12:]:
             request.cancel()
-        await until(lambda: len(replica.session.choices) == 12)
+        await until(lambda: len(replica.session.sequences) == 12)
         rig.scheduler.reading.set()
         assert [r.json()["choices"][0]["text"] for r in await asyncio.gather(*waiting[:12])] == ["abc"] * 12
         await until(lambda: nothing_left(rig))

@@ -26,7 +26,7 @@ async def followed(fakes: Sequence[FakeScheduler], **config: Any) -> AsyncIterat
         for fake in fakes:
             fake.rates["kvstore_boot_id"] = store.told.boot_id
         async with router_rig(fakes, kvstores=(address,), **config) as rig:
-            view, replicas = rig.router._placing._view, rig.router.fleet.replicas
+            view, replicas = rig.router._placement._view, rig.router.fleet.replicas
             await until(lambda: bool(view.lives) and all(replica.accepts for replica in replicas.values()))
             yield rig, store
 
@@ -41,7 +41,7 @@ async def test_siblings_are_told_alike() -> None:
         await rig.complete(PROMPT, max_tokens=1, n=2)
         hashes = chain_hashes(PROMPT, PAGE_SIZE)
         store.told.store(hashes[:3])
-        await until(lambda: len(rig.router._placing.directory.told) == 3)
+        await until(lambda: len(rig.router._placement.directory.reported) == 3)
         await rig.complete(PROMPT, max_tokens=1, n=2)
         await rig.complete(PROMPT, max_tokens=1, prompt_logprobs=0)
     assert [held(submit) for submit in fake.submits] == [0, 0, 3 * PAGE_SIZE, 3 * PAGE_SIZE, None]

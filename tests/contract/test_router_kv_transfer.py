@@ -147,7 +147,7 @@ async def test_siblings_pull_once_and_a_request_that_waits_renews() -> None:
         await until(lambda: len(front.renewed) > 1)
         assert set(front.renewed) == front.transfers.keys()
         back.gate.set()
-        assert [choice["text"] for choice in (await asking).json()["choices"]] == [text(9)] * 2
+        assert [sequence["text"] for sequence in (await asking).json()["choices"]] == [text(9)] * 2
         await until(lambda: nothing_left(rig) and not front.transfers)
     assert [submit.HasField("transfer") for submit in back.submits] == [True, False]
 
@@ -174,7 +174,7 @@ async def test_a_client_that_goes_has_nothing_kept() -> None:
     async with pd_rig(fakes, pd_threshold_tokens=1000) as rig:
         asking = asyncio.ensure_future(prefilled(rig))
         # The ticket comes with the admission: until then nobody could release it.
-        await until(lambda: bool(front.transfers) and any(choice.admitted for choice in inside(rig)))
+        await until(lambda: bool(front.transfers) and any(sequence.admitted for sequence in inside(rig)))
         asking.cancel()
         await until(lambda: nothing_left(rig) and not front.transfers)
     assert len(front.released) == 1

@@ -181,9 +181,9 @@ async def test_a_stop_string_across_the_seam_is_found(cut: int) -> None:
                 chunks = chunks_of(answer.text)
                 assert joined(chunks) == "abcde" and chunks[-1]["choices"][0]["stop_reason"] == "fgh"
             else:
-                choice = answer.json()["choices"][0]
-                assert (choice["text"], choice["stop_reason"]) == ("abcde", "fgh")
-                assert answer.json()["usage"]["completion_tokens"] == len(choice["logprobs"]["tokens"]) == 8
+                sequence = answer.json()["choices"][0]
+                assert (sequence["text"], sequence["stop_reason"]) == ("abcde", "fgh")
+                assert answer.json()["usage"]["completion_tokens"] == len(sequence["logprobs"]["tokens"]) == 8
         await until(lambda: nothing_left(rig))
 
 
@@ -216,9 +216,9 @@ async def test_an_end_that_is_known_needs_no_engine(fault: Any) -> None:
         await until(lambda: any(fake.submits and not fake.running for fake in rig.schedulers))
         (fake,) = [fake for fake in rig.schedulers if fake.submits]
         replica = rig.router.fleet.replicas[host_of(rig, fake).address]
-        await until(lambda: any(choice.finish for choice in replica.session.choices.values()))
+        await until(lambda: any(sequence.finish for sequence in replica.session.sequences.values()))
         await fault(rig, fake)
-        await until(lambda: not replica.session.open and not replica.session.choices)
+        await until(lambda: not replica.session.open and not replica.session.sequences)
         rig.tokenizer.stepping.set()
         answer = (await waiting).json()["choices"][0]
         assert (answer["text"], answer["finish_reason"]) == (text(30), "length")
@@ -276,16 +276,16 @@ async def same_bytes(
 
 def told(response: Any) -> Any:
     assert response.status_code == 200, response.text
-    choices: dict[int, dict[str, Any]] = {}
+    sequences: dict[int, dict[str, Any]] = {}
     documents = chunks_of(response.text) if response.text.startswith("data: ") else [response.json()]
     for document in documents:
         assert "error" not in document
-        for choice in document["choices"]:
-            all_of = choices.setdefault(choice["index"], {"text": "", "ids": [], "logprobs": {}})
-            all_of["text"] += choice["text"]
-            all_of["ids"] += choice["token_ids"]
-            for name, values in choice["logprobs"].items():
+        for sequence in document["choices"]:
+            all_of = sequences.setdefault(sequence["index"], {"text": "", "ids": [], "logprobs": {}})
+            all_of["text"] += sequence["text"]
+            all_of["ids"] += sequence["token_ids"]
+            for name, values in sequence["logprobs"].items():
                 all_of["logprobs"].setdefault(name, []).extend(values)
-            if choice["finish_reason"]:
-                all_of["end"] = (choice["finish_reason"], choice["stop_reason"])
-    return [choices[index] for index in sorted(choices)]
+            if sequence["finish_reason"]:
+                all_of["end"] = (sequence["finish_reason"], sequence["stop_reason"])
+    return [sequences[index] for index in sorted(sequences)]

@@ -32,12 +32,12 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 def told(router: RouterService) -> int:
-    return len(router._placing.directory.told)
+    return len(router._placement.directory.reported)
 
 
 def depths(rig: RouterRig) -> list[int]:
     """How much of the prompt the index knows of, by scheduler."""
-    table, view = rig.router.fleet.table, rig.router._placing._view
+    table, view = rig.router.fleet.table, rig.router._placement._view
     model = rig.router.fleet.models()[0]
     found = view._directory.prefixes([page_keys(model.pages.namespace, 0, HASHES)], time.monotonic()).depths
     rows = [rig.router.fleet.replicas[host.address].row.row for host in rig.scheduler_hosts]
@@ -149,8 +149,8 @@ async def test_an_instance_that_leaves_takes_its_pages_along() -> None:
             if endpoint.address != rig.scheduler_hosts[2].address
         ]
         rig.router.fleet.update(endpoints)
-        rig.router._placing.update("scheduler", endpoints)
-        assert rig.router._placing.directory.present <= 2
+        rig.router._placement.update("scheduler", endpoints)
+        assert rig.router._placement.directory.present <= 2
         await until(lambda: told(rig.router) == 0)
         assert 2 not in await ask(rig, 3)
 
@@ -183,11 +183,11 @@ async def test_kvstores_are_watched_too() -> None:
 
     async with GrpcHost(add) as host, router_rig(three(), kvstores=(host.address,)) as rig:
         await ready(rig, 3)
-        view = rig.router._placing._view
+        view = rig.router._placement._view
         pages.store(HASHES)
         await until(lambda: told(rig.router) == PAGES and len(view.stores) == 1)
         await ask(rig, 1)
-        assert rig.router._placing.placer.expected_tokens == PAGES * PAGE_SIZE
+        assert rig.router._placement.placer.expected_tokens == PAGES * PAGE_SIZE
         pages.restart()
         await until(lambda: pages.watching == 1 and len(pages.requests) == 2)
         await until(lambda: told(rig.router) == 0)

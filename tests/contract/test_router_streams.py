@@ -12,7 +12,7 @@ import pytest
 from quire.v1 import scheduler_pb2 as pb
 from quire_common.errors import Internal
 from quire_router.front.http import stream_writer
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 from tests.fakes.fake_scheduler import FakeScheduler, Life
 from tests.fakes.router_faults import inside, until
 from tests.fakes.router_rig import RouterRig, router_rig
@@ -29,10 +29,10 @@ class InStep(FakeScheduler):
         await until(lambda: self.rig is None or all(map(self._is_told, inside(self.rig))))
         return await super()._next(life)
 
-    def _is_told(self, choice: Choice) -> bool:
-        run = self.running.get(choice.handle)
-        heard = run is None or len(choice.output_ids) // 4 == run.sent
-        return heard and choice.rows_out == choice.rows_back and not choice.dirty
+    def _is_told(self, sequence: SequenceState) -> bool:
+        run = self.running.get(sequence.handle)
+        heard = run is None or len(sequence.output_ids) // 4 == run.sent
+        return heard and sequence.rows_out == sequence.rows_back and not sequence.dirty
 
 
 def request(rig: RouterRig, path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:
@@ -65,7 +65,7 @@ def texts(body: bytes) -> str:
     *frames, done, nothing = body.split(b"\n\n")
     assert (done, nothing) == (b"data: [DONE]", b"")
     chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
-    return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
+    return "".join(sequence["text"] for chunk in chunks for sequence in chunk["choices"])
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from quire_common.discovery import Endpoint
 from quire_router import metrics
 from quire_router.replicas import migration
 from quire_router.replicas.session_outgoing import SessionOutgoing
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.grpc_host import GrpcHost
 from tests.fakes.router_faults import (
@@ -128,7 +128,7 @@ async def test_a_request_that_costs_engine_after_engine_is_not_passed_on() -> No
         for attempt in range(3):
             await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
             running(rig).admit_all()
-            await until(lambda: any(choice.admitted for choice in inside(rig)))
+            await until(lambda: any(sequence.admitted for sequence in inside(rig)))
             running(rig).break_sessions()
         failed = await waiting
         assert failed.status_code == 500 and failed.json()["error"]["code"] == "MIGRATION_LIMIT"
@@ -148,9 +148,9 @@ async def test_engines_that_were_out_of_reach_count_only_if_they_are_not_what_th
             await until(lambda attempt=attempt: len(submits(rig)) > attempt)  # type: ignore[misc]  # a default
             fake = running(rig)
             fake.admit_all()
-            await until(lambda: any(choice.admitted for choice in inside(rig)))
+            await until(lambda: any(sequence.admitted for sequence in inside(rig)))
             fake.hang()
-            await until(lambda: not inside(rig) or not any(choice.admitted for choice in inside(rig)))
+            await until(lambda: not inside(rig) or not any(sequence.admitted for sequence in inside(rig)))
             if began_anew:
                 fake.rates = {"epoch": pb.Epoch(boot_id=7, run=2)}
                 fake.report()
@@ -221,14 +221,14 @@ async def test_a_refused_request_goes_elsewhere_and_that_is_no_migration(
     )
     monkeypatch.setattr(migration, "log", log)
     async with router_rig(pair(), migration_limit=1) as rig:
-        before = moves()
+        before = history()
         for fake in rig.schedulers:
             fake.refuse = refusal(code, grpc.StatusCode.UNAVAILABLE)
         waiting = asyncio.ensure_future(rig.complete("abc", max_tokens=3))
         await until(lambda: len(submits(rig)) > 4)
         rig.schedulers[1].refuse = None
         assert (await waiting).json()["choices"][0]["text"] == "abc"
-        assert (moves(), told) == (before, [])
+        assert (history(), told) == (before, [])
         # What has begun was lost to it.
         async with held(rig, 5) as rest:
             rig.schedulers[0].refuse = None
@@ -236,10 +236,10 @@ async def test_a_refused_request_goes_elsewhere_and_that_is_no_migration(
             await until(lambda: bool(told))
             release(rig)
             assert joined(await rest()) == text(200)
-        assert (moves(), told) == (before + 1, ["sequence lost its engine"])
+        assert (history(), told) == (before + 1, ["sequence lost its engine"])
 
 
-def moves() -> float:
+def history() -> float:
     return sum(s.value for m in metrics.migrations.collect() for s in m.samples if s.name.endswith("_total"))
 
 
@@ -302,14 +302,14 @@ async def test_a_scheduler_with_nothing_to_do_is_not_silent_but_one_that_hangs_i
 
 
 async def test_a_request_that_cannot_be_sent_harms_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    to_submit = Choice.to_submit
+    to_submit = SequenceState.to_submit
 
-    def broken(choice: Choice) -> Any:
-        if choice.context.request_id == "broken":
+    def broken(sequence: SequenceState) -> Any:
+        if sequence.context.request_id == "broken":
             raise ValueError("cannot be made")
-        return to_submit(choice)
+        return to_submit(sequence)
 
-    monkeypatch.setattr(Choice, "to_submit", broken)
+    monkeypatch.setattr(SequenceState, "to_submit", broken)
     async with router_rig([FakeScheduler(step_s=0.002)]) as rig, held(rig, 10) as rest:
         assert (await rig.complete("abc", request_id="broken")).json()["error"]["code"] == "INTERNAL"
         release(rig)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire_common.discovery import Endpoint
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 from tests.fakes.fake_scheduler import FakeScheduler
 from tests.fakes.router_rig import RouterRig
 
@@ -47,14 +47,16 @@ def submits(rig: RouterRig) -> list[Any]:
     return [submit for fake in rig.schedulers for submit in fake.submits]
 
 
-def inside(rig: RouterRig) -> list[Choice]:
+def inside(rig: RouterRig) -> list[SequenceState]:
     """What engines have, as the router sees it."""
-    return [choice for replica in rig.router.fleet.replicas.values() for choice in replica.session.choices.values()]
+    return [
+        sequence for replica in rig.router.fleet.replicas.values() for sequence in replica.session.sequences.values()
+    ]
 
 
 def nothing_left(rig: RouterRig) -> bool:
     left = [fake.running for fake in rig.schedulers] + [fake.open_handles for fake in rig.tokenizers]
-    return not any(left) and not any(r.session.choices for r in rig.router.fleet.replicas.values())
+    return not any(left) and not any(r.session.sequences for r in rig.router.fleet.replicas.values())
 
 
 def chunks_of(body: str) -> list[Any]:

@@ -25,7 +25,7 @@ from quire_router.kv_transfer.ticket_manager import TicketManager
 from quire_router.kv_transfer.transfers import Transfers
 from quire_router.limits.rate_limits import RateLimits
 from quire_router.limits.shared_buckets import SharedBuckets
-from quire_router.placement.placement_service import Placing
+from quire_router.placement.placement_service import PlacementService
 from quire_router.principal import ADMIN, INFERENCE, KeyLimits
 from quire_router.replicas.chooser import Chooser
 from quire_router.replicas.fleet import Fleet
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from quire_common.server import BoundServer
     from quire_router.config import RouterConfig
     from quire_router.sequences.engine_failure import EngineFailure
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 # Of gRPC, what /health is of HTTP.
 _OPEN_SERVICE = "/grpc.health.v1.Health/"
@@ -78,12 +78,12 @@ class RouterService:
         self._watchdog = Watchdog(config.replica_timeout_s, config.tokenizer_timeout_s)
         self.pool = TokenizerPool(config, self._on_change)
         self.fleet = Fleet(config, self._detokenizer, bound.instance, self._watchdog, self._lost, self._on_fleet)
-        self._room = PendingSequences(self._detokenizer)
+        self._pending = PendingSequences(self._detokenizer)
         handles = HandleCounter()
-        self._placing = Placing(config, self.fleet)
+        self._placement = PlacementService(config, self.fleet)
         self._transfers = Transfers()
-        chooser = Chooser(self.fleet, self._placing.placer)
-        self._migration = Migration(config, chooser, handles, self._room, self._transfers)
+        chooser = Chooser(self.fleet, self._placement.placer)
+        self._migration = Migration(config, chooser, handles, self._pending, self._transfers)
         metrics.open_transfers.set_function(lambda: len(self._transfers))
         metrics.detokenize_backlog.set_function(lambda: self.fleet.backlog)
         self.admission = Admission(config.max_concurrent_requests)
@@ -183,9 +183,9 @@ class RouterService:
             asyncio.create_task(self._watch_schedulers(), name="discovery of schedulers"),
             asyncio.create_task(self._watch_tokenizers(), name="discovery of tokenizers"),
             asyncio.create_task(self._watch_kvstores(), name="discovery of kvstores"),
-            asyncio.create_task(self._placing.run(), name="page index"),
+            asyncio.create_task(self._placement.run(), name="page index"),
             asyncio.create_task(self._watchdog.run(), name="watchdog"),
-            asyncio.create_task(self._room.run(), name="pending sequences"),
+            asyncio.create_task(self._pending.run(), name="pending sequences"),
         ]
         while not self._status.ready:
             await self._changed.wait()
@@ -215,9 +215,9 @@ class RouterService:
                 )
 
     @property
-    def waiting(self) -> Collection[Choice]:
+    def waiting(self) -> Collection[SequenceState]:
         """Sequences that have no engine now."""
-        return self._room.waiting.values()
+        return self._pending.waiting.values()
 
     async def drain(self, timeout_s: float) -> None:
         """Admit nobody more; wait for those inside."""
@@ -234,7 +234,7 @@ class RouterService:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._placing.close()
+        await self._placement.close()
         await self.fleet.close()
         await self.pool.close()
         if self._responses is not None:
@@ -246,12 +246,14 @@ class RouterService:
         if not path.startswith(_OPEN_SERVICE):
             self._keys.authenticate(metadata.get("authorization", ""), ADMIN if path in _ADMIN_CALLS else INFERENCE)
 
-    def _lost(self, choice: Choice, loss: EngineFailure) -> None:
+    def _lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """The fleet is made before the migration that its replicas report to."""
-        self._migration.lost(choice, loss)
+        self._migration.lost(sequence, failure)
 
-    def _detokenizer(self, choices: dict[int, Choice], text_ended: Callable[[Choice], None]) -> DetokenizeStream:
-        return DetokenizeStream(self.pool, self._watchdog, self._config, choices, text_ended)
+    def _detokenizer(
+        self, sequences: dict[int, SequenceState], text_ended: Callable[[SequenceState], None]
+    ) -> DetokenizeStream:
+        return DetokenizeStream(self.pool, self._watchdog, self._config, sequences, text_ended)
 
     def _on_fleet(self) -> None:
         self._on_change()
@@ -265,7 +267,7 @@ class RouterService:
     async def _watch_schedulers(self) -> None:
         async for endpoints in self._discovery.watch("scheduler"):
             self.fleet.update(endpoints)
-            self._placing.update("scheduler", endpoints)
+            self._placement.update("scheduler", endpoints)
 
     async def _watch_tokenizers(self) -> None:
         async for endpoints in self._discovery.watch("tokenizer"):
@@ -273,4 +275,4 @@ class RouterService:
 
     async def _watch_kvstores(self) -> None:
         async for endpoints in self._discovery.watch("kvstore"):
-            self._placing.update("kvstore", endpoints)
+            self._placement.update("kvstore", endpoints)

@@ -114,12 +114,12 @@ def _whole(generation: Generation, deltas: Sequence[Delta]) -> list[ib.GenerateR
 
 async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateResponse]:
     """Errors before the first response are the call's status, later ones a response of their own."""
-    if not generation.job.wants.news:
+    if not generation.job.wants.stream:
         for response in _whole(generation, await whole_answers(generation)):
             yield response
         return
     answer = GenerateFormat(generation)
-    deltas = await generation.news()
+    deltas = await generation.next_deltas()
     while True:
         responses = [answer.delta(delta) for delta in deltas]
         if not generation.running:
@@ -129,7 +129,7 @@ async def _responses(generation: Generation) -> AsyncIterator[ib.GenerateRespons
         if not generation.running:
             return
         try:
-            deltas = await generation.news()
+            deltas = await generation.next_deltas()
         except QuireError as error:
             yield answer.error(error)
             return

@@ -13,7 +13,7 @@ from quire_router.requests.catalog import ServedModel
 from quire_router.requests.generation import Generation
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.job import Caller, GenerateJob, TextOptions, TextPrompt, Wants
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 
 MODEL = ModelInfo("m", "A", 100, 300, (256,), b"", PageGeometry(16, (), b""))
 
@@ -35,19 +35,19 @@ def make_job(*, n: int = 1, logprobs: int = -1, stop: tuple[str, ...] = (), **wa
         n=n,
         sampling=Sampling(temperature=1.0, logprobs=logprobs),
         text=TextOptions(stop=stop),
-        wants=Wants(**{"news": True, **wants}),
+        wants=Wants(**{"stream": True, **wants}),
     )
 
 
-def make_choice(job: GenerateJob, delta_queue: DeltaQueue[Choice], index: int = 0) -> Choice:
-    sequence = Sequence(np.array([112, 113], np.int32), Stop(10), job.sampling)
-    return Choice(index, 2 + 2 * index, job, sequence, RequestContext("r"), delta_queue)
+def make_sequence(job: GenerateJob, delta_queue: DeltaQueue[SequenceState], index: int = 0) -> SequenceState:
+    spec = Sequence(np.array([112, 113], np.int32), Stop(10), job.sampling)
+    return SequenceState(index, 2 + 2 * index, job, spec, RequestContext("r"), delta_queue)
 
 
 def make_generation(job: GenerateJob) -> Generation:
-    delta_queue = DeltaQueue[Choice]()
-    choices = [make_choice(job, delta_queue, i) for i in range(job.n)]
+    delta_queue = DeltaQueue[SequenceState]()
+    sequences = [make_sequence(job, delta_queue, i) for i in range(job.n)]
     bytes_of: Any = NoTokenBytes()
     span = tracing.start_span("x")
     served = ServedModel("m", MODEL)
-    return Generation(job, Caller("r"), served, choices, delta_queue, bytes_of, 0, lambda: None, span)
+    return Generation(job, Caller("r"), served, sequences, delta_queue, bytes_of, 0, lambda: None, span)

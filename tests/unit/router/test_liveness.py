@@ -23,12 +23,12 @@ from quire_router.replicas.session_outgoing import SessionOutgoing
 from quire_router.sequences.delta import LENGTH, LogprobEntry
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.engine_failure import failure_of
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 from quire_router.text.detokenize_stream import DetokenizeStream
 from quire_router.text.stream_outgoing import MAX_STEPS
 from quire_router.watchdog import Watchdog
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.unit.router.makers import make_choice, make_job
+from tests.unit.router.makers import make_job, make_sequence
 
 WAIT_S = 30
 
@@ -97,35 +97,35 @@ async def test_a_stall_of_the_loop_is_not_the_peers_silence(monkeypatch: pytest.
     ],
 )
 def test_what_a_failure_means(error: QuireError, admitted: bool, wanted: tuple[str, bool, bool, bool] | None) -> None:
-    loss = failure_of("i", error, admitted=admitted)
-    assert (loss and (loss.reason, loss.suspect, loss.refused, loss.busy)) == wanted
+    failure = failure_of("i", error, admitted=admitted)
+    assert (failure and (failure.reason, failure.suspect, failure.refused, failure.busy)) == wanted
 
 
 def test_what_another_engine_is_told() -> None:
-    choice, entry = make_choice(make_job(logprobs=0), DeltaQueue()), LogprobEntry(1, -1.0, 1, [], [])
-    choice.received(pack_i32([5, 6, 7]), 0, 1)
-    choice.entries += [entry, entry]  # the third token's never came
-    choice.settle()
-    choice.renew(40)
-    spec = choice.to_submit()
+    sequence, entry = make_sequence(make_job(logprobs=0), DeltaQueue()), LogprobEntry(1, -1.0, 1, [], [])
+    sequence.received(pack_i32([5, 6, 7]), 0, 1)
+    sequence.entries += [entry, entry]  # the third token's never came
+    sequence.settle()
+    sequence.renew(40)
+    spec = sequence.to_submit()
     assert spec.output_ids.tolist() == [5, 6] and spec.prompt_ids.tolist() == [112, 113]
-    assert (choice.handle, choice.attempt, choice.context.attempt, choice.resumed) == (40, 1, 1, True)
-    assert not choice.finish
-    choice.received(pack_i32([1] * 8), 0, 1)
-    choice.entries += [entry] * 8
-    choice.settle()
-    assert choice.finish == LENGTH  # max_tokens have come: nobody needs to say so
+    assert (sequence.handle, sequence.attempt, sequence.context.attempt, sequence.resumed) == (40, 1, 1, True)
+    assert not sequence.finish
+    sequence.received(pack_i32([1] * 8), 0, 1)
+    sequence.entries += [entry] * 8
+    sequence.settle()
+    assert sequence.finish == LENGTH  # max_tokens have come: nobody needs to say so
 
 
 async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
-    choices: dict[int, Choice] = {}
-    out = SessionOutgoing("router", choices.__contains__)
-    made = [make_choice(make_job(), DeltaQueue(), index) for index in range(10)]
-    for choice in made:
-        choice.sequence = Sequence(np.zeros(700_000, np.int32), Stop(10))
-        choices[choice.handle] = choice
-        out.submit(choice.handle, choice)
-    del choices[made[3].handle]
+    sequences: dict[int, SequenceState] = {}
+    out = SessionOutgoing("router", sequences.__contains__)
+    made = [make_sequence(make_job(), DeltaQueue(), index) for index in range(10)]
+    for sequence in made:
+        sequence.spec = Sequence(np.zeros(700_000, np.int32), Stop(10))
+        sequences[sequence.handle] = sequence
+        out.submit(sequence.handle, sequence)
+    del sequences[made[3].handle]
     out.abort(made[3].handle)
     messages = aiter(out.messages())
     assert (await anext(messages)).HasField("hello")
@@ -133,21 +133,21 @@ async def test_submits_wait_as_choices_and_travel_in_bounded_messages() -> None:
     while sum(len(message.submit) for message in sent) < 9:
         sent.append(await anext(messages))
     handles = [submit.handle for message in sent for submit in message.submit]
-    assert handles == [choice.handle for choice in made if choice is not made[3]]
+    assert handles == [sequence.handle for sequence in made if sequence is not made[3]]
     assert max(len(message.submit) for message in sent) == 1  # 2.8 MB each
     assert b"".join(message.abort for message in sent) == pack_i32([made[3].handle])
 
 
 async def test_messages_of_submits_with_many_biases_are_short() -> None:
     """Each bias is put in alone: messages of 64 submits with 1,024 took the router's loop 63 ms, the scheduler's 75."""
-    choices: dict[int, Choice] = {}
-    out = SessionOutgoing("router", choices.__contains__)
+    sequences: dict[int, SequenceState] = {}
+    out = SessionOutgoing("router", sequences.__contains__)
     controls = LogitControls(logit_bias=tuple((i, 1.0) for i in range(1024)))
     for index in range(256):
-        choice = make_choice(make_job(), DeltaQueue(), index)
-        choice.sequence = Sequence(np.zeros(8, np.int32), Stop(10), Sampling(controls=controls))
-        choices[choice.handle] = choice
-        out.submit(choice.handle, choice)
+        sequence = make_sequence(make_job(), DeltaQueue(), index)
+        sequence.spec = Sequence(np.zeros(8, np.int32), Stop(10), Sampling(controls=controls))
+        sequences[sequence.handle] = sequence
+        out.submit(sequence.handle, sequence)
     messages = aiter(out.messages())
     assert (await anext(messages)).HasField("hello")
     sent = 0
@@ -216,30 +216,30 @@ class _Call:
 
 async def test_steps_that_a_tokenizer_does_not_take_are_joined() -> None:
     tokenizer: Any = _Stub()
-    choices: dict[int, Choice] = {}
-    stream = DetokenizeStream(tokenizer, Watchdog(60.0), RouterConfig(), choices, lambda choice: None)
+    sequences: dict[int, SequenceState] = {}
+    stream = DetokenizeStream(tokenizer, Watchdog(60.0), RouterConfig(), sequences, lambda sequence: None)
     running = asyncio.ensure_future(stream.run())
-    made = [make_choice(make_job(), DeltaQueue(), index) for index in range(3)]
-    for choice in made:
-        choices[choice.handle] = choice
+    made = [make_sequence(make_job(), DeltaQueue(), index) for index in range(3)]
+    for sequence in made:
+        sequences[sequence.handle] = sequence
     async with asyncio.timeout(WAIT_S):
         while len(tokenizer.messages) < 2:
             await asyncio.sleep(0)
     steps = 5 * MAX_STEPS
-    handles = pack_i32([choice.handle for choice in made])
+    handles = pack_i32([sequence.handle for sequence in made])
     for step in range(steps):
         last = step == steps - 1
         token = [97 + step % 26, 98, 99]
-        for choice, value in zip(made, token, strict=True):
-            choice.received(pack_i32([value]), LENGTH if last else 0, 1)
+        for sequence, value in zip(made, token, strict=True):
+            sequence.received(pack_i32([value]), LENGTH if last else 0, 1)
         stream.rows(handles, pack_i32([1, 1, 1]), pack_i32(token), bytes([LENGTH if last else 0] * 3))
         assert stream.backlog <= MAX_STEPS
         if step == steps // 2:
-            gone = choices.pop(made[2].handle)
+            gone = sequences.pop(made[2].handle)
             stream.close(gone.handle)
     tokenizer.take.set()
     async with asyncio.timeout(WAIT_S):
-        while choices:
+        while sequences:
             await asyncio.sleep(0.001)
     assert len(tokenizer.messages) <= MAX_STEPS + 2
     letters = "abcdefghijklmnopqrstuvwxyz"

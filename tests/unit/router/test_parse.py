@@ -82,7 +82,7 @@ def test_controls_of_the_logits() -> None:
 def test_stream_options() -> None:
     parsed = completion(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": True})
     assert parsed.stream and parsed.include_usage and parsed.continuous_usage
-    assert parsed.job.wants.news and parsed.job.wants.every_token
+    assert parsed.job.wants.stream and parsed.job.wants.every_token
 
 
 def test_prompts() -> None:

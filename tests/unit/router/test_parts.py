@@ -21,12 +21,12 @@ from quire_router.requests.catalog import Catalog
 from quire_router.requests.lengths import answer_length, check_prompt
 from quire_router.sequences.delta_queue import DeltaQueue
 from quire_router.sequences.handles import HandleCounter
-from tests.unit.router.makers import MODEL, make_choice, make_job
+from tests.unit.router.makers import MODEL, make_job, make_sequence
 
 
 def test_handles_are_unique_and_carry_their_bit() -> None:
     counter = HandleCounter(2**31 - 10)
-    taken = [counter.take(offsets=bool(i % 2)) for i in range(8)]
+    taken = [counter.next_handle(offsets=bool(i % 2)) for i in range(8)]
     assert len(set(taken)) == 8 and all(0 < handle < 2**31 for handle in taken)
     assert [handle & 1 for handle in taken] == [0, 1] * 4
 
@@ -107,7 +107,7 @@ def test_config_hides_its_keys() -> None:
 
 def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     job = make_job(n=2, logprobs=1)
-    first, second = (make_choice(job, DeltaQueue(), i) for i in range(2))
+    first, second = (make_sequence(job, DeltaQueue(), i) for i in range(2))
     message = sb.SessionResponse(
         handle=pack_i32([first.handle, 999, second.handle]),
         count=pack_i32([2, 1, 1]),
@@ -123,9 +123,9 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
     message.admitted.add(handle=first.handle, attempt=0, cached_tokens=7)
     message.admitted.add(handle=second.handle, attempt=3, cached_tokens=9)  # of another attempt
     message.finished.add(handle=second.handle)
-    choices = {first.handle: first, second.handle: second}
-    apply_events(message, choices, {})
-    assert apply_rows(message, choices, 5) == 4
+    sequences = {first.handle: first, second.handle: second}
+    apply_events(message, sequences, {})
+    assert apply_rows(message, sequences, 5) == 4
     assert bytes(first.output_ids) == pack_i32([10, 11]) and bytes(second.output_ids) == pack_i32([13])
     assert (first.finish, second.finish) == (0, 2)
     assert (first.cached_tokens, second.cached_tokens) == (7, 0)
@@ -138,14 +138,14 @@ def test_a_step_reaches_its_choices_and_skips_those_that_left() -> None:
 
 def test_the_end_says_how_much_of_the_prompt_was_cached_whatever_was_hoped_at_the_admission() -> None:
     job = make_job(n=2)
-    first, moved = (make_choice(job, DeltaQueue(), i) for i in range(2))
+    first, moved = (make_sequence(job, DeltaQueue(), i) for i in range(2))
     moved.resumed, moved.cached_tokens = True, 5
-    choices = {first.handle: first, moved.handle: moved}
+    sequences = {first.handle: first, moved.handle: moved}
     admission, end = sb.SessionResponse(), sb.SessionResponse()
-    for choice in choices.values():
-        admission.admitted.add(handle=choice.handle, attempt=0, cached_tokens=64)
-        end.finished.add(handle=choice.handle).usage.cached_tokens = 16
-    apply_events(admission, choices, {})
+    for sequence in sequences.values():
+        admission.admitted.add(handle=sequence.handle, attempt=0, cached_tokens=64)
+        end.finished.add(handle=sequence.handle).usage.cached_tokens = 16
+    apply_events(admission, sequences, {})
     assert (first.cached_tokens, moved.cached_tokens) == (64, 5)
-    apply_events(end, choices, {})
+    apply_events(end, sequences, {})
     assert (first.cached_tokens, moved.cached_tokens) == (16, 5), "of who moved, the first engine said it"

@@ -25,7 +25,7 @@ class Rig:
 
     def __init__(self) -> None:
         self.poison = PoisonDetector()
-        self.choice = Request()
+        self.sequence = Request()
         self.there: dict[str, Epoch] = {}
 
     def lose(
@@ -38,8 +38,8 @@ class Rig:
         **what: bool,
     ) -> str:
         """The code of what the client is told; '': it goes on. `beside`: who else ran there."""
-        loss = EngineFailure(kind, instance, error, outage=Outage(kind, [self.choice, *beside]), **what)
-        told = self.poison.verdict(self.choice, loss, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
+        failure = EngineFailure(kind, instance, error, outage=Outage(kind, [self.sequence, *beside]), **what)
+        told = self.poison.verdict(self.sequence, failure, EPOCH, lambda name, epoch: self.there.get(name) == epoch, 3)
         return told.code if told is not None else ""
 
 

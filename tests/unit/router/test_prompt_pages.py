@@ -17,8 +17,8 @@ from quire_router.placement.replica_table import PagePool
 from quire_router.requests.pipeline import Pipeline
 from quire_router.requests.prompt_pages import TURN_TOKENS, forget_pages, name_pages
 from quire_router.sequences.delta_queue import DeltaQueue
-from quire_router.sequences.sequence_state import Choice
-from tests.unit.router.makers import make_choice, make_job
+from quire_router.sequences.sequence_state import SequenceState
+from tests.unit.router.makers import make_job, make_sequence
 
 PAGE, SALT = 16, "tenant"
 MILLION = np.arange(1_000_003, dtype=np.int32)
@@ -26,10 +26,10 @@ SHORT = np.arange(100, dtype=np.int32)
 POOL = PagePool(b"n" * 32, PAGE, 1)
 
 
-def siblings(prompt: np.ndarray, count: int = 2) -> list[Choice]:
-    made = [make_choice(make_job(n=count), DeltaQueue(), number) for number in range(count)]
-    for choice in made:
-        choice.sequence = replace(choice.sequence, prompt_ids=prompt, cache_salt=SALT)
+def siblings(prompt: np.ndarray, count: int = 2) -> list[SequenceState]:
+    made = [make_sequence(make_job(n=count), DeltaQueue(), number) for number in range(count)]
+    for sequence in made:
+        sequence.spec = replace(sequence.spec, prompt_ids=prompt, cache_salt=SALT)
     return made
 
 
@@ -37,7 +37,7 @@ def named_at_once(prompt: np.ndarray) -> list[bytes]:
     return chain_hashes(prompt, PAGE, PageExtras(salt=SALT))
 
 
-async def turns_of(choices: list[Choice]) -> int:
+async def turns_of(sequences: list[SequenceState]) -> int:
     """Turns of the loop that others had meanwhile."""
     turns = 0
 
@@ -48,31 +48,31 @@ async def turns_of(choices: list[Choice]) -> int:
             turns += 1
 
     ticker = asyncio.create_task(count())
-    await name_pages(choices, PAGE)
+    await name_pages(sequences, PAGE)
     ticker.cancel()
     return turns
 
 
 async def test_others_have_their_turns_and_the_names_are_the_same() -> None:
-    choices = siblings(MILLION)
-    assert await turns_of(choices) >= len(MILLION) // TURN_TOKENS - 1
-    assert choices[0].page_hashes == {PAGE: named_at_once(MILLION)}
-    assert choices[1].page_hashes[PAGE] is choices[0].page_hashes[PAGE]
-    forget_pages(choices)
-    assert not any(choice.page_hashes for choice in choices)
+    sequences = siblings(MILLION)
+    assert await turns_of(sequences) >= len(MILLION) // TURN_TOKENS - 1
+    assert sequences[0].page_hashes == {PAGE: named_at_once(MILLION)}
+    assert sequences[1].page_hashes[PAGE] is sequences[0].page_hashes[PAGE]
+    forget_pages(sequences)
+    assert not any(sequence.page_hashes for sequence in sequences)
 
 
 async def test_nothing_is_done_for_a_short_prompt() -> None:
-    choices = siblings(SHORT)
-    assert await turns_of(choices) == 0
-    assert not choices[0].page_hashes
+    sequences = siblings(SHORT)
+    assert await turns_of(sequences) == 0
+    assert not sequences[0].page_hashes
 
 
 @pytest.mark.parametrize("output", [0, 5, 40])
 async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    choices = siblings(MILLION)
-    await name_pages(choices, PAGE)
-    sequence = replace(choices[0].sequence, output_ids=np.arange(output, dtype=np.int32))
+    sequences = siblings(MILLION)
+    await name_pages(sequences, PAGE)
+    sequence = replace(sequences[0].spec, output_ids=np.arange(output, dtype=np.int32))
     expected = PlacementRequest(sequence).chains(POOL)
     hashed: list[int] = []
 
@@ -81,21 +81,21 @@ async def test_a_placement_takes_the_names_as_they_are(output: int, monkeypatch:
         return chain_hashes(tokens, *rest)
 
     monkeypatch.setattr(wishes, "chain_hashes", counted)
-    request = PlacementRequest(sequence, prompt_hashes=choices[0].page_hashes)
+    request = PlacementRequest(sequence, prompt_hashes=sequences[0].page_hashes)
     assert [keys.tolist() for keys in request.chains(POOL)] == [keys.tolist() for keys in expected]
     assert request.head(POOL).tolist() == PlacementRequest(sequence).head(POOL).tolist()[:1]
     assert sum(hashed[:1]) <= output + PAGE
 
 
 async def test_the_pipeline_names_a_long_prompt_before_it_is_placed() -> None:
-    choices, told = siblings(MILLION), list[int]()
+    sequences, told = siblings(MILLION), list[int]()
     model = SimpleNamespace(pages=SimpleNamespace(page_size=PAGE))
     generation = SimpleNamespace(
-        job=SimpleNamespace(siblings=2), choices=choices, served=SimpleNamespace(model=model), discard=pytest.fail
+        job=SimpleNamespace(siblings=2), sequences=sequences, served=SimpleNamespace(model=model), discard=pytest.fail
     )
     migration = SimpleNamespace(start=lambda some: told.extend(len(each.page_hashes.get(PAGE, ())) for each in some))
     pipeline: Any = SimpleNamespace(_migration=migration)
     given: Any = generation
     await Pipeline._place(pipeline, given, [MILLION])
     assert told == [len(MILLION) // PAGE] * 2
-    assert not choices[0].page_hashes
+    assert not sequences[0].page_hashes

@@ -12,7 +12,7 @@ from quire_common.columns import pack_i32
 from quire_common.errors import Unavailable
 from quire_router.sequences.delta import FINISH_NAMES, STOP
 from quire_router.sequences.delta_queue import DeltaQueue
-from tests.unit.router.makers import make_choice, make_generation, make_job
+from tests.unit.router.makers import make_generation, make_job, make_sequence
 
 
 def test_finish_numbers_are_the_contracts() -> None:
@@ -23,68 +23,68 @@ def test_finish_numbers_are_the_contracts() -> None:
 
 
 def test_rows_are_joined_until_they_are_taken() -> None:
-    choice = make_choice(make_job(token_ids=True), DeltaQueue())
+    sequence = make_sequence(make_job(token_ids=True), DeltaQueue())
     for i, text in enumerate(["a", "", "bc"]):
-        choice.received(pack_i32([i, i + 10]), 0, 1)
-        assert not choice.delivered(text, -1, 2)
-    delta = choice.take()
+        sequence.received(pack_i32([i, i + 10]), 0, 1)
+        assert not sequence.delivered(text, -1, 2)
+    delta = sequence.take()
     assert (delta.text, delta.tokens, delta.finish) == ("abc", 6, 0)
     assert np.frombuffer(delta.token_ids, np.int32).tolist() == [0, 10, 1, 11, 2, 12]
-    assert choice.take().tokens == 0
+    assert sequence.take().tokens == 0
 
 
 def test_it_ends_when_the_tokenizer_has_answered_the_last_row() -> None:
-    choice = make_choice(make_job(), DeltaQueue())
-    choice.received(pack_i32([1]), 0, 1)
-    choice.received(pack_i32([2]), 2, 2)
-    assert not choice.delivered("a", -1, 1)
-    assert choice.take().finish == 0
-    assert choice.delivered("b", -1, 1)
-    assert choice.take().finish == 2
+    sequence = make_sequence(make_job(), DeltaQueue())
+    sequence.received(pack_i32([1]), 0, 1)
+    sequence.received(pack_i32([2]), 2, 2)
+    assert not sequence.delivered("a", -1, 1)
+    assert sequence.take().finish == 0
+    assert sequence.delivered("b", -1, 1)
+    assert sequence.take().finish == 2
 
 
 def test_a_stop_string_ends_it_before_the_engine_and_cuts_the_count() -> None:
-    choice = make_choice(make_job(stop=("x", "yy")), DeltaQueue())
-    choice.received(pack_i32([1, 2, 3, 4]), 0, 1)
-    choice.received(pack_i32([5]), 2, 2)
-    assert choice.delivered("ab", 1, 3)
-    delta = choice.take()
+    sequence = make_sequence(make_job(stop=("x", "yy")), DeltaQueue())
+    sequence.received(pack_i32([1, 2, 3, 4]), 0, 1)
+    sequence.received(pack_i32([5]), 2, 2)
+    assert sequence.delivered("ab", 1, 3)
+    delta = sequence.take()
     assert (delta.text, delta.tokens, delta.finish, delta.stop_reason) == ("ab", 3, STOP, "yy")
 
 
 def test_what_a_new_tokenizer_must_be_told() -> None:
-    choice = make_choice(make_job(), DeltaQueue())
-    choice.received(pack_i32([1, 2]), 0, 1)
-    choice.received(pack_i32([3]), 0, 2)
-    choice.delivered("é", -1, 2)
-    assert choice.unconfirmed() == pack_i32([3])
-    assert (choice.chars_sent, choice.confirmed) == (1, 2)
+    sequence = make_sequence(make_job(), DeltaQueue())
+    sequence.received(pack_i32([1, 2]), 0, 1)
+    sequence.received(pack_i32([3]), 0, 2)
+    sequence.delivered("é", -1, 2)
+    assert sequence.unconfirmed() == pack_i32([3])
+    assert (sequence.chars_sent, sequence.confirmed) == (1, 2)
 
 
 async def test_the_consumer_gets_news_then_the_error() -> None:
     generation = make_generation(make_job(n=2))
-    first, second = generation.choices
-    waiting = asyncio.ensure_future(generation.news())
+    first, second = generation.sequences
+    waiting = asyncio.ensure_future(generation.next_deltas())
     await asyncio.sleep(0)
-    for choice in (first, second, first):
-        choice.received(pack_i32([1]), 0, 1)
-        choice.delivered("a", -1, 1)
+    for sequence in (first, second, first):
+        sequence.received(pack_i32([1]), 0, 1)
+        sequence.delivered("a", -1, 1)
     assert [(d.index, d.text) for d in await waiting] == [(0, "aa"), (1, "a")]
     second.received(pack_i32([1]), 0, 1)
     second.delivered("b", -1, 1)
     first.fail(Unavailable("GONE", "x", "y"))
-    assert [d.text for d in await generation.news()] == ["b"]
+    assert [d.text for d in await generation.next_deltas()] == ["b"]
     with pytest.raises(Unavailable):
-        await generation.news()
+        await generation.next_deltas()
 
 
 async def test_without_streaming_there_is_one_piece_of_news() -> None:
-    generation = make_generation(make_job(news=False))
-    (choice,) = generation.choices
-    waiting = asyncio.ensure_future(generation.news())
+    generation = make_generation(make_job(stream=False))
+    (sequence,) = generation.sequences
+    waiting = asyncio.ensure_future(generation.next_deltas())
     for i in range(5):
-        choice.received(pack_i32([i]), 2 if i == 4 else 0, 1)
-        choice.delivered("a", -1, 1)
+        sequence.received(pack_i32([i]), 2 if i == 4 else 0, 1)
+        sequence.delivered("a", -1, 1)
         await asyncio.sleep(0)
         assert waiting.done() == (i == 4)
     assert [d.text for d in await waiting] == ["aaaaa"]

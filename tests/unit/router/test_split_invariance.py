@@ -47,20 +47,20 @@ def told(make: Any, ids: list[int], stop: tuple[str, ...], cuts: list[int], take
     job = make_job(stop=stop, logprobs=logprobs)
     generation: Generation = make_generation(job)
     answer = make(generation, ParsedRequest(job, True, False, False, None, 0))
-    (choice,) = generation.choices
+    (sequence,) = generation.sequences
     rules = StopRules(stop_strings(stop) if stop else None, frozenset(), False, 0)
     decoder = VOCABULARY.decoder(skip_special_tokens=True, spaces_between_special_tokens=True)
     stream, frames = TextStream(decoder, rules, want_offsets=True), [answer.opening()]
     for turn, (start, end) in enumerate(groups(len(ids), cuts)):
         row, finish = ids[start:end], LENGTH if end == len(ids) else 0
-        choice.received(pack_i32(row), finish, 1)
+        sequence.received(pack_i32(row), finish, 1)
         if logprobs >= 0:
-            choice.entries += [LogprobEntry(token_id, -1.0, 1, [], []) for token_id in row]
+            sequence.entries += [LogprobEntry(token_id, -1.0, 1, [], []) for token_id in row]
         text, stop_index, used = stream.advance(row, finish)
-        choice.offsets += stream.offsets or []
-        ended = choice.delivered(text, stop_index, used)
-        if (ended or turn not in takes) and choice.dirty:
-            frames += map(answer.frame, generation.news_now())
+        sequence.offsets += stream.offsets or []
+        ended = sequence.delivered(text, stop_index, used)
+        if (ended or turn not in takes) and sequence.dirty:
+            frames += map(answer.frame, generation.take_deltas())
         if ended:
             break
     assert not generation.running

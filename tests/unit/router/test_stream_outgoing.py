@@ -13,11 +13,11 @@ from quire.v1 import tokenizer_pb2 as tb
 from quire_common.columns import i32, pack_i32
 from quire_router.sequences.delta import LENGTH
 from quire_router.sequences.delta_queue import DeltaQueue
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 from quire_router.text.rows_codec import MESSAGE_BYTES, cut_rows, join_rows, rows_of
 from quire_router.text.stream_outgoing import DetokenizeOutgoing
 from tests.fakes.fake_tokenizer import FakeTokenizer
-from tests.unit.router.makers import make_choice, make_job
+from tests.unit.router.makers import make_job, make_sequence
 
 MOST_BYTES = 4 * MESSAGE_BYTES
 
@@ -26,19 +26,21 @@ class Rig:
     """The sending half of a stream, and a tokenizer that is asked message by message."""
 
     def __init__(self) -> None:
-        self.choices: dict[int, Choice] = {}
+        self.sequences: dict[int, SequenceState] = {}
         self.failed: list[int] = []
-        self.out = DetokenizeOutgoing(self.choices, lambda choice, error: self.failed.append(choice.handle))
+        self.out = DetokenizeOutgoing(self.sequences, lambda sequence, error: self.failed.append(sequence.handle))
         self.messages: AsyncIterator[tb.DetokenizeRequest] = aiter(self.out.messages())
         self.sent: list[tb.DetokenizeRequest] = []
         self._tokenizer, self._texts = FakeTokenizer(), dict[int, Any]()
 
-    def choice(self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0) -> Choice:
-        made = make_choice(make_job(), DeltaQueue(), index)
+    def sequence(
+        self, index: int, confirmed: int, unconfirmed: int, *, finish: int = 0, strikes: int = 0
+    ) -> SequenceState:
+        made = make_sequence(make_job(), DeltaQueue(), index)
         made.received(pack_i32([97 + i % 26 for i in range(confirmed + unconfirmed)]), finish, 1)
         made.confirmed = made.chars_sent = confirmed
         made.text_strikes = strikes
-        self.choices[made.handle] = made
+        self.sequences[made.handle] = made
         self.out.open(made)
         return made
 
@@ -57,17 +59,17 @@ class Rig:
         columns = (i32(column).tolist() for column in (response.handle, response.stop_index, response.used))
         ended = []
         for handle, stop_index, used, text in zip(*columns, response.text, strict=True):
-            if handle in self.choices and self.choices[handle].delivered(text, stop_index, used):
-                del self.choices[handle]
+            if handle in self.sequences and self.sequences[handle].delivered(text, stop_index, used):
+                del self.sequences[handle]
                 ended.append(handle)
         return ended
 
-    def step(self, *choices: Choice, finish: int = 0) -> None:
+    def step(self, *sequences: SequenceState, finish: int = 0) -> None:
         """A step of the engine, one more token each."""
-        for choice in choices:
-            choice.received(pack_i32([97 + len(choice.output_ids) // 4 % 26]), finish, 1)
-        handles = [choice.handle for choice in choices]
-        tokens = [97 + (len(choice.output_ids) // 4 - 1) % 26 for choice in choices]
+        for sequence in sequences:
+            sequence.received(pack_i32([97 + len(sequence.output_ids) // 4 % 26]), finish, 1)
+        handles = [sequence.handle for sequence in sequences]
+        tokens = [97 + (len(sequence.output_ids) // 4 - 1) % 26 for sequence in sequences]
         self.out.rows(
             tb.DetokenizeRequest(
                 handle=pack_i32(handles),
@@ -91,10 +93,10 @@ def letters(start: int, end: int) -> str:
 
 async def test_long_histories_go_in_parts_between_which_the_rows_of_others_go_on(rig: Rig) -> None:
     """2,048 streams, and one of 300,000 tokens, are taken up after a tokenizer's death."""
-    longest = rig.choice(0, 300_000, 0)
-    made = [rig.choice(index, 1500, 10) for index in range(1, 65)]
-    short = rig.choice(65, 4, 2)
-    texts = {choice.handle: "" for choice in (short, longest, *made)}
+    longest = rig.sequence(0, 300_000, 0)
+    made = [rig.sequence(index, 1500, 10) for index in range(1, 65)]
+    short = rig.sequence(65, 4, 2)
+    texts = {sequence.handle: "" for sequence in (short, longest, *made)}
     waited = 0
     while rig.out._opening or rig.out._rows:
         rig.step(short)
@@ -102,23 +104,23 @@ async def test_long_histories_go_in_parts_between_which_the_rows_of_others_go_on
         opened = {part.handle for part in message.open}
         waited += short.handle not in i32(message.handle).tolist() and short.handle not in opened
     assert waited == 0  # each message has its newest row
-    rig.step(*rig.choices.values(), finish=LENGTH)
+    rig.step(*rig.sequences.values(), finish=LENGTH)
     rig.answer(await rig.next())
-    assert not rig.choices
-    for choice in (short, longest, *made):
-        texts[choice.handle] += choice.take().text
-        total = len(choice.output_ids) // 4
-        assert texts[choice.handle] == letters(total - len(texts[choice.handle]), total)
+    assert not rig.sequences
+    for sequence in (short, longest, *made):
+        texts[sequence.handle] += sequence.take().text
+        total = len(sequence.output_ids) // 4
+        assert texts[sequence.handle] == letters(total - len(texts[sequence.handle]), total)
     assert len(texts[longest.handle]) == 1 and len(texts[made[0].handle]) == 11
 
 
 async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> None:
     made = [
-        rig.choice(index, drawn, 30_000 * (index % 3)) for index, drawn in enumerate((0, 90_000, 5, 50_000, 20_000))
+        rig.sequence(index, drawn, 30_000 * (index % 3)) for index, drawn in enumerate((0, 90_000, 5, 50_000, 20_000))
     ]
     drawn, waiting = random.Random(5), list[tb.DetokenizeRequest]()
     for turn in range(200):
-        running = [choice for choice in made if choice.handle in rig.choices]
+        running = [sequence for sequence in made if sequence.handle in rig.sequences]
         rig.step(*drawn.sample(running, drawn.randint(1, len(running))))
         if drawn.random() < 0.6:
             waiting.append(await rig.next())
@@ -126,17 +128,17 @@ async def test_what_came_while_a_sequence_was_opened_comes_once(rig: Rig) -> Non
             assert not rig.answer(waiting.pop(0)), turn
     rig.step(*made, finish=LENGTH)
     ended = list[int]()
-    while rig.choices:
+    while rig.sequences:
         waiting = waiting or [await rig.next()]
         ended += rig.answer(waiting.pop(0))
-    assert sorted(ended) == [choice.handle for choice in made]
-    for choice, confirmed in zip(made, (0, 90_000, 5, 50_000, 20_000), strict=True):
-        assert choice.take().text == letters(confirmed, len(choice.output_ids) // 4)
+    assert sorted(ended) == [sequence.handle for sequence in made]
+    for sequence, confirmed in zip(made, (0, 90_000, 5, 50_000, 20_000), strict=True):
+        assert sequence.take().text == letters(confirmed, len(sequence.output_ids) // 4)
 
 
 async def test_suspects_are_opened_alone_and_one_after_the_other(rig: Rig) -> None:
-    first, second = rig.choice(0, 20_000, 3, strikes=1), rig.choice(1, 10, 3, strikes=1)
-    other = rig.choice(2, 10, 3)
+    first, second = rig.sequence(0, 20_000, 3, strikes=1), rig.sequence(1, 10, 3, strikes=1)
+    other = rig.sequence(2, 10, 3)
     seen = [await rig.next() for _ in range(4)]
     alone = [m for m in seen if {part.handle for part in m.open} == {first.handle}]
     assert len(alone) >= 3 and not any(second.handle in {part.handle for part in m.open} for m in seen)
@@ -151,9 +153,9 @@ async def test_suspects_are_opened_alone_and_one_after_the_other(rig: Rig) -> No
 
 
 async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
-    first, second = rig.choice(0, 50_000, 3, strikes=1), rig.choice(1, 10, 3, strikes=1)
+    first, second = rig.sequence(0, 50_000, 3, strikes=1), rig.sequence(1, 10, 3, strikes=1)
     rig.answer(await rig.next())
-    del rig.choices[first.handle]
+    del rig.sequences[first.handle]
     rig.out.close(first.handle)
     while second.text_strikes:
         rig.answer(await rig.next())
@@ -161,7 +163,7 @@ async def test_a_suspect_that_leaves_makes_room_for_the_next(rig: Rig) -> None:
 
 
 async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
-    bad, good = rig.choice(0, 0, 0), rig.choice(1, 0, 3)
+    bad, good = rig.sequence(0, 0, 0), rig.sequence(1, 0, 3)
     bad.stop_token_ids = ("x",)  # type: ignore[assignment]  # what no message can be made of
     rig.answer(await rig.next())
     assert rig.failed == [bad.handle] and good.take().text == "abc"
@@ -169,8 +171,8 @@ async def test_one_that_cannot_be_told_fails_alone(rig: Rig) -> None:
 
 @pytest.mark.parametrize("make", [cut_rows, join_rows])
 def test_long_rows_are_cut(make: Any) -> None:
-    choices = {2: make_choice(make_job(), DeltaQueue())}
-    choices[2].rows_out = 1
+    sequences = {2: make_sequence(make_job(), DeltaQueue())}
+    sequences[2].rows_out = 1
     rows = [(2, pack_i32(range(30_000)), LENGTH), (4, pack_i32([7]), 0), (6, b"", LENGTH)]
     step = tb.DetokenizeRequest(
         handle=pack_i32([2, 4, 6]),
@@ -178,11 +180,11 @@ def test_long_rows_are_cut(make: Any) -> None:
         token=b"".join(ids for _, ids, _ in rows),
         finish=bytes([LENGTH, 0, LENGTH]),
     )
-    made = cut_rows(rows, choices) if make is cut_rows else join_rows([step], choices)
+    made = cut_rows(rows, sequences) if make is cut_rows else join_rows([step], sequences)
     assert len(made) == 4 and all(len(message.token) <= MESSAGE_BYTES for message in made)
     told = [row for message in made for row in rows_of(message) if row[0] == 2]
     assert b"".join(ids for _, ids, _ in told) == rows[0][1]
     assert [finish for _, _, finish in told] == [0, 0, 0, LENGTH]
-    assert choices[2].rows_out == 4
+    assert sequences[2].rows_out == 4
     others = [row for message in made for row in rows_of(message) if row[0] != 2]
     assert others == (rows[1:] if make is cut_rows else [])

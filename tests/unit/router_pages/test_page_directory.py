@@ -95,12 +95,12 @@ class Naive:
     """A directory as sets in dictionaries."""
 
     def __init__(self) -> None:
-        self.told: dict[int, set[int]] = {}
+        self.reported: dict[int, set[int]] = {}
         self.expected: dict[int, dict[int, float]] = {}
 
     def depth(self, holder: int, chain: list[int], now: float, life: float) -> int:
         for depth, page in enumerate(chain):
-            if page not in self.told[holder] and self.expected[holder].get(page, -1e9) + life <= now:
+            if page not in self.reported[holder] and self.expected[holder].get(page, -1e9) + life <= now:
                 return depth
         return len(chain)
 
@@ -112,29 +112,29 @@ def test_prefixes_are_those_of_dictionaries(seed: int) -> None:
     directory, naive, now = PageDirectory(1 << 16, 1.0), Naive(), 100.0
     for _ in range(300):
         act = rng.random()
-        if act < 0.1 or not naive.told:
+        if act < 0.1 or not naive.reported:
             holder = directory.open()
-            assert holder not in naive.told
-            naive.told[holder], naive.expected[holder] = set(), {}
+            assert holder not in naive.reported
+            naive.reported[holder], naive.expected[holder] = set(), {}
         elif act < 0.14:
-            holder = rng.choice(list(naive.told))
+            holder = rng.choice(list(naive.reported))
             directory.close(holder)
-            del naive.told[holder], naive.expected[holder]
+            del naive.reported[holder], naive.expected[holder]
         elif act < 0.18:
             for _ in directory.sweep():
                 pass
             assert not directory.dirty
         else:
-            holder = rng.choice(list(naive.told))
+            holder = rng.choice(list(naive.reported))
             start = rng.randrange(4) * 1000
             pages = list(range(start, start + rng.randrange(1, 700)))
             if act < 0.5:
                 directory.add(holder, keys(*pages))
-                naive.told[holder].update(pages)
+                naive.reported[holder].update(pages)
             elif act < 0.65:
                 gone = pages[rng.randrange(len(pages)) :]
                 directory.remove(holder, keys(*gone))
-                naive.told[holder].difference_update(gone)
+                naive.reported[holder].difference_update(gone)
                 for page in gone:
                     naive.expected[holder].pop(page, None)
             elif act < 0.8:
@@ -143,13 +143,13 @@ def test_prefixes_are_those_of_dictionaries(seed: int) -> None:
             else:
                 now += rng.choice([0.0, 0.01, 5.0])
                 depths, told = directory.prefixes([keys(*pages)], now)
-                for one in naive.told:
+                for one in naive.reported:
                     least, most = (naive.depth(one, pages, now, life) for life in (1.0, 2.0))
                     assert least <= depths[one] <= most, (one, least, most, depths[one])
-                    assert naive.told[one].issuperset(pages[: min(told, depths[one])])
+                    assert naive.reported[one].issuperset(pages[: min(told, depths[one])])
     directory.check_integrity()
-    sizes = {holder: len(pages) for holder, pages in naive.told.items()}
-    assert {holder: directory.pages_of(holder) for holder in naive.told} == sizes
+    sizes = {holder: len(pages) for holder, pages in naive.reported.items()}
+    assert {holder: directory.pages_of(holder) for holder in naive.reported} == sizes
 
 
 def test_a_prefix_counts_in_every_group_and_from_its_first_page() -> None:
@@ -175,12 +175,12 @@ def test_who_has_left_is_found_no_more_and_the_number_waits_for_the_sweep() -> N
     directory.expect(gone, keys(*range(50, 60)), 0.0)
     directory.close(gone)
     assert directory.prefixes([chain], 0.0).depths.tolist() == [0, 20]
-    assert directory.open() == 2 and len(directory.told) == 50
+    assert directory.open() == 2 and len(directory.reported) == 50
     steps = 0
     for _ in directory.sweep():
         steps += 1
         directory.add(stays, chain[:30])
-    assert steps > 3 and len(directory.told) == 30 and directory.expected == 0
+    assert steps > 3 and len(directory.reported) == 30 and directory.expected == 0
     assert directory.open() == gone, "now it is free"
     assert directory.prefixes([chain], 0.0).depths.tolist() == [0, 30, 0]
     directory.check_integrity()
@@ -202,7 +202,7 @@ def test_a_page_that_moves_while_it_is_swept_out_is_nobodys_afterwards() -> None
     directory.add(stays, stuck[7])
     for _ in sweep:
         pass
-    assert not directory.dirty and len(directory.told) == 8
+    assert not directory.dirty and len(directory.reported) == 8
     assert directory.open() == gone
     assert directory.prefixes([moves], 0.0).depths.tolist() == [0, 0]
     directory.check_integrity()
@@ -215,7 +215,7 @@ def test_a_thousand_holders_of_one_prompt_are_one_set() -> None:
     for holder in holders:
         directory.add(holder, chain[: 8 + holder % 3])
     assert directory.prefixes([chain], 0.0).depths.tolist() == [8 + holder % 3 for holder in holders]
-    assert directory.told.distinct_sets == 3
+    assert directory.reported.distinct_sets == 3
 
 
 def test_a_page_is_held_while_somebody_told_of_it_or_is_expected_to_have_it() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from quire_common.credit.hello import Epoch
 from quire_router.pages.page_directory import PageDirectory
-from quire_router.pages.page_holder import PageGap, PageHolder, PageNews, Pool
+from quire_router.pages.page_holder import PageGap, PageHolder, PageUpdate, Pool
 from quire_router.pages.page_keys import page_keys
 
 NS = b"n" * 32
@@ -18,8 +18,8 @@ CHAIN = [hashlib.sha256(bytes([i])).digest() for i in range(20)]
 LIFE = Epoch(1, 1)
 
 
-def news(last: int, *, first: int = 0, epoch: Epoch = LIFE, **fields: Any) -> PageNews:
-    return PageNews(epoch, first or last, last, **fields)
+def update(last: int, *, first: int = 0, epoch: Epoch = LIFE, **fields: Any) -> PageUpdate:
+    return PageUpdate(epoch, first or last, last, **fields)
 
 
 def pages(first: int, end: int, namespace: bytes = NS) -> tuple[Pool, ...]:
@@ -49,7 +49,7 @@ class Rig:
         return int(depths[self.holder.number]) if self.holder.number >= 0 else 0
 
     def start(self, end: int = 10) -> None:
-        self.holder.apply(news(7, snapshot=True, complete=True, stored=pages(0, end)))
+        self.holder.apply(update(7, snapshot=True, complete=True, stored=pages(0, end)))
 
 
 @pytest.fixture
@@ -60,62 +60,67 @@ def rig() -> Any:
 
 
 def test_a_snapshot_counts_when_it_is_whole(rig: Rig) -> None:
-    rig.holder.apply(news(7, snapshot=True, stored=pages(0, 5)))
+    rig.holder.apply(update(7, snapshot=True, stored=pages(0, 5)))
     assert rig.holder.number == -1 and rig.holder.epoch is None
-    rig.holder.apply(news(7, snapshot=True, complete=True, stored=pages(5, 9)))
+    rig.holder.apply(update(7, snapshot=True, complete=True, stored=pages(5, 9)))
     assert (rig.depth, rig.holder.sequence) == (9, 7)
     assert rig.numbers == [rig.holder.number] and rig.directory.present == 1
 
 
 def test_the_tail_is_followed_and_a_gap_is_not(rig: Rig) -> None:
     rig.start()
-    rig.holder.apply(news(10, first=8, removed=pages(9, 10, b""), stored=pages(12, 13)))
+    rig.holder.apply(update(10, first=8, removed=pages(9, 10, b""), stored=pages(12, 13)))
     assert rig.depth == 9 and rig.holder.sequence == 10
-    rig.holder.apply(news(11, removed=pages(3, 4)))
+    rig.holder.apply(update(11, removed=pages(3, 4)))
     assert rig.depth == 3
-    rig.holder.apply(news(11))  # nothing was missed
-    for wrong in (news(13), news(11, removed=pages(0, 1)), news(12, epoch=Epoch(1, 2)), news(11, epoch=Epoch(1, 2))):
+    rig.holder.apply(update(11))  # nothing was missed
+    for wrong in (
+        update(13),
+        update(11, removed=pages(0, 1)),
+        update(12, epoch=Epoch(1, 2)),
+        update(11, epoch=Epoch(1, 2)),
+    ):
         with pytest.raises(PageGap):
             rig.holder.apply(wrong)
     assert rig.depth == 3 and rig.holder.sequence == 11, "what is known stays until there is better"
     with pytest.raises(PageGap):
-        Rig().holder.apply(news(1))
+        Rig().holder.apply(update(1))
 
 
 def test_a_new_snapshot_takes_the_place_of_what_is_known_without_a_hole(rig: Rig) -> None:
     rig.start()
     former = rig.holder.number
-    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 3)))
+    rig.holder.apply(update(20, snapshot=True, stored=pages(0, 3)))
     assert rig.depth == 10
-    rig.holder.apply(news(20, snapshot=True, complete=True, stored=pages(3, 6)))
+    rig.holder.apply(update(20, snapshot=True, complete=True, stored=pages(3, 6)))
     assert rig.depth == 6 and rig.holder.number != former and rig.directory.present == 1
-    rig.holder.apply(news(21, stored=pages(6, 7)))
+    rig.holder.apply(update(21, stored=pages(6, 7)))
     assert rig.depth == 7
 
 
 def test_a_snapshot_that_breaks_off_is_dropped(rig: Rig) -> None:
     rig.start()
-    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 12)))
+    rig.holder.apply(update(20, snapshot=True, stored=pages(0, 12)))
     rig.holder.restart()
     assert rig.depth == 10 and rig.directory.present == 1
-    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 2)))
-    rig.holder.apply(news(22, snapshot=True, complete=True, stored=pages(0, 4)))
+    rig.holder.apply(update(20, snapshot=True, stored=pages(0, 2)))
+    rig.holder.apply(update(22, snapshot=True, complete=True, stored=pages(0, 4)))
     assert rig.depth == 4, "the parts are of one snapshot"
 
 
 def test_another_life_forgets_the_former_at_once(rig: Rig) -> None:
     rig.start()
-    rig.holder.apply(news(3, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 2)))
+    rig.holder.apply(update(3, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 2)))
     assert rig.holder.number == -1 and rig.numbers[-1] == -1
-    rig.holder.apply(news(3, epoch=Epoch(2, 1), snapshot=True, complete=True))
+    rig.holder.apply(update(3, epoch=Epoch(2, 1), snapshot=True, complete=True))
     assert rig.depth == 2 and rig.holder.epoch == Epoch(2, 1)
 
 
 def test_cleared_is_nothing_but_goes_on(rig: Rig) -> None:
     rig.start()
-    rig.holder.apply(news(8, cleared=True))
+    rig.holder.apply(update(8, cleared=True))
     assert rig.depth == 0 and rig.holder.number >= 0
-    rig.holder.apply(news(9, stored=pages(0, 1)))
+    rig.holder.apply(update(9, stored=pages(0, 1)))
     assert rig.depth == 1
 
 
@@ -126,29 +131,29 @@ def test_who_is_forgotten_starts_anew(rig: Rig) -> None:
     assert rig.numbers[-1] == -1 and len(rig.numbers) == 2 and rig.directory.present == 0
     for _ in rig.directory.sweep():
         pass
-    assert len(rig.directory.told) == 0
+    assert len(rig.directory.reported) == 0
     rig.start(4)
     assert rig.depth == 4
 
 
 def test_what_a_life_holds_is_wholly_known_while_its_stream_is_followed(rig: Rig) -> None:
-    rig.holder.apply(news(7, snapshot=True, stored=pages(0, 5)))
+    rig.holder.apply(update(7, snapshot=True, stored=pages(0, 5)))
     assert rig.life == 0, "half of a snapshot"
-    rig.holder.apply(news(7, snapshot=True, complete=True, stored=pages(5, 9)))
+    rig.holder.apply(update(7, snapshot=True, complete=True, stored=pages(5, 9)))
     assert rig.life == LIFE.boot_id
-    rig.holder.apply(news(8, stored=pages(9, 10)))
+    rig.holder.apply(update(8, stored=pages(9, 10)))
     assert rig.said == [(rig.holder.number, LIFE.boot_id)], "said once"
     rig.holder.restart()
     assert rig.life == 0 and rig.depth == 10, "the stream broke: nobody tells of changes, what was told is believed"
-    rig.holder.apply(news(8))
+    rig.holder.apply(update(8))
     assert rig.life == LIFE.boot_id, "it goes on, and nothing was missed"
-    rig.holder.apply(news(20, snapshot=True, stored=pages(0, 3)))
+    rig.holder.apply(update(20, snapshot=True, stored=pages(0, 3)))
     assert rig.life == 0, "it has more than it can tell one by one"
-    rig.holder.apply(news(20, snapshot=True, complete=True))
+    rig.holder.apply(update(20, snapshot=True, complete=True))
     assert rig.life == LIFE.boot_id
-    rig.holder.apply(news(1, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 1)))
+    rig.holder.apply(update(1, epoch=Epoch(2, 1), snapshot=True, stored=pages(0, 1)))
     assert rig.life == 0
-    rig.holder.apply(news(1, epoch=Epoch(2, 1), snapshot=True, complete=True))
+    rig.holder.apply(update(1, epoch=Epoch(2, 1), snapshot=True, complete=True))
     assert rig.life == 2
     rig.holder.forget()
     assert rig.life == 0
@@ -157,7 +162,7 @@ def test_what_a_life_holds_is_wholly_known_while_its_stream_is_followed(rig: Rig
 def test_a_gap_in_the_stream_is_no_reason_to_believe_that_all_is_known(rig: Rig) -> None:
     rig.start()
     with pytest.raises(PageGap):
-        rig.holder.apply(news(13))
+        rig.holder.apply(update(13))
     rig.holder.restart()
     assert rig.life == 0
 
@@ -167,9 +172,9 @@ def test_pages_that_found_no_room_are_missing_until_a_snapshot_has_room() -> Non
     many = [hashlib.sha256(b"%d" % i).digest() for i in range(2000)]
     rig.start()
     assert rig.life == LIFE.boot_id
-    rig.holder.apply(news(8, stored=(Pool(NS, 0, many),)))
+    rig.holder.apply(update(8, stored=(Pool(NS, 0, many),)))
     assert rig.life == 0 and rig.directory.dropped > 0
-    rig.holder.apply(news(9, removed=(Pool(NS, 0, many),)))
+    rig.holder.apply(update(9, removed=(Pool(NS, 0, many),)))
     assert rig.life == 0, "nobody tells again of those that were dropped"
-    rig.holder.apply(news(9, snapshot=True, complete=True, stored=pages(0, 9)))
+    rig.holder.apply(update(9, snapshot=True, complete=True, stored=pages(0, 9)))
     assert rig.life == LIFE.boot_id

@@ -185,14 +185,14 @@ def test_both_sides_are_remembered_until_they_tell_of_it() -> None:
     assert found.table.load(rows).tolist() == [0.1, 0.1]
     device, _stored = found.view.cached(PlacementRequest(wanted), rows)
     assert device.tolist() == [192, 192]
-    placed.prefill.began()
+    placed.prefill.release()
     assert found.table.queue(rows).tolist() == [0, 0]
     assert found.table.pulling_tokens[rows].tolist() == [0, 0]
-    placed.decode.coming()
-    placed.decode.coming()
+    placed.decode.start_pull()
+    placed.decode.start_pull()
     assert found.table.pulling_tokens[rows].tolist() == [0, 200]
-    placed.decode.began()
-    placed.decode.began()
+    placed.decode.release()
+    placed.decode.release()
     assert found.table.pulling_tokens[rows].tolist() == [0, 0]
 
 
@@ -200,12 +200,12 @@ def test_pages_of_others_are_waited_for() -> None:
     found, waiting = rated(0.4, prefill=2000.0), []
     for seed in range(3):
         placed = found.placer.place_sides(PlacementRequest(sequence(1000, seed)), found.table.able("m", None, 0))
-        (placed.prefill or placed.decode).began()
-        placed.decode.coming()
+        (placed.prefill or placed.decode).release()
+        placed.decode.start_pull()
         waiting.append(placed)
     # A third would have its pages after 1.2 s, and is computed in one.
     assert [placed.prefill is not None for placed in waiting] == [True, True, False]
-    waiting[0].decode.began()
+    waiting[0].decode.release()
     assert found.sides(sequence(1000, 3)) == (0, 1)
 
 
@@ -213,7 +213,7 @@ def test_a_way_with_less_on_it_is_taken() -> None:
     found = fleet("prefill", "decode", "decode")
     rows = found.table.able("m", None, 0)
     first = found.placer.place_sides(PlacementRequest(sequence(3000)), rows)
-    first.decode.coming()
+    first.decode.start_pull()
     found.load(1)
     found.load(2)
     assert found.sides(sequence(200, 1))[1] != [row.row for row in found.rows].index(first.decode.row)

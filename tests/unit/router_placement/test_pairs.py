@@ -147,10 +147,10 @@ def test_pages_on_either_way_are_waited_for() -> None:
     ]
     assert [side.prefill.row for side in placed if side.prefill] == [0, 1]  # the first is busy then
     for side in placed:
-        side.decode.coming()
+        side.decode.start_pull()
     assert (found.table.pulling_near_tokens[2], found.table.pulling_tokens[2]) == (300, 300)
     for side in placed:
-        side.decode.began()
+        side.decode.release()
     assert (found.table.pulling_near_tokens[2], found.table.pulling_tokens[2]) == (0, 0)
 
 

@@ -17,7 +17,7 @@ def test_ties_go_in_turn(name: str) -> None:
     chosen = []
     for number in range(6):
         placed = fleet.place(sequence(2 * PAGE, seed=number))
-        placed.began()
+        placed.release()
         chosen.append(placed.row)
         for index in range(3):
             fleet.load(index)
@@ -83,7 +83,7 @@ def test_a_prompt_just_placed_draws_its_like_until_the_word_is_not_kept() -> Non
     def rows(count: int) -> list[int]:
         placed = [fleet.place(sequence(40 * PAGE)) for _ in range(count)]
         for one in placed:
-            one.began()
+            one.release()
         for index in range(4):
             fleet.load(index)
         return [one.row for one in placed]

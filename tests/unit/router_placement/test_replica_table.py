@@ -38,7 +38,7 @@ def test_a_row_is_used_again_and_its_former_owner_has_no_say() -> None:
     first.loaded(Load("ready", running=9))
     first.held_as(7)
     first.drop()
-    late.began()
+    late.release()
     assert table.able("m", None, 0).tolist() == [0] and table.holder[0] == -1
     assert table.load(np.array([0])).tolist() == [0.0] and table.pending_tokens[0] == 0
 
@@ -63,13 +63,13 @@ def test_what_is_sent_counts_until_it_began_or_was_told_of() -> None:
     assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [3.0]
     row.loaded(Load("ready", running=1, waiting=2, max_num_seqs=10, waiting_prefill_tokens=90))
     assert table.queue(rows).tolist() == [150] and table.load(rows).tolist() == [0.3]
-    placed[0].began()
-    placed[0].began()
+    placed[0].release()
+    placed[0].release()
     assert table.queue(rows).tolist() == [90], "others' requests, as the replica says"
-    placed[1].began()
+    placed[1].release()
     quick = LoadReservation(table, 0, 1, 40)
     assert table.queue(rows).tolist() == [130]
-    quick.began()
+    quick.release()
     assert table.queue(rows).tolist() == [90], "begun before the replica spoke again"
     row.loaded(Load("ready"))
     assert table.queue(rows).tolist() == [0]

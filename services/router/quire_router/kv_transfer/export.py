@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from quire_common.ticket import Ticket
     from quire_router.kv_transfer.migrator import Migrator
     from quire_router.sequences.kv_route import PulledPages
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class Export:
     """A KvRoute. The transfer is let go of where the choice does not end as it should."""
 
-    def __init__(self, choice: Choice, migrator: Migrator, lease_ms: int) -> None:
-        self._choice = choice
+    def __init__(self, sequence: SequenceState, migrator: Migrator, lease_ms: int) -> None:
+        self._sequence = sequence
         self._migrator = migrator
         self._lease_ms = lease_ms
         self._transfer: Transfer | None = None
@@ -34,19 +34,19 @@ class Export:
         return KvTransfer(prefill_only=True, lease_ms=self._lease_ms)
 
     def admitted(self, ticket: Ticket) -> None:
-        source = self._choice.holder
+        source = self._sequence.holder
         if not isinstance(source, Session) or self._transfer is not None:  # one that starts again keeps its ticket
             return
         self._transfer = Transfer(ticket, source, of_session=False)
         host, port = host_and_port(source.address)
-        self._choice.kv_offer = KvOffer(
+        self._sequence.kv_offer = KvOffer(
             source.instance, host, port, ticket.transfer_id, ticket.pages, ticket.tokens(), len(ticket.sources)
         )
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         self._timings += timings
-        self._choice.finish = LENGTH
-        self._migrator.prefilled(self._choice)
+        self._sequence.finish = LENGTH
+        self._migrator.prefilled(self._sequence)
 
     def pulled(self, found: PulledPages) -> None:
         """Does nothing: no decode side pulls these pages."""
@@ -62,11 +62,11 @@ class Export:
         return self._timings
 
     def close(self) -> None:
-        if not (self._choice.ended and self._choice.finish):
+        if not (self._sequence.ended and self._sequence.finish):
             self._let_go()
 
     def _let_go(self) -> None:
         transfer, self._transfer = self._transfer, None
-        self._choice.kv_offer = None
+        self._sequence.kv_offer = None
         if transfer is not None:
             transfer.release()

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from quire_router.replicas.session import Session
     from quire_router.sequences.engine_failure import EngineFailure
     from quire_router.sequences.kv_route import PulledPages
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class Step(enum.Enum):
@@ -42,9 +42,9 @@ class Step(enum.Enum):
 class Handoff:
     """A KvRoute. `reserve` and the choice's submit to `source` begin it."""
 
-    def __init__(self, choice: Choice, source: Session, transfers: Transfers, migrator: Migrator) -> None:
+    def __init__(self, sequence: SequenceState, source: Session, transfers: Transfers, migrator: Migrator) -> None:
         self.step = Step.PREFILL
-        self._choice = choice
+        self._sequence = sequence
         self._source = source
         self._transfers = transfers
         self._migrator = migrator
@@ -59,7 +59,7 @@ class Handoff:
     def reserve(self, session: Session, handle: int, placed: LoadReservation) -> None:
         """Keep a place at a decode side, as it was placed there."""
         self._pulling.placed = placed
-        self._reservation, self._reserved_at = Reservation(self, self._choice, handle), session
+        self._reservation, self._reserved_at = Reservation(self, self._sequence, handle), session
         session.reserve(self._reservation)
 
     def kv_transfer(self, holder: object) -> KvTransfer | None:
@@ -75,7 +75,7 @@ class Handoff:
         if self._reservation is not None and self._reserved_at is not None:
             self._reserved_at.hand_over_ticket(self._reservation.handle, ticket)
             if self._pulling.placed is not None:
-                self._pulling.placed.coming()
+                self._pulling.placed.start_pull()
 
     def prefilled(self, timings: Sequence[HopTiming]) -> None:
         self._pulling.timings += [replace(one, service=f"prefill {one.service}") for one in timings]
@@ -83,11 +83,11 @@ class Handoff:
             return
         self._prefilled_ns = time.monotonic_ns()
         metrics.handoffs.labels("reserved" if self._reservation is not None else "late").inc()
-        self._migrator.prefilled(self._choice)
+        self._migrator.prefilled(self._sequence)
 
     def take_over(self) -> str:
         """The choice goes to its reservation, with the tokens that the prefill side drew."""
-        choice, reservation, session = self._choice, self._reservation, self._reserved_at
+        sequence, reservation, session = self._sequence, self._reservation, self._reserved_at
         if self.step is not Step.PREFILL:
             return ""
         self.step = Step.DECODE
@@ -97,23 +97,23 @@ class Handoff:
         if reservation is None or session is None:
             return ""
         self._reservation = None
-        choice.renew(reservation.handle, reservation.attempt)
+        sequence.renew(reservation.handle, reservation.attempt)
         if reservation.admitted:
-            choice.admitted_attempt = reservation.attempt
-            if not choice.resumed:
-                choice.cached_tokens = reservation.cached_tokens
-        token = bytes(choice.output_ids[reservation.known_bytes :])
-        session.adopt(choice)
+            sequence.admitted_attempt = reservation.attempt
+            if not sequence.resumed:
+                sequence.cached_tokens = reservation.cached_tokens
+        token = bytes(sequence.output_ids[reservation.known_bytes :])
+        session.adopt(sequence)
         give_up = not (token and self._prefilled_ns and self._ticketed)
         session.hand_over_token(reservation.handle, token, give_up=give_up)
         return session.instance
 
-    def reservation_lost(self, loss: EngineFailure) -> None:
+    def reservation_lost(self, failure: EngineFailure) -> None:
         """The decode side is lost ahead of the token: another is looked for when that comes."""
         self._reservation = None
         self._pulling.unplace()
         metrics.handoffs.labels("decode_lost").inc()
-        self._migrator.place_lost(self._choice, loss)
+        self._migrator.place_lost(self._sequence, failure)
 
     def pulled(self, found: PulledPages) -> None:
         self._pulling.pulled(found)

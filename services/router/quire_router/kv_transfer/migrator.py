@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from quire_router.sequences.engine_failure import EngineFailure
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class Migrator(Protocol):
     """The migration."""
 
-    def prefilled(self, choice: Choice) -> None:
+    def prefilled(self, sequence: SequenceState) -> None:
         """Its prefill side has done its part and has let go of it: it needs a decode side, or has ended."""
 
-    def place_lost(self, choice: Choice, loss: EngineFailure) -> None:
+    def place_lost(self, sequence: SequenceState, failure: EngineFailure) -> None:
         """An engine that was to have it is no more; the choice itself is well."""

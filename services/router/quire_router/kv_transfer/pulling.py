@@ -45,7 +45,7 @@ class Pulling:
         """The pages are no work ahead of others any more. Idempotent."""
         placed, self.placed = self.placed, None
         if placed is not None:
-            placed.began()
+            placed.release()
 
     def let_go(self) -> None:
         """Nobody pulls. Idempotent."""

@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from quire_common.sequence import Sequence
     from quire_router.sequences.engine_failure import EngineFailure
     from quire_router.sequences.kv_route import PulledPages
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class ReservationOwner(Protocol):
     """Is told what becomes of its reservation."""
 
-    def reservation_lost(self, loss: EngineFailure) -> None:
+    def reservation_lost(self, failure: EngineFailure) -> None:
         """The decode side has let go of it."""
 
     def pulled(self, found: PulledPages) -> None:
@@ -29,32 +29,32 @@ class ReservationOwner(Protocol):
 class Reservation:
     """A Submission. Its session tells it what becomes of it, and forgets it when it is lost, cancelled or adopted."""
 
-    def __init__(self, owner: ReservationOwner, choice: Choice, handle: int) -> None:
+    def __init__(self, owner: ReservationOwner, sequence: SequenceState, handle: int) -> None:
         self.handle = handle
-        self.attempt = choice.next_attempt()
-        self.context = replace(choice.context, attempt=self.attempt)
-        self.known_bytes = len(choice.output_ids)
+        self.attempt = sequence.next_attempt()
+        self.context = replace(sequence.context, attempt=self.attempt)
+        self.known_bytes = len(sequence.output_ids)
         self.admitted = False
         self.cached_tokens = 0
         # The other side computes its pages now, which then are in the kvstore too.
         self.held_tokens: int | None = None
-        self._sequence = choice.to_submit()
+        self._spec = sequence.to_submit()
         self._owner = owner
-        self._choice = choice
+        self._sequence = sequence
 
     def to_submit(self) -> Sequence:
-        return self._sequence
+        return self._spec
 
     def kv_transfer(self) -> KvTransfer:
         return KvTransfer(await_handover=True)
 
     def fail(self, error: QuireError) -> None:
         """The fault is the request's own, so no other engine would take it."""
-        self._choice.fail(error)
+        self._sequence.fail(error)
 
-    def lost(self, loss: EngineFailure) -> None:
+    def lost(self, failure: EngineFailure) -> None:
         """The decode side has let go of it."""
-        self._owner.reservation_lost(loss)
+        self._owner.reservation_lost(failure)
 
     def pulled(self, found: PulledPages) -> None:
         """The pages have come ahead of the token."""

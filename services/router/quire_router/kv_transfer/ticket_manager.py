@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire_router.replicas.fleet import Fleet
     from quire_router.replicas.replica import Replica
     from quire_router.sequences.job import KvSource
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 log = get_logger(__name__)
 
@@ -42,18 +42,18 @@ class TicketManager:
         self._lease_ms = round(lease_s * 1000)
         self._timeout_s = timeout_s
 
-    async def prepare(self, choice: Choice) -> None:
+    async def prepare(self, sequence: SequenceState) -> None:
         """Give the choice the route that its job asks for, before it is submitted. Siblings share what it pulls."""
-        job = choice.job
+        job = sequence.job
         if job.kv_export:
-            choice.kv_route = Export(choice, self._migrator, self._lease_ms)
+            sequence.kv_route = Export(sequence, self._migrator, self._lease_ms)
         elif job.kv_source is not None:
-            outcome = await self._take(choice, job.kv_source)
+            outcome = await self._take(sequence, job.kv_source)
             metrics.client_transfers.labels(outcome).inc()
             if outcome != "used":
-                log.info("pages cannot be had", request_id=choice.context.request_id, reason=outcome)
+                log.info("pages cannot be had", request_id=sequence.context.request_id, reason=outcome)
 
-    async def _take(self, choice: Choice, source: KvSource) -> str:
+    async def _take(self, sequence: SequenceState, source: KvSource) -> str:
         """Returns what came of it, as a metric's label."""
         replica = self._fleet.replicas.get(source.engine)
         if replica is None:
@@ -68,7 +68,7 @@ class TicketManager:
         except QuireError:
             return "bad_ticket"
         transfer = self._transfers.add(ticket, replica.session, of_session=False)
-        choice.kv_route = GivenTicket(transfer)
+        sequence.kv_route = GivenTicket(transfer)
         return "used"
 
     async def _ticket(self, replica: Replica, transfer_id: bytes) -> Ticket:

@@ -32,14 +32,14 @@ class Prefixes(NamedTuple):
     """`depths`: pages by holder. Of the first `told` of them nobody has any by expectation alone."""
 
     depths: NDArray[np.int32]
-    told: int
+    reported: int
 
 
 class PageDirectory:
     """`told` is the index of what holders say."""
 
     def __init__(self, max_pages: int, expected_s: float) -> None:
-        self.told = PageIndex(max_pages)
+        self.reported = PageIndex(max_pages)
         self._expected = [PageIndex(max(max_pages // _EXPECTED_PART, 1)) for _ in range(2)]
         self._expected_s = expected_s
         self._turned_s = 0.0
@@ -51,7 +51,7 @@ class PageDirectory:
     @property
     def indexes(self) -> Sequence[PageIndex]:
         """All of them."""
-        return (self.told, *self._expected)
+        return (self.reported, *self._expected)
 
     @property
     def nbytes(self) -> int:
@@ -105,14 +105,14 @@ class PageDirectory:
 
     def add(self, holder: int, keys: Keys) -> None:
         """The holder says that it has these."""
-        dropped = self.told.dropped
-        self._pages[holder] += self.told.add(holder, keys)
-        if self.told.dropped > dropped:
+        dropped = self.reported.dropped
+        self._pages[holder] += self.reported.add(holder, keys)
+        if self.reported.dropped > dropped:
             self._short.add(holder)
 
     def remove(self, holder: int, keys: Keys) -> None:
         """The holder says that it has these no more."""
-        self._pages[holder] -= self.told.remove(holder, keys)
+        self._pages[holder] -= self.reported.remove(holder, keys)
         for index in self._expected:
             if len(index):
                 index.remove(holder, keys)
@@ -155,11 +155,11 @@ class PageDirectory:
             window = [keys[done : done + step] for keys in chains]
             if not len(window[0]):
                 break
-            told = [self.told.find(keys) for keys in window]
+            told = [self.reported.find(keys) for keys in window]
             starts = _changes(told)
             heads = [[(index, index.find(keys[starts])) for index in expected] for keys in window]
             for place, (at, end) in enumerate(pairwise([*starts, len(window[0])])):
-                sure = [self.told.holders(int(numbers[at])) for numbers in told]
+                sure = [self.reported.holders(int(numbers[at])) for numbers in told]
                 unsure = search.keep(done + at, sure, [_holders(found, place) for found in heads])
                 if unsure and end - at > 1:
                     rest = [[(index, index.find(keys[at + 1 : end])) for index in expected] for keys in window]
@@ -175,7 +175,7 @@ class PageDirectory:
         for index in self.indexes:
             index.check_integrity()
         counted = dict.fromkeys(self._pages, 0)
-        for mask in self.told.masks():
+        for mask in self.reported.masks():
             assert not mask & ~(self._numbers.alive | self._numbers.dead), "pages of nobody who was ever here"
             for holder in counted:
                 counted[holder] += mask >> holder & 1

@@ -32,7 +32,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class PageNews:
+class PageUpdate:
     """A frame of a stream: changes `first` to `last`, or a part of a snapshot as of `last`."""
 
     epoch: Epoch
@@ -67,13 +67,13 @@ class PageHolder:
         self._coming: tuple[Epoch, int, int] | None = None
         self._pool = (b"", 0)
 
-    def apply(self, news: PageNews) -> None:
+    def apply(self, update: PageUpdate) -> None:
         """Take a frame in; raises PageGap."""
-        if news.snapshot:
-            self._apply_snapshot(news)
+        if update.snapshot:
+            self._apply_snapshot(update)
             return
-        if not news.is_empty or (news.epoch, news.last) != (self.epoch, self.sequence):
-            self._apply_change(news)
+        if not update.is_empty or (update.epoch, update.last) != (self.epoch, self.sequence):
+            self._apply_change(update)
         self._follows = True
         self._say()
 
@@ -91,31 +91,31 @@ class PageHolder:
         self.epoch, self.sequence = None, 0
         self._become(-1)
 
-    def _apply_change(self, news: PageNews) -> None:
-        if news.epoch != self.epoch or news.first != self.sequence + 1 or self._coming is not None:
-            raise PageGap(f"change {news.first} of {news.epoch} after {self.sequence} of {self.epoch}")
-        if news.cleared:
+    def _apply_change(self, update: PageUpdate) -> None:
+        if update.epoch != self.epoch or update.first != self.sequence + 1 or self._coming is not None:
+            raise PageGap(f"change {update.first} of {update.epoch} after {self.sequence} of {self.epoch}")
+        if update.cleared:
             self._become(self._directory.open())
-        for pool in news.removed:
+        for pool in update.removed:
             self._directory.remove(self.number, page_keys(*self._name(pool), pool.hashes))
-        self._store(self.number, news)
-        self.sequence = news.last
+        self._store(self.number, update)
+        self.sequence = update.last
 
-    def _apply_snapshot(self, news: PageNews) -> None:
-        if self._coming is None or self._coming[:2] != (news.epoch, news.last):
+    def _apply_snapshot(self, update: PageUpdate) -> None:
+        if self._coming is None or self._coming[:2] != (update.epoch, update.last):
             self.restart()
-            if news.epoch != self.epoch:
+            if update.epoch != self.epoch:
                 self.forget()
-            self._coming = (news.epoch, news.last, self._directory.open())
-        self._store(self._coming[2], news)
-        if news.complete:
+            self._coming = (update.epoch, update.last, self._directory.open())
+        self._store(self._coming[2], update)
+        if update.complete:
             self.epoch, self.sequence, number = self._coming
             self._coming = None
             self._follows = True
             self._become(number)
 
-    def _store(self, number: int, news: PageNews) -> None:
-        for pool in news.stored:
+    def _store(self, number: int, update: PageUpdate) -> None:
+        for pool in update.stored:
             self._pool = (pool.namespace, pool.group)
             self._directory.add(number, page_keys(pool.namespace, pool.group, pool.hashes))
 

@@ -18,7 +18,7 @@ from quire_common.errors import QuireError, from_rpc_error
 from quire_common.telemetry.logs import get_logger
 from quire_router import metrics
 from quire_router.backoff import Backoff
-from quire_router.pages.page_holder import PageGap, PageHolder, PageNews, Pool
+from quire_router.pages.page_holder import PageGap, PageHolder, PageUpdate, Pool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -86,10 +86,10 @@ class PageStream:
                 if frame.snapshot and frame.snapshot_complete:
                     metrics.page_resyncs.labels(why).inc()
                     why = "behind"
-                news = news_from_pb(frame)
-                if not (news.snapshot or news.is_empty):
+                update = update_from_pb(frame)
+                if not (update.snapshot or update.is_empty):
                     metrics.page_lag.observe(frame.age_us / 1e6)
-                holder.apply(news)
+                holder.apply(update)
         finally:
             holder.restart()
             if followed:
@@ -113,12 +113,12 @@ class PageStream:
             self._grace = None
 
 
-def news_from_pb(frame: common_pb2.PageEvents) -> PageNews:
+def update_from_pb(frame: common_pb2.PageEvents) -> PageUpdate:
     """Wire to domain."""
     removed = [Pool(gone.namespace, gone.group, gone.hashes) for gone in frame.removed_pages]
     if frame.removed:
         removed.append(Pool(b"", 0, frame.removed))
-    return PageNews(
+    return PageUpdate(
         epoch=epoch_from_pb(frame.epoch),
         first=frame.first_sequence or frame.sequence,
         last=frame.sequence,

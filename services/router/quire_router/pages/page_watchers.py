@@ -65,7 +65,7 @@ class PageWatchers:
 
     def _show(self) -> None:
         directory = self._directory
-        metrics.page_index_pages.labels("told").set(len(directory.told))
+        metrics.page_index_pages.labels("told").set(len(directory.reported))
         metrics.page_index_pages.labels("expected").set(directory.expected)
         metrics.page_index_bytes.set(directory.nbytes)
         metrics.page_index_holders.set(directory.present)

@@ -41,13 +41,13 @@ class LoadReservation:
         table.sent_tokens[row] += tokens
         table.pending_tokens[row] += tokens
 
-    def coming(self) -> None:
+    def start_pull(self) -> None:
         """Its pages are being computed, and pulled meanwhile. Idempotent."""
         if self._pulled and not self._comes and self._table.life[self.row] == self._life:
             self._comes = True
             self._pulling[self.row] += self._pulled
 
-    def began(self) -> None:
+    def release(self) -> None:
         """It has its first token or its pages, or will never have them there. Idempotent."""
         table, row = self._table, self.row
         if (self._tokens or self._comes) and table.life[row] == self._life:

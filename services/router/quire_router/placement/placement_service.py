@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from quire_router.replicas.fleet import Fleet
 
 
-class Placing:
+class PlacementService:
     """`placer` decides; `wants_pages` says whether kvstores are of any use to it."""
 
     def __init__(self, config: RouterConfig, fleet: Fleet) -> None:

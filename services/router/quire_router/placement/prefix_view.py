@@ -70,7 +70,7 @@ class PrefixView:
         if holder >= 0 and self._table.knows_pages(pool):
             found = request.found.get(pool)
             # What it told of needs no expectation.
-            known = min(found.told, int(found.depths[holder])) if found is not None else 0
+            known = min(found.reported, int(found.depths[holder])) if found is not None else 0
             for keys in request.chains(self._table.pools[pool]):
                 self._directory.expect(holder, keys[known:], self._clock())
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from quire_router.placement.replica_table import Rows
     from quire_router.replicas.fleet import Fleet
     from quire_router.replicas.replica import Replica
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class Sides(NamedTuple):
@@ -39,88 +39,90 @@ class Chooser:
         self._fleet = fleet
         self._placer = placer
 
-    def choose(self, choice: Choice, weight: int = 1, shunned: Container[str] = (), avoid: str = "") -> Replica | None:
+    def choose(
+        self, sequence: SequenceState, weight: int = 1, shunned: Container[str] = (), avoid: str = ""
+    ) -> Replica | None:
         """A replica that can take the choice and its siblings now, and that will be told of it; None: nobody can.
 
         `shunned` are not asked; `avoid` only where there is nobody else, and so are replicas that only prefill. The
         choice is marked as placed.
         """
         started_ns = time.perf_counter_ns()
-        rows = self._able(choice, shunned)
+        rows = self._able(sequence, shunned)
         if avoid and len(rows) > 1:
             rows = np.array([row for row in rows.tolist() if self._fleet.at(row).instance != avoid], np.intp)
-        request = PlacementRequest(choice.to_submit(), weight, _session(choice), choice.page_hashes)
+        request = PlacementRequest(sequence.to_submit(), weight, _session(sequence), sequence.page_hashes)
         while len(rows):
-            placed = self._placer.place(request, self._fit(choice, rows))
-            replica = self._taker(choice, placed)
+            placed = self._placer.place(request, self._fit(sequence, rows))
+            replica = self._taker(sequence, placed)
             if replica is not None:
-                _place(choice, placed)
+                _place(sequence, placed)
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return replica
             rows = rows[rows != placed.row]
         return None
 
-    def choose_sides(self, choice: Choice, shunned: Container[str] = ()) -> Sides | None:
+    def choose_sides(self, sequence: SequenceState, shunned: Container[str] = ()) -> Sides | None:
         """The same for one choice that is new, and where it pays with a replica that computes its prompt."""
         started_ns = time.perf_counter_ns()
-        rows = self._able(choice, shunned)
-        request = PlacementRequest(choice.to_submit(), 1, _session(choice), choice.page_hashes)
+        rows = self._able(sequence, shunned)
+        request = PlacementRequest(sequence.to_submit(), 1, _session(sequence), sequence.page_hashes)
         while len(rows):
             placed = self._placer.place_sides(request, rows)
-            decode = self._taker(choice, placed.decode)
-            prefill = self._taker(choice, placed.prefill) if placed.prefill is not None else None
+            decode = self._taker(sequence, placed.decode)
+            prefill = self._taker(sequence, placed.prefill) if placed.prefill is not None else None
             if decode is not None and (prefill is not None or placed.prefill is None):
-                _place(choice, placed.prefill or placed.decode)
+                _place(sequence, placed.prefill or placed.decode)
                 metrics.placement.observe((time.perf_counter_ns() - started_ns) / 1e9)
                 return Sides(decode, prefill, placed.decode)
             for one, replica in ((placed.decode, decode), (placed.prefill, prefill)):
                 if one is not None:
-                    one.began()
+                    one.release()
                     rows = rows if replica is not None else rows[rows != one.row]
         return None
 
-    def accepting(self, choice: Choice) -> list[Replica]:
+    def accepting(self, sequence: SequenceState) -> list[Replica]:
         """Everybody who could run it now."""
-        return self._fleet.accepting(choice)
+        return self._fleet.accepting(sequence)
 
     def epoch_of(self, instance: str) -> Epoch | None:
         return self._fleet.epoch_of(instance)
 
-    def goes_on(self, instance: str, epoch: Epoch) -> bool:
-        return self._fleet.goes_on(instance, epoch)
+    def still_runs(self, instance: str, epoch: Epoch) -> bool:
+        return self._fleet.still_runs(instance, epoch)
 
-    def _able(self, choice: Choice, shunned: Container[str]) -> Rows:
-        fleet, bound = self._fleet, bool(choice.output_ids and choice.digest)
-        rows = fleet.table.able(choice.model, choice.digest if bound else None, choice.max_len)
+    def _able(self, sequence: SequenceState, shunned: Container[str]) -> Rows:
+        fleet, bound = self._fleet, bool(sequence.output_ids and sequence.digest)
+        rows = fleet.table.able(sequence.model, sequence.digest if bound else None, sequence.max_len)
         if shunned:
             rows = np.array([row for row in rows.tolist() if fleet.at(row).instance not in shunned], np.intp)
         return rows
 
-    def _fit(self, choice: Choice, rows: Rows) -> Rows:
+    def _fit(self, sequence: SequenceState, rows: Rows) -> Rows:
         """Of the rows those whose role it is, or else all."""
         table = self._fleet.table
-        if choice.job.kv_export:
+        if sequence.job.kv_export:
             fit = [table.prefills(rows, whole_too=False), table.prefills(rows, whole_too=True)]
         else:
             fit = [table.decodes(rows)]
         return next((some for some in fit if len(some)), rows)
 
-    def _taker(self, choice: Choice, placed: LoadReservation) -> Replica | None:
+    def _taker(self, sequence: SequenceState, placed: LoadReservation) -> Replica | None:
         """The replica, if it can take the choice; if not, its row is brought up to date."""
         replica = self._fleet.at(placed.row)
-        if replica.can_take(choice):
+        if replica.can_take(sequence):
             return replica
-        placed.began()
+        placed.release()
         replica.show()
         return None
 
 
-def _place(choice: Choice, placed: LoadReservation) -> None:
-    choice.placed = placed
+def _place(sequence: SequenceState, placed: LoadReservation) -> None:
+    sequence.placed = placed
     # Of one that ran before, an engine may have stored more than has been told.
-    choice.held_tokens = None if choice.submitted or choice.output_ids else placed.held_tokens
+    sequence.held_tokens = None if sequence.submitted or sequence.output_ids else placed.held_tokens
 
 
-def _session(choice: Choice) -> str:
+def _session(sequence: SequenceState) -> str:
     """Of one tenant only: sessions are clients' words."""
-    return f"{choice.context.tenant}:{choice.job.session}" if choice.job.session else ""
+    return f"{sequence.context.tenant}:{sequence.job.session}" if sequence.job.session else ""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from quire_router.config import RouterConfig
     from quire_router.replicas.session import MakeDetokenizer
     from quire_router.sequences.engine_failure import EngineFailure
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
     from quire_router.watchdog import Watchdog
 
 _RETRY_AFTER_S = 2.0
@@ -34,7 +34,7 @@ class Fleet:
         make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
-        lost: Callable[[Choice, EngineFailure], None],
+        lost: Callable[[SequenceState, EngineFailure], None],
         changed: Callable[[], None],
     ) -> None:
         self.replicas: dict[str, Replica] = {}
@@ -79,16 +79,16 @@ class Fleet:
         """Every model that a replica has reported, also while none that runs it is healthy; in order of appearance."""
         return list(self._models.values())
 
-    def accepting(self, choice: Choice) -> list[Replica]:
+    def accepting(self, sequence: SequenceState) -> list[Replica]:
         """Replicas that could run the choice now."""
-        return [replica for replica in self.replicas.values() if replica.can_take(choice)]
+        return [replica for replica in self.replicas.values() if replica.can_take(sequence)]
 
     def epoch_of(self, instance: str) -> Epoch | None:
         """Which epoch that replica was in when it last said so; None: nobody knows."""
         replica = self.replicas.get(instance)
         return replica.epoch if replica is not None else None
 
-    def goes_on(self, instance: str, epoch: Epoch) -> bool:
+    def still_runs(self, instance: str, epoch: Epoch) -> bool:
         """Whether that replica is within reach, and still in that epoch: nothing that ran there has broken it."""
         replica = self.replicas.get(instance)
         return replica is not None and replica.session.open and replica.load.epoch == epoch

@@ -10,34 +10,34 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire_router.replicas.session import MakeDetokenizer
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class PendingSequences:
     """A Holder. `waiting` is in the order of arrival. A choice leaves by `leave`, or when its text has ended."""
 
     def __init__(self, make_detokenizer: MakeDetokenizer) -> None:
-        self.waiting: dict[int, Choice] = {}
-        self._texts: dict[int, Choice] = {}
+        self.waiting: dict[int, SequenceState] = {}
+        self._texts: dict[int, SequenceState] = {}
         self._detokenizer = make_detokenizer(self._texts, self.leave)
 
-    def enter(self, choice: Choice) -> None:
+    def enter(self, sequence: SequenceState) -> None:
         """It has no engine; with its last token known it needs none."""
-        choice.holder = self
-        if not choice.finish:
-            self.waiting[choice.handle] = choice
-        if choice.finish or choice.unconfirmed():
-            self._texts[choice.handle] = choice
-            self._detokenizer.open(choice)
+        sequence.holder = self
+        if not sequence.finish:
+            self.waiting[sequence.handle] = sequence
+        if sequence.finish or sequence.unconfirmed():
+            self._texts[sequence.handle] = sequence
+            self._detokenizer.open(sequence)
 
-    def leave(self, choice: Choice) -> None:
+    def leave(self, sequence: SequenceState) -> None:
         """It is not here any more. Idempotent."""
-        self.waiting.pop(choice.handle, None)
-        if self._texts.pop(choice.handle, None) is not None:
-            self._detokenizer.close(choice.handle)
+        self.waiting.pop(sequence.handle, None)
+        if self._texts.pop(sequence.handle, None) is not None:
+            self._detokenizer.close(sequence.handle)
 
-    def abort(self, choice: Choice) -> None:
-        self.leave(choice)
+    def abort(self, sequence: SequenceState) -> None:
+        self.leave(sequence)
 
     async def run(self) -> None:
         """Until cancelled."""

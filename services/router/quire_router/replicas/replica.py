@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from quire_router.placement.replica_table import ReplicaRow
     from quire_router.replicas.session import MakeDetokenizer
     from quire_router.sequences.engine_failure import EngineFailure
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
     from quire_router.watchdog import Watchdog
 
 log = get_logger(__name__)
@@ -42,7 +42,7 @@ class Replica:
         make_detokenizer: MakeDetokenizer,
         router_id: str,
         watchdog: Watchdog,
-        lost: Callable[[Choice, EngineFailure], None],
+        lost: Callable[[SequenceState, EngineFailure], None],
         changed: Callable[[Replica], None],
         row: ReplicaRow,
     ) -> None:
@@ -83,22 +83,22 @@ class Replica:
     @property
     def in_flight(self) -> int:
         """This router's sequences here."""
-        return len(self.session.choices)
+        return len(self.session.sequences)
 
-    def can_take(self, choice: Choice) -> bool:
+    def can_take(self, sequence: SequenceState) -> bool:
         """Whether the choice could run here now. One that has tokens is bound to the very model that made them."""
         model = self.model
         if model is None or not self.accepts:
             return False
-        if choice.output_ids and choice.digest:
-            return model.digest == choice.digest and model.max_model_len >= choice.max_len
-        return model.name == choice.model
+        if sequence.output_ids and sequence.digest:
+            return model.digest == sequence.digest and model.max_model_len >= sequence.max_len
+        return model.name == sequence.model
 
-    def submit(self, choice: Choice) -> None:
+    def submit(self, sequence: SequenceState) -> None:
         """Start a choice here; only if it `can_take` it."""
         if self.model is not None:
-            choice.digest = self.model.digest
-        self.session.submit(choice)
+            sequence.digest = self.model.digest
+        self.session.submit(sequence)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from quire_router.kv_transfer.reservation import Reservation
     from quire_router.placement.replica_table import ReplicaRow
     from quire_router.sequences.delta import HopTiming
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
     from quire_router.text.detokenize_stream import DetokenizeStream
     from quire_router.watchdog import Watch, Watchdog
 
     # Given the table of a holder, and whom to tell of a choice whose text has ended before the engine did.
-    MakeDetokenizer = Callable[[dict[int, Choice], Callable[[Choice], None]], DetokenizeStream]
+    MakeDetokenizer = Callable[[dict[int, SequenceState], Callable[[SequenceState], None]], DetokenizeStream]
 
 # A healthy scheduler welcomes at once.
 _WELCOME_TIMEOUT_S = 10.0
@@ -72,15 +72,15 @@ class Session:
         router_id: str,
         watchdog: Watchdog,
         timeout_s: float,
-        lost: Callable[[Choice, EngineFailure], None],
+        lost: Callable[[SequenceState, EngineFailure], None],
         row: ReplicaRow,
     ) -> None:
         self.instance = instance
         self.address = address
-        self.choices: dict[int, Choice] = {}
+        self.sequences: dict[int, SequenceState] = {}
         self.reservations: dict[int, Reservation] = {}
         self.life = 1
-        self.detokenizer = make_detokenizer(self.choices, self._text_ended)
+        self.detokenizer = make_detokenizer(self.sequences, self._text_ended)
         self.open = False
         self._stub = stub
         self._router_id = router_id
@@ -90,13 +90,13 @@ class Session:
         self._row = row
         self._out = SessionOutgoing(router_id, self._wanted)
 
-    def submit(self, choice: Choice) -> None:
+    def submit(self, sequence: SequenceState) -> None:
         """Start a choice here; only while `open`."""
-        choice.holder = self
-        self.choices[choice.handle] = choice
+        sequence.holder = self
+        self.sequences[sequence.handle] = sequence
         # First, since its text waits for the engine; the tokenizer has until then to open it.
-        self._out.submit(choice.handle, choice)
-        self.detokenizer.open(choice)
+        self._out.submit(sequence.handle, sequence)
+        self.detokenizer.open(sequence)
 
     def reserve(self, reservation: Reservation) -> None:
         """Keep a place here; only while `open`."""
@@ -108,12 +108,12 @@ class Session:
         if self.reservations.pop(reservation.handle, None) is not None:
             self._abort(reservation.handle)
 
-    def adopt(self, choice: Choice) -> None:
+    def adopt(self, sequence: SequenceState) -> None:
         """A choice takes the place that was kept for it: it has the reservation's handle."""
-        del self.reservations[choice.handle]
-        choice.holder = self
-        self.choices[choice.handle] = choice
-        self.detokenizer.open(choice)
+        del self.reservations[sequence.handle]
+        sequence.holder = self
+        self.sequences[sequence.handle] = sequence
+        self.detokenizer.open(sequence)
 
     def hand_over_ticket(self, handle: int, ticket: Ticket) -> None:
         """Tell a reservation where its pages are."""
@@ -133,12 +133,12 @@ class Session:
         if self.open:
             self._out.release_transfer(transfer_id)
 
-    def abort(self, choice: Choice) -> None:
+    def abort(self, sequence: SequenceState) -> None:
         """Stop a choice here and at the tokenizer; nothing more is heard of it. Idempotent."""
-        if self.choices.pop(choice.handle, None) is not None:
-            choice.unplace()
-            self.detokenizer.close(choice.handle)
-            self._abort(choice.handle)
+        if self.sequences.pop(sequence.handle, None) is not None:
+            sequence.unplace()
+            self.detokenizer.close(sequence.handle)
+            self._abort(sequence.handle)
 
     async def run(self, opened: Callable[[], None]) -> None:
         """One life of the stream, until it breaks (raises QuireError) or the scheduler ends it.
@@ -178,7 +178,7 @@ class Session:
             self.life += 1
             call.cancel()
             self._out.end()
-            if self.choices:
+            if self.sequences:
                 metrics.detection.observe((time.monotonic_ns() - heard_ns) / 1e9)
             self._lose(reason, unheard=unheard)
 
@@ -187,71 +187,71 @@ class Session:
         return max(self._timeout_s, _HEARTBEATS * heartbeat_ms / 1000) if heartbeat_ms else float("inf")
 
     def _wanted(self, handle: int) -> bool:
-        return handle in self.choices or handle in self.reservations
+        return handle in self.sequences or handle in self.reservations
 
     def _step(self, message: sb.SessionResponse, now_ns: int) -> None:
-        apply_events(message, self.choices, self.reservations, self.instance)
+        apply_events(message, self.sequences, self.reservations, self.instance)
         if message.handle:
-            apply_rows(message, self.choices, now_ns)
+            apply_rows(message, self.sequences, now_ns)
             self.detokenizer.rows(message.handle, message.count, message.token, message.finish)
         if message.failed:
             self._failed(message.failed)
         for pulled in message.pulled:
             self._row.pulled(pulled.pages, pulled.us, near=pulled.near)
-            owner = self.reservations.get(pulled.handle) or self.choices.get(pulled.handle)
+            owner = self.reservations.get(pulled.handle) or self.sequences.get(pulled.handle)
             if owner is not None:
                 owner.pulled(pulled_from_pb(pulled, self.instance))
         for tokens, us in prefills(message):
             self._row.computed(tokens, us)
         for prefilled in message.prefilled:
-            choice = self.choices.get(prefilled.handle)
-            if choice is not None and not choice.finish:  # the last token's text comes by this session's stream
-                self._prefilled(choice, hop_timings(prefilled.timings, self.instance))
+            sequence = self.sequences.get(prefilled.handle)
+            if sequence is not None and not sequence.finish:  # the last token's text comes by this session's stream
+                self._prefilled(sequence, hop_timings(prefilled.timings, self.instance))
 
     def _failed(self, notes: Iterable[sb.Failed]) -> None:
         """What fails in one message by the same code failed of one cause, such as a worker that was lost."""
         failed = [(note.handle, errors.from_message(note.error)) for note in notes]
-        ran: dict[str, list[Choice]] = {}
+        ran: dict[str, list[SequenceState]] = {}
         for handle, error in failed:
-            if (choice := self.choices.get(handle)) is not None and choice.admitted:
-                ran.setdefault(error.code, []).append(choice)
-        outages = {code: Outage(code, choices) for code, choices in ran.items()}
+            if (sequence := self.sequences.get(handle)) is not None and sequence.admitted:
+                ran.setdefault(error.code, []).append(sequence)
+        outages = {code: Outage(code, sequences) for code, sequences in ran.items()}
         for handle, error in failed:
-            choice = self.choices.pop(handle, None)
-            if choice is not None:
+            sequence = self.sequences.pop(handle, None)
+            if sequence is not None:
                 self.detokenizer.close(handle)
-                self._fail(choice, error, outages.get(error.code))
+                self._fail(sequence, error, outages.get(error.code))
             elif (reservation := self.reservations.pop(handle, None)) is not None:
                 self._fail_reservation(reservation, error)
 
-    def _prefilled(self, choice: Choice, timings: Sequence[HopTiming]) -> None:
-        asked = choice.kv_transfer()
-        del self.choices[choice.handle]
-        self.detokenizer.close(choice.handle)
-        choice.unplace()
-        if choice.kv_route is None or asked is None or not asked.prefill_only:
-            self._lost(choice, not_a_prefill(self.instance))
+    def _prefilled(self, sequence: SequenceState, timings: Sequence[HopTiming]) -> None:
+        asked = sequence.kv_transfer()
+        del self.sequences[sequence.handle]
+        self.detokenizer.close(sequence.handle)
+        sequence.unplace()
+        if sequence.kv_route is None or asked is None or not asked.prefill_only:
+            self._lost(sequence, not_a_prefill(self.instance))
         else:
-            choice.kv_route.prefilled(timings)
+            sequence.kv_route.prefilled(timings)
 
     def _fail_reservation(self, reservation: Reservation, error: QuireError) -> None:
-        loss = failure_of(self.instance, error, admitted=reservation.admitted)
-        if loss is None:
+        failure = failure_of(self.instance, error, admitted=reservation.admitted)
+        if failure is None:
             reservation.fail(error)
         else:
-            reservation.lost(loss)
+            reservation.lost(failure)
 
-    def _fail(self, choice: Choice, error: QuireError, outage: Outage | None) -> None:
-        choice.unplace()
-        loss = failure_of(self.instance, error, admitted=choice.admitted, outage=outage)
-        if loss is None:
-            choice.fail(error)
+    def _fail(self, sequence: SequenceState, error: QuireError, outage: Outage | None) -> None:
+        sequence.unplace()
+        failure = failure_of(self.instance, error, admitted=sequence.admitted, outage=outage)
+        if failure is None:
+            sequence.fail(error)
         else:
-            self._lost(choice, loss)
+            self._lost(sequence, failure)
 
-    def _text_ended(self, choice: Choice) -> None:
+    def _text_ended(self, sequence: SequenceState) -> None:
         """The tokenizer found a stop string, or failed, before the engine ended: the rest is not wanted."""
-        self._abort(choice.handle)
+        self._abort(sequence.handle)
 
     def _abort(self, handle: int) -> None:
         if self.open:
@@ -260,15 +260,15 @@ class Session:
     def _lose(self, reason: str, *, unheard: bool) -> None:
         """All that is here has lost its engine; what has all its tokens needs none."""
         deadly, error = reason in _SUSPECT, session_lost()
-        lost = list(self.choices.values())
-        outage = Outage(reason, [choice for choice in lost if choice.admitted])
+        lost = list(self.sequences.values())
+        outage = Outage(reason, [sequence for sequence in lost if sequence.admitted])
         ran = EngineFailure(reason, self.instance, error, suspect=deadly, unheard=unheard, outage=outage)
         waited = EngineFailure(reason, self.instance, error, bystander=deadly)
-        self.choices.clear()
-        for choice in lost:
-            choice.unplace()
-            self.detokenizer.close(choice.handle)
-            self._lost(choice, ran if choice.admitted else waited)
+        self.sequences.clear()
+        for sequence in lost:
+            sequence.unplace()
+            self.detokenizer.close(sequence.handle)
+            self._lost(sequence, ran if sequence.admitted else waited)
         kept = list(self.reservations.values())
         self.reservations.clear()
         for reservation in kept:

@@ -22,40 +22,40 @@ if TYPE_CHECKING:
     from quire.v1 import scheduler_pb2 as sb
     from quire_router.kv_transfer.reservation import Reservation
     from quire_router.sequences.kv_route import KvRoute
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 log = get_logger(__name__)
 
 
 def apply_events(
     message: sb.SessionResponse,
-    choices: Mapping[int, Choice],
+    sequences: Mapping[int, SequenceState],
     reservations: Mapping[int, Reservation],
     instance: str = "",
 ) -> None:
     """Admissions and ends; before the rows, so that the last row finds all that belongs to the end."""
     for admitted in message.admitted:
-        choice = choices.get(admitted.handle)
-        if choice is None:
+        sequence = sequences.get(admitted.handle)
+        if sequence is None:
             _admit_reservation(admitted, reservations)
-        elif admitted.attempt == choice.attempt:
-            choice.admitted_attempt = admitted.attempt
-            if not choice.resumed:
-                choice.cached_tokens = admitted.cached_tokens
-            if choice.kv_route is not None and admitted.HasField("ticket"):
-                _give_ticket(choice.kv_route, admitted.ticket)
+        elif admitted.attempt == sequence.attempt:
+            sequence.admitted_attempt = admitted.attempt
+            if not sequence.resumed:
+                sequence.cached_tokens = admitted.cached_tokens
+            if sequence.kv_route is not None and admitted.HasField("ticket"):
+                _give_ticket(sequence.kv_route, admitted.ticket)
     if message.HasField("prompt_logprobs"):
-        _apply_prompt_logprobs(message.prompt_logprobs, choices)
+        _apply_prompt_logprobs(message.prompt_logprobs, sequences)
     for finished in message.finished:
-        choice = choices.get(finished.handle)
-        if choice is None:
+        sequence = sequences.get(finished.handle)
+        if sequence is None:
             continue
-        if not choice.resumed:  # the emitted tokens of a resumed one may be in a cache too: they are no prompt
+        if not sequence.resumed:  # the emitted tokens of a resumed one may be in a cache too: they are no prompt
             # Fewer than at the admission where pages did not come after all.
-            choice.cached_tokens = finished.usage.cached_tokens
-        choice.timings = hop_timings(finished.timings, instance)
-        if finished.HasField("stop_token_id") and finished.stop_token_id in choice.job.stop_token_ids:
-            choice.stop_reason = finished.stop_token_id
+            sequence.cached_tokens = finished.usage.cached_tokens
+        sequence.timings = hop_timings(finished.timings, instance)
+        if finished.HasField("stop_token_id") and finished.stop_token_id in sequence.job.stop_token_ids:
+            sequence.stop_reason = finished.stop_token_id
 
 
 def hop_timings(timings: Iterable[pb.HopTiming], instance: str) -> tuple[HopTiming, ...]:
@@ -92,36 +92,36 @@ def _give_ticket(route: KvRoute, message: sb.Ticket) -> None:
         log.warning("bad ticket", instance=message.instance, reason=error.message)
 
 
-def _apply_prompt_logprobs(columns: pb.PromptLogprobColumns, choices: Mapping[int, Choice]) -> None:
+def _apply_prompt_logprobs(columns: pb.PromptLogprobColumns, sequences: Mapping[int, SequenceState]) -> None:
     """Positions that come again, after a preemption or a move, say the same again."""
     for chunk in prompt_logprobs_from_pb(columns):
-        choice = choices.get(chunk.owner)
-        if choice is None:
+        sequence = sequences.get(chunk.owner)
+        if sequence is None:
             continue
         logprobs, at = chunk.logprobs, 0
         tops, top_logprobs = array("i", logprobs.top_id.tobytes()), array("f", logprobs.top_logprob.tobytes())
-        ids = choice.sequence.prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
+        ids = sequence.spec.prompt_ids[chunk.first : chunk.first + len(logprobs.logprob)].tolist()
         each = zip(ids, logprobs.logprob.tolist(), logprobs.rank.tolist(), logprobs.top_count.tolist(), strict=True)
         for position, (token_id, logprob, rank, count) in enumerate(each, start=chunk.first):
             top = slice(at, at + count)
-            choice.prompt_entries[position] = LogprobEntry(token_id, logprob, rank, tops[top], top_logprobs[top])
+            sequence.prompt_entries[position] = LogprobEntry(token_id, logprob, rank, tops[top], top_logprobs[top])
             at += count
 
 
-def apply_rows(message: sb.SessionResponse, choices: Mapping[int, Choice], now_ns: int) -> int:
+def apply_rows(message: sb.SessionResponse, sequences: Mapping[int, SequenceState], now_ns: int) -> int:
     """Give every choice its row; returns the number of tokens. Rows of handles that have gone are skipped."""
     handles, counts = i32(message.handle, "handle").tolist(), i32(message.count, "count").tolist()
-    token, at, find, gap = message.token, 0, choices.get, metrics.itl.observe
+    token, at, find, gap = message.token, 0, sequences.get, metrics.itl.observe
     for handle, count, finish in zip(handles, counts, message.finish or bytes(len(handles)), strict=True):
         end = at + 4 * count
-        choice = find(handle)
-        if choice is not None:
-            if choice.last_token_ns and count:
-                gap(((now_ns - choice.last_token_ns) / count) * 1e-9)
-            choice.received(token[at:end], finish, now_ns)
+        sequence = find(handle)
+        if sequence is not None:
+            if sequence.last_token_ns and count:
+                gap(((now_ns - sequence.last_token_ns) / count) * 1e-9)
+            sequence.received(token[at:end], finish, now_ns)
         at = end
     if message.HasField("logprobs"):
-        _apply_logprobs(message.logprobs, token, handles, counts, choices)
+        _apply_logprobs(message.logprobs, token, handles, counts, sequences)
     return at // 4
 
 
@@ -130,7 +130,7 @@ def _apply_logprobs(
     token: bytes,
     handles: Sequence[int],
     counts: Sequence[int],
-    choices: Mapping[int, Choice],
+    sequences: Mapping[int, SequenceState],
 ) -> None:
     """Entries come in the order of the message's tokens, so one pass over the rows finds each its own."""
     ids, ends = i32(token, "token"), list(accumulate(counts))
@@ -147,8 +147,8 @@ def _apply_logprobs(
     for index, logprob, rank, top_count in entries:
         while ends[row] <= index:
             row += 1
-        choice = choices.get(handles[row])
-        if choice is not None:
+        sequence = sequences.get(handles[row])
+        if sequence is not None:
             top = slice(at, at + top_count)
-            choice.entries.append(LogprobEntry(int(ids[index]), logprob, rank, tops[top], top_logprobs[top]))
+            sequence.entries.append(LogprobEntry(int(ids[index]), logprob, rank, tops[top], top_logprobs[top]))
         at += top_count

@@ -94,7 +94,7 @@ class SearchedGeneration(Generation):
 
     def _reasons(self) -> list[str]:
         told = [FINISH_NAMES[_finish(beam)] for _, beams in self.searches for beam in beams]
-        return told or ["abort"] * self.told
+        return told or ["abort"] * self.answer_count
 
 
 class BeamSearch:
@@ -188,7 +188,7 @@ class BeamSearch:
         try:
             entries: dict[int, LogprobEntry] = {}
             while generation.running:
-                for delta in await generation.news():
+                for delta in await generation.next_deltas():
                     entries[delta.index] = delta.entries[0]
             if not costs.cached_tokens and not beams[0][1].ids:
                 costs.cached_tokens = generation.usage().cached_tokens
@@ -241,7 +241,7 @@ def check_beams(job: GenerateJob) -> None:
         "logits_processors": job.sampling.processors,
         "thinking_token_budget": job.thinking_tokens is not None,
         "prompt_logprobs": job.sampling.prompt_logprobs >= 0,
-        "stream": job.wants.news,
+        "stream": job.wants.stream,
     }
     for name, value in asked.items():
         if value:

@@ -18,7 +18,7 @@ async def whole_answers(generation: Generation) -> list[Delta]:
     """The last delta of each choice that is told, which has all of it, as long as no news were asked for."""
     deltas: dict[int, Delta] = {}
     while generation.running:
-        for delta in await generation.news():
+        for delta in await generation.next_deltas():
             deltas[delta.index] = delta
     return best_of(generation.job, [deltas[index] for index in sorted(deltas)])
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from quire_router.sequences.delta_queue import DeltaQueue
     from quire_router.sequences.job import Caller, GenerateJob
     from quire_router.sequences.kv_route import KvOffer
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
     from quire_router.text.token_bytes import TokenBytes
 
 
@@ -36,8 +36,8 @@ class Generation:
         job: GenerateJob,
         caller: Caller,
         served: ServedModel,
-        choices: Sequence[Choice],
-        delta_queue: DeltaQueue[Choice],
+        sequences: Sequence[SequenceState],
+        delta_queue: DeltaQueue[SequenceState],
         token_bytes: TokenBytes,
         arrived_ns: int,
         release: Callable[[], None],
@@ -49,11 +49,11 @@ class Generation:
         self.job = job
         self.caller = caller
         self.served = served
-        self.choices = choices
+        self.sequences = sequences
         self.token_bytes = token_bytes
         self.prompt_texts: Sequence[str] = ()
         self.created = int(time.time())
-        self.running = len(choices)
+        self.running = len(sequences)
         self.router_timings: list[HopTiming] = []
         self._delta_queue = delta_queue
         self._arrived_ns = arrived_ns
@@ -71,7 +71,7 @@ class Generation:
             )
             self._deadline = asyncio.get_running_loop().call_later(max(0.0, left_s), self.cancel, error)
 
-    async def news(self) -> list[Delta]:
+    async def next_deltas(self) -> list[Delta]:
         """What is new, of at least one choice; call while `running`. Raises the QuireError that ended the job."""
         deltas = self._deltas(await self._delta_queue.take())
         if self._wants_logprobs:
@@ -79,14 +79,14 @@ class Generation:
                 token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)
             )
         if self.job.sampling.prompt_logprobs >= 0 and any(delta.finish for delta in deltas):
-            entries = [entry for choice in self.choices for entry in choice.prompt_entries.values()]
+            entries = [entry for sequence in self.sequences for entry in sequence.prompt_entries.values()]
             ids = await off_loop(
                 lambda: {token_id for e in entries for token_id in (e.token_id, *e.top_ids)},
                 heavy=len(entries) * (1 + self.job.sampling.prompt_logprobs) > MOST_VALUES,
             )
             # Nothing is said of a prompt's first token, and nothing of any where the engine does not score prompts.
-            for choice in self.choices[:: self.job.siblings]:
-                ids.update(np.unique(choice.sequence.prompt_ids).tolist())
+            for sequence in self.sequences[:: self.job.siblings]:
+                ids.update(np.unique(sequence.spec.prompt_ids).tolist())
             # All that the answer needs, once more: what others need meanwhile must not have pushed it out.
             ids |= {token_id for d in deltas for e in d.entries for token_id in (e.token_id, *e.top_ids)}
             await self.token_bytes.ensure(ids)
@@ -101,15 +101,15 @@ class Generation:
         """In place of awaiting `news`: call `listener` when there are some, or an error; then `news_now` tells."""
         self._delta_queue.call_once(listener)
 
-    def news_now(self) -> list[Delta]:
+    def take_deltas(self) -> list[Delta]:
         """What is new, perhaps nothing. Raises the QuireError that ended the job, after the last news."""
         deltas = self._deltas(self._delta_queue.take_now())
         if not deltas and self._delta_queue.error is not None:
             raise self._delta_queue.error
         return deltas
 
-    def _deltas(self, choices: Sequence[Choice]) -> list[Delta]:
-        deltas = [choice.take() for choice in choices]
+    def _deltas(self, sequences: Sequence[SequenceState]) -> list[Delta]:
+        deltas = [sequence.take() for sequence in sequences]
         for delta in deltas:
             if delta.finish:
                 self.running -= 1
@@ -119,30 +119,32 @@ class Generation:
     def is_large(self) -> bool:
         """Whether the whole answer has so many values that it is better written in a thread. Call when all ended."""
         sampling, wants = self.job.sampling, self.job.wants
-        answers = sum(choice.confirmed for choice in self.choices) if sampling.logprobs >= 0 or wants.token_ids else 0
+        answers = (
+            sum(sequence.confirmed for sequence in self.sequences) if sampling.logprobs >= 0 or wants.token_ids else 0
+        )
         prompts = 0
         if wants.echo or wants.token_ids or sampling.prompt_logprobs >= 0:
-            prompts = self.told * max((len(choice.sequence.prompt_ids) for choice in self.choices), default=0)
+            prompts = self.answer_count * max((len(sequence.spec.prompt_ids) for sequence in self.sequences), default=0)
         return answers * (2 + sampling.logprobs) + prompts * (2 + sampling.prompt_logprobs) > MOST_VALUES
 
     @property
-    def told(self) -> int:
+    def answer_count(self) -> int:
         """Choices that the client is told of."""
         return len(self.job.prompts) * self.job.n
 
     @property
     def kv_offer(self) -> KvOffer | None:
         """How to have the pages that were computed and kept, where that was asked; call when all has ended."""
-        return self.choices[0].kv_offer if self.job.kv_export else None
+        return self.sequences[0].kv_offer if self.job.kv_export else None
 
     def prompt_ids(self, index: int) -> NDArray[np.int32]:
         """The prompt that a told choice goes on from."""
-        return self.choices[index // self.job.n * self.job.siblings].sequence.prompt_ids
+        return self.sequences[index // self.job.n * self.job.siblings].spec.prompt_ids
 
     def prompt_entries(self, index: int) -> list[LogprobEntry | None]:
         """Of each token of a choice's prompt; the first has nothing before it. Call when the choice has ended."""
-        choice = self.choices[index // self.job.n * self.job.siblings]
-        return [choice.prompt_entries.get(position) for position in range(len(choice.sequence.prompt_ids))]
+        sequence = self.sequences[index // self.job.n * self.job.siblings]
+        return [sequence.prompt_entries.get(position) for position in range(len(sequence.spec.prompt_ids))]
 
     def cancel(self, error: QuireError) -> None:
         """End the job from outside: its sequences are aborted at once, the consumer's `news` raises after the last."""
@@ -151,27 +153,31 @@ class Generation:
 
     def usage(self) -> Usage:
         """Tokens so far."""
-        prompts = self.choices[:: self.job.siblings]
+        prompts = self.sequences[:: self.job.siblings]
         return Usage(
-            prompt_tokens=sum(len(choice.sequence.prompt_ids) for choice in prompts),
-            completion_tokens=0 if self.job.prompt_only else sum(choice.confirmed for choice in self.choices),
-            cached_tokens=sum(choice.cached_tokens for choice in prompts),
+            prompt_tokens=sum(len(sequence.spec.prompt_ids) for sequence in prompts),
+            completion_tokens=0 if self.job.prompt_only else sum(sequence.confirmed for sequence in self.sequences),
+            cached_tokens=sum(sequence.cached_tokens for sequence in prompts),
         )
 
     def timings(self) -> list[HopTiming]:
         """Where the time went, all hops; sums over the choices."""
         total_us = (time.monotonic_ns() - self._arrived_ns) // 1000
         sums: dict[tuple[str, str, str], tuple[int, int]] = {}
-        routes = [choice.kv_route for choice in self.choices if choice.kv_route is not None]
-        told = [*(route.timings() for route in routes), *(choice.timings for choice in self.choices)]
+        routes = [sequence.kv_route for sequence in self.sequences if sequence.kv_route is not None]
+        told = [*(route.timings() for route in routes), *(sequence.timings for sequence in self.sequences)]
         for timing in (timing for hops in told for timing in hops):
             key = timing.service, timing.phase, timing.instance
             us, count = sums.get(key, (0, 0))
             sums[key] = (us + timing.us, count + timing.count)
-        detokenize_us = int(sum(choice.detokenize_us for choice in self.choices))
-        detokenize_rows = sum(choice.detokenize_rows for choice in self.choices)
-        moves = [choice.moves for choice in self.choices if choice.moves is not None and choice.moves.times]
-        moved_us, moved = sum(one.total_us for one in moves), sum(one.times for one in moves)
+        detokenize_us = int(sum(sequence.detokenize_us for sequence in self.sequences))
+        detokenize_rows = sum(sequence.detokenize_rows for sequence in self.sequences)
+        histories = [
+            sequence.migration_history
+            for sequence in self.sequences
+            if sequence.migration_history is not None and sequence.migration_history.times
+        ]
+        moved_us, moved = sum(one.total_us for one in histories), sum(one.times for one in histories)
         return [
             *self.router_timings,
             *([HopTiming("router", "migrate", moved_us, moved)] if moved else []),
@@ -199,20 +205,20 @@ class Generation:
         self._abort()
 
     def _abort(self) -> None:
-        for choice in self.choices:
-            choice.abort()
+        for sequence in self.sequences:
+            sequence.abort()
 
     def _first_ns(self) -> int:
         """When the first token came, 0 while none has."""
-        return min((c.first_token_ns for c in self.choices if c.first_token_ns), default=0)
+        return min((c.first_token_ns for c in self.sequences if c.first_token_ns), default=0)
 
     def _reasons(self) -> list[str]:
         """How each sequence ended."""
-        return [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.choices]
+        return [FINISH_NAMES.get(c.finish, "abort") if c.ended else "abort" for c in self.sequences]
 
     def _count(self) -> None:
-        for choice in self.choices:
-            metrics.attempts.observe(choice.attempt + 1)
+        for sequence in self.sequences:
+            metrics.attempts.observe(sequence.attempt + 1)
         usage, now_ns, first_ns, reasons = self.usage(), time.monotonic_ns(), self._first_ns(), self._reasons()
         if self._counted:
             self._count_request(usage, now_ns, first_ns, reasons)

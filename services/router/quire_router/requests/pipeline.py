@@ -23,7 +23,7 @@ from quire_router.requests.products import check_encoded, check_request
 from quire_router.requests.prompt_pages import forget_pages, name_pages
 from quire_router.sequences.delta import HopTiming
 from quire_router.sequences.delta_queue import DeltaQueue
-from quire_router.sequences.sequence_state import Choice
+from quire_router.sequences.sequence_state import SequenceState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -133,14 +133,14 @@ class Pipeline:
         if not admitted:
             self.charge(caller.tenant, sum(map(len, prompts)))
         encoded_ns = time.monotonic_ns()
-        delta_queue = DeltaQueue[Choice]()
-        choices = self._choices(job, caller, served, context, prompts, delta_queue)
-        await self._ticket_manager.prepare(choices[0])
+        delta_queue = DeltaQueue[SequenceState]()
+        sequences = self._make_sequences(job, caller, served, context, prompts, delta_queue)
+        await self._ticket_manager.prepare(sequences[0])
         generation = Generation(
             job,
             caller,
             served,
-            choices,
+            sequences,
             delta_queue,
             self._token_bytes,
             arrived_ns,
@@ -169,10 +169,10 @@ class Pipeline:
                 if number and tokens > _TURN_TOKENS:
                     tokens = len(ids)
                     await asyncio.sleep(0)
-                choices = generation.choices[number * siblings : (number + 1) * siblings]
-                await name_pages(choices, generation.served.model.pages.page_size)
-                self._migration.start(choices)
-                forget_pages(choices)
+                sequences = generation.sequences[number * siblings : (number + 1) * siblings]
+                await name_pages(sequences, generation.served.model.pages.page_size)
+                self._migration.start(sequences)
+                forget_pages(sequences)
         except BaseException:
             generation.discard()
             raise
@@ -222,26 +222,26 @@ class Pipeline:
         check_sampling(sampling)
         return replace(job, sampling=sampling)
 
-    def _choices(
+    def _make_sequences(
         self,
         job: GenerateJob,
         caller: Caller,
         served: ServedModel,
         context: RequestContext,
         prompts: list[NDArray[np.int32]],
-        delta_queue: DeltaQueue[Choice],
-    ) -> list[Choice]:
+        delta_queue: DeltaQueue[SequenceState],
+    ) -> list[SequenceState]:
         seed = random.getrandbits(63) if job.seed is None and job.sampling.temperature > 0 else job.seed or 0
         salt = job.cache_salt if self._share or not caller.tenant else f"{caller.tenant}:{job.cache_salt}"
         sampling, asked = job.sampling, job.sampling.prompt_logprobs
-        choices: list[Choice] = []
+        sequences: list[SequenceState] = []
         for prompt_ids in prompts:
             max_tokens = answer_length(job, len(prompt_ids), served.model.max_model_len)
             stop = Stop(max_tokens, job.min_tokens, job.stop_token_ids, job.ignore_eos, job.repetition)
             for sample in range(job.first_sample, job.first_sample + job.siblings):
                 # What is said of a prompt is the same for all its choices, and needs its whole computation.
                 scores = asked if sample == job.first_sample else -1
-                sequence = Sequence(
+                spec = Sequence(
                     prompt_ids=prompt_ids,
                     stop=stop,
                     sampling=replace(sampling, seed=seed, sample=sample, prompt_logprobs=scores),
@@ -249,15 +249,15 @@ class Pipeline:
                     skip_cache_read=scores >= 0,
                     thinking=job.thinking,
                 )
-                handle = self._handles.take(offsets=job.sampling.logprobs >= 0)
-                choice = Choice(len(choices), handle, job, sequence, context, delta_queue, served.model.name)
+                handle = self._handles.next_handle(offsets=job.sampling.logprobs >= 0)
+                sequence = SequenceState(len(sequences), handle, job, spec, context, delta_queue, served.model.name)
                 if not job.ignore_eos:
-                    choice.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
+                    sequence.stop_token_ids = (*job.stop_token_ids, *served.model.eos_token_ids)
                 if job.resume is not None:
                     check_resume(job.resume, max_tokens, served.model.vocab_size)
-                    choice.take_up(job.resume)
-                choices.append(choice)
-        return choices
+                    sequence.take_up(job.resume)
+                sequences.append(sequence)
+        return sequences
 
     def _context(self, caller: Caller, span: tracing.Span) -> RequestContext:
         headers = tracing.inject_headers(span)

@@ -12,28 +12,28 @@ from quire_common.sequence import page_extras
 if TYPE_CHECKING:
     from collections.abc import Sequence as Sequence_
 
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 # Tokens that are hashed at a stretch: 2 to 4 ms.
 TURN_TOKENS = 65_536
 
 
-async def name_pages(siblings: Sequence_[Choice], page_size: int) -> None:
+async def name_pages(siblings: Sequence_[SequenceState], page_size: int) -> None:
     """Hash the full pages of the siblings' prompt. What a short prompt takes is no matter: nothing is done for it."""
-    sequence = siblings[0].sequence
-    prompt, turn = sequence.prompt_ids, TURN_TOKENS // max(page_size, 1) * page_size
+    spec = siblings[0].spec
+    prompt, turn = spec.prompt_ids, TURN_TOKENS // max(page_size, 1) * page_size
     if not turn or len(prompt) <= TURN_TOKENS:
         return
-    extras, hashes = page_extras(sequence), list[bytes]()
+    extras, hashes = page_extras(spec), list[bytes]()
     for at in range(0, len(prompt), turn):
         if at:
             await asyncio.sleep(0)
         hashes += chain_hashes(prompt[at : at + turn], page_size, extras, hashes[-1] if hashes else b"", at)
-    for choice in siblings:
-        choice.page_hashes = {page_size: hashes}
+    for sequence in siblings:
+        sequence.page_hashes = {page_size: hashes}
 
 
-def forget_pages(siblings: Sequence_[Choice]) -> None:
+def forget_pages(siblings: Sequence_[SequenceState]) -> None:
     """They are placed: a million tokens' names are megabytes."""
-    for choice in siblings:
-        choice.page_hashes = {}
+    for sequence in siblings:
+        sequence.page_hashes = {}

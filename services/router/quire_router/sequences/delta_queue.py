@@ -36,11 +36,11 @@ class DeltaQueue(Generic[QueuedT]):
         self._listener: Callable[[], None] | None = None
         self.error: QuireError | None = None
 
-    def touch(self, choice: QueuedT) -> None:
+    def touch(self, sequence: QueuedT) -> None:
         """The choice has news."""
-        if not choice.dirty:
-            choice.dirty = True
-            self._dirty.append(choice)
+        if not sequence.dirty:
+            sequence.dirty = True
+            self._dirty.append(sequence)
             if self._waiter is not None or self._listener is not None:
                 self._wake()
 
@@ -62,8 +62,8 @@ class DeltaQueue(Generic[QueuedT]):
     def take_now(self) -> list[QueuedT]:
         """The choices with news, perhaps none."""
         dirty, self._dirty = self._dirty, []
-        for choice in dirty:
-            choice.dirty = False
+        for sequence in dirty:
+            sequence.dirty = False
         return dirty
 
     def call_once(self, listener: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ _FAILURES = {"WORKER_LOST": "worker_lost", "PAGES_LOST": "pages_lost", SESSION_T
 _CONFUSIONS = ("PAGE_TAKEN", "SLOT_BUSY")
 
 
-class Runs(Protocol):
+class Progress(Protocol):
     """A choice, as far as it is of interest here."""
 
     output_ids: bytearray
@@ -33,11 +33,11 @@ class Outage:
 
     __slots__ = ("_ran", "kind")
 
-    def __init__(self, kind: str, ran: Iterable[Runs] = ()) -> None:
+    def __init__(self, kind: str, ran: Iterable[Progress] = ()) -> None:
         self.kind = kind
         self._ran = [(each, len(each.output_ids)) for each in ran]
 
-    def most_went_on(self, suspect: Runs) -> bool:
+    def most_progressed(self, suspect: Progress) -> bool:
         """Whether half of the others at least have had tokens since; so it is where there were no others."""
         others = [len(each.output_ids) > known for each, known in self._ran if each is not suspect]
         return 2 * sum(others) >= len(others)

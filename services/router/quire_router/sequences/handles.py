@@ -17,7 +17,7 @@ class HandleCounter:
     def __init__(self, first: int = 2) -> None:
         self._next = first
 
-    def take(self, *, offsets: bool) -> int:
+    def next_handle(self, *, offsets: bool) -> int:
         """The next handle."""
         handle = self._next
         self._next = handle + 2 if handle + 2 < _LAST else 2

@@ -71,7 +71,7 @@ class Caller:
 class Wants:
     """What the answer must carry beside text. `news`: deltas as they come; otherwise one when a choice has ended."""
 
-    news: bool = False
+    stream: bool = False
     every_token: bool = False
     token_ids: bool = False
     tokens_by_id: bool = False

@@ -7,7 +7,7 @@ import time
 from quire_router.sequences.poison_detection import PoisonDetector
 
 
-class Moves:
+class MigrationHistory:
     """Made at the first trouble; most choices never have one.
 
     `wait_left_s` is how much longer it may be without an engine, `until_s` when that ends if it waits now (loop time).

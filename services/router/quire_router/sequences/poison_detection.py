@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from quire_common.credit.hello import Epoch
     from quire_common.errors import QuireError
-    from quire_router.sequences.engine_failure import EngineFailure, Outage, Runs
+    from quire_router.sequences.engine_failure import EngineFailure, Outage, Progress
 
 # Times the limit: engines that broke and do not count, and engines that had not broken or where the choice waited.
 _UNRELATED_FACTOR, _SPARED_FACTOR = 3, 10
@@ -46,31 +46,36 @@ class PoisonDetector:
         self._spared = 0
 
     def verdict(
-        self, choice: Runs, loss: EngineFailure, epoch: Epoch | None, goes_on: Callable[[str, Epoch], bool], limit: int
+        self,
+        sequence: Progress,
+        failure: EngineFailure,
+        epoch: Epoch | None,
+        goes_on: Callable[[str, Epoch], bool],
+        limit: int,
     ) -> QuireError | None:
         """The choice has lost another engine, which was in that epoch: why it is passed on no more, or None. `goes_on`
         tells whether an instance is there again in the same epoch."""
-        if not loss.suspect and not loss.bystander:
+        if not failure.suspect and not failure.bystander:
             return None
         broken = list[_Suspected]()
         for one in self._suspected:
             # To be lost again it must have been there.
-            lost_again = (one.instance, one.epoch) == (loss.instance, epoch)
+            lost_again = (one.instance, one.epoch) == (failure.instance, epoch)
             alive = one.epoch is not None and (goes_on(one.instance, one.epoch) or lost_again)
             self._spared += alive
             if not alive:
                 broken.append(one)
         self._suspected = broken
-        if loss.bystander:
+        if failure.bystander:
             self._spared += 1
             return _spared_too_often(self._spared) if self._spared >= limit * _SPARED_FACTOR else None
         # What ran beside it has had no time to go on since this last one.
-        kind = loss.outage.kind
-        alike = 1 + sum(one.outage.kind == kind and one.outage.most_went_on(choice) for one in broken)
-        broken.append(_Suspected(loss.instance, epoch if loss.unheard else None, loss.outage))
+        kind = failure.outage.kind
+        alike = 1 + sum(one.outage.kind == kind and one.outage.most_progressed(sequence) for one in broken)
+        broken.append(_Suspected(failure.instance, epoch if failure.unheard else None, failure.outage))
         if alike >= limit or len(broken) >= limit * _UNRELATED_FACTOR:
             # Of an engine that went away nothing better is known; one that lives has said what is wrong.
-            return _too_many_attempts(len(broken)) if isinstance(loss.error, Unavailable) else loss.error
+            return _too_many_attempts(len(broken)) if isinstance(failure.error, Unavailable) else failure.error
         return _spared_too_often(self._spared) if self._spared >= limit * _SPARED_FACTOR else None
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire_router.sequences.delta_queue import DeltaQueue
     from quire_router.sequences.job import GenerateJob, Resume
     from quire_router.sequences.kv_route import KvOffer, KvRoute, KvTransfer, PulledPages
-    from quire_router.sequences.migration_history import Moves
+    from quire_router.sequences.migration_history import MigrationHistory
 
 
 # vLLM's stop_reason of such an answer.
@@ -31,11 +31,11 @@ _TOLD = LogprobEntry(0, 0.0, 0, [], [])
 class Holder(Protocol):
     """Who has a choice now: a session, or the room where those wait that have none."""
 
-    def abort(self, choice: Choice) -> None:
+    def abort(self, sequence: SequenceState) -> None:
         """Nobody wants it any more; nothing more is heard of it. Idempotent."""
 
 
-class Choice:
+class SequenceState:
     """Mutable; touched by its session (rows in), its Detokenize stream (text in) and its generation (news out)."""
 
     __slots__ = (
@@ -65,8 +65,8 @@ class Choice:
         "kv_route",
         "last_attempt",
         "last_token_ns",
+        "migration_history",
         "model",
-        "moves",
         "news",
         "offsets",
         "output_ids",
@@ -76,7 +76,7 @@ class Choice:
         "resumed",
         "rows_back",
         "rows_out",
-        "sequence",
+        "spec",
         "stop_reason",
         "stop_token_ids",
         "text_strikes",
@@ -89,9 +89,9 @@ class Choice:
         index: int,
         handle: int,
         job: GenerateJob,
-        sequence: Sequence,
+        spec: Sequence,
         context: RequestContext,
-        delta_queue: DeltaQueue[Choice],
+        delta_queue: DeltaQueue[SequenceState],
         model: str = "",
     ) -> None:
         self.index = index
@@ -99,14 +99,14 @@ class Choice:
         # Attempts may be promised to engines ahead of their turn: the last one that was.
         self.attempt = self.last_attempt = context.attempt
         self.job = job
-        self.sequence = sequence
+        self.spec = spec
         self.context = context
         self.delta_queue = delta_queue
         self.model = model
         # Where it is, and what it went through: `digest` is that of the engine's model, None until one was found.
         self.holder: Holder | None = None
         self.digest: bytes | None = None
-        self.moves: Moves | None = None
+        self.migration_history: MigrationHistory | None = None
         # Of the prompt's full pages, by page size, while siblings that share this are placed; empty: not known.
         self.page_hashes: dict[int, list[bytes]] = {}
         # Where its pages travel between engines.
@@ -143,8 +143,8 @@ class Choice:
         self.detokenize_us = 0.0
         self.detokenize_rows = 0
         # What the client has not seen.
-        self.news = job.wants.news
-        self.token_news = job.wants.news and (job.wants.every_token or job.wants.token_ids or self.wants_logprobs)
+        self.news = job.wants.stream
+        self.token_news = job.wants.stream and (job.wants.every_token or job.wants.token_ids or self.wants_logprobs)
         self.dirty = False
         self.ended = False
         self._parts: list[str] = []
@@ -153,12 +153,12 @@ class Choice:
     @property
     def wants_logprobs(self) -> bool:
         """Whether every token has an entry."""
-        return self.sequence.sampling.logprobs >= 0
+        return self.spec.sampling.logprobs >= 0
 
     @property
     def max_len(self) -> int:
         """Prompt and longest answer together."""
-        return len(self.sequence.prompt_ids) + self.sequence.stop.max_tokens
+        return len(self.spec.prompt_ids) + self.spec.stop.max_tokens
 
     @property
     def submitted(self) -> bool:
@@ -178,13 +178,13 @@ class Choice:
     def to_submit(self) -> Sequence:
         """What an engine must be told, also one that takes it up: all tokens so far are part of it."""
         if not self.output_ids and not self.prompt_entries:
-            return self.sequence
-        sequence = replace(self.sequence, output_ids=i32(bytes(self.output_ids), "output_ids"))
-        if self.prompt_entries and len(self.prompt_entries) == len(sequence.prompt_ids) - 1:
+            return self.spec
+        spec = replace(self.spec, output_ids=i32(bytes(self.output_ids), "output_ids"))
+        if self.prompt_entries and len(self.prompt_entries) == len(spec.prompt_ids) - 1:
             # All is said of its prompt: who takes it up need not compute it for that.
-            sampling = replace(sequence.sampling, prompt_logprobs=-1)
-            sequence = replace(sequence, sampling=sampling, skip_cache_read=False)
-        return sequence
+            sampling = replace(spec.sampling, prompt_logprobs=-1)
+            spec = replace(spec, sampling=sampling, skip_cache_read=False)
+        return spec
 
     def take_up(self, resume: Resume) -> None:
         """Go on behind what the client of a broken stream has; before it is submitted."""
@@ -227,7 +227,7 @@ class Choice:
         if self.wants_logprobs and len(self.entries) >= self.confirmed:
             # A token without its entry is computed again: engines give the same one.
             del self.output_ids[4 * len(self.entries) :]
-        if len(self.output_ids) >= 4 * self.sequence.stop.max_tokens:
+        if len(self.output_ids) >= 4 * self.spec.stop.max_tokens:
             self.finish = LENGTH
 
     def received(self, token_ids: bytes, finish: int, now_ns: int) -> None:
@@ -251,7 +251,7 @@ class Choice:
         """Its prompt is no work ahead of an engine any more. Idempotent."""
         placed, self.placed = self.placed, None
         if placed is not None:
-            placed.began()
+            placed.release()
 
     def delivered(self, text: str, stop_index: int, used: int) -> bool:
         """The tokenizer's answer to a row. True: the choice has ended by it."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from quire_router.config import RouterConfig
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
     from quire_router.text.tokenizer_link import TokenizerLink
     from quire_router.text.tokenizer_pool import TokenizerPool
     from quire_router.watchdog import Watchdog
@@ -47,15 +47,15 @@ class DetokenizeStream:
         pool: TokenizerPool,
         watchdog: Watchdog,
         config: RouterConfig,
-        choices: dict[int, Choice],
-        text_ended: Callable[[Choice], None],
+        sequences: dict[int, SequenceState],
+        text_ended: Callable[[SequenceState], None],
     ) -> None:
         self._pool = pool
         self._watchdog = watchdog
         self._config = config
-        self._choices = choices
+        self._sequences = sequences
         self._text_ended = text_ended
-        self._out = DetokenizeOutgoing(choices, self._failed)
+        self._out = DetokenizeOutgoing(sequences, self._failed)
         # Whether the tokenizer has said that it is there.
         self._connected = False
         self._refused = False
@@ -67,10 +67,10 @@ class DetokenizeStream:
         """Steps that the tokenizer has not taken yet."""
         return self._out.backlog
 
-    def open(self, choice: Choice) -> None:
+    def open(self, sequence: SequenceState) -> None:
         """A choice's rows may come from now on."""
         if self._connected:
-            self._out.open(choice)
+            self._out.open(sequence)
 
     def rows(self, handle: bytes, count: bytes, token: bytes, finish: bytes) -> None:
         """One step of the engine, its columns as they came."""
@@ -99,13 +99,13 @@ class DetokenizeStream:
                 reason = error.code().name
             except Exception:
                 log.exception("detokenize stream failed", instance=peer.instance)
-            log.warning("detokenize stream lost", instance=peer.instance, reason=reason, sequences=len(self._choices))
+            log.warning("detokenize stream lost", instance=peer.instance, reason=reason, sequences=len(self._sequences))
             peer.suspect()
             await backoff.wait()
 
     async def _life(self, peer: TokenizerLink, backoff: Backoff) -> str:
         """Returns why it moves on; raises grpc.RpcError."""
-        out = self._out = DetokenizeOutgoing(self._choices, self._failed)
+        out = self._out = DetokenizeOutgoing(self._sequences, self._failed)
         self._refused, self._begun = False, []
         call = peer.stub.Detokenize(out.messages())
         watch = self._watchdog.watch(self._config.tokenizer_timeout_s, call.cancel, lambda: out.owed)
@@ -139,8 +139,8 @@ class DetokenizeStream:
     def _take_up(self, out: DetokenizeOutgoing) -> None:
         """Start from what the choices know, the shortest first."""
         self._connected = True
-        for choice in sorted(self._choices.values(), key=lambda choice: len(choice.output_ids)):
-            out.open(choice)
+        for sequence in sorted(self._sequences.values(), key=lambda sequence: len(sequence.output_ids)):
+            out.open(sequence)
 
     def _suspect(self, out: DetokenizeOutgoing, *, oldest: bool) -> None:
         """The tokenizer is lost. Messages are worked on in their order: of one that lives and answers no more, the
@@ -148,14 +148,14 @@ class DetokenizeStream:
         if not self._connected:
             return
         for handle in out.unanswered(oldest=oldest):
-            choice = self._choices.get(handle)
-            if choice is None:
+            sequence = self._sequences.get(handle)
+            if sequence is None:
                 continue
-            choice.text_strikes += 1
-            if choice.text_strikes >= MOST_LOST:
-                log.warning("a request loses tokenizers", request_id=choice.context.request_id)
-                del self._choices[handle]
-                self._failed(choice, loses_tokenizers())
+            sequence.text_strikes += 1
+            if sequence.text_strikes >= MOST_LOST:
+                log.warning("a request loses tokenizers", request_id=sequence.context.request_id)
+                del self._sequences[handle]
+                self._failed(sequence, loses_tokenizers())
 
     def _answer(self, message: tb.DetokenizeResponse) -> None:
         handles, used = i32(message.handle, "handle"), i32(message.used, "used")
@@ -167,29 +167,29 @@ class DetokenizeStream:
         if message.cut or self._begun:
             texts = self._whole_texts(message)
             handles, stops, used = handles[: len(texts)], stops[: len(texts)], used[: len(texts)]
-        find = self._choices.get
+        find = self._sequences.get
         for handle, text, stop_index, count in zip(handles.tolist(), texts, stops.tolist(), used.tolist(), strict=True):
-            choice = find(handle)
+            sequence = find(handle)
             if offsets is not None and handle & 1:
-                if choice is not None:
-                    choice.offsets += offsets[at : at + count]
+                if sequence is not None:
+                    sequence.offsets += offsets[at : at + count]
                 at += count
-            if choice is None:
+            if sequence is None:
                 continue
-            choice.detokenize_us += share_us
-            choice.detokenize_rows += 1
-            if choice.delivered(text, stop_index, count):
-                del self._choices[handle]
+            sequence.detokenize_us += share_us
+            sequence.detokenize_rows += 1
+            if sequence.delivered(text, stop_index, count):
+                del self._sequences[handle]
                 if stop_index >= 0:
-                    self._text_ended(choice)
+                    self._text_ended(sequence)
         for failed in message.errors:
             error = errors.from_message(failed.error)
             if isinstance(error, Unavailable):  # the tokenizer's matter, not the request's: others take it on
                 self._refused = True
                 continue
-            choice = self._choices.pop(failed.handle, None)
-            if choice is not None:
-                self._failed(choice, error)
+            sequence = self._sequences.pop(failed.handle, None)
+            if sequence is not None:
+                self._failed(sequence, error)
 
     def _whole_texts(self, message: tb.DetokenizeResponse) -> list[str]:
         """Return the texts of complete rows: text counts when its tokens do, or another tokenizer is told wrong."""
@@ -205,10 +205,10 @@ class DetokenizeStream:
         return texts
 
     def _fail_all(self, error: QuireError) -> None:
-        for handle, choice in list(self._choices.items()):
-            del self._choices[handle]
-            self._failed(choice, error)
+        for handle, sequence in list(self._sequences.items()):
+            del self._sequences[handle]
+            self._failed(sequence, error)
 
-    def _failed(self, choice: Choice, error: QuireError) -> None:
-        choice.fail(error)
-        self._text_ended(choice)
+    def _failed(self, sequence: SequenceState, error: QuireError) -> None:
+        sequence.fail(error)
+        self._text_ended(sequence)

@@ -13,7 +13,7 @@ from quire_common.columns import i32, pack_i32
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping
 
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 # Most tokens of one message: a tokenizer decodes them within some 20 ms.
 MESSAGE_BYTES = 32 * 1024
@@ -21,22 +21,24 @@ MESSAGE_BYTES = 32 * 1024
 _Row = tuple[int, bytes, int]
 
 
-def join_rows(steps: Iterable[tb.DetokenizeRequest], choices: Mapping[int, Choice]) -> list[tb.DetokenizeRequest]:
+def join_rows(
+    steps: Iterable[tb.DetokenizeRequest], sequences: Mapping[int, SequenceState]
+) -> list[tb.DetokenizeRequest]:
     """One row per sequence with all of its tokens, in as few messages as may be. Rows of those that have gone are left
     out."""
     tokens: dict[int, list[bytes]] = {}
     finishes: dict[int, int] = {}
     for step in steps:
         for handle, ids, finish in rows_of(step):
-            if handle in choices:
+            if handle in sequences:
                 tokens.setdefault(handle, []).append(ids)
                 finishes[handle] = finish
     for handle, parts in tokens.items():
-        choices[handle].rows_out -= len(parts) - 1
-    return cut_rows(((handle, b"".join(parts), finishes[handle]) for handle, parts in tokens.items()), choices)
+        sequences[handle].rows_out -= len(parts) - 1
+    return cut_rows(((handle, b"".join(parts), finishes[handle]) for handle, parts in tokens.items()), sequences)
 
 
-def cut_rows(rows: Iterable[_Row], choices: Mapping[int, Choice]) -> list[tb.DetokenizeRequest]:
+def cut_rows(rows: Iterable[_Row], sequences: Mapping[int, SequenceState]) -> list[tb.DetokenizeRequest]:
     """Messages with at most MESSAGE_BYTES of tokens each; a row that is longer becomes several."""
     messages: list[tb.DetokenizeRequest] = []
     taken: list[_Row] = []
@@ -48,8 +50,8 @@ def cut_rows(rows: Iterable[_Row], choices: Mapping[int, Choice]) -> list[tb.Det
             if room:
                 taken.append((handle, ids[start : start + room], 0))
                 start += room
-                if handle in choices:
-                    choices[handle].rows_out += 1
+                if handle in sequences:
+                    sequences[handle].rows_out += 1
             messages.append(_message(taken))
             taken, size = [], 0
         taken.append((handle, ids[start:], finish))

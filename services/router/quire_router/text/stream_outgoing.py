@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
     from quire_common.errors import QuireError
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 # More steps than this are joined.
 MAX_STEPS = 256
@@ -42,7 +42,7 @@ class _Opening:
     """How far the tokenizer knows a choice: `at` bytes of its tokens have gone, those before `prior` with the open."""
 
     handle: int
-    choice: Choice
+    sequence: SequenceState
     prior: int = -1
     at: int = 0
     rows: int = 0
@@ -52,8 +52,8 @@ class _Opening:
 class DetokenizeOutgoing:
     """`choices` is the session's table; `fail` is told of a choice of which no message can be made."""
 
-    def __init__(self, choices: dict[int, Choice], fail: Callable[[Choice, QuireError], None]) -> None:
-        self._choices = choices
+    def __init__(self, sequences: dict[int, SequenceState], fail: Callable[[SequenceState, QuireError], None]) -> None:
+        self._sequences = sequences
         self._fail = fail
         self._wake = asyncio.Event()
         self._over = False
@@ -82,14 +82,14 @@ class DetokenizeOutgoing:
         """Whether the tokenizer has something to do."""
         return bool(self._unanswered or self._rows or self._opening)
 
-    def open(self, choice: Choice) -> None:
+    def open(self, sequence: SequenceState) -> None:
         """Its rows may come from now on. One that was elsewhere is taken up: opened with the tokens that were
         confirmed and the characters that were sent, and its unconfirmed tokens are repeated."""
-        opening = self._opening[choice.handle] = _Opening(choice.handle, choice)
-        if choice.text_strikes:
+        opening = self._opening[sequence.handle] = _Opening(sequence.handle, sequence)
+        if sequence.text_strikes:
             self._suspects.append(opening)
         else:
-            (self._long if len(choice.output_ids) > _SHORT_BYTES else self._short).append(opening)
+            (self._long if len(sequence.output_ids) > _SHORT_BYTES else self._short).append(opening)
         self._wake.set()
 
     def rows(self, step: tb.DetokenizeRequest) -> None:
@@ -99,11 +99,11 @@ class DetokenizeOutgoing:
             if not step.handle:
                 return
         if len(step.token) > MESSAGE_BYTES:
-            self._rows.extend(cut_rows(rows_of(step), self._choices))
+            self._rows.extend(cut_rows(rows_of(step), self._sequences))
         else:
             self._rows.append(step)
         if len(self._rows) > self._join_at:
-            self._rows = deque(join_rows(self._rows, self._choices))
+            self._rows = deque(join_rows(self._rows, self._sequences))
             self._join_at = max(MAX_STEPS, 2 * len(self._rows))
         self._wake.set()
 
@@ -118,14 +118,14 @@ class DetokenizeOutgoing:
         self._over = True
         self._wake.set()
 
-    def answered(self) -> Choice | None:
+    def answered(self) -> SequenceState | None:
         """The oldest message was. Tells the suspect that has come through by it, if one has."""
         message, opening = self._unanswered.popleft(), self._trying
         if opening is None or message is not self._last_of_it:
             return None
         self._trying = self._last_of_it = None
         self._wake.set()
-        return opening.choice if self._choices.get(opening.handle) is opening.choice else None
+        return opening.sequence if self._sequences.get(opening.handle) is opening.sequence else None
 
     def unanswered(self, *, oldest: bool) -> set[int]:
         """Handles of the messages that were sent and not answered, or of the first of them."""
@@ -189,9 +189,9 @@ class DetokenizeOutgoing:
 
     def _open(self, opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
         """Tell as much of it as there is room for; returns the bytes that were taken."""
-        handle, choice = opening.handle, opening.choice
+        handle, sequence = opening.handle, opening.sequence
         # One that has left may have another handle by now.
-        if self._opening.get(handle) is not opening or self._choices.get(handle) is not choice:
+        if self._opening.get(handle) is not opening or self._sequences.get(handle) is not sequence:
             opening.done = True
             return 0
         try:
@@ -202,10 +202,10 @@ class DetokenizeOutgoing:
                 size += _add_rows(opening, message, max(room - size, _LEAST_BYTES))
         except Exception:
             # One bad request must not end the stream of all.
-            log.exception("a sequence could not be opened", request_id=choice.context.request_id)
+            log.exception("a sequence could not be opened", request_id=sequence.context.request_id)
             opening.done, size = True, 0
-            del self._choices[handle]
-            self._fail(choice, internal_error())
+            del self._sequences[handle]
+            self._fail(sequence, internal_error())
         if opening.done:
             del self._opening[handle]
         return size
@@ -213,14 +213,14 @@ class DetokenizeOutgoing:
 
 def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
     """The open, or a further part of it, with as many prior tokens as there is room for."""
-    choice = opening.choice
+    sequence = opening.sequence
     if opening.prior < 0:
-        opening.prior = 4 * choice.confirmed
-        part = _open_to_pb(choice)
+        opening.prior = 4 * sequence.confirmed
+        part = _open_to_pb(sequence)
     else:
         part = tb.DetokenizeOpen(handle=opening.handle, further=True)
     end = min(opening.at + room // 4 * 4, opening.prior)
-    part.prior_ids = bytes(choice.output_ids[opening.at : end])
+    part.prior_ids = bytes(sequence.output_ids[opening.at : end])
     part.more_prior = end < opening.prior
     opening.at = end
     message.open.append(part)
@@ -229,11 +229,11 @@ def _add_open(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
 
 def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> int:
     """A row of tokens that were not confirmed, as many as there is room for. With the last of them it is open."""
-    choice = opening.choice
-    ids = bytes(choice.output_ids[opening.at : opening.at + room // 4 * 4])
+    sequence = opening.sequence
+    ids = bytes(sequence.output_ids[opening.at : opening.at + room // 4 * 4])
     opening.at += len(ids)
-    opening.done = opening.at >= len(choice.output_ids)
-    finish = choice.finish if opening.done else 0
+    opening.done = opening.at >= len(sequence.output_ids)
+    finish = sequence.finish if opening.done else 0
     if ids or finish:
         rows = len(message.handle) // 4
         message.finish = (message.finish or bytes(rows)) + bytes([finish])
@@ -242,23 +242,23 @@ def _add_rows(opening: _Opening, message: tb.DetokenizeRequest, room: int) -> in
         message.token += ids
         opening.rows += 1
     if opening.rows <= 1:
-        choice.rows_back = 0
+        sequence.rows_back = 0
     # While more are to follow, the answers to those that have gone are not the last.
-    choice.rows_out = opening.rows + (not opening.done)
+    sequence.rows_out = opening.rows + (not opening.done)
     return len(ids)
 
 
-def _open_to_pb(choice: Choice) -> tb.DetokenizeOpen:
-    text, stop = choice.job.text, choice.sequence.stop
+def _open_to_pb(sequence: SequenceState) -> tb.DetokenizeOpen:
+    text, stop = sequence.job.text, sequence.spec.stop
     return tb.DetokenizeOpen(
-        handle=choice.handle,
+        handle=sequence.handle,
         stop=text.stop,
         include_stop_str_in_output=text.include_stop_str_in_output,
         skip_special_tokens=text.skip_special_tokens,
         spaces_between_special_tokens=text.spaces_between_special_tokens,
-        chars_sent=choice.chars_sent,
+        chars_sent=sequence.chars_sent,
         min_tokens=stop.min_tokens,
-        want_offsets=bool(choice.handle & 1),
-        stop_token_ids=pack_i32(choice.stop_token_ids),
-        context=context_to_pb(choice.context),
+        want_offsets=bool(sequence.handle & 1),
+        stop_token_ids=pack_i32(sequence.stop_token_ids),
+        context=context_to_pb(sequence.context),
     )

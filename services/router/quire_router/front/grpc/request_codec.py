@@ -94,7 +94,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
         first_sample=request.sampling.sample,
         resume=_resume(request, best_of or n),
         wants=Wants(
-            news=True,
+            stream=True,
             token_ids=request.return_token_ids,
             timings=request.return_timings,
             prompt_logprobs=sampling.prompt_logprobs,
@@ -105,7 +105,7 @@ def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:
 
 def _at_once(job: GenerateJob, request: ib.GenerateRequest, best_of: int, limits: Limits) -> GenerateJob:
     """The job of an answer that is told when all of it is known, where it is one."""
-    whole = replace(job, wants=replace(job.wants, news=False))
+    whole = replace(job, wants=replace(job.wants, stream=False))
     if request.HasField("beam_search"):
         asked = request.beam_search
         length_penalty = asked.length_penalty if asked.HasField("length_penalty") else 1.0

@@ -25,7 +25,7 @@ class GenerateFormat:
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
         self._token_ids = generation.job.wants.token_ids
         self._opened = False
-        self._characters = [0] * generation.told
+        self._characters = [0] * generation.answer_count
 
     def delta(self, delta: Delta) -> ib.GenerateResponse:
         """One delta of one choice."""

@@ -51,7 +51,7 @@ async def write_stream(scope: Scope, send: Send, generation: Generation, answer:
         await send({"type": "http.response.body", "body": PING, "more_body": True})
 
     try:
-        deltas = await _patiently(generation.news(), ping, ping_s)
+        deltas = await _patiently(generation.next_deltas(), ping, ping_s)
     except QuireError as error:
         if not started:
             raise
@@ -85,7 +85,7 @@ async def _relay(
 ) -> bytes:
     """The plain way: until the last news, whose frames are returned unsent."""
     while True:
-        frames = b"".join(map(answer.frame, await _patiently(generation.news(), ping, ping_s)))
+        frames = b"".join(map(answer.frame, await _patiently(generation.next_deltas(), ping, ping_s)))
         if not generation.running:
             return frames
         await send({"type": "http.response.body", "body": frames, "more_body": True})
@@ -147,7 +147,7 @@ class _Pump:
             self._turn.set_result(None)
             return
         try:
-            frames = b"".join(map(self._frame, self._generation.news_now()))
+            frames = b"".join(map(self._frame, self._generation.take_deltas()))
         except Exception as error:
             self._turn.set_exception(error)
             return

@@ -72,7 +72,7 @@ def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         ),
-        wants=Wants(news=request.stream, every_token=request.stream, token_ids=True, prompt_logprobs=prompt_logprobs),
+        wants=Wants(stream=request.stream, every_token=request.stream, token_ids=True, prompt_logprobs=prompt_logprobs),
     )
 
 

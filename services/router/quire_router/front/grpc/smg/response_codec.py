@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from quire_router.requests.generation import Generation
     from quire_router.sequences.delta import Delta, LogprobEntry
-    from quire_router.sequences.sequence_state import Choice
+    from quire_router.sequences.sequence_state import SequenceState
 
 
 class SmgFormat:
@@ -24,43 +24,45 @@ class SmgFormat:
         self._generation = generation
         self._stream = stream
         # Tokens that the caller was told of: a choice may be further on by the time it is.
-        self._told = [0] * len(generation.choices)
+        self._told = [0] * len(generation.sequences)
         self._logprobs = generation.job.sampling.logprobs >= 0
         self._prompt_logprobs = generation.job.sampling.prompt_logprobs >= 0
 
     def responses(self, delta: Delta) -> Iterator[vb.GenerateResponse]:
         """Those of one delta."""
-        choice = self._generation.choices[delta.index]
+        sequence = self._generation.sequences[delta.index]
         self._told[delta.index] += delta.tokens
         if self._stream and delta.tokens:
             chunk = vb.GenerateStreamChunk(
                 token_ids=i32(delta.token_ids, "token_ids").tolist(),
-                prompt_tokens=len(choice.sequence.prompt_ids),
+                prompt_tokens=len(sequence.spec.prompt_ids),
                 completion_tokens=self._told[delta.index],
-                cached_tokens=choice.cached_tokens,
+                cached_tokens=sequence.cached_tokens,
                 index=delta.index,
             )
             if self._logprobs:
                 chunk.output_logprobs.CopyFrom(output_logprobs(delta.entries))
             yield vb.GenerateResponse(chunk=chunk)
         if delta.finish:
-            yield self.complete(choice, FINISH_NAMES.get(delta.finish, "error"), delta.stop_reason)
+            yield self.complete(sequence, FINISH_NAMES.get(delta.finish, "error"), delta.stop_reason)
 
-    def complete(self, choice: Choice, finish: str, stop_reason: str | int | None = None) -> vb.GenerateResponse:
+    def complete(
+        self, sequence: SequenceState, finish: str, stop_reason: str | int | None = None
+    ) -> vb.GenerateResponse:
         """The end of a choice, with all of its tokens."""
         whole = vb.GenerateComplete(
-            output_ids=i32(bytes(choice.output_ids[: 4 * choice.confirmed]), "output_ids").tolist(),
+            output_ids=i32(bytes(sequence.output_ids[: 4 * sequence.confirmed]), "output_ids").tolist(),
             finish_reason=finish,
-            prompt_tokens=len(choice.sequence.prompt_ids),
-            completion_tokens=choice.confirmed,
-            cached_tokens=choice.cached_tokens,
-            index=choice.index,
+            prompt_tokens=len(sequence.spec.prompt_ids),
+            completion_tokens=sequence.confirmed,
+            cached_tokens=sequence.cached_tokens,
+            index=sequence.index,
         )
         if self._logprobs:
-            whole.output_logprobs.CopyFrom(output_logprobs(choice.entries[: choice.confirmed]))
+            whole.output_logprobs.CopyFrom(output_logprobs(sequence.entries[: sequence.confirmed]))
         if self._prompt_logprobs:
-            entries = self._generation.prompt_entries(choice.index)
-            whole.input_logprobs.CopyFrom(input_logprobs(choice.sequence.prompt_ids.tolist(), entries))
+            entries = self._generation.prompt_entries(sequence.index)
+            whole.input_logprobs.CopyFrom(input_logprobs(sequence.spec.prompt_ids.tolist(), entries))
         if isinstance(stop_reason, int):
             whole.matched_token_id = stop_reason
         elif isinstance(stop_reason, str) and finish == "stop":

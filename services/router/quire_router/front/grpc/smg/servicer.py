@@ -240,13 +240,13 @@ async def _responses(generation: Generation, *, stream: bool) -> AsyncIterator[v
     ended: set[int] = set()
     while generation.running:
         try:
-            deltas = await generation.news()
+            deltas = await generation.next_deltas()
         except QuireError as error:
             if error.code != _ABORTED:
                 raise
-            for choice in generation.choices:
-                if choice.index not in ended:
-                    yield answer.complete(choice, "abort")
+            for sequence in generation.sequences:
+                if sequence.index not in ended:
+                    yield answer.complete(sequence, "abort")
             return
         for delta in deltas:
             if delta.finish:

@@ -78,8 +78,8 @@ class FrameParts:
         """
         if not self.parsed.continuous_usage:
             return self._null_usage
-        choice = self.generation.choices[index]
-        prompt, output = len(choice.sequence.prompt_ids), 0 if opening else choice.confirmed
+        choice = self.generation.sequences[index]
+        prompt, output = len(choice.spec.prompt_ids), 0 if opening else choice.confirmed
         return b',"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d}' % (
             prompt,
             output,

@@ -31,7 +31,8 @@ class ChatFormat:
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or parsed.continuous_usage)
         self._heads = [
-            self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i for i in range(generation.told)
+            self._parts.prefix + b',"choices":[{"index":%d,"delta":{"content":' % i
+            for i in range(generation.answer_count)
         ]
         self._middle = b'},"logprobs":null,"finish_reason":null'
         self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
@@ -39,7 +40,7 @@ class ChatFormat:
     def opening(self) -> bytes:
         """A chunk with the role for every choice."""
         frames = []
-        for choice in self._generation.choices:
+        for choice in self._generation.sequences:
             opened = {
                 "index": choice.index,
                 "delta": {"role": "assistant", "content": ""},

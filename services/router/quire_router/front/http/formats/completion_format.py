@@ -34,11 +34,13 @@ class CompletionFormat:
         self._names = TokenNames(generation.token_bytes, by_id=self._wants.tokens_by_id)
         self._logprobs = parsed.job.sampling.logprobs >= 0 and parsed.job.wants.logprobs
         self._plain = not (self._logprobs or self._wants.echo or parsed.continuous_usage)
-        self._heads = [self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(generation.told)]
+        self._heads = [
+            self._parts.prefix + b',"choices":[{"index":%d,"text":' % i for i in range(generation.answer_count)
+        ]
         self._middle = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
         self._tail = b"}]" + self._parts.usage_part(0) + b"}\n\n"
-        self._characters = [0] * generation.told
-        self._opened = [False] * generation.told
+        self._characters = [0] * generation.answer_count
+        self._opened = [False] * generation.answer_count
 
     def opening(self) -> bytes:
         """Nothing: a completion's first chunk is its first text."""

@@ -188,7 +188,7 @@ def job_request(
         beams=values["use_beam_search"],
         length_penalty=values["length_penalty"],
         wants=Wants(
-            news=stream,
+            stream=stream,
             every_token=options["continuous_usage_stats"],
             token_ids=token_ids or values["return_token_ids"],
             tokens_by_id=values["return_tokens_as_token_ids"],
