@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2
-from quire_router.front.http.parsing import tables
-from quire_router.front.http.parsing.fields import MAX_INT32, Field
 from quire_router.front.http.parsing.prompts import MAX_PROMPTS
+from quire_router.front.parameters import tables
+from quire_router.front.parameters.fields import MAX_INT32, Field
 from quire_router.requests import products
 
 if TYPE_CHECKING:

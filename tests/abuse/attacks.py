@@ -23,7 +23,7 @@ import grpc
 import httpx
 
 from quire.v1 import inference_pb2
-from quire_router.front.http.parsing import tables
+from quire_router.front.parameters import tables
 from tests.abuse import bounds, raw_rpc, rpc_bounds
 
 _LIMIT_S = 60.0

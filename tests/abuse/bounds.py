@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
-from quire_router.front.http.parsing import tables
-from quire_router.front.http.parsing.fields import Field
+from quire_router.front.parameters import tables
+from quire_router.front.parameters.fields import Field
 
 VOCABULARY = 4000
 LONG_TEXT = "To be, or not to be. " * 4000

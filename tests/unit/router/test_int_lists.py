@@ -9,8 +9,8 @@ import pytest
 
 from quire_common.errors import QuireError
 from quire_common.logit_controls import MAX_ALLOWED_TOKENS
-from quire_router.front.http.parsing.fields import check_fields
-from quire_router.front.http.parsing.tables import SAMPLING
+from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.tables import SAMPLING
 
 TABLE = {"allowed_token_ids": SAMPLING["allowed_token_ids"]}
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from quire_common.logit_controls import LogitControls, check_controls
 from quire_common.sequence import RequestContext
-from quire_router.front.http.parsing.tables import SAMPLING
+from quire_router.front.parameters.tables import SAMPLING
 from quire_router.requests.encoder import Encoder as RouterEncoder
 from quire_router.text.tokenizer_client import TokenizerClient
 from quire_tokenizer.config import TokenizerConfig

@@ -11,7 +11,7 @@ from quire_common.errors import InvalidArgument
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
 from quire_router.front.http.parsing.parse import DEFAULT_COMPLETION_TOKENS, of_many
-from quire_router.front.http.parsing.tables import (
+from quire_router.front.parameters.tables import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
     MAX_ID_CHARS,

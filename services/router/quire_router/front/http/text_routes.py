@@ -12,12 +12,12 @@ from quire_common.sequence import RequestContext
 from quire_router.front.http.exchange import exchange_of
 from quire_router.front.http.formats.large_json import dumps_in_pieces
 from quire_router.front.http.formats.logprob_format import token_text
-from quire_router.front.http.parsing.fields import check_fields
 from quire_router.front.http.parsing.messages_parse import parse_count
 from quire_router.front.http.parsing.parse import chat_prompt, parse_chat, parse_completion
 from quire_router.front.http.parsing.prompts import many_ids, required, token_prompt
 from quire_router.front.http.parsing.sampling_params import sampling_params_of
-from quire_router.front.http.parsing.tables import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
+from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.tables import DETOKENIZE, TOKENIZE, TOKENIZE_CHAT
 from quire_router.off_loop import MOST_VALUES, off_loop
 from quire_router.sequences.job import ChatPrompt
 

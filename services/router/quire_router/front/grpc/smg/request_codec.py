@@ -9,7 +9,7 @@ import numpy as np
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import NEUTRAL, LogitControls
 from quire_common.sequence import Sampling, unsupported
-from quire_router.front.http.parsing.tables import MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
+from quire_router.front.parameters.tables import MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, TokenPrompt, Wants
 

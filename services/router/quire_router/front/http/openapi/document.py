@@ -10,7 +10,7 @@ from quire_router.front.http.formats.error_shape import ANTHROPIC_PREFIX
 from quire_router.front.http.openapi.answers import ANSWERS
 from quire_router.front.http.openapi.event_answers import EVENT_ANSWERS
 from quire_router.front.http.openapi.schemas import STRING, body_schema, either, ref
-from quire_router.front.http.parsing import tables
+from quire_router.front.parameters import tables
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from quire_router.front.http.parsing.fields import Field
+    from quire_router.front.parameters.fields import Field
 
 Schema = dict[str, Any]
 

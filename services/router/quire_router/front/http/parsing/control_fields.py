@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import MAX_BIAS, NEUTRAL, LogitControls
 from quire_common.repetition import RepetitionDetection, check_repetition
-from quire_router.front.http.parsing.fields import check_fields
-from quire_router.front.http.parsing.tables import REPETITION
+from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.tables import REPETITION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

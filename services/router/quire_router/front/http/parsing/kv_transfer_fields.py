@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
-from quire_router.front.http.parsing.fields import check_fields
-from quire_router.front.http.parsing.tables import KV_TRANSFER
+from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.tables import KV_TRANSFER
 from quire_router.sequences.job import KvSource
 
 if TYPE_CHECKING:

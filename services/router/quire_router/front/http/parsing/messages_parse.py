@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
-from quire_router.front.http.parsing.fields import bad_type, check_fields
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import json_text, required, text_of_part
-from quire_router.front.http.parsing.tables import COUNT_TOKENS, MESSAGES, SAMPLING
+from quire_router.front.parameters.fields import bad_type, check_fields
+from quire_router.front.parameters.tables import COUNT_TOKENS, MESSAGES, SAMPLING
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from quire_common.errors import InvalidArgument
 from quire_common.sequence import Sampling
 from quire_router.front.http.parsing.control_fields import controls_of, repetition_of
-from quire_router.front.http.parsing.fields import check_fields
 from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
 from quire_router.front.http.parsing.prompts import json_text, messages_of, prompts_of
-from quire_router.front.http.parsing.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
+from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
 from quire_router.requests.beam_search import check_beams
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import ChatPrompt, GenerateJob, Prompt, TextOptions, Wants

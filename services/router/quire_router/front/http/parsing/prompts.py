@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 
 from quire_common.errors import InvalidArgument, Unsupported
-from quire_router.front.http.parsing.fields import MAX_INT32, bad_type
+from quire_router.front.parameters.fields import MAX_INT32, bad_type
 from quire_router.off_loop import MOST_VALUES
 from quire_router.sequences.job import Prompt, TextPrompt, TokenPrompt
 

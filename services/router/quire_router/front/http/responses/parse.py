@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.sequence import unsupported
-from quire_router.front.http.parsing.fields import bad_type, check_fields
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import json_text, required
-from quire_router.front.http.parsing.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
+from quire_router.front.parameters.fields import bad_type, check_fields
+from quire_router.front.parameters.tables import RESPONSE_REASONING, RESPONSE_TEXT, RESPONSES, SAMPLING
 from quire_router.sequences.job import ChatPrompt
 
 if TYPE_CHECKING:

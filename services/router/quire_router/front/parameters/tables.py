@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BIASES, MAX_REPETITION_PENALTY
 from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
 from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
-from quire_router.front.http.parsing.fields import MAX_INT32, Field
+from quire_router.front.parameters.fields import MAX_INT32, Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
