@@ -14,7 +14,8 @@ import pytest
 
 from quire.cli import registry
 from quire_common.config import load_config
-from quire_router.front.http.parsing.parse import Limits, parse_completion
+from quire_router.front.http.parsing.parse import parse_completion
+from quire_router.front.parameters.request_limits import Limits
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVICES = ("router", "tokenizer", "scheduler", "worker", "kvstore")

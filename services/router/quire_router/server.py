@@ -15,11 +15,11 @@ from quire_router.front.grpc.smg.parts import SmgParts
 from quire_router.front.http.admin import AdminPort
 from quire_router.front.http.cors import make_cors
 from quire_router.front.http.edge import Edge
-from quire_router.front.http.parsing.parse import Limits
 from quire_router.front.http.responses.store import make_store
 from quire_router.front.http.routes import make_routes
 from quire_router.front.http.server import HttpServer, check_port
 from quire_router.front.http.status import StatusRoutes
+from quire_router.front.parameters.request_limits import Limits
 from quire_router.http_workers import HttpWorkers
 from quire_router.kv_transfer.ticket_manager import TicketManager
 from quire_router.kv_transfer.transfers import Transfers

@@ -15,7 +15,7 @@ from quire_common.telemetry.logs import bind_request_id
 from quire_router.front.grpc.client_watch import ClientWatch
 from quire_router.front.grpc.request_codec import parse_generate
 from quire_router.front.grpc.response_codec import GenerateFormat
-from quire_router.front.http.exchange import new_request_id, request_id_from
+from quire_router.front.request_ids import new_request_id, request_id_from
 from quire_router.requests.best_of import whole_answers
 from quire_router.sequences.job import Caller
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from quire_router.api_keys import ApiKeys
     from quire_router.config import RouterConfig
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
     from quire_router.limits.rate_limits import RateLimits
     from quire_router.requests.beam_search import BeamSearch
     from quire_router.requests.catalog import Catalog

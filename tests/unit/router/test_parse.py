@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from quire_common.errors import InvalidArgument, Unsupported
 from quire_common.logit_controls import LogitControls
 from quire_router.front.http.body import parse_object
-from quire_router.front.http.parsing.parse import Limits, parse_chat, parse_completion
+from quire_router.front.http.parsing.parse import parse_chat, parse_completion
 from quire_router.front.parameters.fields import KINDS, Field, check_fields
+from quire_router.front.parameters.request_limits import Limits
 from quire_router.front.parameters.tables import CHAT, COMPLETION, STREAM_OPTIONS
 from quire_router.sequences.job import ChatPrompt, TokenPrompt
 

@@ -10,7 +10,7 @@ from quire_common.columns import i32
 from quire_common.errors import InvalidArgument
 from quire_common.repetition import repetition_from_pb
 from quire_common.sequence import sampling_from_pb, unsupported
-from quire_router.front.http.parsing.parse import DEFAULT_COMPLETION_TOKENS, of_many
+from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, of_many
 from quire_router.front.parameters.tables import (
     MAX_BAD_WORD_CHARS,
     MAX_BAD_WORDS,
@@ -35,7 +35,7 @@ from quire_router.sequences.job import (
 
 if TYPE_CHECKING:
     from quire.v1 import inference_pb2 as ib
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
 
 
 def parse_generate(request: ib.GenerateRequest, limits: Limits) -> GenerateJob:

@@ -21,13 +21,12 @@ from quire_router.front.http.exchange import (
     SCOPE_KEY,
     Exchange,
     error_headers,
-    new_request_id,
-    request_id_from,
     send_json,
 )
 from quire_router.front.http.formats.error_shape import id_headers, shaped_error
 from quire_router.front.http.open_paths import OPEN_PATHS
 from quire_router.front.http.request_pacer import RequestPacer
+from quire_router.front.request_ids import new_request_id, request_id_from
 from quire_router.limits.rate_limits import RateLimited, limit_headers
 from quire_router.principal import INFERENCE, METRICS
 

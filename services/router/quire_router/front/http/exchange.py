@@ -5,7 +5,6 @@ Endpoints are ASGI applications that write with `send` themselves: a token's way
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
 
 SCOPE_KEY = "quire.exchange"
-_MAX_ID = 128
 
 
 @dataclass(slots=True)
@@ -39,16 +37,6 @@ def exchange_of(scope: Scope) -> Exchange:
     """The exchange that the edge put into the scope."""
     exchange: Exchange = scope[SCOPE_KEY]
     return exchange
-
-
-def request_id_from(header: str) -> str:
-    """The header's id if it is short and printable, else ''."""
-    return header if header and len(header) <= _MAX_ID and header.isascii() and header.isprintable() else ""
-
-
-def new_request_id() -> str:
-    """A random id."""
-    return uuid.uuid4().hex
 
 
 def error_headers(error: QuireError) -> list[tuple[bytes, bytes]]:

@@ -10,10 +10,11 @@ from quire_common.errors import InvalidArgument
 from quire_common.sequence import unsupported
 from quire_common.telemetry.logs import bind_request_id
 from quire_router.front.http.body import client_gone, read_object
-from quire_router.front.http.exchange import exchange_of, request_id_from, send_json
-from quire_router.front.http.parsing.parse import Limits
+from quire_router.front.http.exchange import exchange_of, send_json
 from quire_router.front.http.parsing.prompts import many_ids
 from quire_router.front.http.stream_writer import write_stream
+from quire_router.front.parameters.request_limits import Limits
+from quire_router.front.request_ids import request_id_from
 from quire_router.off_loop import off_loop
 from quire_router.requests.best_of import whole_answers
 from quire_router.sequences.job import Caller

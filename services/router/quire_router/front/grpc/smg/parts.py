@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from quire_router.api_keys import ApiKeys
     from quire_router.config import RouterConfig
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
     from quire_router.limits.rate_limits import RateLimits
     from quire_router.replicas.fleet import Fleet
     from quire_router.requests.admission import Admission

@@ -16,7 +16,7 @@ from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, Tok
 if TYPE_CHECKING:
     from smg_grpc_proto.generated import vllm_engine_pb2 as vb
 
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
 
 _MAX_ID = 2**31 - 1
 

@@ -21,7 +21,7 @@ from quire_router.front.grpc.smg.kv_event_codec import engine_load, snapshot_bat
 from quire_router.front.grpc.smg.request_codec import parse_generate
 from quire_router.front.grpc.smg.response_codec import SmgFormat
 from quire_router.front.grpc.smg.sent_sequences import SentSequences
-from quire_router.front.http.exchange import new_request_id, request_id_from
+from quire_router.front.request_ids import new_request_id, request_id_from
 from quire_router.principal import ADMIN, INFERENCE
 from quire_router.replicas.fleet import no_replica
 from quire_router.sequences.job import Caller

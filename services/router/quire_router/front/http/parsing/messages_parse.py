@@ -14,7 +14,7 @@ from quire_router.sequences.job import ChatPrompt
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
 
 _ROLES = ("user", "assistant", "system")
 

@@ -11,6 +11,7 @@ from quire_router.front.http.parsing.control_fields import controls_of, repetiti
 from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
 from quire_router.front.http.parsing.prompts import json_text, messages_of, prompts_of
 from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS, of_many
 from quire_router.front.parameters.tables import CHAT, COMPLETION, MAX_ID_CHARS, STREAM_OPTIONS
 from quire_router.requests.beam_search import check_beams
 from quire_router.requests.pipeline import check_logprobs
@@ -19,15 +20,7 @@ from quire_router.sequences.job import ChatPrompt, GenerateJob, Prompt, TextOpti
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_COMPLETION_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """The router's own bounds on requests."""
-
-    max_n: int
-    max_logprobs: int
+    from quire_router.front.parameters.request_limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,33 +55,10 @@ def parse_completion(body: Mapping[str, Any], limits: Limits, *, timings: bool) 
     job = parsed.job
     if values["max_tokens"] == 0:
         job = replace(job, prompt_only=True)
-    return replace(parsed, job=of_many(job, values["best_of"], limits, stream=parsed.stream))
-
-
-def of_many(job: GenerateJob, best_of: int | None, limits: Limits, *, stream: bool) -> GenerateJob:
-    """The job that finds the best of several, for which it needs their logprobs. Raises InvalidArgument."""
-    if best_of is None or best_of == job.n:
-        return job
-    if not job.n < best_of <= limits.max_n:
-        raise InvalidArgument(
-            "OUT_OF_RANGE",
-            f"best_of is {best_of}, n is {job.n}.",
-            f"Choose a best_of from n to {limits.max_n}.",
-            param="best_of",
-        )
-    if stream:
-        raise InvalidArgument(
-            "STREAM_ON",
-            "Which are the best of several is known when all have ended, and stream is set.",
-            "Set stream to false.",
-            param="best_of",
-        )
-    sampling = replace(job.sampling, logprobs=max(job.sampling.logprobs, 0))
-    wants = replace(job.wants, logprobs=job.sampling.logprobs >= 0)
-    job = replace(job, best_of=best_of, sampling=sampling, wants=wants)
+    job = of_many(job, values["best_of"], limits, stream=parsed.stream)
     if job.kv_export:
-        check_export(job, stream=stream)
-    return job
+        check_export(job, stream=parsed.stream)
+    return replace(parsed, job=job)
 
 
 def parse_chat(body: Mapping[str, Any], limits: Limits, *, timings: bool) -> ParsedRequest:

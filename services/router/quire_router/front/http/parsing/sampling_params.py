@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from quire_common.logit_controls import NEUTRAL
 from quire_common.sequence import unsupported
-from quire_router.front.http.parsing.parse import DEFAULT_COMPLETION_TOKENS, ParsedRequest, job_request
+from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import required, token_prompt
 from quire_router.front.parameters.fields import check_fields
+from quire_router.front.parameters.request_limits import DEFAULT_COMPLETION_TOKENS
 from quire_router.front.parameters.tables import EXTRA_ARGS, GENERATE, SAMPLING, SAMPLING_PARAMS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
     from quire_router.sequences.job import GenerateJob
 
 

@@ -16,7 +16,7 @@ from quire_router.sequences.job import ChatPrompt
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from quire_router.front.http.parsing.parse import Limits
+    from quire_router.front.parameters.request_limits import Limits
 
 LOGPROBS = "message.output_text.logprobs"
 _ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
