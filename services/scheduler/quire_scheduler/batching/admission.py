@@ -63,11 +63,13 @@ class Admission:
         while request := waiting.next_queued(ahead, now):
             local = self._replica.cache.match(request).pages if kv.enabled else 0
             wants = not self._replica.pulls.has_pull(request) and kv.wants_lookup(request, local)
-            if wants and not kv.is_spared(request, local):
+            # What was computed elsewhere for a handover the router may not know yet.
+            spared = wants and kv.is_spared(request, local) and not self._replica.handovers.had_ticket(request)
+            if wants and not spared:
                 waiting.look_up(request, now)
                 kv.ask(request, local)
             else:
-                self._replica.stats.lookups_spared += wants
+                self._replica.stats.lookups_spared += spared
                 waiting.make_ready(request)
 
     def _start(self, most: int, now: float) -> list[Start]:

@@ -146,6 +146,7 @@ class Lifecycle:
                 replica.waiting.discard(request)
         replica.kv.abandon(request)
         replica.transfers.abandon(request)
+        replica.handovers.forget(request)
         del replica.requests[request.session, request.handle]
 
     def _count(self, request: Request, reason: str, code: str = "") -> None:

@@ -57,14 +57,14 @@ class PendingQueue:
             slow = sum(now - since > _SLOW_S for _, since in self._lookups.values())
         return len(self._lookups) - slow + self._num_ready
 
-    def push(self, request: Request) -> None:
-        """A new request."""
-        self.policy.push(request)
-
-    def park(self, request: Request) -> None:
-        """A new request waits outside the policy: other requests need not wait for it yet."""
-        request.to(State.ASIDE)
-        self._parked[request.uid] = request
+    def enter(self, request: Request, *, aside: bool) -> None:
+        """The one way in, for a new request: into the policy, or `aside`, where no other request waits for it until
+        `recall`."""
+        if aside:
+            request.to(State.ASIDE)
+            self._parked[request.uid] = request
+        else:
+            self.policy.push(request)
 
     def recall(self, request: Request) -> None:
         """A request that is ASIDE enters the policy, or is READY again with the order key that it had."""

@@ -12,6 +12,7 @@ from quire_scheduler.core.pending_queue import PendingQueue
 from quire_scheduler.core.queue_policy import POLICIES
 from quire_scheduler.core.request_checks import RequestChecks
 from quire_scheduler.core.stats import Rates, Stats
+from quire_scheduler.disaggregation.handover_records import HandoverRecords
 from quire_scheduler.disaggregation.holdings import Holdings
 from quire_scheduler.disaggregation.pulls import Pulls
 from quire_scheduler.disaggregation.transfers import Transfers
@@ -54,6 +55,7 @@ class Replica:
         )
         self.transfers = Transfers(self.moves, self.stats, hello, instance, config.transfer_lease_s)
         self.outputs = OutputBuffer()
+        self.handovers = HandoverRecords()
         self.pulls = Pulls(
             geometry,
             self.pools,
@@ -61,6 +63,7 @@ class Replica:
             self.cache,
             self.waiting,
             self.outputs,
+            self.handovers,
             self.stats,
             host=hello.host,
             elsewhere=kvstore and config.enable_prefix_caching,
@@ -87,6 +90,7 @@ class Replica:
         self.pools.check_integrity(self.requests.values(), written, read)
         self.kv.check_integrity(self.requests.values())
         self.transfers.check_integrity()
+        self.handovers.check_integrity(self.requests.values())
         self.pulls.check_integrity(self.requests.values())
         self.cache.check_integrity(self.requests.values())
         waiting = [request for request in self.requests.values() if request.waits]
@@ -99,7 +103,7 @@ class Replica:
 
     def _waits_for_prefill(self, request: Request) -> bool:
         """Whether a request without a slot needs all of its known tokens computed here, as far as can be said."""
-        return request.waits and not request.awaits_handover and not self.pulls.has_pull(request)
+        return request.waits and not self.handovers.is_awaited(request) and not self.pulls.has_pull(request)
 
     def _evicted(self, group: int, pages: Sequence[int]) -> None:
         """Kept pages are about to be used anew."""

@@ -104,11 +104,6 @@ class Request:
     pages_lost: int = 0
     # Errors of which it is not known whether they were this request's.
     doubts: int = 0
-    # Of a handover that it awaits: what has not come; whether there was a ticket, or will be none;
-    # what it gets by it.
-    lacks_ticket: bool = False
-    lacks_token: bool = False
-    ticketed: bool = False
     # The cached tokens beyond the local ones were pulled, not loaded.
     pulled: bool = False
     admitted: bool = False
@@ -175,11 +170,6 @@ class Request:
     def holds(self) -> bool:
         """Whether it has pages without a slot."""
         return self.state in (State.PULLING, State.PULLED)
-
-    @property
-    def awaits_handover(self) -> bool:
-        """Whether its ticket or its tokens are to come from another engine."""
-        return self.lacks_ticket or self.lacks_token
 
     def to(self, state: State) -> None:
         """Move on; only the transitions drawn above exist."""

@@ -111,7 +111,7 @@ class Scheduler:
         if replica.identifies:
             identify(request, replica.page_size)
         replica.requests[session, handle] = request
-        self._handovers.submitted(request)
+        replica.waiting.enter(request, aside=self._handovers.submitted(request))
         replica.deadlines.add(request, deadline_s)
 
     def hand_over(self, session: int, handle: int, handover: Handover, now: float) -> None:

@@ -20,36 +20,33 @@ class Handovers:
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle) -> None:
         self._replica = replica
+        self._records = replica.handovers
         self._lifecycle = lifecycle
 
-    def submitted(self, request: Request) -> None:
-        """A new request takes its place among those that wait."""
+    def submitted(self, request: Request) -> bool:
+        """Note what a new request awaits; whether others need not wait for it yet, since pages or tokens that it cannot
+        do without are to come."""
         asked = request.transfer
-        request.lacks_token = asked.await_handover
-        request.lacks_ticket = asked.await_handover
+        if asked.await_handover:
+            self._records.expect(request)
         self._offer(request, asked.ticket, asked.refusal)
-        if request.lacks_ticket or (request.lacks_token and not self._replica.pulls.has_pull(request)):
-            self._replica.waiting.park(request)
-        else:
-            self._replica.waiting.push(request)
+        return self._records.is_awaited(request) and not self._replica.pulls.has_pull(request)
 
     def arrived(self, request: Request, handover: Handover, now: float) -> None:
         """What the other side has is handed over. One that has gone on by itself needs it no more."""
         if not request.transfer.await_handover or not request.waits:
             return
         # Later ones are of an attempt that this side did not wait for.
-        if handover.tokens and request.lacks_token:
+        if handover.tokens and self._records.lacks_token(request):
             try:
                 self._replica.admission.check_tokens(request, handover.tokens)
             except QuireError as error:
                 self._lifecycle.fail(request, error, now)
                 return
-            request.output.extend(handover.tokens)
-            request.lacks_token = False
+            self._records.take_tokens(request, handover.tokens)
         self._offer(request, handover.ticket, handover.refusal)
         if handover.give_up:
-            request.lacks_ticket = request.lacks_token = False
-            request.ticketed = True
+            self._records.give_up(request)
             self._replica.pulls.give_up(request)
         self._go_on(request)
 
@@ -57,9 +54,9 @@ class Handovers:
         """The first ticket of a request counts, be it of use or not, and none after all was given up."""
         if ticket is None and refusal is None:
             return
-        if request.ticketed:
+        if self._records.had_ticket(request):
             return
-        request.ticketed, request.lacks_ticket = True, False
+        self._records.take_ticket(request)
         if ticket is not None and refusal is None:
             refusal = self._replica.pulls.refusal(request, ticket)
         if ticket is None or refusal is not None:
@@ -76,5 +73,5 @@ class Handovers:
                 # A request that was set aside waits for room, not for a handover.
                 if waiting.is_parked(request):
                     waiting.recall(request)
-            elif not request.awaits_handover:
+            elif not self._records.is_awaited(request):
                 waiting.recall(request)

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from quire_scheduler.core.pending_queue import PendingQueue
     from quire_scheduler.core.request import Request
     from quire_scheduler.core.stats import Stats
+    from quire_scheduler.disaggregation.handover_records import HandoverRecords
     from quire_scheduler.kv.page_moves import Carried, MoveEnd, PageMoves
     from quire_scheduler.kv.page_pools import PagePools
     from quire_scheduler.kv.prefix_cache import Hit, PrefixCache
@@ -73,6 +74,7 @@ class Pulls:
         cache: PrefixCache,
         waiting: PendingQueue,
         outputs: OutputBuffer,
+        handovers: HandoverRecords,
         stats: Stats,
         *,
         host: bytes,
@@ -84,6 +86,7 @@ class Pulls:
         self._cache = cache
         self._waiting = waiting
         self._outputs = outputs
+        self._handovers = handovers
         self._stats = stats
         # Whether what does not come may be found in a kvstore.
         self._elsewhere = elsewhere
@@ -159,7 +162,7 @@ class Pulls:
 
     def pages(self, request: Request) -> int:
         """Pages that the request takes before it starts: for all that is known, and the token that follows."""
-        return self._pools.pages_for(request.known_len + request.lacks_token)
+        return self._pools.pages_for(request.known_len + self._handovers.lacks_token(request))
 
     def take(self, request: Request, hit: Hit, now: float) -> None:
         """The request, the queue's head, takes its pages: those found, all of which are whole, and others to be
@@ -190,7 +193,7 @@ class Pulls:
         self._cache.computed(request, min(pull.tokens(), request.known_len - 1))
         if not pull.told:
             self._tell(request, pull)
-        if request.lacks_token:
+        if self._handovers.lacks_token(request):
             return
         if self._elsewhere and pull.arrived < pull.wanted:
             # With what came, which is found by its name.
@@ -232,7 +235,7 @@ class Pulls:
         self._waiting.set_aside(request)
         if pull.told:
             del self._pulls[request.uid]
-            if not request.lacks_token:
+            if not self._handovers.lacks_token(request):
                 self._waiting.recall(request)
         return freed
 
@@ -268,7 +271,7 @@ class Pulls:
         require(flying == awaited | self._dropped.keys(), "a pull is waited for by nobody, or was not begun")
         for request in holding.values():
             pull = self._pulls[request.uid]
-            waits = bool(pull.flying or request.lacks_token)
+            waits = bool(pull.flying or self._handovers.lacks_token(request))
             require(waits == (request.state is State.PULLING), "a request waits for nothing")
             require(pull.told == (not pull.flying), "a pull is over and nobody was told")
 

@@ -140,13 +140,12 @@ class KvTraffic:
 
     def is_spared(self, request: Request, local: int) -> bool:
         """Whether a new request that wants a lookup would find nothing: its router follows the kvstore, and knew of
-        nobody with more than the local pages. What was given to the kvstore from here the router may not know yet, nor
-        what was computed elsewhere for one that came by a handover."""
+        nobody with more than the local pages. What was given to the kvstore from here the router may not know yet."""
         return (
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
             and self._now < request.timing.submitted_s + _BELIEVED_S
-            and not (request.ticketed or request.swapped)
+            and not request.swapped
             and not self.offload.knows(request.hashes[local])
         )
 
