@@ -92,11 +92,12 @@ def pages_stored_before_they_are_full(patch: MonkeyPatch) -> None:
     filled = Offload.filled
 
     def early(self: Offload, request: Request, **least: int) -> bool:
-        ready, request.ready_pages = request.ready_pages, min(len(request.hashes), len(request.tables[0]))
+        ready = self._cache.ready_pages(request)
+        self._cache.restart(request, min(len(request.hashes), len(request.tables[0])))
         try:
             return filled(self, request, **least)
         finally:
-            request.ready_pages = ready
+            self._cache.restart(request, ready)
 
     patch.setattr(Offload, "filled", early)
     patch.setattr(ResidentSlots, "can_store", lambda self, pages: True)

@@ -177,7 +177,8 @@ class Admission:
         replica.pools.give(request, count - hit.pages)
         loaded = replica.kv.load(request, hit.pages)
         replica.cache.begin(request, hit, loaded)
-        request.took_pages(hit.pages * replica.page_size, loaded * replica.page_size)
+        cached = loaded * replica.page_size
+        request.took_pages(hit.pages * replica.page_size, cached, cached)
 
     def _take_over(self, request: Request, hit: Hit, count: int) -> None:
         """The request has pages; what came into them, it need not compute."""
@@ -187,8 +188,8 @@ class Admission:
         whole = came // size
         replica.kv.load(request, whole)
         replica.cache.begin(request, Hit(tuple(table[:whole] for table in request.tables), whole), whole)
-        request.took_pages(local * size, came)
-        request.pulled, request.expected_tokens, request.offered_pages = True, whole * size, whole
+        request.took_pages(local * size, came, whole * size)
+        replica.kv.offload.skip(request, whole)
 
     def _begin(self, request: Request, ceiling: int, now: float) -> Start:
         replica = self._replica

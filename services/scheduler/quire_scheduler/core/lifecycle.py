@@ -85,7 +85,7 @@ class Lifecycle:
         quicker than to compute them again. Without `stores` no page of it is stored now: all are needed at once.
         """
         self._replica.transfers.suspend(request)
-        self._stop(request, swaps=swaps, stores=stores)
+        swapped = self._stop(request, swaps=swaps, stores=stores)
         request.to(State.PREEMPTED)
         request.timing.stopped(now, len(request.output))
         if spare:
@@ -93,7 +93,7 @@ class Lifecycle:
         else:
             request.preemptions += 1
             self._replica.stats.preemptions += 1
-            self._replica.stats.swaps += request.swapped
+            self._replica.stats.swaps += swapped
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
         """The worker lost the slot's pages and ended it: compute it anew, but not for ever. Where it waited for pages
@@ -123,17 +123,20 @@ class Lifecycle:
             self.preempt(request, now)
 
     def retired(self, requests: list[Request]) -> None:
-        """Stops have retired: the preempted among their requests wait again."""
+        """Stops have retired: the preempted among their requests wait again; no late step of the others can come."""
         for request in requests:
             if request.state is State.PREEMPTED:
                 self._replica.waiting.make_ready(request)
+            elif request.state is State.FINISHED:
+                self._replica.cache.forget(request)
 
     def _leave(self, request: Request, now: float, fence: Fence | None, suspect: int | None = None) -> None:
-        replica = self._replica
+        replica, late_steps = self._replica, request.state is State.PREEMPTED
         match request.state:
             case State.STARTED:
                 if fence is None:
                     self._stop(request)
+                    late_steps = True
                 else:
                     self._vacated(request, fence, suspect)
                 request.timing.stopped(now, len(request.output))
@@ -144,9 +147,12 @@ class Lifecycle:
             case _:
                 replica.pulls.abandon(request)
                 replica.waiting.discard(request)
-        replica.kv.abandon(request)
+        replica.kv.forget(request)
+        replica.pulls.forget(request)
         replica.transfers.abandon(request)
         replica.handovers.forget(request)
+        if not late_steps:
+            replica.cache.forget(request)
         del replica.requests[request.session, request.handle]
 
     def _count(self, request: Request, reason: str, code: str = "") -> None:
@@ -154,7 +160,8 @@ class Lifecycle:
         if self._ended is not None:
             self._ended(request, reason, code)
 
-    def _stop(self, request: Request, *, swaps: bool = False, stores: bool = True) -> None:
+    def _stop(self, request: Request, *, swaps: bool = False, stores: bool = True) -> bool:
+        """Take slot and pages away; whether the pages are swapped: stored, and loaded when the request resumes."""
         replica, slot = self._replica, request.slot
         computed = replica.slots.ready_len(slot)
         # Until it has drawn a token, nobody knows whether its pages are sound.
@@ -162,9 +169,11 @@ class Lifecycle:
         replica.stops.append(slot)
         replica.slots.stop(slot, replica.next_seq)
         replica.cache.leave(request, computed)
-        if not (swaps and stores and replica.kv.swap(request)):
+        swapped = swaps and stores and replica.kv.swap(request)
+        if not swapped:
             replica.kv.offload.leaves(request, stores=stores)
         replica.pools.take_back(request, Fence(grant=replica.next_seq))
+        return swapped
 
     def _vacated(self, request: Request, fence: Fence, suspect: int | None) -> None:
         """The worker ended the sequence. From page `suspect` on its content may be wrong; None: all of it is sound."""
@@ -190,7 +199,7 @@ class Lifecycle:
             return 0
         started = request.state is State.STARTED
         ready = self._replica.slots.ready_len(request.slot) // self._replica.page_size if started else 0
-        return max(request.ready_pages, ready)
+        return max(self._replica.cache.ready_pages(request), ready)
 
     def _note(self, request: Request, now: float, stop_token: int) -> FinishedNote:
         request.timing.finished(now)

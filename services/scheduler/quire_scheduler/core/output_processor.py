@@ -182,7 +182,7 @@ class OutputProcessor:
             before = int(replica.slots.start_len[slot])
             request.timing.first_token(now, before - request.cached_tokens, before + 1 - request.prompt_len)
             replica.cache.computed(request, before)
-            replica.stats.served_prompt(request)
+            replica.stats.served_prompt(request, pulled=replica.pulls.was_delivered(request))
             # Not before: what ends in no token may have pages that are not sound.
             replica.kv.offload.filled(request, least=1)
 

@@ -61,6 +61,7 @@ class Replica:
             self.pools,
             self.moves,
             self.cache,
+            self.kv,
             self.waiting,
             self.outputs,
             self.handovers,
@@ -92,7 +93,7 @@ class Replica:
         self.transfers.check_integrity()
         self.handovers.check_integrity(self.requests.values())
         self.pulls.check_integrity(self.requests.values())
-        self.cache.check_integrity(self.requests.values())
+        self.cache.check_integrity(self.requests.values(), self.slots.stopping())
         waiting = [request for request in self.requests.values() if request.waits]
         require(len(waiting) == len(self.waiting), "the pending queue was miscounted")
         for request in self.requests.values():

@@ -89,23 +89,10 @@ class Request:
     local_tokens: int = 0
     # Prompt tokens that no run so far has computed.
     saved_tokens: int = 0
-    # Leading pages that are known to hold their content.
-    ready_pages: int = 0
-    # Leading pages that the kvstore was offered in this run.
-    offered_pages: int = 0
-    # Times that the kvstore was asked since the last start, and the page from which on it was asked last.
-    lookups: int = 0
-    lookup_from: int = 0
-    # It did not answer: this request waits for it no more.
-    lookup_failed: bool = False
-    # Its pages are to be looked for in the kvstore before it starts again: it was preempted, or they were not pulled.
-    swapped: bool = False
     preemptions: int = 0
     pages_lost: int = 0
     # Errors of which it is not known whether they were this request's.
     doubts: int = 0
-    # The cached tokens beyond the local ones were pulled, not loaded.
-    pulled: bool = False
     admitted: bool = False
     # Its prompt is among the tokens counted by source.
     counted: bool = False
@@ -149,12 +136,13 @@ class Request:
         output = np.array(self.output[max(first - length, 0) : end - length], np.int32)
         return np.concatenate([prompt[first:], output]) if first < length else output
 
-    def took_pages(self, local_tokens: int, cached_tokens: int) -> None:
-        """A run begins with so much of the sequence on the device, or there and in the kvstore together."""
+    def took_pages(self, local_tokens: int, cached_tokens: int, expected_tokens: int) -> None:
+        """A run begins with so much of the sequence on the device, or there and on its way together; others' and loaded
+        pages are expected to bring the first `expected_tokens`."""
         saved = min(cached_tokens, self.prompt_len)
         self.saved_tokens = min(self.saved_tokens, saved) if self.admitted else saved
         self.local_tokens, self.cached_tokens = local_tokens, cached_tokens
-        self.expected_tokens = cached_tokens
+        self.expected_tokens = expected_tokens
 
     def lost_pages(self, cached_tokens: int) -> None:
         """Less was loaded than this run was started on."""

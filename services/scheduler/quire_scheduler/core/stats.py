@@ -62,15 +62,16 @@ class Stats:
         """Pages arrived."""
         self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + tokens
 
-    def served_prompt(self, request: Request) -> None:
-        """A run of the request yielded its first token; of the first such run the prompt counts."""
+    def served_prompt(self, request: Request, *, pulled: bool) -> None:
+        """A run of the request yielded its first token; of the first such run the prompt counts. `pulled`: the cached
+        tokens beyond the local ones came from another engine, not from the kvstore."""
         if request.counted:
             return
         request.counted = True
         saved = min(request.cached_tokens, request.prompt_len)
         local = min(request.local_tokens, saved)
         self.prompt_local += local
-        if request.pulled:
+        if pulled:
             self.prompt_transferred += saved - local
         else:
             self.prompt_kvstore += saved - local

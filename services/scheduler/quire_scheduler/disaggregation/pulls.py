@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from quire_scheduler.core.request import Request
     from quire_scheduler.core.stats import Stats
     from quire_scheduler.disaggregation.handover_records import HandoverRecords
+    from quire_scheduler.kv.kv_traffic import KvTraffic
     from quire_scheduler.kv.page_moves import Carried, MoveEnd, PageMoves
     from quire_scheduler.kv.page_pools import PagePools
     from quire_scheduler.kv.prefix_cache import Hit, PrefixCache
@@ -72,6 +73,7 @@ class Pulls:
         pools: PagePools,
         moves: PageMoves,
         cache: PrefixCache,
+        kv: KvTraffic,
         waiting: PendingQueue,
         outputs: OutputBuffer,
         handovers: HandoverRecords,
@@ -84,6 +86,7 @@ class Pulls:
         self._pools = pools
         self._moves = moves
         self._cache = cache
+        self._kv = kv
         self._waiting = waiting
         self._outputs = outputs
         self._handovers = handovers
@@ -98,6 +101,8 @@ class Pulls:
         # Requests that hold pages without a slot, by uid; and pages on their way that nobody wants any more, by move.
         self._holding: dict[int, Request] = {}
         self._dropped: dict[int, int] = {}
+        # Requests that have started on what they pulled, by uid.
+        self._delivered: set[int] = set()
         moves.owners[MoveKind.PULL] = self._pulled
 
     @property
@@ -172,7 +177,8 @@ class Pulls:
         self._holding[request.uid] = request
         self._pools.share(request, hit.tables)
         self._pools.give(request, self.pages(request) - hit.pages)
-        request.ready_pages = pull.first = hit.pages
+        pull.first = hit.pages
+        self._cache.restart(request, pull.first)
         pull.arrived = pull.wanted
         names, ticket = pull.ticket.handles[pull.first :], pull.ticket
         near = self._is_near(ticket)
@@ -200,7 +206,7 @@ class Pulls:
             self._let_go(request, pull)
             self._waiting.set_aside(request)
             del self._pulls[request.uid]
-            request.swapped = True
+            self._kv.search_again(request)
             self._waiting.recall(request)
         else:
             self._waiting.make_ready(request)
@@ -219,6 +225,7 @@ class Pulls:
         """The request starts on its pages: how many of them were here, and how many of its positions are there."""
         pull = self._pulls.pop(request.uid)
         del self._holding[request.uid]
+        self._delivered.add(request.uid)
         return pull.first, min(pull.tokens(), request.known_len - 1)
 
     def newest(self, sparing: Request | None = None) -> Request | None:
@@ -245,6 +252,14 @@ class Pulls:
         if pull is not None and request.uid in self._holding:
             self._let_go(request, pull)
 
+    def was_delivered(self, request: Request) -> bool:
+        """Whether the request has started on pages that were pulled, rather than loaded."""
+        return request.uid in self._delivered
+
+    def forget(self, request: Request) -> None:
+        """The request has ended."""
+        self._delivered.discard(request.uid)
+
     def lost(self) -> None:
         """The worker is gone: no move will be reported."""
         self._dropped.clear()
@@ -264,7 +279,7 @@ class Pulls:
         living = {request.uid: request for request in requests}
         holding = {uid: r for uid, r in living.items() if r.state in (State.PULLING, State.PULLED)}
         require(holding == self._holding, "pages are held for nobody")
-        require(self._pulls.keys() <= living.keys(), "a request that has left still has a pull")
+        require(self._pulls.keys() | self._delivered <= living.keys(), "a request that has left still has a pull")
         require(all(living[uid].state is not State.STARTED for uid in self._pulls), "a running request has a pull")
         flying = {move_id for move_id, move in self._moves.items() if move.kind is MoveKind.PULL}
         awaited = {move_id for request in holding.values() for move_id in self._pulls[request.uid].flying}
@@ -289,7 +304,7 @@ class Pulls:
         self._dropped |= dict.fromkeys(pull.flying, pull.wanted)
         self._moves.cancel(pull.flying)
         self._pools.take_back(request, NO_FENCE)
-        request.ready_pages = 0
+        self._cache.restart(request, 0)
         del self._holding[request.uid]
 
     def _forget(self, request: Request, pull: Pull) -> None:

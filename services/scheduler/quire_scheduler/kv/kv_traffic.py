@@ -72,6 +72,21 @@ class Effects:
         return bool(self.lookups or self.releases)
 
 
+@dataclass(slots=True)
+class _Search:
+    """For the pages of one request in the kvstore."""
+
+    # Times that the kvstore was asked since the last start, and the page from which on it was asked last.
+    lookups: int = 0
+    first_page: int = 0
+    # It did not answer: the request waits for it no more.
+    failed: bool = False
+    # The pages are to be looked for before the next start: the request was swapped, or they were not pulled.
+    due: bool = False
+
+
+# Of a request that was never looked up.
+_NO_SEARCH = _Search()
 # Times that one request is looked up: again where its lease ends, or its local pages change, while it waits.
 _MOST_LOOKUPS = 8
 # For so long after a request came it holds what its router knew then. Pages are stored meanwhile, and who waits longer
@@ -97,7 +112,7 @@ class KvTraffic:
         enabled: bool,
     ) -> None:
         self.enabled = enabled
-        self.offload = Offload(config, pools, names, moves, stats, enabled=enabled)
+        self.offload = Offload(config, pools, names, moves, cache, stats, enabled=enabled)
         self._moves = moves
         moves.owners[MoveKind.STORE] = self.offload.ended
         moves.owners[MoveKind.LOAD] = self._loaded
@@ -111,6 +126,8 @@ class KvTraffic:
         self._breaker = CircuitBreaker()
         self._now = 0.0
         self._effects = Effects()
+        # By uid, of requests that have not ended.
+        self._searches: dict[int, _Search] = {}
         # Answers to lookups whose requests have not started.
         self._found: dict[int, LookupResult] = {}
 
@@ -127,10 +144,11 @@ class KvTraffic:
     def wants_lookup(self, request: Request, local: int) -> bool:
         """Whether to ask before starting for what follows the `local` pages that the device has: not for the page of
         the last token, not for ever, not who does not answer, and not for pages that may be damaged there."""
+        search = self._search_of(request)
         return (
             self.enabled
-            and request.lookups < _MOST_LOOKUPS
-            and not request.lookup_failed
+            and search.lookups < _MOST_LOOKUPS
+            and not search.failed
             and request.sequence.reads_cache
             and request.prompt_len >= self._min_tokens
             and most_hits(request, self._page_size) > local
@@ -145,16 +163,15 @@ class KvTraffic:
             request.held_tokens is not None
             and request.held_tokens <= local * self._page_size
             and self._now < request.timing.submitted_s + _BELIEVED_S
-            and not request.swapped
+            and not self._search_of(request).due
             and not self.offload.knows(request.hashes[local])
         )
 
     def ask(self, request: Request, local: int) -> None:
         """Look up what follows the local pages."""
         self._breaker.asked(self._now)
-        request.lookups += 1
-        request.lookup_from = local
-        request.swapped = False
+        search = self._searches.setdefault(request.uid, _Search())
+        search.lookups, search.first_page, search.due = search.lookups + 1, local, False
         hashes = self._asked(request)
         compute_s = self._cost.compute_s(len(hashes))
         self._effects.lookups.append(Lookup(request.uid, request.context, hashes, compute_s))
@@ -174,7 +191,7 @@ class KvTraffic:
             self._found[request.uid] = result
         if request is not None:
             request.timing.looked_up(result.us)
-            request.lookup_failed |= result.failed
+            self._searches[request.uid].failed |= result.failed
             asked = self._asked(request)
             self._stats.cache_queries += len(asked) * self._page_size
             self._stats.cache_hits += result.pages * self._page_size
@@ -187,23 +204,30 @@ class KvTraffic:
         """Whether to ask, for the first time since it was swapped or anew, before a request with a seat starts. What
         was found is abandoned where the lease would end before its pages are read, or where they no longer follow the
         local ones."""
-        found = self._found.get(request.uid)
+        found, search = self._found.get(request.uid), self._search_of(request)
         if found is None:
-            return request.swapped and self.wants_lookup(request, local)
-        if self._now < found.expires_s and local == request.lookup_from:
+            return search.due and self.wants_lookup(request, local)
+        if self._now < found.expires_s and local == search.first_page:
             return False
-        self.abandon(request)
-        return local < request.lookup_from + found.pages and self.wants_lookup(request, local)
+        self._abandon(request)
+        return local < search.first_page + found.pages and self.wants_lookup(request, local)
 
-    def abandon(self, request: Request) -> None:
-        """The request will not load what was found for it."""
-        if found := self._found.pop(request.uid, None):
-            self._effects.releases += found.leases
+    def search_again(self, request: Request) -> None:
+        """The request asks the kvstore once more before it starts."""
+        self._searches.setdefault(request.uid, _Search()).due = True
+
+    def forget(self, request: Request) -> None:
+        """The request has ended: it loads nothing of what was found for it."""
+        self._abandon(request)
+        self._searches.pop(request.uid, None)
+        self.offload.forget_request(request)
 
     def load(self, request: Request, local: int) -> int:
         """The request takes its slot and pages: fill those that follow the local ones from the kvstore. Returns how
         many pages it need not compute."""
-        request.lookups, request.offered_pages, request.swapped = 0, 0, False
+        if search := self._searches.get(request.uid):
+            search.lookups, search.due = 0, False
+        self.offload.skip(request, 0)
         found = self._found.pop(request.uid, None)
         if found is None:
             return local
@@ -218,16 +242,17 @@ class KvTraffic:
     def swap(self, request: Request) -> bool:
         """A request is preempted and still holds its pages: whether they are loaded when it resumes, rather than
         computed. If so, what the kvstore lacks of them is stored now."""
-        pages = min(request.ready_pages, most_hits(request, self._page_size))
+        pages = min(self._cache.ready_pages(request), most_hits(request, self._page_size))
         if not pages or not self.wants_lookup(request, 0):
             return False
         unstored = self.offload.unstored(request)
         if unstored and not self.offload.may_save(unstored):
             return False
-        request.swapped = self._cost.swap_pays(pages, unstored)
-        if request.swapped:
-            self.offload.save(request)
-        return request.swapped
+        if not self._cost.swap_pays(pages, unstored):
+            return False
+        self.search_again(request)
+        self.offload.save(request)
+        return True
 
     def lost(self) -> None:
         """The worker is gone: no move will be reported, no request will start."""
@@ -251,8 +276,11 @@ class KvTraffic:
         return not self._found
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Answers are of requests that wait with a seat; every lease is held once."""
+        """Answers are of requests that wait with a seat, records of requests that live; every lease is held once."""
+        requests = list(requests)
         seated = {request.uid for request in requests if request.state is State.READY}
+        require(self._searches.keys() <= {request.uid for request in requests}, "the kvstore was asked for nobody")
+        self.offload.check_integrity(requests)
         require(self._found.keys() <= seated, "a lease is held for nobody")
         leases = [lease for found in self._found.values() for lease in found.leases]
         leases += [move.lease for move in self._moves.all() if move.lease]
@@ -261,8 +289,18 @@ class KvTraffic:
 
     def _asked(self, request: Request) -> tuple[bytes, ...]:
         """What was asked for last."""
-        most = min(most_hits(request, self._page_size), request.lookup_from + _MOST_ASKED)
-        return tuple(request.hashes[request.lookup_from : most])
+        first = self._search_of(request).first_page
+        most = min(most_hits(request, self._page_size), first + _MOST_ASKED)
+        return tuple(request.hashes[first:most])
+
+    def _search_of(self, request: Request) -> _Search:
+        """The request's record, to be read only."""
+        return self._searches.get(request.uid, _NO_SEARCH)
+
+    def _abandon(self, request: Request) -> None:
+        """The request will not load what was found for it."""
+        if found := self._found.pop(request.uid, None):
+            self._effects.releases += found.leases
 
     def _loaded(self, move: Move, moved: MoveEnd, now: float) -> None:
         request, end, arrived = move.request, move.first + len(move.pages), moved.pages

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from quire_common.credit import MoveKind
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import OFF, ON_EVICT, SELECTIVE
+from quire_scheduler.core.invariant import require
 from quire_scheduler.kv.circuit_breaker import CircuitBreaker
 from quire_scheduler.kv.page_moves import Move
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.core.request import Request
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from quire_scheduler.kv.page_moves import MoveEnd, PageMoves
     from quire_scheduler.kv.page_names import PageNames
     from quire_scheduler.kv.page_pools import PagePools
+    from quire_scheduler.kv.prefix_cache import PrefixCache
 
 # Full pages of a request that wait for more before they are stored.
 BATCH_PAGES = 8
@@ -64,6 +66,7 @@ class Offload:
         pools: PagePools,
         names: PageNames,
         moves: PageMoves,
+        cache: PrefixCache,
         stats: Stats,
         *,
         enabled: bool,
@@ -78,9 +81,12 @@ class Offload:
         self._pools = pools
         self._names = names
         self._moves = moves
+        self._cache = cache
         self._breaker = CircuitBreaker()
         self._stats = stats
         self._now = 0.0
+        # By uid: leading pages of a request's run that the kvstore was offered, where there are any.
+        self._offered: dict[int, int] = {}
         # Hashes that the kvstore has, or is being given; least recently used first.
         self._known: OrderedDict[bytes, None] = OrderedDict()
         # Hashes of pages that ended in an error and were not stored anew since; the oldest first.
@@ -95,37 +101,46 @@ class Offload:
     def filled(self, request: Request, *, least: int = BATCH_PAGES) -> bool:
         """The first pages of the request hold what they should: store those that wait if they are `least` or more.
         False where there is no room for all of them now: the rest waits on."""
-        first, end = request.offered_pages, request.ready_pages
+        first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
         if not self.early or end - first < least or request.prompt_len < self._min_tokens:
             return True
         if self._selective:
             end = self._wanted_twice(request, first, end)
         lacking = self._lacking(request, first, end)
         if not lacking:
-            request.offered_pages = end
+            self._offered[request.uid] = end
             return True
         span, room = lacking[-1] + 1 - lacking[0], self._room(_SHARE)
         if span <= room:
-            request.offered_pages = end
+            self._offered[request.uid] = end
             self._store_pages(request, lacking[0], lacking[-1] + 1)
         elif room >= least:
-            request.offered_pages = lacking[0] + room
+            self._offered[request.uid] = lacking[0] + room
             self._store_pages(request, lacking[0], lacking[0] + room)
         return span <= room
 
     def leaves(self, request: Request, *, stores: bool = True) -> None:
         """The request gives its pages up: what is left of them is stored now as far as there is room, if it `stores`,
         and the rest is dropped."""
-        if not stores:
-            if self.early and request.prompt_len >= self._min_tokens:
-                self._stats.offload_dropped += len(self._lacking(request, request.offered_pages, request.ready_pages))
-        elif not self.filled(request, least=1):
-            lacking = self._lacking(request, request.offered_pages, request.ready_pages)
-            self._stats.offload_dropped += len(lacking)
+        counts = self.early and request.prompt_len >= self._min_tokens
+        if (not self.filled(request, least=1)) if stores else counts:
+            first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
+            self._stats.offload_dropped += len(self._lacking(request, first, end))
+
+    def skip(self, request: Request, pages: int) -> None:
+        """A run of the request begins, of which the first pages need not be offered."""
+        if pages:
+            self._offered[request.uid] = pages
+        else:
+            self._offered.pop(request.uid, None)
+
+    def forget_request(self, request: Request) -> None:
+        """The request has ended."""
+        self._offered.pop(request.uid, None)
 
     def unstored(self, request: Request) -> int:
         """Of the request's full pages, those that the kvstore has not been given."""
-        return len(self._lacking(request, 0, request.ready_pages))
+        return len(self._lacking(request, 0, self._cache.ready_pages(request)))
 
     def may_save(self, pages: int) -> bool:
         """Whether so many pages of a preempted request could be stored now."""
@@ -133,7 +148,7 @@ class Offload:
 
     def save(self, request: Request) -> None:
         """The request is preempted, and its pages are to be loaded when it resumes: store those that are not."""
-        if lacking := self._lacking(request, 0, request.ready_pages):
+        if lacking := self._lacking(request, 0, self._cache.ready_pages(request)):
             self._store_pages(request, lacking[0], lacking[-1] + 1)
 
     def look_ahead(self, now: float) -> None:
@@ -214,6 +229,10 @@ class Offload:
     def doubts(self, hashes: Sequence[bytes]) -> bool:
         """Whether any of these may be damaged in the kvstore."""
         return bool(self._doubted) and not self._doubted.keys().isdisjoint(hashes)
+
+    def check_integrity(self, requests: Iterable[Request]) -> None:
+        """Every record is of a request that lives."""
+        require(self._offered.keys() <= {request.uid for request in requests}, "pages were offered for nobody")
 
     def _lacking(self, request: Request, first: int, end: int) -> list[int]:
         """Which pages of the request the kvstore was not given."""

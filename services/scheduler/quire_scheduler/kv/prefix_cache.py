@@ -55,6 +55,9 @@ class PrefixCache:
         self._promised: list[dict[bytes, _Promise]] = [{} for _ in range(pools.groups)]
         # Pages that a move is filling: it outlives its request.
         self._loading: list[set[int]] = [set() for _ in range(pools.groups)]
+        # By uid: leading pages of a request's run that are known to hold their content; kept until no step of the run
+        # can be reported any more.
+        self._ready_pages: dict[int, int] = {}
         # Started requests that count on promises.
         self._awaiting: set[Request] = set()
         self._miss = Hit(tuple([] for _ in range(pools.groups)), 0)
@@ -71,9 +74,21 @@ class PrefixCache:
             self._found, self._found_for = self._find(request), key
         return self._found
 
+    def ready_pages(self, request: Request) -> int:
+        """Leading pages of the request's last run that are known to hold their content."""
+        return self._ready_pages.get(request.uid, 0)
+
+    def restart(self, request: Request, ready: int) -> None:
+        """The request's table begins anew, with so many pages that hold their content."""
+        self._ready_pages[request.uid] = ready
+
+    def forget(self, request: Request) -> None:
+        """The request has ended, and no step of it can be reported any more."""
+        self._ready_pages.pop(request.uid, None)
+
     def begin(self, request: Request, hit: Hit, loaded: int) -> None:
         """The request starts on `hit` and pages of its own after it, of which those before page `loaded` are loaded."""
-        request.ready_pages = hit.ready
+        self.restart(request, hit.ready)
         if not self.enabled:
             return
         if hit.ready < hit.pages:
@@ -92,10 +107,10 @@ class PrefixCache:
     def computed(self, request: Request, positions: int) -> None:
         """The KV of so many of the request's positions is in its pages: the full ones get their names."""
         end = min(positions // self._pools.page_size, len(request.hashes))
-        first = request.ready_pages
+        first = self.ready_pages(request)
         if end <= first:
             return
-        request.ready_pages = end
+        self._ready_pages[request.uid] = end
         if self.enabled:
             self._awaiting.discard(request)
             for group, table in enumerate(request.tables):
@@ -150,11 +165,15 @@ class PrefixCache:
 
     def awaits(self, request: Request) -> bool:
         """Whether the request was started on pages of which not all have come, and has computed none of them."""
-        ready = request.ready_pages * self._pools.page_size
+        ready = self.ready_pages(request) * self._pools.page_size
         return ready < request.expected_tokens and ready <= request.cached_tokens
 
-    def check_integrity(self, requests: Iterable[Request]) -> None:
-        """Names, promises and tables agree; what more than one request holds is whole for all but its writer."""
+    def check_integrity(self, requests: Iterable[Request], stopping: Iterable[Request]) -> None:
+        """Names, promises and tables agree; what more than one request holds is whole for all but its writer.
+        `stopping`: requests of which a step may still be reported."""
+        requests = list(requests)
+        uids = {request.uid for request in (*requests, *stopping)}
+        require(self._ready_pages.keys() <= uids, "pages are ready for nobody")
         self._names.check_integrity()
         for group, pool in enumerate(self._pools.pools):
             named = self._names.pages(group)
@@ -175,7 +194,7 @@ class PrefixCache:
             for request in requests:
                 for index, page in enumerate(request.tables[group]):
                     require(places.setdefault(page, index) == index, f"page {page} is shared at different places")
-                    if (index + 1) * size > max(request.cached_tokens, request.ready_pages * size):
+                    if (index + 1) * size > max(request.cached_tokens, self.ready_pages(request) * size):
                         require(writers.setdefault(page, request) is request, f"page {page} has two writers")
 
     def _find(self, request: Request) -> Hit:
@@ -214,7 +233,7 @@ class PrefixCache:
         """Promises that the request has not kept and nobody else will keep, out of the index; as (group, page)."""
         broken = set[tuple[int, int]]()
         for group, promised in enumerate(self._promised):
-            for digest in request.hashes[request.ready_pages :]:
+            for digest in request.hashes[self.ready_pages(request) :]:
                 promise = promised.get(digest)
                 if promise is not None and promise.owner is request and promise.page not in self._loading[group]:
                     del promised[digest]
