@@ -69,7 +69,8 @@ class Admission:
                 waiting.look_up(request, now)
                 kv.ask(request, local)
             else:
-                self._replica.stats.lookups_spared += spared
+                if spared:
+                    self._replica.stats.lookup_spared()
                 waiting.make_ready(request)
 
     def _start(self, most: int, now: float) -> list[Start]:
@@ -194,18 +195,16 @@ class Admission:
     def _begin(self, request: Request, ceiling: int, now: float) -> Start:
         replica = self._replica
         if replica.cache.enabled:
-            replica.stats.prefix_queries += request.known_len
-            replica.stats.prefix_hits += request.local_tokens
+            replica.stats.searched_device(request.known_len, request.local_tokens)
         capacity = len(request.tables[0]) * replica.page_size
         slot = replica.slots.take(request, replica.next_seq, ceiling, capacity)
         request.timing.started(now)
         ticket = replica.transfers.begin(request, now) if request.prefill_only else None
         if not request.admitted:
-            request.admitted = True
+            request.admit()
             note = AdmittedNote(request.handle, request.context.attempt, request.saved_tokens, ticket)
             replica.outputs.admitted(request.session, note)
-            replica.stats.prompt_tokens += request.prompt_len
-            replica.stats.cached_tokens += request.saved_tokens
+            replica.stats.admitted(request.prompt_len, request.saved_tokens)
         return Start(
             slot=slot,
             order_key=request.order_key,

@@ -6,14 +6,15 @@ that run; the oldest always goes on.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+
+from quire_common.columns import NO_I32
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from quire_common.credit import Grant
     from quire_scheduler.batching.grant_policy import GrantPolicy
     from quire_scheduler.core.lifecycle import Lifecycle
     from quire_scheduler.core.replica import Replica
@@ -21,8 +22,21 @@ if TYPE_CHECKING:
 _NOBODY = np.empty(0, np.intp)
 
 
+class Grown(NamedTuple):
+    """A Grant's columns: slots that got pages and their new limits, then the pages by slot and KV group."""
+
+    slot: NDArray[np.int32]
+    limit: NDArray[np.int32]
+    page_slot: NDArray[np.int32]
+    page_group: NDArray[np.int32]
+    page: NDArray[np.int32]
+
+
+_NOTHING = Grown(NO_I32, NO_I32, NO_I32, NO_I32, NO_I32)
+
+
 class Growth:
-    """One Grant's growth at a time: `plan`, then `put_into`."""
+    """One Grant's growth at a time: `plan`, then `take`."""
 
     def __init__(self, replica: Replica, lifecycle: Lifecycle, policy: GrantPolicy) -> None:
         self._replica = replica
@@ -64,16 +78,20 @@ class Growth:
             self._preempt(starving, now)
         return enough
 
-    def put_into(self, grant: Grant) -> None:
-        """The planned columns."""
-        slot, count = self._slot.astype(np.int32), self._count
-        groups = len(self._pages)
-        grant.limit_slot = slot
-        grant.limit_position = self._replica.slots.capacity[slot]
-        grant.grow_slot = np.tile(np.repeat(slot, count), groups)
-        grant.grow_group = np.repeat(np.arange(groups, dtype=np.int32), int(count.sum()))
-        grant.grow_page = np.array([page for pages in self._pages for page in pages], np.int32)
+    def take(self) -> Grown:
+        """The planned columns, once."""
+        if not self:
+            return _NOTHING
+        slot, count, groups = self._slot.astype(np.int32), self._count, len(self._pages)
+        grown = Grown(
+            slot,
+            self._replica.slots.capacity[slot],
+            np.tile(np.repeat(slot, count), groups),
+            np.repeat(np.arange(groups, dtype=np.int32), int(count.sum())),
+            np.array([page for pages in self._pages for page in pages], np.int32),
+        )
         self._slot, self._count, self._pages = _NOBODY, self._count[:0], [[] for _ in self._pages]
+        return grown
 
     def _is_due(self, active: NDArray[np.intp], lead: int) -> bool:
         slots = self._replica.slots

@@ -36,17 +36,22 @@ class Planner:
         changes = bool(starts or growth or replica.stops or replica.moves.outgoing)
         if not changes and not (replica.slots.num_active and policy.worth_a_step()):
             return None
-        grant = Grant(replica.hello.epoch, replica.next_seq, start=starts, budget=policy.budget())
-        if replica.stops:
-            grant.stop_slot = np.array(replica.stops, np.int32)
-            grant.stop_keep_pages = np.zeros(len(replica.stops), np.int32)
-            replica.stops = []
-        if growth:
-            growth.put_into(grant)
-        if replica.moves.outgoing:
-            grant.move = replica.moves.take()
-            grant.cancel_move = np.array(replica.moves.take_cancelled(), np.int64)
+        grown = growth.take()
+        grant = Grant(
+            replica.hello.epoch,
+            replica.next_seq,
+            stop_slot=np.array(replica.stops, np.int32),
+            stop_keep_pages=np.zeros(len(replica.stops), np.int32),
+            start=starts,
+            limit_slot=grown.slot,
+            limit_position=grown.limit,
+            grow_slot=grown.page_slot,
+            grow_group=grown.page_group,
+            grow_page=grown.page,
+            move=replica.moves.take(),
+            budget=policy.budget(),
+            cancel_move=np.array(replica.moves.take_cancelled(), np.int64),
+        )
         policy.granted(grant.seq)
-        replica.next_seq += 1
-        replica.stats.grants += 1
+        replica.granted()
         return grant

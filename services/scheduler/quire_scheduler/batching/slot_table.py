@@ -84,7 +84,7 @@ class SlotTable:
         self.handle[slot] = request.handle
         self.prefilling[slot] = True
         self.num_active += 1
-        request.slot = slot
+        request.take_slot(slot)
         return slot
 
     def finish(self, slot: int) -> None:
@@ -189,8 +189,7 @@ class SlotTable:
 
     def _vacate(self, slot: int) -> None:
         self.settle(slot)
-        request = self.held(slot)
-        request.slot = -1
+        self.held(slot).leave_slot()
         self.start_seq[slot] = FREE
         self.holder[slot] = None
         self.active[slot] = False

@@ -86,38 +86,32 @@ class Lifecycle:
         """
         self._replica.transfers.suspend(request)
         swapped = self._stop(request, swaps=swaps, stores=stores)
-        request.to(State.PREEMPTED)
-        request.timing.stopped(now, len(request.output))
+        request.preempt(now, counts=not spare)
         if spare:
-            self._replica.stats.reclaims += 1
+            self._replica.stats.reclaimed()
         else:
-            request.preemptions += 1
-            self._replica.stats.preemptions += 1
-            self._replica.stats.swaps += swapped
+            self._replica.stats.preempted(swapped=swapped)
 
     def pages_lost(self, request: Request, now: float, fence: Fence) -> None:
         """The worker lost the slot's pages and ended it: compute it anew, but not for ever. Where it waited for pages
         that another was to fill, and that other has left, nothing is wrong with any page."""
         awaited = self._replica.cache.awaits(request)
-        request.pages_lost += not awaited
-        self._replica.stats.pages_lost += 1
-        if request.pages_lost > _MOST_PAGES_LOST:
+        self._replica.stats.lost_pages()
+        if not awaited and request.count_lost_pages() > _MOST_PAGES_LOST:
             error = Internal(PAGES_LOST, "The worker keeps losing this request's pages.", "See the worker's log.")
             self.fail(request, error, now, fence)
             return
         if request.state is State.STARTED:
             self._replica.transfers.suspend(request)
             self._vacated(request, fence, None if awaited else 0)
-            request.to(State.PREEMPTED)
-            request.timing.stopped(now, len(request.output))
+            request.preempt(now, counts=False)
             self._replica.waiting.make_ready(request)
 
     def in_doubt(self, request: Request, error: QuireError, now: float) -> None:
         """The worker refused this request's start, or ended the slot's former sequence: it does not say which. The
         request is stopped, whether it runs or not, and tried again, but not for ever."""
         # Pages are lost by those who wait for others' pages, through nobody's fault.
-        request.doubts += error.code != PAGES_LOST
-        if request.doubts > _MOST_DOUBTS:
+        if error.code != PAGES_LOST and request.count_doubt() > _MOST_DOUBTS:
             self.fail(request, error, now)
         else:
             self.preempt(request, now)
@@ -166,7 +160,7 @@ class Lifecycle:
         computed = replica.slots.ready_len(slot)
         # Until it has drawn a token, nobody knows whether its pages are sound.
         stores = stores and not bool(replica.slots.prefilling[slot])
-        replica.stops.append(slot)
+        replica.stop_slot(slot)
         replica.slots.stop(slot, replica.next_seq)
         replica.cache.leave(request, computed)
         swapped = swaps and stores and replica.kv.swap(request)

@@ -57,10 +57,8 @@ class OutputProcessor:
         if replica.kv.enabled:
             replica.kv.cost.steps(report)
         self._lifecycle.retired(replica.slots.retire(report.retired))
-        stats, prefill = replica.stats, sum(report.step_prefill_tokens.tolist())
-        stats.steps += steps
-        stats.generation_tokens += len(report.token)
-        stats.prefill_tokens += prefill
+        prefill = sum(report.step_prefill_tokens.tolist())
+        replica.stats.stepped(steps, len(report.token), prefill)
         if steps:
             replica.rates.step(now, steps, len(report.token), prefill)
         if not replica.slots.num_active:
@@ -156,7 +154,7 @@ class OutputProcessor:
 
     def _append_unusual(self, report: Report, rows: Rows, owners: dict[int, Request | None]) -> None:
         """Rows among which are some of former holders (`owners`, by row), or with other than one token."""
-        slots, stats = self._replica.slots, self._replica.stats
+        slots = self._replica.slots
         at, tokens = 0, report.token.tolist()
         for index, (slot, count) in enumerate(zip(report.slot.tolist(), report.count.tolist(), strict=True)):
             mine, at = tokens[at : at + count], at + count
@@ -166,7 +164,7 @@ class OutputProcessor:
                     slots.held(slot).output.extend(mine)
                     slots.known_len[slot] += count
                 continue
-            stats.late_tokens += count
+            self._replica.stats.late(count)
             request = owners[index]
             if request is not None and request.state is not State.FINISHED:
                 request.output.extend(mine)

@@ -78,6 +78,16 @@ class Replica:
         self.stops: list[int] = []
         self.next_seq = 1
 
+    def stop_slot(self, slot: int) -> None:
+        """The next Grant stops the slot."""
+        self.stops.append(slot)
+
+    def granted(self) -> None:
+        """The next Grant was made, with all stops."""
+        self.stops = []
+        self.next_seq += 1
+        self.stats.granted()
+
     def waiting_tokens(self) -> int:
         """Tokens to prefill before all who wait for a slot can decode."""
         return sum(request.known_len for request in self.requests.values() if self._waits_for_prefill(request))

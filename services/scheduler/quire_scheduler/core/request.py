@@ -136,6 +136,27 @@ class Request:
         output = np.array(self.output[max(first - length, 0) : end - length], np.int32)
         return np.concatenate([prompt[first:], output]) if first < length else output
 
+    def take_order_key(self, order_key: int) -> None:
+        """The queue policy has fixed the request's place."""
+        self.order_key = order_key
+
+    def take_slot(self, slot: int) -> None:
+        """The request holds the slot."""
+        require(self.slot < 0, "a request takes a second slot")
+        self.slot = slot
+
+    def leave_slot(self) -> None:
+        """The request holds no slot."""
+        self.slot = -1
+
+    def hold_pages(self, tables: tuple[list[int], ...]) -> None:
+        """The request holds these pages, by group."""
+        self.tables = tables
+
+    def give_up_pages(self) -> None:
+        """The request holds no pages."""
+        self.tables = ()
+
     def took_pages(self, local_tokens: int, cached_tokens: int, expected_tokens: int) -> None:
         """A run begins with so much of the sequence on the device, or there and on its way together; others' and loaded
         pages are expected to bring the first `expected_tokens`."""
@@ -148,6 +169,31 @@ class Request:
         """Less was loaded than this run was started on."""
         self.cached_tokens = min(self.cached_tokens, cached_tokens)
         self.saved_tokens = min(self.saved_tokens, cached_tokens)
+
+    def admit(self) -> None:
+        """The request has taken its first slot."""
+        self.admitted = True
+
+    def preempt(self, now: float, *, counts: bool) -> None:
+        """The request has lost its slot, which `counts` where it ran and another one needed pages."""
+        self.to(State.PREEMPTED)
+        self.timing.stopped(now, len(self.output))
+        self.preemptions += counts
+
+    def count_lost_pages(self) -> int:
+        """The worker lost the request's pages; how often it has."""
+        self.pages_lost += 1
+        return self.pages_lost
+
+    def count_doubt(self) -> int:
+        """An error came that may be the request's; how many such came."""
+        self.doubts += 1
+        return self.doubts
+
+    def count_prompt(self) -> bool:
+        """Whether the prompt was not counted before; from now on it was."""
+        counted, self.counted = self.counted, True
+        return not counted
 
     @property
     def waits(self) -> bool:

@@ -38,6 +38,10 @@ class RequestChecks:
         self._bound_by_pages = of_pages < of_model
         self.draining = False
 
+    def drain(self) -> None:
+        """Refuse every request from now on."""
+        self.draining = True
+
     def check(self, context: RequestContext, sequence: Sequence, deadline_s: float, now: float) -> None:
         """Raise what refuses the request; return if it may wait. `deadline_s` is on the clock of `now`."""
         if self.draining:

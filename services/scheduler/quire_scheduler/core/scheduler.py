@@ -192,7 +192,7 @@ class Scheduler:
 
     def drain(self) -> None:
         """Refuse new requests from now on; the admitted go on. Drained when `idle`."""
-        self._replica.admission.draining = True
+        self._replica.admission.drain()
 
     def end_all(self, error: QuireError | None, now: float) -> int:
         """Fail every request, by default because the replica stops, and all transfers; returns how many requests."""

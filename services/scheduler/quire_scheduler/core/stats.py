@@ -58,6 +58,73 @@ class Stats:
         """Preemptions after which pages are computed again, but for what is left of them."""
         return self.preemptions - self.swaps
 
+    def stepped(self, steps: int, generated: int, prefilled: int) -> None:
+        """A Report told of steps and their tokens."""
+        self.steps += steps
+        self.generation_tokens += generated
+        self.prefill_tokens += prefilled
+
+    def late(self, tokens: int) -> None:
+        """Tokens came of requests that had left their slots."""
+        self.late_tokens += tokens
+
+    def granted(self) -> None:
+        """A Grant was made."""
+        self.grants += 1
+
+    def searched_device(self, tokens: int, found: int) -> None:
+        """A request started; so many of its tokens were looked for, and found, on the device."""
+        self.prefix_queries += tokens
+        self.prefix_hits += found
+
+    def admitted(self, prompt_tokens: int, cached_tokens: int) -> None:
+        """A request started for the first time."""
+        self.prompt_tokens += prompt_tokens
+        self.cached_tokens += cached_tokens
+
+    def preempted(self, *, swapped: bool) -> None:
+        """A running request lost its slot."""
+        self.preemptions += 1
+        self.swaps += swapped
+
+    def reclaimed(self) -> None:
+        """A request lost its spare slot."""
+        self.reclaims += 1
+
+    def lost_pages(self) -> None:
+        """The worker lost a slot's pages."""
+        self.pages_lost += 1
+
+    def pulled(self, num_bytes: int) -> None:
+        """Pages arrived from another engine."""
+        self.pulled_bytes += num_bytes
+
+    def lookup_spared(self) -> None:
+        """A request started without a lookup."""
+        self.lookups_spared += 1
+
+    def lookup_failed(self) -> None:
+        """The kvstore did not answer in time."""
+        self.lookups_failed += 1
+
+    def looked_up(self, tokens: int, found: int) -> None:
+        """So many tokens were looked for, and found, in the kvstore."""
+        self.cache_queries += tokens
+        self.cache_hits += found
+
+    def stored(self, pages: int, failed: int) -> None:
+        """A store ended."""
+        self.offload_pages += pages
+        self.offload_failed += failed
+
+    def store_dropped(self, pages: int) -> None:
+        """There was no room to store these pages."""
+        self.offload_dropped += pages
+
+    def store_missed(self, pages: int) -> None:
+        """These pages were evicted and had not been stored."""
+        self.offload_missed += pages
+
     def loaded(self, medium: str, tokens: int) -> None:
         """Pages arrived."""
         self.loaded_tokens[medium] = self.loaded_tokens.get(medium, 0) + tokens
@@ -65,9 +132,8 @@ class Stats:
     def served_prompt(self, request: Request, *, pulled: bool) -> None:
         """A run of the request yielded its first token; of the first such run the prompt counts. `pulled`: the cached
         tokens beyond the local ones came from another engine, not from the kvstore."""
-        if request.counted:
+        if not request.count_prompt():
             return
-        request.counted = True
         saved = min(request.cached_tokens, request.prompt_len)
         local = min(request.local_tokens, saved)
         self.prompt_local += local

@@ -124,7 +124,7 @@ class Pulls:
         """Moves have ended."""
         if carried.kind is MoveKind.PULL:
             self._lanes[carried.near].ended(carried.amount, carried.longest_us, now)
-            self._stats.pulled_bytes += carried.amount
+            self._stats.pulled(carried.amount)
 
     def refusal(self, request: Request, ticket: Ticket) -> QuireError | None:
         """Why the ticket's pages are of no use to the request, if they are not."""

@@ -180,7 +180,7 @@ class KvTraffic:
         """The kvstore answered, or did not in time; the request may have left meanwhile."""
         if result.failed:
             self._breaker.failed(self._now)
-            self._stats.lookups_failed += 1
+            self._stats.lookup_failed()
         else:
             self._breaker.worked()
             self.watched_boot_id = result.boot_id if result.watched else 0
@@ -193,8 +193,7 @@ class KvTraffic:
             request.timing.looked_up(result.us)
             self._searches[request.uid].failed |= result.failed
             asked = self._asked(request)
-            self._stats.cache_queries += len(asked) * self._page_size
-            self._stats.cache_hits += result.pages * self._page_size
+            self._stats.looked_up(len(asked) * self._page_size, result.pages * self._page_size)
             if not result.failed:
                 self.offload.met(result.boot_id)
                 self.offload.remember(asked[: result.pages])

@@ -125,7 +125,7 @@ class Offload:
         counts = self.early and request.prompt_len >= self._min_tokens
         if (not self.filled(request, least=1)) if stores else counts:
             first, end = self._offered.get(request.uid, 0), self._cache.ready_pages(request)
-            self._stats.offload_dropped += len(self._lacking(request, first, end))
+            self._stats.store_dropped(len(self._lacking(request, first, end)))
 
     def skip(self, request: Request, pages: int) -> None:
         """A run of the request begins, of which the first pages need not be offered."""
@@ -171,7 +171,7 @@ class Offload:
     def evicted(self, group: int, hashes: Sequence[bytes]) -> None:
         """Pages with these names are lost to the device: count those that nobody has now."""
         if self.enabled and not self._selective and not group:
-            self._stats.offload_missed += sum(digest not in self._known for digest in hashes)
+            self._stats.store_missed(sum(digest not in self._known for digest in hashes))
 
     def ended(self, move: Move, moved: MoveEnd, now: float) -> None:
         """A store has ended; its first pages are there."""
@@ -183,8 +183,7 @@ class Offload:
             self._breaker.worked()
         else:
             self._breaker.failed(now)
-        self._stats.offload_pages += arrived
-        self._stats.offload_failed += len(move.hashes) - arrived
+        self._stats.stored(arrived, len(move.hashes) - arrived)
         self.forget(move.hashes[arrived:])
 
     def remember(self, hashes: Sequence[bytes]) -> None:

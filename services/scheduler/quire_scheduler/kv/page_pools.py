@@ -58,7 +58,7 @@ class PagePools:
 
     def share(self, request: Request, tables: Sequence[Sequence[int]]) -> None:
         """Begin the request's tables with pages that hold, or will hold, how it begins."""
-        request.tables = tuple(list(table) for table in tables)
+        request.hold_pages(tuple(list(table) for table in tables))
         for pool, table in zip(self.pools, tables, strict=True):
             pool.share(table)
 
@@ -81,7 +81,7 @@ class PagePools:
         """Drop all of the request's references."""
         for pool, table in zip(self.pools, request.tables, strict=True):
             pool.release(table, fence)
-        request.tables = ()
+        request.give_up_pages()
 
     def retain(self, group: int, pages: Sequence[int]) -> None:
         """One more reference for pages that somebody holds."""

@@ -71,8 +71,7 @@ class Engine:
         self.phase_changed = WakeEvent()
         # Rings when pages were stored or removed, and at a new epoch.
         self.pages_changed = WakeEvent()
-        # Called when there may be a Grant to send; set by the link.
-        self.kick: Callable[[], None] = lambda: None
+        self._kick: Callable[[], None] = lambda: None
         self._phase = "loading"
         self._kvstore = kvstore
         self._sinks: dict[int, OutputSink] = {}
@@ -89,6 +88,10 @@ class Engine:
         """loading, ready, draining or failed."""
         drains = self.draining or self._worker_drains
         return _DRAINING if drains and self._phase == _READY else self._phase
+
+    def call_for_grants(self, kick: Callable[[], None]) -> None:
+        """The link's `kick` is called whenever there may be a Grant to send."""
+        self._kick = kick
 
     def set_phase(self, phase: str, progress: float, detail: str) -> None:
         """Tell watchers how far the worker is."""
@@ -257,7 +260,7 @@ class Engine:
                 sink.beat()
             if self.core is not None:
                 # Whoever is kicked makes a Grant if there is one to make, which begins with deadlines.
-                self.kick()
+                self._kick()
                 metrics.show(self.core.load(), self.core.cached_pages)
                 self._meter.count(self.core.stats)
 
@@ -312,7 +315,7 @@ class Engine:
         """Something was asked for outside a Report: there may be a Grant to send, or something to tell."""
         if self.core is not None:
             self._carry_out(self.core)
-        self.kick()
+        self._kick()
 
     def _carry_out(self, core: Scheduler) -> None:
         effects = core.take_effects()
@@ -331,7 +334,7 @@ class Engine:
             # Also of an epoch that is over: then all that is left to do is to release what was pinned.
             core.on_lookup(lookup.uid, result)
             self._carry_out(core)
-            self.kick()
+            self._kick()
 
     def _ended(self, request: Request, reason: str, code: str) -> None:
         metrics.ended(request, reason)

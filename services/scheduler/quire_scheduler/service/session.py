@@ -166,7 +166,8 @@ class Session:
         rest = replace(outputs, prompt_logprobs=[])
         if ended:
             rest = without_handles(rest, ended)
-            rest.failed = [*rest.failed, *(FailedNote(owner, _too_large(self._bound_bytes)) for owner in sorted(ended))]
+            failed = [FailedNote(owner, _too_large(self._bound_bytes)) for owner in sorted(ended)]
+            rest = replace(rest, failed=[*rest.failed, *failed])
         return rest
 
     def _join(self, outputs: SessionOutputs, message: scheduler_pb2.SessionResponse) -> bool:

@@ -60,7 +60,7 @@ class WorkerLink:
         # Why this side cancelled the stream, if it did.
         self._gave_up = ""
         self._ready = asyncio.Event()
-        engine.kick = self._kick
+        engine.call_for_grants(self._kick)
 
     async def run(self) -> None:
         """Until cancelled."""

@@ -47,7 +47,7 @@ class FairQueue:
             self._waiting[tenant] -= 1
             self._floor = self._served[tenant]
             self._popped += 1
-            request.order_key = self._popped
+            request.take_order_key(self._popped)
             # The prompt counts at once: several may be handed out before the first is computed.
             self.charge(tenant, request.prompt_len)
             if not queue:

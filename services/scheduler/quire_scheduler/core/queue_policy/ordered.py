@@ -35,7 +35,7 @@ class OrderedQueue:
         self._length = 0
 
     def push(self, request: Request) -> None:
-        request.order_key = self._key(request)
+        request.take_order_key(self._key(request))
         heapq.heappush(self._heap, (request.order_key, request))
         self._length += 1
 
