@@ -18,13 +18,13 @@ def request(uid: int, *, tenant: str = "", priority: int = 0, prompt: int = 10) 
 def popped(queue: QueuePolicy) -> list[int]:
     order = []
     while (one := queue.pop()) is not None:
-        one.to(State.READY)
+        one.move_to(State.READY)
         order.append(one.uid)
     return order
 
 
 def gone(queue: QueuePolicy, one: Request) -> None:
-    one.to(State.FINISHED)
+    one.move_to(State.FINISHED)
     queue.discard(one)
 
 

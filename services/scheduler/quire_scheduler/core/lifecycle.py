@@ -134,10 +134,10 @@ class Lifecycle:
                 else:
                     self._vacated(request, fence, suspect)
                 request.timing.stopped(now, len(request.output))
-                request.to(State.FINISHED)
+                request.move_to(State.FINISHED)
                 replica.rates.finish()
             case State.PREEMPTED:
-                request.to(State.FINISHED)
+                request.move_to(State.FINISHED)
             case _:
                 replica.pulls.abandon(request)
                 replica.waiting.discard(request)

@@ -61,7 +61,7 @@ class PendingQueue:
         """The one way in, for a new request: into the policy, or `aside`, where no other request waits for it until
         `recall`."""
         if aside:
-            request.to(State.ASIDE)
+            request.move_to(State.ASIDE)
             self._parked[request.uid] = request
         else:
             self.policy.push(request)
@@ -69,7 +69,7 @@ class PendingQueue:
     def recall(self, request: Request) -> None:
         """A request that is ASIDE enters the policy, or is READY again with the order key that it had."""
         if self._parked.pop(request.uid, None):
-            request.to(State.QUEUED)
+            request.move_to(State.QUEUED)
             self.policy.push(request)
         else:
             del self._set_aside[request.uid]
@@ -89,7 +89,7 @@ class PendingQueue:
         if request.state is State.READY:
             self._remove_ready(request)
             self._looked_up_again.add(request.uid)
-        request.to(State.LOOKUP)
+        request.move_to(State.LOOKUP)
         self._lookups[request.uid] = request, now
 
     def answered(self, uid: int) -> Request | None:
@@ -106,7 +106,7 @@ class PendingQueue:
         """The request may start as soon as there is room. A preempted request keeps its order key, a pulled one its
         pages."""
         self._holding.pop(request.uid, None)
-        request.to(State.PULLED if request.state is State.PULLING else State.READY)
+        request.move_to(State.PULLED if request.state is State.PULLING else State.READY)
         heapq.heappush(self._ready, (request.order_key, request))
         self._num_ready += 1
 
@@ -120,20 +120,20 @@ class PendingQueue:
         """Remove the head, which starts."""
         request = heapq.heappop(self._ready)[1]
         self._num_ready -= 1
-        request.to(State.STARTED)
+        request.move_to(State.STARTED)
         return request
 
     def hold(self, request: Request) -> None:
         """The head holds pages now and waits until another engine has filled them."""
         self._remove_ready(request)
-        request.to(State.PULLING)
+        request.move_to(State.PULLING)
         self._holding[request.uid] = request
 
     def set_aside(self, request: Request) -> None:
         """A READY or PULLING request, which holds no pages, lets later ones go on until `recall`."""
         if self._holding.pop(request.uid, None) is None:
             self._remove_ready(request)
-        request.to(State.ASIDE)
+        request.move_to(State.ASIDE)
         self._set_aside[request.uid] = request
 
     def is_parked(self, request: Request) -> bool:
@@ -147,7 +147,7 @@ class PendingQueue:
     def discard(self, request: Request) -> None:
         """A request that waits is gone; called before its state changes."""
         state = request.state
-        request.to(State.FINISHED)
+        request.move_to(State.FINISHED)
         match state:
             case State.QUEUED:
                 self.policy.discard(request)

@@ -1,4 +1,7 @@
-"""One request's life: a state machine with asserted transitions, and what is known of the request meanwhile."""
+"""One request's life: a state machine with asserted transitions, its tokens, and what it holds.
+
+A request's pull, transfer, handover, lookups and offers to the kvstore live with their owners, by the request's `uid`.
+"""
 
 from __future__ import annotations
 
@@ -176,7 +179,7 @@ class Request:
 
     def preempt(self, now: float, *, counts: bool) -> None:
         """The request has lost its slot, which `counts` where it ran and another one needed pages."""
-        self.to(State.PREEMPTED)
+        self.move_to(State.PREEMPTED)
         self.timing.stopped(now, len(self.output))
         self.preemptions += counts
 
@@ -205,7 +208,7 @@ class Request:
         """Whether it has pages without a slot."""
         return self.state in (State.PULLING, State.PULLED)
 
-    def to(self, state: State) -> None:
+    def move_to(self, state: State) -> None:
         """Move on; only the transitions drawn above exist."""
         require(state in _NEXT[self.state], "a request cannot change its state so")
         self.state = state
