@@ -67,7 +67,7 @@ def a_grant() -> credit.Grant:
 
 
 def a_report() -> credit.Report:
-    logprobs = credit.Logprobs(
+    logprobs = credit.LogprobColumns(
         ids(1), np.array([-0.5], np.float32), ids(1), ids(2), ids(8, 9), np.array([-0.5, -1], np.float32)
     )
     return credit.Report(
@@ -124,7 +124,7 @@ def test_logprobs_of_prompts_travel_by_chunk() -> None:
         values = np.arange(first, first + total, dtype=np.float32)
         columns = (np.linspace(-1, 0, count, dtype=np.float32), ids(*range(1, count + 1)), ids(*tops))
         return credit.PromptLogprobs(
-            owner, first, credit.Logprobs(ids(*range(count)), *columns, ids(*range(total)), values)
+            owner, first, credit.LogprobColumns(ids(*range(count)), *columns, ids(*range(total)), values)
         )
 
     report = credit.Report(credit.Epoch(1, 1), prompt_logprobs=[chunk(3, 1, 2, 0, 1), chunk(0, 70), chunk(9, 5, 1)])

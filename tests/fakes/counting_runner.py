@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire_worker.step import LogprobColumns, StepBatch, StepOutput, StepTiming
+from quire_common.credit import LogprobColumns
+from quire_worker.step import StepBatch, StepOutput, StepTiming
 
 EMPTY = -7
 

@@ -22,7 +22,7 @@ from quire_common.credit import (
     Finish,
     Grant,
     KvGroup,
-    Logprobs,
+    LogprobColumns,
     ModelInfo,
     PageGeometry,
     RankAddress,
@@ -378,7 +378,7 @@ class FakeWorker:
         asked = [i for i, wants in enumerate(w for step in done for w in step.logprobs) if wants]
         if asked:
             token = report.token[asked]
-            report.logprobs = Logprobs(
+            report.logprobs = LogprobColumns(
                 _ids(asked), -token.astype(np.float32), _ids(1 for _ in asked), _ids(1 for _ in asked), token,
                 -token.astype(np.float32),
             )  # fmt: skip

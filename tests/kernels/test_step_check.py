@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from bench.gpu.record import Recorder
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Float32
 from quire_worker.cuda.cuda_device import _size_of
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, least_that_holds
 from quire_worker.engine.ports import StepOutcome
-from quire_worker.step import LogprobColumns, StepBatch, StepTiming
+from quire_worker.step import StepBatch, StepTiming
 from tests.gpu import steps
 from tests.gpu.check_model import CheckModel
 from tests.gpu.step_batches import StepBatches

@@ -13,9 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
 from quire_worker.sampling.logprobs import logprob_columns
-from quire_worker.step import LogprobColumns, PromptScores
+from quire_worker.step import PromptScores
 from tests.model.batches import PAGE_SIZE, Run, make_batch, pages_for
 from tests.model.folders import FAMILIES, load_dummy_model, write_config
 from tests.tiers import deep_after

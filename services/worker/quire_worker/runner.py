@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
+from quire_common.credit.logprobs import join_logprobs
 from quire_worker.arrays import Int64
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
 from quire_worker.model.decoder import Decoder
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.sampling.logprobs import join_columns
-from quire_worker.step import LogprobColumns, StepBatch, StepOutput, StepTiming
+from quire_worker.step import StepBatch, StepOutput, StepTiming
 
 
 class ModelRunner:
@@ -80,7 +81,8 @@ class ModelRunner:
                 part = self.decoder.ops.logprobs(logits, token, wanted)
                 if part is not None:
                     parts.append(part)
-            found[sequence] = join_columns(parts)
+            if (joined := join_logprobs((0, part) for part in parts)) is not None:
+                found[sequence] = joined.numbered()
         return found
 
     def _logits(self, hidden: Tensor, rows: Int64) -> Tensor:

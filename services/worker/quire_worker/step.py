@@ -15,6 +15,7 @@ import numpy as np
 from quire_worker.arrays import Bool, Float32, Int32, Int64, UInt32, UInt64
 
 if TYPE_CHECKING:
+    from quire_common.credit import LogprobColumns
     from quire_worker.sampling.logits_state import LogitsState
 
 
@@ -90,27 +91,6 @@ class StepBatch:
     """[S] the sequence ends with this step whatever is drawn: by length, or at its limit where nothing is drawn."""
     stop_id: Int32 = field(default_factory=_no_ids)
     """[S, I] ids that end the sequence when drawn; unused entries are -1."""
-
-
-@dataclass(slots=True)
-class LogprobColumns:
-    """Logprobs (natural, of the raw logits, before temperature) of the sampled tokens whose sequences asked.
-
-    The names and meanings are those of `quire.v1.LogprobColumns`.
-    """
-
-    token_index: Int32
-    """[L] index into `StepOutput.token`."""
-    logprob: Float32
-    """[L] of the chosen token."""
-    rank: Int32
-    """[L] of the chosen token, from 1: 1 + the number of tokens with a larger logit."""
-    top_count: Int32
-    """[L] number of alternatives of each entry."""
-    top_id: Int32
-    """[sum of top_count] most likely first; among equals the lower id first."""
-    top_logprob: Float32
-    """[sum of top_count]."""
 
 
 @dataclass(frozen=True, slots=True)

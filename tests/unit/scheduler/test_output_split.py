@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.credit import Logprobs, PromptLogprobs
+from quire_common.credit import LogprobColumns, PromptLogprobs
 from quire_common.errors import Internal
 from quire_scheduler.core.outputs import (
     AdmittedNote,
@@ -33,7 +33,7 @@ def finished(handle: int) -> FinishedNote:
 
 def scored(owner: int, first: int, entries: int, tops: int) -> PromptLogprobs:
     rng = np.random.default_rng(owner)
-    columns = Logprobs(
+    columns = LogprobColumns(
         np.arange(entries, dtype=np.int32),
         rng.random(entries, np.float32),
         rng.integers(1, 9, entries).astype(np.int32),

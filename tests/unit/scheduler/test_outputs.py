@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from quire_common.credit import Logprobs
+from quire_common.credit import LogprobColumns
 from quire_common.errors import Internal
 from quire_scheduler.core.outputs import AdmittedNote, FailedNote, FinishedNote, FinishReason, OutputBuffer, Rows
 
@@ -13,7 +13,7 @@ def ids(*values: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def rows(session: np.ndarray, count: np.ndarray, token: np.ndarray, logprobs: Logprobs | None = None) -> Rows:
+def rows(session: np.ndarray, count: np.ndarray, token: np.ndarray, logprobs: LogprobColumns | None = None) -> Rows:
     n = len(session)
     return Rows(session, np.arange(n, dtype=np.int32) + 10, count, token, np.zeros(n, np.uint8), logprobs)
 
@@ -27,7 +27,7 @@ def test_one_session_gets_the_very_columns() -> None:
 
 
 def test_sessions_are_split_with_their_tokens_and_logprobs() -> None:
-    logprobs = Logprobs(
+    logprobs = LogprobColumns(
         ids(0, 2, 4),
         np.array([-1, -2, -3], np.float32),
         ids(1, 2, 3),
@@ -47,7 +47,7 @@ def test_sessions_are_split_with_their_tokens_and_logprobs() -> None:
 
 
 def test_steps_and_notes_join_in_order() -> None:
-    one = Logprobs(ids(1), np.array([-1], np.float32), ids(1), ids(0))
+    one = LogprobColumns(ids(1), np.array([-1], np.float32), ids(1), ids(0))
     buffer = OutputBuffer()
     buffer.admitted(1, AdmittedNote(10, 0, 16))
     buffer.add_rows(rows(ids(1, 1), ids(1, 1), ids(5, 6)))

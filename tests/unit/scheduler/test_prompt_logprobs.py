@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from quire_common.credit import Logprobs, PromptLogprobs, Report
+from quire_common.credit import LogprobColumns, PromptLogprobs, Report
 from quire_common.errors import Internal
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.outputs import SessionOutputs
@@ -19,7 +19,7 @@ def scored(slot: int, first: int = 1) -> PromptLogprobs:
     return PromptLogprobs(
         slot,
         first,
-        Logprobs(np.arange(2, dtype=np.int32), np.array([-1, -2], np.float32), np.ones(2, np.int32), *columns),
+        LogprobColumns(np.arange(2, dtype=np.int32), np.array([-1, -2], np.float32), np.ones(2, np.int32), *columns),
     )
 
 

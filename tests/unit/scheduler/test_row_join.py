@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire_common.credit import Logprobs, PromptLogprobs
+from quire_common.credit import LogprobColumns, PromptLogprobs
 from quire_common.errors import Internal
 from quire_scheduler.core.outputs import (
     AdmittedNote,
@@ -35,7 +35,7 @@ def outputs(rows: list[Row], asked: frozenset[int] = frozenset()) -> SessionOutp
     index = np.flatnonzero(np.isin(np.repeat(out.handle, out.count), [*asked])).astype(np.int32)
     if len(index):
         told, tops = token[index], [each for each in token[index].tolist() for _ in range(each % 3)]
-        out.logprobs = Logprobs(
+        out.logprobs = LogprobColumns(
             index, -told.astype(np.float32), told + 1, told % 3, ids(*tops), -np.array(tops, np.float32)
         )
     return out
@@ -69,7 +69,7 @@ def test_each_request_has_one_row_with_all_of_its_tokens(steps: tuple[list[Row],
     assert_same(joined.logprobs, outputs(rows, asked).logprobs)
 
 
-def assert_same(one: Logprobs | None, other: Logprobs | None) -> None:
+def assert_same(one: LogprobColumns | None, other: LogprobColumns | None) -> None:
     assert (one is None) is (other is None)
     if one is not None and other is not None:
         for name in ("token_index", "logprob", "rank", "top_count", "top_id", "top_logprob"):
@@ -120,4 +120,4 @@ def test_large_things_are_not_joined() -> None:
     row, half = outputs([(1, [5], 0)]), outputs([(1, [5] * (MOST_JOINED_TOKENS // 2), 0)])
     full = join(half, half)
     assert full is not None and join(full, row) is None
-    assert join(row, replace(row, prompt_logprobs=[PromptLogprobs(1, 0, Logprobs())])) is None
+    assert join(row, replace(row, prompt_logprobs=[PromptLogprobs(1, 0, LogprobColumns())])) is None

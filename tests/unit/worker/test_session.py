@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.harness.plain_pages import ids
-from quire_common.credit import Epoch, Finish, Logprobs, Report, StepTiming, WorkerHello
+from quire_common.credit import Epoch, Finish, LogprobColumns, Report, StepTiming, WorkerHello
 from quire_common.errors import Aborted
 from quire_worker.engine.report_bundle import MAX_BYTES, MAX_REPORTS, ReportBundle, merge_reports, size_of
 from quire_worker.engine.session import HEARTBEAT_S, MAX_GRANTS_WAITING, Closed, Flush, Session
@@ -20,7 +20,7 @@ EPOCH = Epoch(1, 1)
 
 def a_report(step: int, *tokens: int, retired: int = 1, error: bool = False, prefill: bool = False) -> Report:
     n = len(tokens)
-    logprobs = Logprobs(
+    logprobs = LogprobColumns(
         ids(*range(n)), np.zeros(n, np.float32), ids(*[1] * n), ids(*[1] * n), ids(*tokens), np.zeros(n, np.float32)
     )
     return Report(

@@ -26,7 +26,7 @@ from quire_common.credit.hello import (
     ShardRange,
     WorkerHello,
 )
-from quire_common.credit.logprobs import Logprobs
+from quire_common.credit.logprobs import LogprobColumns
 from quire_common.credit.prompt_logprobs import PromptLogprobs
 from quire_common.credit.report import Finish, Report, StepTiming, decode_report, encode_report
 
@@ -37,7 +37,7 @@ __all__ = [
     "Finish",
     "Grant",
     "KvGroup",
-    "Logprobs",
+    "LogprobColumns",
     "ModelInfo",
     "MoveKind",
     "PageGeometry",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,8 @@ from quire_common.columns import NO_F32, NO_I32, equal_lengths, f32, i32, pack_f
 from quire_common.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 
@@ -24,27 +26,70 @@ def _empty_f32() -> NDArray[np.float32]:
 
 
 @dataclass(slots=True)
-class Logprobs:
-    """Logprobs of the tokens that asked. token_index points into the message's token column; tops are concatenated."""
+class LogprobColumns:
+    """Logprobs (natural, of the raw logits, before temperature) of those tokens that were asked about: L entries."""
 
     token_index: NDArray[np.int32] = field(default_factory=_empty)
+    """[L] index into the message's, or the step's, column of tokens; ascending."""
     logprob: NDArray[np.float32] = field(default_factory=_empty_f32)
+    """[L] of the chosen token."""
     rank: NDArray[np.int32] = field(default_factory=_empty)
+    """[L] of the chosen token, from 1: 1 + the number of tokens with a larger logit."""
     top_count: NDArray[np.int32] = field(default_factory=_empty)
+    """[L] number of alternatives of each entry."""
     top_id: NDArray[np.int32] = field(default_factory=_empty)
+    """[sum of top_count] most likely first; among equals the lower id first."""
     top_logprob: NDArray[np.float32] = field(default_factory=_empty_f32)
+    """[sum of top_count]."""
+
+    def __len__(self) -> int:
+        return len(self.logprob)
+
+    def slice(self, begin: int, end: int, first_token: int) -> LogprobColumns:
+        """Entries `begin` to `end`, for a column of tokens that begins at token `first_token` of this one's."""
+        tops = np.concatenate([[0], np.cumsum(self.top_count, dtype=np.int64)])[[begin, end]]
+        return LogprobColumns(
+            self.token_index[begin:end] - np.int32(first_token),
+            self.logprob[begin:end],
+            self.rank[begin:end],
+            self.top_count[begin:end],
+            self.top_id[tops[0] : tops[1]],
+            self.top_logprob[tops[0] : tops[1]],
+        )
+
+    def select(self, tokens: NDArray[np.bool_]) -> LogprobColumns:
+        """Entries of the tokens where the mask holds, for a column of these tokens alone."""
+        kept = tokens[self.token_index]
+        tops = np.repeat(kept, self.top_count)
+        position = np.cumsum(tokens, dtype=np.int32) - 1
+        return LogprobColumns(
+            position[self.token_index[kept]].astype(np.int32),
+            self.logprob[kept],
+            self.rank[kept],
+            self.top_count[kept],
+            self.top_id[tops],
+            self.top_logprob[tops],
+        )
+
+    def numbered(self) -> LogprobColumns:
+        """For a column in which every token has an entry."""
+        return replace(self, token_index=np.arange(len(self), dtype=np.int32))
 
 
-def slice_logprobs(logprobs: Logprobs, begin: int, end: int) -> Logprobs:
-    """Entries begin to end; `token_index` counts from 0."""
-    tops = np.concatenate([[0], np.cumsum(logprobs.top_count, dtype=np.int64)])[[begin, end]]
-    return Logprobs(
-        logprobs.token_index[begin:end] - np.int32(begin),
-        logprobs.logprob[begin:end],
-        logprobs.rank[begin:end],
-        logprobs.top_count[begin:end],
-        logprobs.top_id[tops[0] : tops[1]],
-        logprobs.top_logprob[tops[0] : tops[1]],
+def join_logprobs(parts: Iterable[tuple[int, LogprobColumns | None]]) -> LogprobColumns | None:
+    """One behind the other, each with the index at which its tokens begin in the joined column; None without any."""
+    found = [(first, part) for first, part in parts if part is not None]
+    if len(found) == 1 and found[0][0] == 0:
+        return found[0][1]
+    if not found:
+        return None
+    return LogprobColumns(
+        np.concatenate([part.token_index + np.int32(first) for first, part in found]),
+        np.concatenate([part.logprob for _, part in found]),
+        np.concatenate([part.rank for _, part in found]),
+        np.concatenate([part.top_count for _, part in found]),
+        np.concatenate([part.top_id for _, part in found]),
+        np.concatenate([part.top_logprob for _, part in found]),
     )
 
 
@@ -57,7 +102,7 @@ def check_sum(name: str, counts: NDArray[np.int32], total: int) -> None:
         )
 
 
-def logprobs_to_pb(logprobs: Logprobs) -> common_pb2.LogprobColumns:
+def logprobs_to_pb(logprobs: LogprobColumns) -> common_pb2.LogprobColumns:
     """Domain to wire."""
     return common_pb2.LogprobColumns(
         token_index=pack_i32(logprobs.token_index),
@@ -69,9 +114,9 @@ def logprobs_to_pb(logprobs: Logprobs) -> common_pb2.LogprobColumns:
     )
 
 
-def logprobs_from_pb(message: common_pb2.LogprobColumns) -> Logprobs:
+def logprobs_from_pb(message: common_pb2.LogprobColumns) -> LogprobColumns:
     """Wire to domain; raises InvalidArgument for columns whose lengths do not fit."""
-    result = Logprobs(
+    result = LogprobColumns(
         token_index=i32(message.token_index, "token_index"),
         logprob=f32(message.logprob, "logprob"),
         rank=i32(message.rank, "rank"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.v1 import common_pb2
 from quire_common.columns import equal_lengths, i32, pack_i32
-from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb, slice_logprobs
+from quire_common.credit.logprobs import LogprobColumns, check_sum, join_logprobs, logprobs_from_pb, logprobs_to_pb
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,25 +22,17 @@ class PromptLogprobs:
 
     owner: int
     first: int
-    logprobs: Logprobs
+    logprobs: LogprobColumns
 
 
 def prompt_logprobs_to_pb(chunks: Sequence[PromptLogprobs]) -> common_pb2.PromptLogprobColumns:
     """Domain to wire; there must be one at least."""
-    parts = [chunk.logprobs for chunk in chunks]
-    total = sum(len(part.logprob) for part in parts)
-    joined = Logprobs(
-        np.arange(total, dtype=np.int32),
-        *(
-            np.concatenate([getattr(part, name) for part in parts])
-            for name in ("logprob", "rank", "top_count", "top_id", "top_logprob")
-        ),
-    )
+    joined = join_logprobs((0, chunk.logprobs) for chunk in chunks) or LogprobColumns()
     return common_pb2.PromptLogprobColumns(
         owner=pack_i32([chunk.owner for chunk in chunks]),
         first=pack_i32([chunk.first for chunk in chunks]),
-        count=pack_i32([len(part.logprob) for part in parts]),
-        logprobs=logprobs_to_pb(joined),
+        count=pack_i32([len(chunk.logprobs) for chunk in chunks]),
+        logprobs=logprobs_to_pb(joined.numbered()),
     )
 
 
@@ -49,9 +41,9 @@ def prompt_logprobs_from_pb(message: common_pb2.PromptLogprobColumns) -> list[Pr
     owner, first, count = (i32(getattr(message, name), name) for name in ("owner", "first", "count"))
     equal_lengths("prompt_logprobs", owner=owner, first=first, count=count)
     logprobs = logprobs_from_pb(message.logprobs)
-    check_sum("count", count, len(logprobs.logprob))
+    check_sum("count", count, len(logprobs))
     ends = np.cumsum(count).tolist()
     return [
-        PromptLogprobs(of, at, slice_logprobs(logprobs, end - entries, end))
+        PromptLogprobs(of, at, logprobs.slice(end - entries, end, end - entries))
         for of, at, entries, end in zip(owner.tolist(), first.tolist(), count.tolist(), ends, strict=True)
     ]

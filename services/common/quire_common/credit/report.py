@@ -10,7 +10,7 @@ from quire.v1 import worker_pb2
 from quire_common.columns import MAX_U32, NO_U8, equal_lengths, i32, i64, pack_i32, pack_i64, pack_u8, saturated_u32, u8
 from quire_common.credit.grant import empty, empty_i64
 from quire_common.credit.hello import Epoch, epoch_from_pb, epoch_to_pb
-from quire_common.credit.logprobs import Logprobs, check_sum, logprobs_from_pb, logprobs_to_pb
+from quire_common.credit.logprobs import LogprobColumns, check_sum, logprobs_from_pb, logprobs_to_pb
 from quire_common.credit.prompt_logprobs import PromptLogprobs, prompt_logprobs_from_pb, prompt_logprobs_to_pb
 from quire_common.errors import QuireError, from_message, to_message
 
@@ -63,7 +63,7 @@ class Report:
     count: NDArray[np.int32] = field(default_factory=empty)
     token: NDArray[np.int32] = field(default_factory=empty)
     finish: NDArray[np.uint8] = field(default_factory=_empty_u8)
-    logprobs: Logprobs | None = None
+    logprobs: LogprobColumns | None = None
     prefill_slot: NDArray[np.int32] = field(default_factory=empty)
     prefill_position: NDArray[np.int32] = field(default_factory=empty)
     moved_id: NDArray[np.int64] = field(default_factory=empty_i64)

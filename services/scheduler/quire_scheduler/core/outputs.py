@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from quire_common.columns import NO_I32, NO_U8
-from quire_common.credit import Finish, Logprobs, PromptLogprobs
+from quire_common.credit import Finish, LogprobColumns, PromptLogprobs
+from quire_common.credit.logprobs import join_logprobs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,7 +98,7 @@ class SessionOutputs:
     count: NDArray[np.int32]
     token: NDArray[np.int32]
     finish: NDArray[np.uint8]
-    logprobs: Logprobs | None = None
+    logprobs: LogprobColumns | None = None
     admitted: list[AdmittedNote] = field(default_factory=list)
     finished: list[FinishedNote] = field(default_factory=list)
     failed: list[FailedNote] = field(default_factory=list)
@@ -115,16 +116,21 @@ class Rows:
     count: NDArray[np.int32]
     token: NDArray[np.int32]
     finish: NDArray[np.uint8]
-    logprobs: Logprobs | None
+    logprobs: LogprobColumns | None
 
     def select(self, keep: NDArray[np.bool_]) -> Rows:
         """The rows where `keep` holds, with their tokens and logprobs."""
         if keep.all():
             return self
         tokens = np.repeat(keep, self.count)
-        logprobs = None if self.logprobs is None else select_logprobs(self.logprobs, tokens)
+        logprobs = None if self.logprobs is None else self.logprobs.select(tokens) or None
         return Rows(
-            self.session[keep], self.handle[keep], self.count[keep], self.token[tokens], self.finish[keep], logprobs
+            self.session[keep],
+            self.handle[keep],
+            self.count[keep],
+            self.token[tokens],
+            self.finish[keep],
+            logprobs or None,
         )
 
 
@@ -218,47 +224,13 @@ def split(rows: Rows) -> list[tuple[int, Rows]]:
     return [(int(session), rows.select(rows.session == session)) for session in np.unique(rows.session)]
 
 
-def select_logprobs(logprobs: Logprobs, tokens: NDArray[np.bool_]) -> Logprobs | None:
-    """Entries of the kept tokens, renumbered; None where none is left."""
-    keep = tokens[logprobs.token_index]
-    if not keep.any():
-        return None
-    position = np.cumsum(tokens, dtype=np.int32) - 1
-    tops = np.repeat(keep, logprobs.top_count)
-    return Logprobs(
-        position[logprobs.token_index[keep]].astype(np.int32),
-        logprobs.logprob[keep],
-        logprobs.rank[keep],
-        logprobs.top_count[keep],
-        logprobs.top_id[tops],
-        logprobs.top_logprob[tops],
-    )
-
-
 def _append(into: SessionOutputs, rows: Rows) -> None:
     if not len(into.handle):
         into.handle, into.count, into.token = rows.handle, rows.count, rows.token
         into.finish, into.logprobs = rows.finish, rows.logprobs
         return
-    into.logprobs = join_logprobs(into.logprobs, rows.logprobs, len(into.token))
+    into.logprobs = join_logprobs([(0, into.logprobs), (len(into.token), rows.logprobs)])
     into.handle = np.concatenate([into.handle, rows.handle])
     into.count = np.concatenate([into.count, rows.count])
     into.token = np.concatenate([into.token, rows.token])
     into.finish = np.concatenate([into.finish, rows.finish])
-
-
-def join_logprobs(first: Logprobs | None, second: Logprobs | None, offset: int) -> Logprobs | None:
-    """Of tokens of which the second's begin at `offset`."""
-    if second is None:
-        return first
-    shifted = (second.token_index + offset).astype(np.int32)
-    if first is None:
-        return Logprobs(shifted, second.logprob, second.rank, second.top_count, second.top_id, second.top_logprob)
-    return Logprobs(
-        np.concatenate([first.token_index, shifted]),
-        np.concatenate([first.logprob, second.logprob]),
-        np.concatenate([first.rank, second.rank]),
-        np.concatenate([first.top_count, second.top_count]),
-        np.concatenate([first.top_id, second.top_id]),
-        np.concatenate([first.top_logprob, second.top_logprob]),
-    )

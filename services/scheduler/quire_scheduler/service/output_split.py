@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from quire_common.columns import NO_I32, NO_U8
-from quire_common.credit import Logprobs, PromptLogprobs
-from quire_common.credit.logprobs import slice_logprobs
+from quire_common.credit import LogprobColumns, PromptLogprobs
 from quire_scheduler.core.outputs import SessionOutputs
 
 if TYPE_CHECKING:
@@ -59,8 +58,8 @@ def _bytes_of(out: SessionOutputs) -> int:
     return total
 
 
-def _logprob_bytes(logprobs: Logprobs) -> int:
-    return _ENTRY * len(logprobs.logprob) + _TOP * len(logprobs.top_id)
+def _logprob_bytes(logprobs: LogprobColumns) -> int:
+    return _ENTRY * len(logprobs) + _TOP * len(logprobs.top_id)
 
 
 def _admitted_bytes(note: AdmittedNote) -> int:
@@ -96,7 +95,7 @@ def _split_prompts(chunks: Sequence[PromptLogprobs], most: int) -> Iterator[list
 def _split_chunk(chunk: PromptLogprobs, most: int) -> Iterator[PromptLogprobs]:
     sizes = _ENTRY + _TOP * chunk.logprobs.top_count.astype(np.int64)
     for begin, end in _ranges(sizes, most):
-        yield PromptLogprobs(chunk.owner, chunk.first + begin, slice_logprobs(chunk.logprobs, begin, end))
+        yield PromptLogprobs(chunk.owner, chunk.first + begin, chunk.logprobs.slice(begin, end, begin))
 
 
 def _split_rows(out: SessionOutputs, most: int) -> Iterator[SessionOutputs]:
@@ -132,15 +131,12 @@ def _row_bytes(out: SessionOutputs, ends: NDArray[np.int64]) -> NDArray[np.int64
     return sizes
 
 
-def _logprobs_of(logprobs: Logprobs | None, first: int, after: int) -> Logprobs | None:
+def _logprobs_of(logprobs: LogprobColumns | None, first: int, after: int) -> LogprobColumns | None:
     """Entries of tokens `first` to `after`, of which the first counts as 0."""
     if logprobs is None:
         return None
     begin, end = np.searchsorted(logprobs.token_index, [first, after]).tolist()
-    if begin == end:
-        return None
-    part = slice_logprobs(logprobs, begin, end)
-    return replace(part, token_index=(logprobs.token_index[begin:end] - first).astype(np.int32))
+    return logprobs.slice(begin, end, first) if begin < end else None
 
 
 def _ranges(sizes: NDArray[np.int64], most: int) -> Iterator[tuple[int, int]]:

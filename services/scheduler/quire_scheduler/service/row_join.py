@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Logprobs
-from quire_scheduler.core.outputs import SessionOutputs, join_logprobs
+from quire_common.credit import LogprobColumns
+from quire_common.credit.logprobs import join_logprobs
+from quire_scheduler.core.outputs import SessionOutputs
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -33,7 +34,7 @@ def join(first: SessionOutputs, second: SessionOutputs) -> SessionOutputs | None
     in_order = handle[order]
     last = np.flatnonzero(np.append(in_order[1:] != in_order[:-1], len(in_order) > 0))
     source = _moved(count, order)
-    logprobs = join_logprobs(first.logprobs, second.logprobs, len(first.token))
+    logprobs = join_logprobs([(0, first.logprobs), (len(first.token), second.logprobs)])
     return replace(
         first,
         handle=in_order[last],
@@ -65,14 +66,14 @@ def _moved(count: NDArray[np.int32], order: NDArray[np.intp]) -> NDArray[np.intp
     return np.repeat(begin[order] - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum())
 
 
-def _reordered(logprobs: Logprobs, source: NDArray[np.intp]) -> Logprobs:
+def _reordered(logprobs: LogprobColumns, source: NDArray[np.intp]) -> LogprobColumns:
     """Of tokens that now come from `source`."""
     place = np.empty(len(source), np.int32)
     place[source] = np.arange(len(source))
     index = place[logprobs.token_index]
     order = np.argsort(index, kind="stable")
     tops = _moved(logprobs.top_count, order)
-    return Logprobs(
+    return LogprobColumns(
         index[order],
         logprobs.logprob[order],
         logprobs.rank[order],

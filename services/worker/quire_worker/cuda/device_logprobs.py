@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.cuda.pinned_ring import PinnedRing
 from quire_worker.ops.triton.logprobs import packed_logprobs
-from quire_worker.step import LogprobColumns
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32

@@ -16,8 +16,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from quire_common.credit import LogprobColumns
     from quire_worker.arrays import Int32
-    from quire_worker.step import LogprobColumns, PromptScores, StepBatch
+    from quire_worker.step import PromptScores, StepBatch
 
 # Logits of so many prompt rows are there at once.
 _SCORED_ROWS = 64

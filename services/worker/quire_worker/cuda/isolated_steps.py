@@ -13,20 +13,21 @@ import numpy as np
 import torch
 
 from quire_common.credit import Finish
+from quire_common.credit.logprobs import join_logprobs
 from quire_common.errors import Internal
 from quire_common.telemetry.logs import get_logger
 from quire_worker.cuda.memory import STEP_FIX
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.step_runner import as_slot_error
-from quire_worker.sampling.logprobs import join_columns
 from quire_worker.step import StepTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from quire_common.credit import LogprobColumns
     from quire_common.errors import QuireError
-    from quire_worker.step import LogprobColumns, StepBatch
+    from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
 _NO_TIME = StepTiming(0, 0, 0)
@@ -97,6 +98,5 @@ def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
 
 def _joined_logprobs(columns: dict[int, LogprobColumns]) -> LogprobColumns | None:
     """An entry of each sequence that has some."""
-    if not columns:
-        return None
-    return dataclasses.replace(join_columns([*columns.values()]), token_index=np.array([*columns], np.int32))
+    joined = join_logprobs((0, each) for each in columns.values())
+    return None if joined is None else dataclasses.replace(joined, token_index=np.array([*columns], np.int32))

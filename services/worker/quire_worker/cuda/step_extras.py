@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from quire_common.credit import LogprobColumns
     from quire_common.errors import QuireError
     from quire_worker.arrays import Int32
     from quire_worker.cuda.device_logprobs import PendingLogprobs
     from quire_worker.cuda.device_scores import PendingScores
-    from quire_worker.step import LogprobColumns, StepBatch
+    from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
 

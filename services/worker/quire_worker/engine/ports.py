@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from quire_common.credit import Finish, MoveKind, StepTiming
+    from quire_common.credit import Finish, LogprobColumns, MoveKind, StepTiming
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext
     from quire_worker import step
     from quire_worker.arrays import Int32
-    from quire_worker.step import LogprobColumns, StepBatch, StepOutput
+    from quire_worker.step import StepBatch, StepOutput
 
 
 @dataclass(frozen=True, slots=True)

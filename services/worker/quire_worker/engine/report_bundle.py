@@ -7,11 +7,13 @@ errors belong to whoever held the slot in the Grant that it says has retired.
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Logprobs, Report
+from quire_common.credit import Report
+from quire_common.credit.logprobs import join_logprobs
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,8 +64,8 @@ class ReportBundle:
 
 def size_of(report: Report) -> int:
     """About the bytes of its columns."""
-    tops = 0 if report.logprobs is None else 16 * len(report.logprobs.logprob) + 8 * len(report.logprobs.top_id)
-    tops += sum(16 * len(c.logprobs.logprob) + 8 * len(c.logprobs.top_id) for c in report.prompt_logprobs)
+    tops = 0 if report.logprobs is None else 16 * len(report.logprobs) + 8 * len(report.logprobs.top_id)
+    tops += sum(16 * len(c.logprobs) + 8 * len(c.logprobs.top_id) for c in report.prompt_logprobs)
     return 64 * report.steps + 16 * len(report.slot) + 8 * len(report.prefill_slot) + tops
 
 
@@ -75,7 +77,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
     """Reports in order, as one. Counts and stalls are the last one's."""
     if len(reports) == 1:
         return reports[0]
-    last = reports[-1]
+    last, first_tokens = reports[-1], accumulate((len(report.token) for report in reports), initial=0)
     columns = {
         name: np.concatenate([getattr(r, name) for r in reports]) for name in ROW_COLUMNS + STEP_COLUMNS + MOVE_COLUMNS
     }
@@ -84,7 +86,7 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         first_step=next((r.first_step for r in reports if r.steps), last.first_step),
         retired=last.retired,
         in_flight=last.in_flight,
-        logprobs=_merge_logprobs(reports),
+        logprobs=join_logprobs(zip(first_tokens, (report.logprobs for report in reports), strict=False)),
         running=last.running,
         spare=last.spare,
         stalled_slot=last.stalled_slot,
@@ -95,22 +97,4 @@ def merge_reports(reports: Sequence[Report]) -> Report:
         heartbeat=False,
         prompt_logprobs=[chunk for r in reports for chunk in r.prompt_logprobs],
         **columns,
-    )
-
-
-def _merge_logprobs(reports: Sequence[Report]) -> Logprobs | None:
-    parts, first = [], 0
-    for report in reports:
-        if report.logprobs is not None:
-            parts.append((first, report.logprobs))
-        first += len(report.token)
-    if not parts:
-        return None
-    return Logprobs(
-        token_index=np.concatenate([p.token_index + np.int32(offset) for offset, p in parts]),
-        logprob=np.concatenate([p.logprob for _, p in parts]),
-        rank=np.concatenate([p.rank for _, p in parts]),
-        top_count=np.concatenate([p.top_count for _, p in parts]),
-        top_id=np.concatenate([p.top_id for _, p in parts]),
-        top_logprob=np.concatenate([p.top_logprob for _, p in parts]),
     )

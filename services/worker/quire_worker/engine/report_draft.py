@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_common.credit import Logprobs, Report, StepTiming
+from quire_common.credit import LogprobColumns, Report, StepTiming
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.credit import Epoch, PromptLogprobs
     from quire_common.errors import QuireError
-    from quire_worker.arrays import Bool, Int32
+    from quire_worker.arrays import Int32
     from quire_worker.engine.transfer_agent import MoveResult
-    from quire_worker.step import LogprobColumns
 
 
 @dataclass
@@ -69,7 +68,7 @@ class StepRows:
     prefill_slot: Int32
     prefill_position: Int32
     prefill_tokens: int
-    logprobs: Logprobs | None
+    logprobs: LogprobColumns | None
     errors: list[tuple[int, QuireError]] = field(default_factory=list)
     scores: list[PromptLogprobs] = field(default_factory=list)
 
@@ -94,31 +93,3 @@ class StepRows:
             timing=[timing],
             prompt_logprobs=self.scores,
         )
-
-
-def as_logprobs(columns: LogprobColumns) -> Logprobs:
-    """A runner's columns as a Report has them."""
-    return Logprobs(
-        columns.token_index,
-        columns.logprob,
-        columns.rank,
-        columns.top_count,
-        columns.top_id,
-        columns.top_logprob,
-    )
-
-
-def keep_logprobs(columns: LogprobColumns | None, kept: Bool) -> Logprobs | None:
-    """Logprobs of the sequences whose tokens are kept; their indices count the kept tokens alone."""
-    if columns is None:
-        return None
-    mine = kept[columns.token_index]
-    tops = np.repeat(mine, columns.top_count)
-    return Logprobs(
-        token_index=(np.cumsum(kept, dtype=np.int32) - 1)[columns.token_index][mine].astype(np.int32),
-        logprob=columns.logprob[mine],
-        rank=columns.rank[mine],
-        top_count=columns.top_count[mine],
-        top_id=columns.top_id[tops],
-        top_logprob=columns.top_logprob[tops],
-    )

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.credit import Finish, PromptLogprobs
-from quire_worker.engine.report_draft import StepRows, as_logprobs, keep_logprobs
+from quire_worker.engine.report_draft import StepRows
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Bool, Int32
@@ -47,9 +47,9 @@ def complete_step(residents: ResidentSlots, in_flight: InFlightStep, outcome: St
         prefill_slot=slots[progress],
         prefill_position=end[progress],
         prefill_tokens=int(in_flight.count[in_flight.decodes :].sum()),
-        logprobs=keep_logprobs(outcome.logprobs, sampled),
+        logprobs=None if outcome.logprobs is None else outcome.logprobs.select(sampled),
         scores=[
-            PromptLogprobs(int(slots[row]), int(in_flight.position[row]) + 1, as_logprobs(columns))
+            PromptLogprobs(int(slots[row]), int(in_flight.position[row]) + 1, columns)
             for row, columns in outcome.scores.items()
             if progress[row]
         ],
@@ -78,7 +78,7 @@ def _complete_decodes(residents: ResidentSlots, in_flight: InFlightStep, end: In
         prefill_slot=_NOBODY,
         prefill_position=_NOBODY,
         prefill_tokens=0,
-        logprobs=keep_logprobs(outcome.logprobs, in_flight.sample),
+        logprobs=None if outcome.logprobs is None else outcome.logprobs.select(in_flight.sample),
     )
 
 

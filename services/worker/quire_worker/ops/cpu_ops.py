@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Float32, Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops import cpu_attention, cpu_rows, cpu_tile
@@ -23,7 +24,6 @@ from quire_worker.ops.simd import LANES
 from quire_worker.ops.torch_reference import TorchOps
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import LogprobColumns
 
 _NO_NORM_WEIGHT: Final = np.zeros(0, np.float32)
 _PAIR_COST: Final = 8

@@ -13,11 +13,11 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation, ArchSpec
 from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import LogprobColumns
 
 P = TypeVar("P")
 """An implementation's own plan of a step's attention."""

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
@@ -24,7 +25,6 @@ from quire_worker.ops.weight import DenseWeight, Weight
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.sampler import sample
-from quire_worker.step import LogprobColumns
 
 ROW_MULTIPLE: Final = 16
 _KEYS_PER_TILE: Final = 64

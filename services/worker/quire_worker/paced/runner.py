@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from quire_common.credit import LogprobColumns
 from quire_worker.paced.answer import forbidden
 from quire_worker.paced.faults import StepFaults
 from quire_worker.paced.hashing import contributions, draws, keys, probes, redraw, tokens_of
 from quire_worker.paced.pacer import Pacer
-from quire_worker.step import LogprobColumns, StepOutput, StepTiming
+from quire_worker.step import StepOutput, StepTiming
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,6 +8,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor
 from torch.profiler import record_function
 
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, Ops, P, QkNormWeights, RopeTables
@@ -26,7 +27,6 @@ from quire_worker.profile.cost import (
 )
 from quire_worker.profile.kernel_parts import ATTENTION, DECODE_ATTENTION, LOGPROBS, PREFILL_ATTENTION
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import LogprobColumns
 
 PREFIX = "quire: "
 R = TypeVar("R")

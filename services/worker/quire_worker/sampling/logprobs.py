@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Float32, Int32
-from quire_worker.step import LogprobColumns
 
 
 def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColumns | None:
@@ -34,15 +32,6 @@ def logprob_columns(logits: Tensor, token: Int32, wanted: Int32) -> LogprobColum
         top_id=top_id,
         top_logprob=(values[owner, top_id] - normaliser[owner]).astype(np.float32),
     )
-
-
-def join_columns(parts: Sequence[LogprobColumns]) -> LogprobColumns:
-    """One behind the other; `token_index` counts all entries."""
-    columns = [
-        np.concatenate([getattr(part, name) for part in parts])
-        for name in ("logprob", "rank", "top_count", "top_id", "top_logprob")
-    ]
-    return LogprobColumns(np.arange(len(columns[0]), dtype=np.int32), *columns)
 
 
 def _top_ids(rows: Tensor, count: Int32) -> Int32:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_common.credit import LogprobColumns
 from quire_worker.arrays import Int32
 from quire_worker.model.arch_spec import Activation
 from quire_worker.ops.interface import HeadShape, QkNormWeights, RopeTables
@@ -26,7 +27,6 @@ from quire_worker.ops.weight import Weight
 from quire_worker.sampling.columns import SamplingColumns
 from quire_worker.sampling.logprobs import logprob_columns
 from quire_worker.sampling.sampler import sample
-from quire_worker.step import LogprobColumns
 
 _ELEMENTS = 1024
 # From so many rows on, a program of rope takes several, and products are added to the residual at once.
