@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_scheduler.core.outputs import FinishReason
+from quire_common.finish import FinishReason
 
 if TYPE_CHECKING:
     from quire_common.sequence import Sequence

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from quire_scheduler.core.outputs import FinishReason
+from quire_common.finish import FinishReason
 from tests.exactness.clients import LEFT, Heard
 from tests.exactness.virtual_replica import VirtualReplica, a_sequence, num_pages
 

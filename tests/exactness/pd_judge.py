@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from quire_scheduler.core.outputs import FinishReason
+from quire_common.finish import FinishReason
 from tests.exactness.judge import Wrong, compare, undisturbed
 from tests.exactness.pd_router import PdRouter
 from tests.exactness.pd_side import Side

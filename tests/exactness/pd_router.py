@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.errors import QuireError
+from quire_common.finish import FinishReason
 from quire_common.sequence import RequestContext
-from quire_scheduler.core.outputs import FinishReason
 from quire_scheduler.disaggregation.handover import Handover, KvTransfer
 from tests.exactness.clients import LOST, Heard
 from tests.exactness.virtual_time import DelayLine

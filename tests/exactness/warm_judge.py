@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire_scheduler.core.outputs import FinishReason
+from quire_common.finish import FinishReason
 from tests.exactness.clients import LEFT
 from tests.exactness.events import Events
 from tests.exactness.hit_rights import HitRights

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bench.gpu.record import Recorder
 from bench.harness.local_engine import LocalEngine
 from quire_common.errors import QuireError
-from quire_scheduler.core.outputs import FinishReason
+from quire_common.finish import FinishReason
 from quire_worker.replica import ServedModel
 from quire_worker.runner import ModelRunner
 from tests.gpu.answers import is_plain, worst_choice

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from bench.harness.local_engine import SESSION, LocalEngine
+from quire_common.finish import FinishReason
 from quire_common.sequence import Sequence
-from quire_scheduler.core.outputs import FinishReason
 from quire_scheduler.core.request import Request, State
 from quire_worker.engine.slots import SlotState
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from quire_common.credit import Grant, Report
 from quire_common.errors import Internal, InvalidArgument
+from quire_common.finish import FinishReason
 from quire_scheduler.batching import admission
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.core.outputs import FinishReason
 from quire_scheduler.kv.prefix_cache import PrefixCache
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig

@@ -6,7 +6,8 @@ import numpy as np
 
 from quire_common.credit import LogprobColumns
 from quire_common.errors import Internal
-from quire_scheduler.core.outputs import AdmittedNote, FailedNote, FinishedNote, FinishReason, OutputBuffer, Rows
+from quire_common.finish import FinishReason
+from quire_scheduler.core.outputs import AdmittedNote, FailedNote, FinishedNote, OutputBuffer, Rows
 
 
 def ids(*values: int) -> np.ndarray:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from quire_common.credit import MoveKind
+from quire_common.finish import FinishReason
 from quire_common.pages import PageExtras, chain_hashes
 from quire_common.sequence import Sequence
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.core.outputs import FinishReason
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

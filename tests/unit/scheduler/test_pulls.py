@@ -10,10 +10,10 @@ import pytest
 
 from quire_common.credit import PageGeometry, ShardRange
 from quire_common.errors import Unavailable
+from quire_common.finish import FinishReason
 from quire_common.pages import chain_hashes
 from quire_common.ticket import Ticket
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.core.outputs import FinishReason
 from quire_scheduler.core.request import State
 from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import undisturbed

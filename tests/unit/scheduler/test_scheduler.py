@@ -7,9 +7,9 @@ import pytest
 
 from quire_common.credit import Finish, Report
 from quire_common.errors import Internal, InvalidArgument, Overloaded, QuireError, Unavailable
+from quire_common.finish import FinishReason
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.core.outputs import FinishReason
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed, with_epoch
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

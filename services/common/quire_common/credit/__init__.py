@@ -28,7 +28,8 @@ from quire_common.credit.hello import (
 )
 from quire_common.credit.logprobs import LogprobColumns
 from quire_common.credit.prompt_logprobs import PromptLogprobs
-from quire_common.credit.report import Finish, Report, StepTiming, decode_report, encode_report
+from quire_common.credit.report import Report, StepTiming, decode_report, encode_report
+from quire_common.finish import Finish
 
 __all__ = [
     "PROTOCOL_VERSION",

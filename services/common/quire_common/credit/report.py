@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,21 +16,6 @@ from quire_common.errors import QuireError, from_message, to_message
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-
-class Finish(enum.IntEnum):
-    """Why a slot ended, as the worker sees it."""
-
-    NONE = 0
-    # End of sequence, or a stop token id.
-    STOP = 1
-    # max_tokens or the context.
-    LENGTH = 2
-    # The slot's final limit: a prefill-only sequence.
-    LIMIT = 3
-    ERROR = 4
-    # The answer's end is one pattern over and over.
-    REPETITION = 5
 
 
 class StepTiming(NamedTuple):

@@ -7,7 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.errors import Internal
-from quire_scheduler.core.outputs import FailedNote, FinishedNote, FinishReason, PrefilledNote
+from quire_common.finish import FinishReason
+from quire_scheduler.core.outputs import FailedNote, FinishedNote, PrefilledNote
 from quire_scheduler.core.request import State
 from quire_scheduler.kv.page_allocator import Fence
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from quire_common.errors import Internal, QuireError
+from quire_common.finish import FINISH_REASONS, FinishReason
 from quire_scheduler.core.lifecycle import PAGES_LOST
-from quire_scheduler.core.outputs import FINISH_REASONS, FinishReason, Rows
+from quire_scheduler.core.outputs import Rows
 from quire_scheduler.core.request import Request, State
 from quire_scheduler.kv.offload import BATCH_PAGES
 from quire_scheduler.kv.page_allocator import Fence

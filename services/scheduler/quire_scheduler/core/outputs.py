@@ -5,15 +5,15 @@ No object per token. Knows nothing of the wire: `session_wire.py` packs it.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from quire_common.columns import NO_I32, NO_U8
-from quire_common.credit import Finish, LogprobColumns, PromptLogprobs
+from quire_common.credit import LogprobColumns, PromptLogprobs
 from quire_common.credit.logprobs import join_logprobs
+from quire_common.finish import FinishReason
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,26 +21,6 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.ticket import Ticket
     from quire_scheduler.core.timing import Hop
-
-
-class FinishReason(enum.IntEnum):
-    """Values of quire.v1.FinishReason, of which the first three are the worker's."""
-
-    NONE = 0
-    STOP = 1
-    LENGTH = 2
-    ABORT = 3
-    ERROR = 4
-    REPETITION = 5
-
-
-# The worker's Finish as a FinishReason. A row that ended by its limit is a sequence that may go no further.
-FINISH_REASONS: NDArray[np.uint8] = np.zeros(256, np.uint8)
-FINISH_REASONS[Finish.STOP] = FinishReason.STOP
-FINISH_REASONS[Finish.LENGTH] = FinishReason.LENGTH
-FINISH_REASONS[Finish.LIMIT] = FinishReason.LENGTH
-FINISH_REASONS[Finish.ERROR] = FinishReason.ERROR
-FINISH_REASONS[Finish.REPETITION] = FinishReason.REPETITION
 
 
 class AdmittedNote(NamedTuple):
