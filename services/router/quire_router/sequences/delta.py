@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from quire_common.finish import FinishReason
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# Numbers of the contract's FinishReason; a test compares them.
-FINISH_NAMES = {1: "stop", 2: "length", 3: "abort", 4: "error", 5: "repetition"}
-STOP, LENGTH, ERROR, REPETITION = 1, 2, 4, 5
+FINISH_NAMES = {reason.value: reason.name.lower() for reason in FinishReason if reason}
+# Plain integers, since each step's rows are compared with them.
+STOP, LENGTH = FinishReason.STOP.value, FinishReason.LENGTH.value
+ERROR, REPETITION = FinishReason.ERROR.value, FinishReason.REPETITION.value
 
 
 @dataclass(slots=True)
