@@ -32,11 +32,7 @@ _BY_STATUS: dict[int, type[errors.QuireError]] = {
     grpc.StatusCode.UNAUTHENTICATED.value[0]: errors.Unauthenticated,
 }
 _FINISH = {
-    common_pb2.FINISH_REASON_STOP: "stop",
-    common_pb2.FINISH_REASON_LENGTH: "length",
-    common_pb2.FINISH_REASON_ABORT: "abort",
-    common_pb2.FINISH_REASON_ERROR: "error",
-    common_pb2.FINISH_REASON_REPETITION: "repetition",
+    number: name.removeprefix("FINISH_REASON_").lower() for name, number in common_pb2.FinishReason.items() if number
 }
 
 # Thirty days, as routers have it.
