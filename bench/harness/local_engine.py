@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 
 from quire_common.credit import Report, WorkerHello
+from quire_common.finish import FinishReason
 from quire_common.sequence import RequestContext, Sequence
 from quire_scheduler.config import SchedulerConfig
-from quire_common.finish import FinishReason
 from quire_scheduler.core.scheduler import Scheduler
 from quire_worker.engine.engine import DEPTH, Engine
 from quire_worker.loading import LoadedModel, LoadOptions, load_model
