@@ -30,7 +30,7 @@ from bench.disaggregation.transfer_arms import PeerArm
 from bench.kvstore.pages import Bodies, Pages
 from bench.kvstore.raw_tcp import RawTcpPair
 from bench.kvstore.transport_arms import RingMemcpy
-from quire_worker.kv_transfer.transports.nixl_agent import is_installed
+from quire_worker.kv_transfer.transports.registry import missing_package
 
 # What each transport is to come near to.
 FLOORS = {"tcp": "raw_tcp", "grpc": "raw_tcp", "shm": "memcpy"}
@@ -67,10 +67,12 @@ def measure(page_bytes: int, options: argparse.Namespace) -> dict[str, Any]:
         arms = contestants(first, options, stack)
         seconds = contest(arms, bodies, options.rounds)
         cpu = {name: arm.cpu_us_per_page() for name, arm in arms.items() if isinstance(arm, PeerArm)}
-    for config in TLS if is_installed() else ():  # its threads never rest: beside the others it would slow them down
+    for config in (
+        TLS if not missing_package("nixl") else ()
+    ):  # its threads never rest: beside the others it would slow them down
         with contextlib.closing(RawNixlPair(config, first)) as pair:
             seconds |= contest({f"nixl_{config}": pair}, bodies, options.rounds)
-    if is_installed():
+    if not missing_package("nixl"):
         with contextlib.closing(PeerArm("nixl", first)) as arm:
             seconds |= contest({"nixl": arm}, bodies, options.rounds)
             cpu["nixl"] = arm.cpu_us_per_page()

@@ -36,7 +36,7 @@ from bench.kvstore.tier_arms import RamArm, RedisArm, StoreArm
 from bench.kvstore.transport_arms import RingMemcpy, TransportArm
 from quire_kvstore.config import KvstoreConfig
 from quire_kvstore.server import SWITCH_INTERVAL_S
-from quire_worker.kv_transfer.transports.transport import TRANSPORTS
+from quire_worker.kv_transfer.transports.registry import Traffic, names
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -160,7 +160,7 @@ CONTESTS: dict[str, Contestants] = {
     "ram": ram,
     "disk": disk,
     "redis": redis,
-    **{transport: over_transport(transport) for transport in TRANSPORTS},
+    **{transport: over_transport(transport) for transport in names(Traffic.STORE)},
 }
 
 

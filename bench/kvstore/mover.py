@@ -37,7 +37,8 @@ from quire_worker.kv_transfer.agent_process import AgentProcess
 from quire_worker.kv_transfer.copier import HostCopier
 from quire_worker.kv_transfer.kv_connector import KvStoreConnector
 from quire_worker.kv_transfer.setup import DEFAULT_SLOTS, AgentSetup
-from quire_worker.kv_transfer.transports.transport_selector import CHOICES, TransportSelector
+from quire_worker.kv_transfer.transports.registry import Traffic, choices
+from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
 from quire_worker.server import SWITCH_INTERVAL_S
 
 NAMESPACE = b"n" * 32
@@ -52,7 +53,9 @@ def main() -> int:
     parser.add_argument("--page-kib", type=int, nargs="+", default=[64, 2048])
     parser.add_argument("--pages-per-move", type=int, default=32)
     parser.add_argument("--slots", type=int, default=DEFAULT_SLOTS, help="slots of the ring")
-    parser.add_argument("--kv-transport", choices=CHOICES, default="auto", help="the process's; threads have gRPC")
+    parser.add_argument(
+        "--kv-transport", choices=choices(Traffic.STORE), default="auto", help="the process's; threads have gRPC"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--step-ms", type=float, default=5.0, help="Python work of the model thread per boundary")
     options = parser.parse_args()

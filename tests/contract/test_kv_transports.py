@@ -15,6 +15,7 @@ from quire_common.errors import Unavailable
 from quire_common.kv_client import StartedPut, TransferCancelled
 from quire_common.pages import HEADER_BYTES
 from quire_kvstore.arena import Arena
+from quire_worker.kv_transfer.transports.registry import Traffic, names
 from quire_worker.kv_transfer.transports.shm_transport import ShmTransport
 from tests.contract.kv_agent_side import EACH, FAST, PAGE_BYTES, AgentSide, agent_side
 from tests.contract.test_kvstore_service import Running, serving
@@ -44,6 +45,10 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 def arena_maps() -> int:
     return Path("/proc/self/maps").read_text().count("quire-kvstore-arena")
+
+
+def test_each_transport_of_the_registry_is_tested_here() -> None:
+    assert names(Traffic.STORE) == EACH
 
 
 @pytest.mark.parametrize("choice", [*EACH, "auto"])

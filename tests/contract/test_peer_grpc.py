@@ -14,7 +14,6 @@ from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
-from quire_worker.kv_transfer.peers.unreachable_peers import UNREACHABLE_S, UnreachablePeers
 from tests.fakes.peer_pulls import LATE_S, NOTICED_S, PAGES, TARGETS, a_relay, address_of, failed, know_of_all
 from tests.fakes.peer_rig import KEY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay
@@ -132,14 +131,3 @@ def test_the_port_for_grpc_is_kept_and_told_and_nobody_elses() -> None:
     assert error.value.code == "PORT_IN_USE"
     door.close()
     assert PeerListeners(WorkerConfig(peer_grpc_listen="off", peer_transport="grpc")).addresses == ()
-
-
-def test_a_closed_way_is_tried_first_again_after_a_while() -> None:
-    now = [0.0]
-    closed = UnreachablePeers(lambda: now[0])
-    here, there = (PeerAccess(KEY, 0, ("host", port), "") for port in (1, 2))
-    closed.mark_unreachable("tcp", here)
-    assert closed.is_unreachable("tcp", here)
-    assert not closed.is_unreachable("grpc", here) and not closed.is_unreachable("tcp", there)
-    now[0] = UNREACHABLE_S
-    assert not closed.is_unreachable("tcp", here)

@@ -4,11 +4,18 @@ is told of once."""
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from quire_common.credit import RankAddress
+from quire_worker.kv_transfer.transports.registry import Traffic, names
 from tests.fakes.peer_pulls import EACH, PAGES, TARGETS
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content, peer_rig
 from tests.tcp_relay import TcpRelay
+
+
+def test_each_transport_of_the_registry_is_tested_here() -> None:
+    tested = {str(each.values[0]) if isinstance(each, ParameterSet) else each for each in EACH.args[1]}
+    assert tested == set(names(Traffic.PEER)) - {"cuda_ipc"}, "test_peer_memory_moves.py has that one"
 
 
 def both(rig: PeerRig, transport: str = "auto", slots: int = 16) -> tuple[PeerSide, PeerSide]:

@@ -9,15 +9,16 @@ from quire_common.errors import ConfigError
 from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.peers import peer_listeners
 from quire_worker.kv_transfer.peers.peer_listeners import PeerListeners
-from quire_worker.kv_transfer.transports.nixl_agent import IDLE_S, is_installed
+from quire_worker.kv_transfer.transports.nixl_agent import IDLE_S
+from quire_worker.kv_transfer.transports.registry import missing_package
 from tests.fakes.peer_pulls import PAGES, TARGETS, failed, know_of_all
 from tests.fakes.peer_rig import content, peer_rig
 
-by_nixl = pytest.mark.skipif(not is_installed(), reason="the package nixl is not installed: make test-nixl")
+by_nixl = pytest.mark.skipif(bool(missing_package("nixl")), reason="the package nixl is not installed: make test-nixl")
 
 
 def test_a_worker_that_is_to_use_nixl_and_has_it_not_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_listeners, "is_installed", lambda: False)
+    monkeypatch.setattr(peer_listeners, "missing_package", lambda choice: "nixl")
     with pytest.raises(ConfigError, match="nixl") as error:
         PeerListeners(WorkerConfig(peer_transport="nixl"))
     assert error.value.code == "NIXL_MISSING"

@@ -9,12 +9,13 @@ from quire_common.credit import RankAddress
 from quire_common.kv_data.connection import DataConnection
 from quire_worker.kv_transfer.peers.tunnel_stream import TunnelDialer
 from quire_worker.kv_transfer.transports.data_link import connect
-from quire_worker.kv_transfer.transports.nixl_agent import is_installed
+from quire_worker.kv_transfer.transports.registry import missing_package
 from tests.fakes.peer_rig import EMPTY, PeerRig, PeerSide, content
 from tests.tcp_relay import TcpRelay
 
+NO_NIXL = bool(missing_package("nixl"))
 NIXL = pytest.param(
-    "nixl", marks=pytest.mark.skipif(not is_installed(), reason="the package nixl is not installed: make test-nixl")
+    "nixl", marks=pytest.mark.skipif(NO_NIXL, reason="the package nixl is not installed: make test-nixl")
 )
 EACH = pytest.mark.parametrize("transport", ["shm", "tcp", "grpc", NIXL])
 # Whoever comes in by NIXL says so on a data connection.

@@ -7,6 +7,7 @@ from functools import cached_property
 
 from quire_common.config import ServiceConfig, option
 from quire_worker.engine.spec import STEP_TIMEOUT_S
+from quire_worker.kv_transfer.transports import registry as transports
 
 DEFAULT_KV_CACHE_BYTES = 256 << 20
 CPU_SEQUENCES = 256
@@ -81,7 +82,7 @@ class WorkerConfig(ServiceConfig):
     kv_transport: str = option(
         "auto",
         "how pages travel: where they lie (same host), data port, or gRPC; auto: the first of these that is open",
-        choices=("auto", "shm", "tcp", "grpc"),
+        choices=transports.choices(transports.Traffic.STORE),
     )
     mover_ring_bytes: int = option(
         0, "memory that a mover process shares with the engine; 0: 64 pages, at most 256 MiB", at_least=0
@@ -99,7 +100,7 @@ class WorkerConfig(ServiceConfig):
         "auto",
         "how pages travel from one worker to another: cuda_ipc (from GPU to GPU of a host), shm (same host), tcp or "
         "grpc; auto: the first of these that is open; nixl (by name alone, at both ends): RDMA, with the extra nixl",
-        choices=("auto", "cuda_ipc", "shm", "tcp", "grpc", "nixl"),
+        choices=transports.choices(transports.Traffic.PEER),
     )
     paced: float | None = option(
         None,

@@ -10,8 +10,9 @@ from quire_common.errors import NotFound, Unavailable
 from quire_common.kv_client import LeaseAccess, TransferCancelled
 from quire_common.pages import PageRun
 from quire_common.sequence import RequestContext
+from quire_worker.kv_transfer.transports.fallback import STORE_RULES
 from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, TransportError
-from quire_worker.kv_transfer.transports.transport_selector import FIRST_BACKOFF_S, MAX_BACKOFF_S, TransportSelector
+from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
 
 CARGO = PageTransfer(PageRun(b"n" * 32, 0, ()), "uint8", 1, LeaseAccess(b"lease"), RequestContext("r"))
 
@@ -19,6 +20,7 @@ CARGO = PageTransfer(PageRun(b"n" * 32, 0, ()), "uint8", 1, LeaseAccess(b"lease"
 class Fake:
     def __init__(self, name: str) -> None:
         self.name = name
+        self.needs_attach = name != "grpc"
         self.is_offered = True
         self.fails: Exception | None = None
         self.asked = 0
@@ -70,20 +72,20 @@ def test_what_breaks_is_made_up_for_and_left_alone_for_longer_and_longer(rig: Ri
     rig.fakes[0].fails = TransportError("cut")
     assert rig.fetch() == [1, 1, 0] and rig.choice.last_used == "tcp"
     assert rig.fetch() == [0, 1, 0], "it is not tried at once again"
-    pause_s = FIRST_BACKOFF_S
+    pause_s = STORE_RULES.first_pause_s
     for _ in range(10):
         rig.now_s += pause_s - 0.01
         assert rig.fetch() == [0, 1, 0]
         rig.now_s += 0.02
         assert rig.fetch() == [1, 1, 0]
-        pause_s = min(2 * pause_s, MAX_BACKOFF_S)
-    assert pause_s == MAX_BACKOFF_S
+        pause_s = min(2 * pause_s, STORE_RULES.max_pause_s)
+    assert pause_s == STORE_RULES.max_pause_s
     rig.fakes[0].fails = None
-    rig.now_s += MAX_BACKOFF_S + 1
+    rig.now_s += STORE_RULES.max_pause_s + 1
     assert rig.fetch() == [1, 0, 0] and rig.choice.last_used == "shm"
     rig.fakes[0].fails = TransportError("cut")
     rig.fetch()
-    rig.now_s += FIRST_BACKOFF_S + 0.01
+    rig.now_s += STORE_RULES.first_pause_s + 0.01
     assert rig.fetch() == [1, 1, 0], "what worked begins with a short pause again"
 
 

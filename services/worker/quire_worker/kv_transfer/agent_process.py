@@ -23,7 +23,7 @@ from quire_worker.kv_transfer.device_fetches import DeviceFetches
 from quire_worker.kv_transfer.open_move import OpenMove
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
-from quire_worker.kv_transfer.transports.transport import PEER_TRANSPORTS, TRANSPORTS
+from quire_worker.kv_transfer.transports.registry import Traffic, names
 from quire_worker.kv_transfer.wire import Frame, Kind, WireError, pack_move, transport_name
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class AgentProcess:
         self._awake = False
         self._pages = metrics.counter("quire_worker_mover_pages_total", "Pages moved", ("kind", "transport"))
         using = metrics.gauge(*_USING[setup.peers], ("transport",))
-        self._using = {name: using.labels(name) for name in (PEER_TRANSPORTS if setup.peers else TRANSPORTS)}
+        self._using = {name: using.labels(name) for name in names(Traffic.PEER if setup.peers else Traffic.STORE)}
         fds = {"--ring": ring.fd, **(inherited or {})}
         self._device_fetches = DeviceFetches(copier, self._tell_fetched, able=can_fetch)
         self._link = AgentLink(command, Frame(Kind.SETUP, payload=setup.to_json()), fds, self._wake_once, timeouts)

@@ -30,7 +30,7 @@ class KvConnector(Protocol):
 
     @property
     def transport(self) -> str:
-        """What carried pages last: one of TRANSPORTS, or empty."""
+        """What carried pages last: its name in the registry, or empty."""
 
     def store(self, move: PageMove, page_source: PageSource) -> int:
         """Store the move's pages: `page_source.request_pages` for those that are to be sent. Returns how many are there

@@ -100,6 +100,10 @@ class RingPageSink:
         self._lane.deliver_slot(self._job, self.received_pages, slot)
         self.received_pages += 1
 
+    def skip_pages(self, pages: int) -> None:
+        """The next pages have come past the ring."""
+        self.received_pages += pages
+
     def flush(self) -> None:
         self._lane.flush(self._job)
 

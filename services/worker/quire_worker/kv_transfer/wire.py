@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
 from quire_common.credit import decode_move, encode_move
-from quire_worker.kv_transfer.transports.transport import PEER_TRANSPORTS, TRANSPORTS
+from quire_worker.kv_transfer.transports.registry import TRANSPORTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_FRAME_BYTES = 64 << 20
 _LENGTH = struct.Struct("<I")
 _HEAD = struct.Struct("<BIq")
-_TRANSPORTS = tuple(dict.fromkeys(("", *TRANSPORTS, *PEER_TRANSPORTS)))
+_TRANSPORTS = ("", *dict.fromkeys(entry.name for entry in TRANSPORTS))
 _SUBMITTED = struct.Struct("<q")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from quire_common.credit import PageMove
     from quire_common.credit.hello import RankAddress
 
-TCP, SHM, CUDA_IPC, GRPC, NIXL = "tcp", "shm", "cuda_ipc", "grpc", "nixl"
+TCP, SHM, CUDA_IPC, GRPC = "tcp", "shm", "cuda_ipc", "grpc"
 SOCKET_PREFIX = "quire-worker-"
 # The name comes from the wire: it leads to no socket but a worker's.
 _SOCKET_NAME = re.compile(rf"{SOCKET_PREFIX}[0-9a-f]{{32}}")
@@ -39,6 +39,11 @@ class PeerAccess:
     memory: bool = False
     """Its pages lie in memory that this host's processes may open."""
     grpc: tuple[str, int] | None = None
+
+    @property
+    def route(self) -> tuple[tuple[str, int] | None, tuple[str, int] | None]:
+        """What tells this peer from others where a transport fails."""
+        return self.tcp, self.grpc
 
     @classmethod
     def from_move(cls, move: PageMove) -> PeerAccess:

@@ -20,7 +20,6 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.peer_access import (
     CUDA_IPC,
     GRPC,
-    NIXL,
     SHM,
     SOCKET_PREFIX,
     TCP,
@@ -28,7 +27,7 @@ from quire_worker.kv_transfer.peers.peer_access import (
     neighbourhood,
 )
 from quire_worker.kv_transfer.setup import PEER_KINDS
-from quire_worker.kv_transfer.transports.nixl_agent import is_installed
+from quire_worker.kv_transfer.transports.registry import AUTO, PeerSocket, missing_package, peer_sockets
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     Make = Callable[[str, int, socket.AddressFamily], socket.socket]
 
 log = get_logger(__name__)
-AUTO, OFF = "auto", "off"
+OFF = "off"
 _ANY_HOST = ("0.0.0.0", "::")
 # Of networks for documentation: nobody's.
 _ELSEWHERE = {socket.AF_INET: ("192.0.2.1", 9), socket.AF_INET6: ("2001:db8::1", 9)}
@@ -58,11 +57,11 @@ class PeerListeners:
         self._sockets: dict[str, socket.socket] = {}
         self._reserved: socket.socket | None = None
         self._transport = config.peer_transport
-        if config.peer_transport == NIXL and not is_installed():
+        if package := missing_package(config.peer_transport):
             raise ConfigError(
                 "NIXL_MISSING",
-                "--peer-transport nixl needs a package that is not installed.",
-                "Install quire-worker[nixl], or take another transport.",
+                f"--peer-transport {config.peer_transport} needs a package that is not installed.",
+                f"Install quire-worker[{package}], or take another transport.",
                 param="peer_transport",
             )
         if config.peer_listen == OFF:
@@ -70,11 +69,12 @@ class PeerListeners:
         if not AVAILABLE:
             log.warning("no pages go from worker to worker: the package cryptography is not installed")
             return
-        if config.peer_transport in (AUTO, CUDA_IPC, SHM):
+        needed = peer_sockets(config.peer_transport)
+        if PeerSocket.UNIX in needed:
             self._open_unix()
-        if config.peer_transport in (AUTO, CUDA_IPC, TCP, NIXL):
+        if PeerSocket.TCP in needed:
             self._open_tcp(config)
-        if config.peer_transport in (AUTO, GRPC) and config.peer_grpc_listen != OFF:
+        if PeerSocket.GRPC in needed and config.peer_grpc_listen != OFF:
             self._reserve_grpc(config)
 
     @property

@@ -1,8 +1,7 @@
 """Pull: one move's pages from another worker into the ring, on a thread of its own.
 
-It goes on with the next transport where one breaks, and comes again while that leads to anything. A peer that was
-there and says nothing more ends it: whoever hangs there hangs by every way. Where nobody has ever answered it may be
-the network, and the next way is tried; what let nothing through is tried last for a while, by others too.
+It goes on with the next transport where one breaks, as the FallbackPolicy of all pulls says, and comes again while that
+leads to anything. A peer that was there and says nothing more ends it.
 """
 
 from __future__ import annotations
@@ -18,15 +17,10 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.load_queue import RingPageSink
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
 from quire_worker.kv_transfer.peers.peer_port import FRAME_S
-from quire_worker.kv_transfer.peers.pool_page_sink import PoolPageSink
+from quire_worker.kv_transfer.peers.pull_end import PoolPageSink, PullEnd
 from quire_worker.kv_transfer.peers.tunnel_stream import TunnelDialer
-from quire_worker.kv_transfer.peers.unreachable_peers import UnreachablePeers
 from quire_worker.kv_transfer.transports.data_link import DataLink
-from quire_worker.kv_transfer.transports.peer_cuda import PeerCuda
-from quire_worker.kv_transfer.transports.peer_grpc import PeerGrpc
-from quire_worker.kv_transfer.transports.peer_nixl import PeerNixl
-from quire_worker.kv_transfer.transports.peer_shm import PeerShm
-from quire_worker.kv_transfer.transports.peer_tcp import PeerTcp
+from quire_worker.kv_transfer.transports.registry import Traffic, entries
 from quire_worker.kv_transfer.transports.transport import PageTransfer, TransportError
 
 if TYPE_CHECKING:
@@ -34,6 +28,7 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.job_queue import Job
     from quire_worker.kv_transfer.load_queue import SlotSource
     from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
+    from quire_worker.kv_transfer.transports.fallback import FallbackPolicy
     from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
     from quire_worker.kv_transfer.transports.transport import FetchTransport
 
@@ -55,7 +50,7 @@ class Pull:
         slots: SlotSource,
         context: AgentContext,
         maps: SharedMapCache,
-        unreachable: UnreachablePeers,
+        fallback: FallbackPolicy,
         connection_pool: ConnectionPool,
     ) -> None:
         self.job = job
@@ -66,29 +61,21 @@ class Pull:
         run = PageRun(bytes.fromhex(setup.namespace), move.group, move.hashes)
         self._transfer = PageTransfer(run, setup.dtype, setup.page_bytes, PeerAccess.from_move(move), move.context)
         self._sink = RingPageSink(slots, context.ring, job)
-        self._unreachable = unreachable
+        self._fallback = fallback
         self._connection_pool = connection_pool
         self._complete = False
         self._tunnel = TunnelDialer(setup.service_config())
-        self._link, tunnelled = self._links = DataLink(FRAME_S), DataLink(FRAME_S, self._tunnel)
+        self._link, tunnel_link = self._links = DataLink(FRAME_S), DataLink(FRAME_S, self._tunnel)
         self.direct = PoolPageSink(job, self._sink, context.send, lambda: self.is_cancelled)
-        sources: list[FetchTransport[PeerAccess]] = [
-            PeerCuda(self._link, self.direct),
-            PeerShm(self._link, maps),
-            PeerTcp(self._link),
-            PeerGrpc(tunnelled),
-        ]
-        if context.nixl is not None:
-            sources.append(PeerNixl(self._link, context.nixl))
         access = self._transfer.access
         if access.socket and (before := connection_pool.take_connection(access.socket)) is not None:
             self._link.adopt_connection(access.socket, before)
-        usable = [
-            transport
-            for transport in sources
-            if setup.peer_transport in ("auto", transport.name) and transport.offered(access)
+        end = PullEnd(self._link, tunnel_link, maps, self.direct, context.nixl)
+        known: list[FetchTransport[PeerAccess]] = [
+            entry.make(end) for entry in entries(Traffic.PEER, setup.peer_transport)
         ]
-        self._transports = sorted(usable, key=lambda transport: unreachable.is_unreachable(transport.name, access))
+        self._transports = [transport for transport in known if transport.offered(access)]
+        self._met_silence = False
         # Only what the engine keeps listens before the process does that serves it.
         self._may_be_early = access.grpc is not None
         self._cancelled = threading.Event()
@@ -157,24 +144,19 @@ class Pull:
 
     def _try_all_transports(self) -> bool:
         """Whether there is nothing more to try: all have come, or there is silence."""
-        silent = False
-        for transport in self._transports:
-            before = self._sink.received_pages
-            try:
-                transport.fetch(self._transfer, self._sink)
-            except TransportError as error:
-                log.warning("a pull is interrupted", transport=transport.name, silent=error.silent, cause=str(error))
-                self._sink.close()  # others may have the slot meanwhile
-                if error.silent and not error.unreached:
-                    return True
-                if error.silent:
-                    self._unreachable.mark_unreachable(transport.name, self._transfer.access)
-                # A peer that refuses has started or has gone; only one that has yet to start is worth a wait.
-                self._tunnel.wait_for_ready = error.silent
-                silent = silent or error.silent
-                continue
-            finally:
-                if self._sink.received_pages > before:
-                    self.last_used = transport.name
-            return True
-        return silent
+        self._met_silence = False
+        used = self._fallback.try_in_turn(self._transports, self._transfer.access.route, self._fetch)
+        return used is not None or self._met_silence
+
+    def _fetch(self, transport: FetchTransport[PeerAccess]) -> None:
+        before = self._sink.received_pages
+        try:
+            transport.fetch(self._transfer, self._sink)
+        except TransportError as error:
+            self._sink.close()  # others may have the slot meanwhile
+            self._tunnel.expect_server(starting=error.silent)
+            self._met_silence = self._met_silence or error.silent
+            raise
+        finally:
+            if self._sink.received_pages > before:
+                self.last_used = transport.name

@@ -11,7 +11,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.job_queue import BATCH_BYTES, ended_frame, trace_move
 from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
 from quire_worker.kv_transfer.peers.pull import Pull
-from quire_worker.kv_transfer.peers.unreachable_peers import UnreachablePeers
+from quire_worker.kv_transfer.transports.fallback import PEER_RULES, FallbackPolicy
 from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
 from quire_worker.kv_transfer.wire import Frame, Kind
 
@@ -38,11 +38,11 @@ class PullManager:
         self._changed = threading.Condition()
         self._free = deque(context.setup.load_slots)
         self._pulls: dict[int, Pull] = {}
-        self._unreachable = UnreachablePeers()
+        self._fallback = FallbackPolicy(PEER_RULES)
         self._connection_pool = ConnectionPool()
 
     def start_job(self, job: Job) -> None:
-        pull = Pull(job, self, self._context, self._maps, self._unreachable, self._connection_pool)
+        pull = Pull(job, self, self._context, self._maps, self._fallback, self._connection_pool)
         with self._changed:
             self._pulls[job.number] = pull
         try:

@@ -66,11 +66,16 @@ def shut(end: socket.socket) -> None:
 
 
 class TunnelDialer:
-    """Implements Dial. `wait_for_ready`: who does not listen yet is waited for, as long as for an answer."""
+    """Implements Dial. A server that does not listen yet is waited for, as long as for an answer."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self._config = config
-        self.wait_for_ready = True
+        self._wait_for_ready = True
+
+    def expect_server(self, *, starting: bool) -> None:
+        """Whether the peer's server may yet have to start, and is waited for then. A peer that refused has started, or
+        has gone."""
+        self._wait_for_ready = starting
 
     def __call__(self, address: Address, frame_s: float) -> DataConnection:
         """A new connection, greeted; raises PeerUnreachable."""
@@ -85,7 +90,7 @@ class TunnelDialer:
             yield from read_pieces(theirs)
             call.cancel()  # the end of our side is the end of all: who waits for an answer here notices
 
-        call = worker_pb2_grpc.PeerStub(channel).Connect(said(), wait_for_ready=self.wait_for_ready)
+        call = worker_pb2_grpc.PeerStub(channel).Connect(said(), wait_for_ready=self._wait_for_ready)
 
         def carry() -> None:
             with contextlib.closing(channel), theirs:

@@ -11,16 +11,21 @@ from quire_common.sequence import context_to_pb
 
 if TYPE_CHECKING:
     from quire_common.kv_client import KvClient, LeaseAccess
-    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
 
 
 class GrpcTransport:
     """Implements Transport."""
 
     name = "grpc"
+    needs_attach = False
 
     def __init__(self, client: KvClient) -> None:
         self._client = client
+
+    @classmethod
+    def make(cls, end: StoreEnd) -> GrpcTransport:
+        return cls(end.client)
 
     def offered(self, access: LeaseAccess) -> bool:
         return True

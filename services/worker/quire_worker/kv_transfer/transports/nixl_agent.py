@@ -8,7 +8,6 @@ lands in areas of its own and is copied from there: a read that was given up may
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import mmap
 import os
 import secrets
@@ -34,11 +33,6 @@ IDLE_S = 2.0
 READ_S = 2.0
 _POLL_S = 20e-6
 _MEMORY = "DRAM"
-
-
-def is_installed() -> bool:
-    """Whether there can be such agents."""
-    return importlib.util.find_spec("nixl") is not None
 
 
 class SharedNixlAgent:

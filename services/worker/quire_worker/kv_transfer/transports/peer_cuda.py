@@ -11,7 +11,7 @@ from quire_common.kv_data.frame import DataConnectionError, Kind
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
-    from quire_worker.kv_transfer.peers.pool_page_sink import PoolPageSink
+    from quire_worker.kv_transfer.peers.pull_end import PoolPageSink, PullEnd
     from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
 
@@ -24,6 +24,10 @@ class PeerCuda:
     def __init__(self, link: DataLink, pool: PoolPageSink) -> None:
         self._link = link
         self._pool_sink = pool
+
+    @classmethod
+    def make(cls, end: PullEnd) -> PeerCuda:
+        return cls(end.link, end.pool_sink)
 
     def offered(self, access: PeerAccess) -> bool:
         return access.memory and bool(access.socket or access.tcp)

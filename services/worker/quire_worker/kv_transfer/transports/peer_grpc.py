@@ -8,6 +8,7 @@ from quire_worker.kv_transfer.transports.peer_tcp import fetch_all
 
 if TYPE_CHECKING:
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.peers.pull_end import PullEnd
     from quire_worker.kv_transfer.transports.data_link import DataLink
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
 
@@ -19,6 +20,10 @@ class PeerGrpc:
 
     def __init__(self, link: DataLink) -> None:
         self._link = link
+
+    @classmethod
+    def make(cls, end: PullEnd) -> PeerGrpc:
+        return cls(end.tunnel_link)
 
     def offered(self, access: PeerAccess) -> bool:
         return access.grpc is not None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.peers.pull_end import PullEnd
     from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
     from quire_worker.kv_transfer.transports.nixl_agent import NixlAgent, SharedNixlAgent
     from quire_worker.kv_transfer.transports.shared_pages import Copy
@@ -39,6 +40,12 @@ class PeerNixl:
         self._link = link
         self._agents = agents
         self._held = contextlib.ExitStack()
+
+    @classmethod
+    def make(cls, end: PullEnd) -> PeerNixl:
+        if end.nixl is None:
+            raise ValueError("this process has no NIXL agent")
+        return cls(end.link, end.nixl)
 
     def offered(self, access: PeerAccess) -> bool:
         return access.tcp is not None

@@ -15,6 +15,7 @@ from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
 
 if TYPE_CHECKING:
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.peers.pull_end import PullEnd
     from quire_worker.kv_transfer.transports.data_link import DataLink, Exchange
     from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
@@ -28,6 +29,10 @@ class PeerShm:
     def __init__(self, link: DataLink, maps: SharedMapCache) -> None:
         self._link = link
         self._maps = maps
+
+    @classmethod
+    def make(cls, end: PullEnd) -> PeerShm:
+        return cls(end.link, end.maps)
 
     def offered(self, access: PeerAccess) -> bool:
         return bool(access.socket)

@@ -11,6 +11,7 @@ from quire_worker.kv_transfer.transports.page_parts import receive_parts
 if TYPE_CHECKING:
     from quire_common.kv_data.connection import ReceivedFrame
     from quire_worker.kv_transfer.peers.peer_access import PeerAccess
+    from quire_worker.kv_transfer.peers.pull_end import PullEnd
     from quire_worker.kv_transfer.transports.data_link import Address, DataLink, Exchange
     from quire_worker.kv_transfer.transports.transport import PageSink, PageTransfer
 
@@ -25,6 +26,10 @@ class PeerTcp:
 
     def __init__(self, link: DataLink) -> None:
         self._link = link
+
+    @classmethod
+    def make(cls, end: PullEnd) -> PeerTcp:
+        return cls(end.link)
 
     def offered(self, access: PeerAccess) -> bool:
         return access.tcp is not None

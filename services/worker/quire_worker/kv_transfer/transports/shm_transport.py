@@ -21,7 +21,7 @@ from quire_worker.kv_transfer.transports.transport import TransportError
 if TYPE_CHECKING:
     from quire_common.kv_client import LeaseAccess
     from quire_worker.kv_transfer.transports.data_link import Exchange
-    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
 
 # The name comes from the wire: it leads to no socket but a kvstore's.
 _NAME = re.compile(r"quire-kvstore-[0-9a-f]{32}")
@@ -31,11 +31,16 @@ class ShmTransport:
     """Implements Transport. A link for each direction; the arena goes with its link."""
 
     name = "shm"
+    needs_attach = True
 
     def __init__(self) -> None:
         self._fetching, self._sending = DataLink(), DataLink()
         self._arena: ArenaMap | None = None
         self._lent_to: object = None
+
+    @classmethod
+    def make(cls, end: StoreEnd) -> ShmTransport:
+        return cls()
 
     def offered(self, access: LeaseAccess) -> bool:
         return bool(_NAME.fullmatch(access.arena))

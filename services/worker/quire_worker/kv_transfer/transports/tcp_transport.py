@@ -16,17 +16,22 @@ from quire_worker.kv_transfer.transports.transport import TransportError
 
 if TYPE_CHECKING:
     from quire_common.kv_client import LeaseAccess
-    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer
+    from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, StoreEnd
 
 
 class TcpTransport:
     """Implements Transport. A link for each direction."""
 
     name = "tcp"
+    needs_attach = True
 
     def __init__(self, kvstore: str) -> None:
         self._host = _host(kvstore)
         self._fetching, self._sending = DataLink(), DataLink()
+
+    @classmethod
+    def make(cls, end: StoreEnd) -> TcpTransport:
+        return cls(end.kvstore)
 
     def offered(self, access: LeaseAccess) -> bool:
         return bool(access.data_port and self._host)

@@ -1,4 +1,4 @@
-"""What a transport is: pages of one move between the ring and a kvstore, or from another worker, by one way.
+"""What a transport is: pages of one move between the ring and a kvstore, or from another worker. registry.py lists all.
 
 Both directions can go on where another transport broke off: a PageSink knows how far it has come, a PageSource what is
 left.
@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_common.kv_client import LeaseAccess
+    from quire_common.kv_client import KvClient, LeaseAccess
     from quire_common.pages import PageRun
     from quire_common.sequence import RequestContext
-
-# The fastest first, which is the order of choice.
-TRANSPORTS = ("shm", "tcp", "grpc")
-PEER_TRANSPORTS = ("cuda_ipc", "shm", "tcp", "grpc", "nixl")
-
 
 A_co = TypeVar("A_co", covariant=True)
 A_contra = TypeVar("A_contra", contravariant=True)
@@ -33,6 +28,14 @@ class TransportError(Exception):  # the next transport's turn, not an error of t
         super().__init__(text)
         self.silent = silent
         self.unreached = unreached
+
+
+@dataclass(frozen=True, slots=True)
+class StoreEnd:
+    """What a kvstore's transports are made from: its address, and calls to it."""
+
+    kvstore: str
+    client: KvClient
 
 
 @dataclass(frozen=True)
@@ -110,6 +113,9 @@ class FetchTransport(Protocol[A_contra]):
 class Transport(FetchTransport["LeaseAccess"], Protocol):
     """A kvstore's. `fetch` has the store look at a damaged page where that is of use. `send` is called by one thread,
     and raises as `fetch` does."""
+
+    needs_attach: bool
+    """Whether it needs what the store tells of a lease, beside the lease's name."""
 
     def probe(self, access: LeaseAccess) -> None:
         """Whether it is open from here; raises TransportError."""

@@ -1,21 +1,18 @@
-"""TransportSelector: which transport carries the pages of a move. The fastest that is open; on failure the next, in the
-middle of the move. One that failed is left alone for a while, the longer the more often it fails.
-"""
+"""TransportSelector: carries the pages of a move to or from a kvstore, by the first transport that is open, and by the
+next one where that breaks in the middle."""
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.errors import QuireError, Unavailable
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.kv_transfer.transports.grpc_transport import GrpcTransport
-from quire_worker.kv_transfer.transports.shm_transport import ShmTransport
-from quire_worker.kv_transfer.transports.tcp_transport import TcpTransport
-from quire_worker.kv_transfer.transports.transport import TRANSPORTS, TransportError
+from quire_worker.kv_transfer.transports.fallback import STORE_RULES, FallbackPolicy
+from quire_worker.kv_transfer.transports.registry import Traffic, entries
+from quire_worker.kv_transfer.transports.transport import StoreEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,18 +21,6 @@ if TYPE_CHECKING:
     from quire_worker.kv_transfer.transports.transport import PageSink, PageSource, PageTransfer, Transport
 
 log = get_logger(__name__)
-AUTO = "auto"
-CHOICES = (AUTO, *TRANSPORTS)
-FIRST_BACKOFF_S = 1.0
-MAX_BACKOFF_S = 30.0
-
-
-@dataclass
-class _Backoff:
-    """Of a transport that has failed; `length_s` is the next one's."""
-
-    until_s: float = 0.0
-    length_s: float = FIRST_BACKOFF_S
 
 
 class TransportSelector:
@@ -50,24 +35,22 @@ class TransportSelector:
     ) -> None:
         self._transports = transports
         self._data_endpoints = data_endpoints
-        self._clock = clock
+        self._fallback = FallbackPolicy(STORE_RULES, clock)
         self._lock = threading.Lock()
-        self._backoffs = {transport.name: _Backoff() for transport in transports}
         self.last_used = ""
         """What carried pages last, or would."""
 
     @classmethod
     def from_name(cls, choice: str, kvstore: str, client: KvClient) -> TransportSelector:
-        """`choice`: one of CHOICES; all but AUTO leave no other."""
-        known: list[Transport] = [GrpcTransport(client)]
-        if AVAILABLE:
-            known[:0] = [ShmTransport(), TcpTransport(kvstore)]
-        return cls([transport for transport in known if choice in (AUTO, transport.name)], client.data_endpoints)
+        """For a choice of --kv-transport."""
+        end = StoreEnd(kvstore, client)
+        usable = (entry for entry in entries(Traffic.STORE, choice) if AVAILABLE or not entry.needs_keys)
+        return cls([entry.make(end) for entry in usable], client.data_endpoints)
 
     @property
     def direct(self) -> bool:
         """Whether any of them needs more than a lease's name."""
-        return any(transport.name != GrpcTransport.name for transport in self._transports)
+        return any(transport.needs_attach for transport in self._transports)
 
     def probe_in_background(self) -> None:
         """Find out and log what will be used, on a thread of its own: the store may not be there yet."""
@@ -94,36 +77,15 @@ class TransportSelector:
             transport.close()
 
     def _try_transports(self, access: LeaseAccess, attempt: Callable[[Transport], None]) -> None:
-        for transport in self._transports:
-            if not transport.offered(access) or self._in_backoff(transport):
-                continue
-            try:
-                attempt(transport)
-            except TransportError as error:
-                self._failed(transport, error)
-                continue
-            self._worked(transport)
-            return
-        raise Unavailable(
-            "NO_TRANSPORT",
-            "No way for pages to the kvstore is open.",
-            "Look at the mover's log, and at --kv-transport.",
-        )
-
-    def _in_backoff(self, transport: Transport) -> bool:
+        offered = [transport for transport in self._transports if transport.offered(access)]
+        used = self._fallback.try_in_turn(offered, None, attempt)
+        if used is None:
+            raise Unavailable(
+                "NO_TRANSPORT",
+                "No way for pages to the kvstore is open.",
+                "Look at the mover's log, and at --kv-transport.",
+            )
         with self._lock:
-            return self._clock() < self._backoffs[transport.name].until_s
-
-    def _failed(self, transport: Transport, error: TransportError) -> None:
-        with self._lock:
-            backoff = self._backoffs[transport.name]
-            pause_s, backoff.length_s = backoff.length_s, min(2 * backoff.length_s, MAX_BACKOFF_S)
-            backoff.until_s = self._clock() + pause_s
-        log.warning("a transport is down", transport=transport.name, cause=str(error), again_in_s=pause_s)
-
-    def _worked(self, transport: Transport) -> None:
-        with self._lock:
-            self._backoffs[transport.name] = _Backoff()
-            changed, self.last_used = self.last_used != transport.name, transport.name
+            changed, self.last_used = self.last_used != used.name, used.name
         if changed:
-            log.info("pages of the kvstore travel", transport=transport.name)
+            log.info("pages of the kvstore travel", transport=used.name)

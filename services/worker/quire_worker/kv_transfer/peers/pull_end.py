@@ -1,4 +1,5 @@
-"""PoolPageSink: one pull's way past the ring, where the engine's device fetches pages from the peer's memory by itself.
+"""What the transports of one pull are made from, and PoolPageSink, the pull's way past the ring, where the engine's
+device fetches pages from the peer's memory by itself.
 
 What was fetched may be read by nobody before it is kept: only then it is known that the pages were the lease's all
 the while.
@@ -7,6 +8,7 @@ the while.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +23,21 @@ if TYPE_CHECKING:
     from quire_worker.arrays import Int32
     from quire_worker.kv_transfer.job_queue import Job, Send
     from quire_worker.kv_transfer.load_queue import RingPageSink
+    from quire_worker.kv_transfer.transports.data_link import DataLink
+    from quire_worker.kv_transfer.transports.nixl_agent import SharedNixlAgent
+    from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
+
+
+@dataclass(frozen=True, slots=True)
+class PullEnd:
+    """`link` leads to the peer's data port or socket, `tunnel_link` to its gRPC server."""
+
+    link: DataLink
+    tunnel_link: DataLink
+    maps: SharedMapCache
+    pool_sink: PoolPageSink
+    nixl: SharedNixlAgent | None
+    """Of peers that exchange pages by NIXL."""
 
 
 class PoolPageSink:
@@ -56,12 +73,12 @@ class PoolPageSink:
 
     def keep(self) -> None:
         """The lease stood until after the last fetch."""
-        self._sink.received_pages += self._fetched
+        self._sink.skip_pages(self._fetched)
         self._tell(self._fetched)
 
     def keep_last(self) -> None:
         """The same, and nothing more is to come: the pull's end, which follows, says so."""
-        self._sink.received_pages += self._fetched
+        self._sink.skip_pages(self._fetched)
         self._fetched = 0
 
     def drop(self) -> None:

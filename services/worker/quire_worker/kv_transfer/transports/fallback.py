@@ -1,0 +1,125 @@
+"""FallbackPolicy: which transport is tried next, when one that failed is tried again, and which failures count.
+
+The same policy serves the kvstore's transports and those between workers; FallbackRules say where the two differ. A
+*route* is what a transport failed on: a failure towards one peer says nothing of another.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from quire_common.telemetry.logs import get_logger
+from quire_worker.kv_transfer.transports.transport import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable
+
+
+class Named(Protocol):
+    """A transport of any kind."""
+
+    name: str
+
+
+T = TypeVar("T", bound=Named)
+
+log = get_logger(__name__)
+_MOST_PAUSES = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class FallbackRules:
+    """What a failure brings about, for one kind of traffic. Pauses double from the first to the longest."""
+
+    first_pause_s: float
+    max_pause_s: float
+    counts: Callable[[TransportError], bool]
+    """Whether the transport is paused on that route."""
+    ends_attempt: Callable[[TransportError], bool]
+    """Whether no other transport is worth a try."""
+    paused_are_tried_last: bool
+    """Else transports are not tried at all while they are paused."""
+
+
+# A store that answers by no transport is a miss: nothing is lost by leaving a transport alone.
+STORE_RULES = FallbackRules(
+    first_pause_s=1.0,
+    max_pause_s=30.0,
+    counts=lambda error: True,
+    ends_attempt=lambda error: False,
+    paused_are_tried_last=False,
+)
+# Silence is noticed after seconds. A peer that never answered may be behind a network that lets nothing through, for
+# which other pulls need not wait. A peer that was there and falls silent hangs, by every transport.
+PEER_RULES = FallbackRules(
+    first_pause_s=30.0,
+    max_pause_s=30.0,
+    counts=lambda error: error.silent and error.unreached,
+    ends_attempt=lambda error: error.silent and not error.unreached,
+    paused_are_tried_last=True,
+)
+
+
+@dataclass(slots=True)
+class _Pause:
+    """Of a transport that has failed on a route; `next_length_s` is that of its next pause."""
+
+    until_s: float
+    next_length_s: float
+
+
+class FallbackPolicy:
+    """Used by any thread."""
+
+    def __init__(self, rules: FallbackRules, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rules = rules
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._pauses: OrderedDict[tuple[str, Hashable], _Pause] = OrderedDict()
+
+    def try_in_turn(self, transports: Iterable[T], route: Hashable, attempt: Callable[[T], None]) -> T | None:
+        """The first transport with which the attempt succeeds, None where there is none. TransportErrors lead to the
+        next one; what else an attempt raises passes through."""
+        for transport in self.in_order(transports, route):
+            try:
+                attempt(transport)
+            except TransportError as error:
+                self._record_failure(transport.name, route, error)
+                if self._rules.ends_attempt(error):
+                    return None
+                continue
+            self._record_success(transport.name, route)
+            return transport
+        return None
+
+    def in_order(self, transports: Iterable[T], route: Hashable) -> list[T]:
+        """The transports to be tried, the first first. `transports` are in order of preference."""
+        ready, paused = list[T](), list[T]()
+        for transport in transports:
+            (paused if self._is_paused(transport.name, route) else ready).append(transport)
+        return ready + paused if self._rules.paused_are_tried_last else ready
+
+    def _is_paused(self, name: str, route: Hashable) -> bool:
+        with self._lock:
+            pause = self._pauses.get((name, route))
+            return pause is not None and self._clock() < pause.until_s
+
+    def _record_failure(self, name: str, route: Hashable, error: TransportError) -> None:
+        pause_s = 0.0
+        if self._rules.counts(error):
+            with self._lock:
+                before = self._pauses.pop((name, route), None)
+                pause_s = self._rules.first_pause_s if before is None else before.next_length_s
+                longer_s = min(2 * pause_s, self._rules.max_pause_s)
+                self._pauses[name, route] = _Pause(self._clock() + pause_s, longer_s)
+                if len(self._pauses) > _MOST_PAUSES:
+                    self._pauses.popitem(last=False)
+        log.warning("a transport failed", transport=name, silent=error.silent, cause=str(error), paused_for_s=pause_s)
+
+    def _record_success(self, name: str, route: Hashable) -> None:
+        with self._lock:
+            self._pauses.pop((name, route), None)

@@ -1,0 +1,107 @@
+"""The registry of transports: what carries pages to and from a kvstore, and what carries them between workers.
+
+Flags, metrics, listeners and the order of preference derive from it. A class is imported when its transport is made, so
+that the engine and its configuration load no transport's code.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib.util
+from dataclasses import dataclass
+from typing import Any
+
+AUTO = "auto"
+"""The choice of a flag that leaves all transports open but those that are used by name alone."""
+
+
+class Traffic(enum.Enum):
+    """Whose pages a transport carries."""
+
+    STORE = "store"
+    PEER = "peer"
+
+
+class PeerSocket(enum.Enum):
+    """A socket on which a worker awaits its peers."""
+
+    UNIX = "unix"
+    TCP = "tcp"
+    GRPC = "grpc"
+
+
+@dataclass(frozen=True, slots=True)
+class TransportEntry:
+    """`name` is the flag's choice and the metrics' label. The class `class_name` of `module`, beside this one, has a
+    class method `make`, which takes a StoreEnd or a PullEnd."""
+
+    name: str
+    traffic: Traffic
+    module: str
+    class_name: str
+    in_auto: bool = True
+    """Whether `auto` may choose it."""
+    needs_keys: bool = True
+    """Whether its frames are authenticated, which takes the package cryptography."""
+    sockets: frozenset[PeerSocket] = frozenset()
+    """Where peers come in that use it; any of them will do."""
+    package: str = ""
+    """A package beyond the worker's own dependencies."""
+
+    def make(self, end: Any) -> Any:
+        """A Transport for a StoreEnd, a FetchTransport for a PullEnd."""
+        module = importlib.import_module(f"{__package__}.{self.module}")
+        return getattr(module, self.class_name).make(end)
+
+
+# In order of preference: the fastest first.
+TRANSPORTS = (
+    TransportEntry("shm", Traffic.STORE, "shm_transport", "ShmTransport"),
+    TransportEntry("tcp", Traffic.STORE, "tcp_transport", "TcpTransport"),
+    TransportEntry("grpc", Traffic.STORE, "grpc_transport", "GrpcTransport", needs_keys=False),
+    TransportEntry(
+        "cuda_ipc", Traffic.PEER, "peer_cuda", "PeerCuda", sockets=frozenset({PeerSocket.UNIX, PeerSocket.TCP})
+    ),
+    TransportEntry("shm", Traffic.PEER, "peer_shm", "PeerShm", sockets=frozenset({PeerSocket.UNIX})),
+    TransportEntry("tcp", Traffic.PEER, "peer_tcp", "PeerTcp", sockets=frozenset({PeerSocket.TCP})),
+    TransportEntry("grpc", Traffic.PEER, "peer_grpc", "PeerGrpc", sockets=frozenset({PeerSocket.GRPC})),
+    TransportEntry(
+        "nixl",
+        Traffic.PEER,
+        "peer_nixl",
+        "PeerNixl",
+        in_auto=False,
+        sockets=frozenset({PeerSocket.TCP}),
+        package="nixl",
+    ),
+)
+
+
+def entries(traffic: Traffic, choice: str = "") -> list[TransportEntry]:
+    """All transports of that traffic, or those that a flag's choice leaves open, in order of preference."""
+    return [
+        entry
+        for entry in TRANSPORTS
+        if entry.traffic is traffic and (not choice or choice == entry.name or (choice == AUTO and entry.in_auto))
+    ]
+
+
+def names(traffic: Traffic) -> tuple[str, ...]:
+    """The names of all transports of that traffic, in order of preference."""
+    return tuple(entry.name for entry in entries(traffic))
+
+
+def choices(traffic: Traffic) -> tuple[str, ...]:
+    """What a flag takes."""
+    return (AUTO, *names(traffic))
+
+
+def peer_sockets(choice: str) -> frozenset[PeerSocket]:
+    """The sockets that peers need to come in by the transports that a choice leaves open."""
+    return frozenset[PeerSocket]().union(*(entry.sockets for entry in entries(Traffic.PEER, choice)))
+
+
+def missing_package(choice: str) -> str:
+    """The package that a transport between workers needs and that is not installed; empty: none."""
+    needed = (entry.package for entry in entries(Traffic.PEER, choice) if entry.package)
+    return next((package for package in needed if importlib.util.find_spec(package) is None), "")
