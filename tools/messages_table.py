@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quire.v1 import inference_pb2, kvstore_pb2, scheduler_pb2, tokenizer_pb2, worker_pb2
-from quire_common.kv_data.frame import BODY_BYTES, FRAME_BYTES, MAX_PAYLOAD_BYTES
-from quire_common.kv_data.frame import Kind as DataKind
+from quire_common.kv_data.frame import BODY_BYTES, FRAME_BYTES, MAX_PAYLOAD_BYTES, FrameKind
 from quire_common.page_events import FRAME_PAGES
 from quire_common.transport import MAX_MESSAGE_BYTES
 from quire_kvstore.puts import MAX_FRAME_BYTES as PUT_FRAME_BYTES
@@ -30,7 +29,7 @@ from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
 from quire_worker.kv_transfer.peers.tunnel_stream import PIECE_BYTES as TUNNEL_BYTES
 from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES as AGENT_FRAME_BYTES
-from quire_worker.kv_transfer.wire import Kind as AgentFrameKind
+from quire_worker.kv_transfer.wire import AgentFrameKind
 
 if TYPE_CHECKING:
     from google.protobuf.descriptor import MethodDescriptor
@@ -149,24 +148,24 @@ RPCS: Mapping[str, tuple[tuple[str, str], tuple[str, str]]] = {
 _HEAD = "none"
 _INDICES = "4 bytes a page"
 # Payloads of data connections, by kind of frame.
-DATA_FRAMES: Mapping[DataKind, str] = {
-    DataKind.GET: _INDICES,
-    DataKind.PUT: f"{size(BODY_BYTES)} of a page's body",
-    DataKind.DAMAGED: _HEAD,
-    DataKind.MAP: _HEAD,
-    DataKind.LEND: _HEAD,
-    DataKind.TAKE: _HEAD,
-    DataKind.DONE: _HEAD,
-    DataKind.LOCATE: _HEAD,
-    DataKind.AGENT: _HEAD,
-    DataKind.SHOW: _INDICES,
-    DataKind.PAGE: f"{size(BODY_BYTES)} of a page's body",
-    DataKind.END: _HEAD,
-    DataKind.TAKEN: _HEAD,
-    DataKind.REFUSED: "an error's code",
-    DataKind.ALIVE: _HEAD,
-    DataKind.PLACED: "4 bytes a page, 4,096 pages at most; or a NIXL agent's metadata",
-    DataKind.SHOWN: "136 bytes a page, half of the peer's window at most",
+DATA_FRAMES: Mapping[FrameKind, str] = {
+    FrameKind.GET: _INDICES,
+    FrameKind.PUT: f"{size(BODY_BYTES)} of a page's body",
+    FrameKind.DAMAGED: _HEAD,
+    FrameKind.MAP: _HEAD,
+    FrameKind.LEND: _HEAD,
+    FrameKind.TAKE: _HEAD,
+    FrameKind.DONE: _HEAD,
+    FrameKind.LOCATE: _HEAD,
+    FrameKind.AGENT: _HEAD,
+    FrameKind.SHOW: _INDICES,
+    FrameKind.PAGE: f"{size(BODY_BYTES)} of a page's body",
+    FrameKind.END: _HEAD,
+    FrameKind.TAKEN: _HEAD,
+    FrameKind.REFUSED: "an error's code",
+    FrameKind.ALIVE: _HEAD,
+    FrameKind.PLACED: "4 bytes a page, 4,096 pages at most; or a NIXL agent's metadata",
+    FrameKind.SHOWN: "136 bytes a page, half of the peer's window at most",
 }
 # Payloads between a worker and its mover processes.
 AGENT_FRAMES: Mapping[AgentFrameKind, str] = {
@@ -259,7 +258,7 @@ def _lines() -> Iterator[str]:
     yield ""
     yield "| frame | payload |"
     yield "|---|---|"
-    for kind in DataKind:
+    for kind in FrameKind:
         yield f"| {kind.name} | {DATA_FRAMES[kind]} |"
     yield ""
     yield "## Frames between a worker and its movers"

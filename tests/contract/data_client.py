@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import Head, Kind
+from quire_common.kv_data.frame import FrameKind, Head
 from quire_common.kv_data.lease_key import handle_of
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class DataClient:
 
     def send(
         self,
-        kind: Kind,
+        kind: FrameKind,
         payload: bytes = b"",
         *,
         page: int = 0,
@@ -55,7 +55,7 @@ class DataClient:
 
     def refusal(self) -> str:
         head, payload = self.answer()
-        assert head.kind is Kind.REFUSED
+        assert head.kind is FrameKind.REFUSED
         return payload.decode()
 
     def __enter__(self) -> DataClient:

@@ -12,7 +12,7 @@ import pytest
 from bench.harness.plain_pages import PlainPageSink, PlainPageSource
 from quire_common.kv_client import LeaseAccess
 from quire_common.kv_data.connection import DataConnection, ReceivedFrame
-from quire_common.kv_data.frame import DataConnectionError, Head, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head
 from quire_common.kv_data.lease_key import NONCE_BYTES
 from quire_common.kv_data.seal import Seals
 from quire_common.pages import HEADER_BYTES
@@ -46,12 +46,12 @@ class LateStore(DataConnection):
         return False
 
     def send(self, head: Head, seals: Seals, payload: memoryview | bytes = b"", fds: Sequence[int] = ()) -> None:
-        if head.kind is Kind.GET:
+        if head.kind is FrameKind.GET:
             for index in range(PAGES):
                 header = framed(RUN, index, PAGE_BYTES)[:HEADER_BYTES]
-                self._answers.append(Head(Kind.PAGE, head.handle, index, 0, PAGE_BYTES, True, header))
-        put = head.kind in (Kind.PUT, Kind.TAKE)
-        self._answers.append(Head(Kind.TAKEN if put else Kind.END, head.handle, head.page))
+                self._answers.append(Head(FrameKind.PAGE, head.handle, index, 0, PAGE_BYTES, True, header))
+        put = head.kind in (FrameKind.PUT, FrameKind.TAKE)
+        self._answers.append(Head(FrameKind.TAKEN if put else FrameKind.END, head.handle, head.page))
 
     def receive(self) -> ReceivedFrame | None:
         self._clock.now_s += self._answer_s

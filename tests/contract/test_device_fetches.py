@@ -15,7 +15,7 @@ from quire_worker.kv_transfer.device_fetches import DeviceFetches
 from quire_worker.kv_transfer.open_move import OpenMove
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
-from quire_worker.kv_transfer.wire import Frame, Kind, WireError
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, WireError
 from tests.fakes.agent_rig import NAMESPACE, BytesPool, digest
 
 
@@ -85,7 +85,7 @@ class Rig:
         return DeviceFetches(reader, lambda opened, pages: self.answers.append(pages), able=able)
 
     def ask(self, *wanted: int) -> None:
-        self.fetches.begin(self.opened, Frame.of(Kind.FETCH, 0, 1, wanted).column())
+        self.fetches.begin(self.opened, Frame.of(AgentFrameKind.FETCH, 0, 1, wanted).column())
 
 
 @pytest.fixture

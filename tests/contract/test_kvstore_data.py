@@ -13,7 +13,7 @@ import pytest
 from quire.v1 import kvstore_pb2
 from quire_common.columns import i32, pack_i32
 from quire_common.kv_data import frame
-from quire_common.kv_data.frame import Kind
+from quire_common.kv_data.frame import FrameKind
 from quire_common.pages import HEADER_BYTES, check_page
 from tests.contract.data_client import dial
 from tests.contract.data_rig import begin, begin_of, lent, look_up, over_tcp, over_unix
@@ -36,18 +36,18 @@ def test_pages_come_over_the_data_port(running: Running) -> None:
     assert running.put(A) == 8
     told = look_up(running)
     with over_tcp(told) as client:
-        client.send(Kind.GET, pack_i32([5, 0]))
+        client.send(FrameKind.GET, pack_i32([5, 0]))
         for index in (5, 0):
             head, data = client.answer()
-            assert (head.kind, head.page, head.last) == (Kind.PAGE, index, True)
+            assert (head.kind, head.page, head.last) == (FrameKind.PAGE, index, True)
             assert head.page_header + data == framed(A, index)
-        assert client.answer()[0].kind is Kind.END
-        client.send(Kind.GET, pack_i32([8]))
+        assert client.answer()[0].kind is FrameKind.END
+        client.send(FrameKind.GET, pack_i32([8]))
         assert client.refusal() == "BAD_PAGE_INDEX"
-        client.send(Kind.GET, b"abc")
+        client.send(FrameKind.GET, b"abc")
         assert client.refusal() == "BAD_COLUMN"
         running.client.release(told.lease)
-        client.send(Kind.GET, pack_i32([0]))
+        client.send(FrameKind.GET, pack_i32([0]))
         assert client.refusal() == "LEASE_UNKNOWN"
 
 
@@ -56,8 +56,8 @@ def test_pages_go_over_the_data_port(running: Running) -> None:
     with over_tcp(told) as client:
         for index in range(7):
             data = body(A, index)
-            client.send(Kind.PUT, data[:500], page=index, header=framed(A, index)[:HEADER_BYTES])
-            client.send(Kind.PUT, data[500:], page=index, offset=500, last=True)
+            client.send(FrameKind.PUT, data[:500], page=index, header=framed(A, index)[:HEADER_BYTES])
+            client.send(FrameKind.PUT, data[500:], page=index, offset=500, last=True)
         assert [client.answer()[0].page for _ in range(7)] == list(range(7))
     done = running.stub.CommitPut(kvstore_pb2.CommitPutRequest(lease=told.lease), timeout=60)
     assert (done.stored, done.refused) == (7, 1)
@@ -71,18 +71,18 @@ def test_a_page_that_is_refused_is_told_so_at_its_end(running: Running) -> None:
     told = begin(running)
     with over_tcp(told) as client:
         for _ in range(2):
-            client.send(Kind.PUT, body(A, 0)[:64], page=0, header=framed(A, 0)[:HEADER_BYTES])
-            client.send(Kind.PUT, body(A, 0)[65:], page=0, offset=65)
-            client.send(Kind.PUT, body(A, 0)[64:], page=0, offset=64, last=True)
+            client.send(FrameKind.PUT, body(A, 0)[:64], page=0, header=framed(A, 0)[:HEADER_BYTES])
+            client.send(FrameKind.PUT, body(A, 0)[65:], page=0, offset=65)
+            client.send(FrameKind.PUT, body(A, 0)[64:], page=0, offset=64, last=True)
             assert client.refusal() == "BAD_PUT_FRAME"
-        client.send(Kind.PUT, body(A, 1), page=1, last=True, header=framed(A, 1)[:HEADER_BYTES])
+        client.send(FrameKind.PUT, body(A, 1), page=1, last=True, header=framed(A, 1)[:HEADER_BYTES])
         assert client.answer()[0].page == 1, "others are not"
-        client.send(Kind.PUT, body(A, 0), page=0, last=True, header=framed(A, 0)[:HEADER_BYTES])
+        client.send(FrameKind.PUT, body(A, 0), page=0, last=True, header=framed(A, 0)[:HEADER_BYTES])
         assert client.answer()[0].page == 0, "and it may be tried again"
-        client.send(Kind.PUT, body(A, 0), page=9, last=True, header=framed(A, 0)[:HEADER_BYTES])
+        client.send(FrameKind.PUT, body(A, 0), page=9, last=True, header=framed(A, 0)[:HEADER_BYTES])
         assert client.refusal() == "BAD_PUT_FRAME"
         running.client.release(told.lease)
-        client.send(Kind.PUT, body(A, 0), page=0, last=True, header=framed(A, 0)[:HEADER_BYTES])
+        client.send(FrameKind.PUT, body(A, 0), page=0, last=True, header=framed(A, 0)[:HEADER_BYTES])
         assert client.refusal() == "LEASE_UNKNOWN"
 
 
@@ -91,7 +91,7 @@ def test_big_pages_travel_in_parts() -> None:
         assert running.client.put_pages(A, "uint8", BIG, lambda index: body(A, index, BIG)).stored == 8
         told = look_up(running)
         with over_tcp(told) as client:
-            client.send(Kind.GET, pack_i32([7]))
+            client.send(FrameKind.GET, pack_i32([7]))
             parts: list[bytes] = []
             last = False
             while not last:
@@ -109,9 +109,9 @@ def test_pages_are_read_where_they_lie(running: Running) -> None:
     assert (attached.offsets, attached.generations) == (told.offsets, told.generations)
     assert (attached.lease_key, attached.arena, attached.data_port) == (told.lease_key, told.arena, told.data_port)
     with over_unix(told) as client:
-        client.send(Kind.MAP)
+        client.send(FrameKind.MAP)
         frame = client.arrived()
-        assert frame is not None and client.connection.verify_head(frame, client.seals).kind is Kind.END
+        assert frame is not None and client.connection.verify_head(frame, client.seals).kind is FrameKind.END
         (fd,) = frame.fds
         with pytest.raises(OSError):
             os.pwrite(fd, b"x", told.offsets[0])
@@ -134,13 +134,15 @@ def test_pages_are_taken_from_where_the_writer_has_them(running: Running) -> Non
     told = begin(running)
     fd = lent(b"#" * 100, *(body(A, index) for index in range(8)))
     with over_unix(told) as client:
-        client.send(Kind.LEND, fds=[fd])
-        assert client.answer()[0].kind is Kind.END
+        client.send(FrameKind.LEND, fds=[fd])
+        assert client.answer()[0].kind is FrameKind.END
         for index in range(8):
-            client.send(Kind.TAKE, page=index, offset=100 + index * BODY_BYTES, header=framed(A, index)[:HEADER_BYTES])
+            client.send(
+                FrameKind.TAKE, page=index, offset=100 + index * BODY_BYTES, header=framed(A, index)[:HEADER_BYTES]
+            )
         assert [client.answer()[0].page for _ in range(8)] == list(range(8))
         os.pwrite(fd, bytes(9000), 0)  # too late to be of any effect
-        client.send(Kind.TAKE, page=8)
+        client.send(FrameKind.TAKE, page=8)
         assert client.refusal() == "BAD_PUT_FRAME"
     os.close(fd)
     assert running.stub.CommitPut(kvstore_pb2.CommitPutRequest(lease=told.lease), timeout=60).stored == 8
@@ -153,16 +155,16 @@ def test_a_page_that_its_reader_doubts_is_looked_at(running: Running) -> None:
     told = look_up(running)
     with over_tcp(told) as tcp, over_unix(told) as unix:
         for client in (tcp, unix):
-            client.send(Kind.DAMAGED, page=3)
+            client.send(FrameKind.DAMAGED, page=3)
             assert client.answer()[0].page == 1, "it is intact: the fault was on the way"
         arena = running.service.store._ram._arena
         with arena.view(told.offsets[3], FRAMED_BYTES) as view:
             view[500] ^= 1
-        unix.send(Kind.DAMAGED, page=3)
+        unix.send(FrameKind.DAMAGED, page=3)
         assert unix.answer()[0].page == 0
         assert running.client.lookup(A, pin=False).pages == 3
         assert running.service.store.stats().counts.corrupt == 1
-        tcp.send(Kind.DAMAGED, page=8)
+        tcp.send(FrameKind.DAMAGED, page=8)
         assert tcp.refusal() == "BAD_PAGE_INDEX"
 
 
@@ -172,18 +174,18 @@ def test_a_lease_that_ends_in_the_middle_of_a_get_ends_the_get() -> None:
         assert running.client.put_pages(A, "uint8", size, lambda index: body(A, index, size)).stored == 8
         told = look_up(running)
         with over_tcp(told) as client:
-            client.send(Kind.GET, pack_i32(range(8)))
+            client.send(FrameKind.GET, pack_i32(range(8)))
             came = 0
             while True:
                 head, data = client.answer()
-                if head.kind is not Kind.PAGE:
+                if head.kind is not FrameKind.PAGE:
                     break
                 assert data == body(A, head.page, size)[head.offset : head.offset + head.length], "never wrong bytes"
                 came += head.last
                 if came == 1 and head.last:
                     running.client.release(told.lease)
                     assert running.client.put_pages(B, "uint8", size, lambda i: body(B, i, size)).stored
-            assert head.kind is Kind.REFUSED and data == b"LEASE_UNKNOWN" and came < 8
+            assert head.kind is FrameKind.REFUSED and data == b"LEASE_UNKNOWN" and came < 8
 
 
 def test_it_says_which_ways_there_are(running: Running) -> None:

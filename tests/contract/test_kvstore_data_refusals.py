@@ -13,7 +13,7 @@ import pytest
 
 from quire.v1 import kvstore_pb2
 from quire_common.columns import pack_i32
-from quire_common.kv_data.frame import FRAME_BYTES, MAX_PAYLOAD_BYTES, Head, Kind
+from quire_common.kv_data.frame import FRAME_BYTES, MAX_PAYLOAD_BYTES, FrameKind, Head
 from quire_common.kv_data.lease_key import handle_of
 from quire_common.pages import HEADER_BYTES
 from tests.contract.data_client import DataClient, dial, ended
@@ -38,9 +38,9 @@ def test_memory_that_does_not_reach_so_far_is_refused(running: Running, offset: 
     told, before = begin(running), refused("shm", "bad_memory")
     fd = lent(body(A, 0))
     with over_unix(told) as client:
-        client.send(Kind.LEND, fds=[fd])
+        client.send(FrameKind.LEND, fds=[fd])
         client.answer()
-        client.send(Kind.TAKE, page=0, offset=offset, header=framed(A, 0)[:HEADER_BYTES])
+        client.send(FrameKind.TAKE, page=0, offset=offset, header=framed(A, 0)[:HEADER_BYTES])
         assert ended(client.connection.sock)
     os.close(fd)
     eventually_refused("shm", "bad_memory", before)
@@ -83,7 +83,7 @@ def test_what_is_no_memory_of_a_fixed_size_is_not_taken(running: Running, make: 
     told, before = begin(running), refused("shm", "bad_memory")
     fd = make()
     with over_unix(told) as client:
-        client.send(Kind.LEND, fds=[fd])
+        client.send(FrameKind.LEND, fds=[fd])
         assert ended(client.connection.sock)
     os.close(fd)
     eventually_refused("shm", "bad_memory", before)
@@ -96,7 +96,7 @@ def test_without_the_key_nothing_is_to_be_had(running: Running, path: str) -> No
     told = look_up(running)
     address: tuple[str, int] | str = ("127.0.0.1", told.data_port) if path == "tcp" else told.arena
     forged, unknown = refused(path, "forged"), refused(path, "unknown_lease")
-    kind = Kind.GET if path == "tcp" else Kind.MAP
+    kind = FrameKind.GET if path == "tcp" else FrameKind.MAP
     with DataClient(address, KEY, handle_of(told.lease_key)) as client:  # the handle was overheard
         client.send(kind, pack_i32([0]) if path == "tcp" else b"")
         assert ended(client.connection.sock)
@@ -109,10 +109,10 @@ def test_without_the_key_nothing_is_to_be_had(running: Running, path: str) -> No
     # A forged part of a put touches nothing of what has come.
     put = begin_of(running)
     with over_tcp(put) as writer:
-        writer.send(Kind.PUT, body(B, 0), page=0, last=True, header=framed(B, 0)[:HEADER_BYTES])
-        assert writer.answer()[0].kind is Kind.TAKEN
+        writer.send(FrameKind.PUT, body(B, 0), page=0, last=True, header=framed(B, 0)[:HEADER_BYTES])
+        assert writer.answer()[0].kind is FrameKind.TAKEN
         with DataClient(("127.0.0.1", put.data_port), KEY, handle_of(put.lease_key)) as forger:
-            forger.send(Kind.PUT, bytes(BODY_BYTES), page=0)
+            forger.send(FrameKind.PUT, bytes(BODY_BYTES), page=0)
             ended(forger.connection.sock)
     assert running.stub.CommitPut(kvstore_pb2.CommitPutRequest(lease=put.lease), timeout=60).stored == 1
 
@@ -121,7 +121,7 @@ def test_without_the_key_nothing_is_to_be_had(running: Running, path: str) -> No
 def test_frames_of_the_other_path_are_none(running: Running, path: str) -> None:
     told, before = begin(running), refused(path, "garbage")
     with over_tcp(told) if path == "tcp" else over_unix(told) as client:
-        client.send(Kind.MAP if path == "tcp" else Kind.GET)
+        client.send(FrameKind.MAP if path == "tcp" else FrameKind.GET)
         assert ended(client.connection.sock)
     eventually_refused(path, "garbage", before)
     running.client.release(told.lease)
@@ -131,21 +131,24 @@ def test_frames_of_the_other_path_are_none(running: Running, path: str) -> None:
     ("data", "reason"),
     [
         (b"x" * 16 + b"GET / HTTP/1.1\r\nHost: quire\r\n".ljust(FRAME_BYTES), "garbage"),
-        (bytes(16) + Head(Kind.GET, bytes(16), length=MAX_PAYLOAD_BYTES + 1).pack().ljust(FRAME_BYTES), "oversized"),
-        (bytes(16) + Head(Kind.GET, bytes(16), length=8).pack().ljust(FRAME_BYTES), "unknown_lease"),
+        (
+            bytes(16) + Head(FrameKind.GET, bytes(16), length=MAX_PAYLOAD_BYTES + 1).pack().ljust(FRAME_BYTES),
+            "oversized",
+        ),
+        (bytes(16) + Head(FrameKind.GET, bytes(16), length=8).pack().ljust(FRAME_BYTES), "unknown_lease"),
     ],
 )
 def test_garbage_ends_its_own_connection_alone(running: Running, data: bytes, reason: str) -> None:
     running.put(A)
     told, before = look_up(running), refused("tcp", reason)
     with over_tcp(told) as client:
-        client.send(Kind.GET, pack_i32([1]))
+        client.send(FrameKind.GET, pack_i32([1]))
         with dial(("127.0.0.1", told.data_port)) as garbage:
             garbage.sendall(data)
             assert ended(garbage)
         eventually_refused("tcp", reason, before)
         assert client.answer()[1] == body(A, 1)
-        assert client.answer()[0].kind is Kind.END
+        assert client.answer()[0].kind is FrameKind.END
 
 
 def test_the_slow_are_cut_off_and_make_room() -> None:
@@ -164,7 +167,7 @@ def test_the_slow_are_cut_off_and_make_room() -> None:
             assert len(sock.recv(24, socket.MSG_WAITALL)) == 24, "all are greeted"
         with over_tcp(told) as first, over_tcp(told) as second, over_tcp(told) as third:
             for client in (first, second, third):
-                client.send(Kind.GET, pack_i32([2]))
+                client.send(FrameKind.GET, pack_i32([2]))
                 assert client.answer()[1] == body(A, 2)
             eventually_refused("tcp", "too_many", many + 2)
             assert all(map(ended, waiting)), "who has shown no key makes room"
@@ -193,5 +196,5 @@ def test_a_connection_without_a_thread_is_closed_and_the_next_one_served(
     eventually_refused("tcp", "no_thread", before + 1)
     none_left.clear()
     with over_tcp(told) as client:
-        client.send(Kind.GET, pack_i32([1]))
+        client.send(FrameKind.GET, pack_i32([1]))
         assert client.answer()[1] == body(A, 1)

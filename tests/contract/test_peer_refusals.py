@@ -9,7 +9,7 @@ import pytest
 
 from quire_common.columns import pack_i32
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import Head, Kind
+from quire_common.kv_data.frame import FrameKind, Head
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_worker.kv_transfer.peers.pull import EXPORT_WAIT_S
 from tests.fakes.peer_pulls import (
@@ -80,7 +80,7 @@ def test_a_frame_with_the_leases_name_and_without_its_key_ends_the_connection(tr
         here, there = rig.side(), rig.side()
         here.export(1, *PAGES)
         know_of_all(rig, here, there)
-        for kind in (Kind.GET, Kind.DONE, Kind.PAGE):
+        for kind in (FrameKind.GET, FrameKind.DONE, FrameKind.PAGE):
             connection = dial(here, transport)
             connection.send(Head(kind, handle_of(KEY)), connection.client_seals(b"x" * 32))
             assert connection.receive() is None
@@ -97,9 +97,9 @@ def test_pages_that_the_export_has_not_are_refused(transport: str) -> None:
         for asked in ([6], [-1], [0, 0], [1, 0], [2**31 - 1]):
             connection = dial(here, transport)
             seals, payload = connection.client_seals(KEY), pack_i32(asked)
-            connection.send(Head(Kind.GET, handle_of(KEY), length=len(payload)), seals, payload)
+            connection.send(Head(FrameKind.GET, handle_of(KEY), length=len(payload)), seals, payload)
             frame = connection.receive()
-            assert frame is not None and connection.verify_head(frame, seals).kind is Kind.REFUSED
+            assert frame is not None and connection.verify_head(frame, seals).kind is FrameKind.REFUSED
             connection.close()
 
 
@@ -161,7 +161,7 @@ def still(side: PeerSide, transport: str, key: bytes, pages: int) -> DataConnect
     if transport in ("tcp", "nixl"):
         connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     payload = pack_i32(range(pages))
-    head = Head(Kind.GET, handle_of(key), length=len(payload))
+    head = Head(FrameKind.GET, handle_of(key), length=len(payload))
     connection.send(head, connection.client_seals(key), payload)
     return connection
 

@@ -7,7 +7,7 @@ import pytest
 
 from quire_common.columns import pack_i32
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import Head, Kind, unpack_places
+from quire_common.kv_data.frame import FrameKind, Head, unpack_places
 from quire_common.kv_data.lease_key import handle_of
 from tests.fakes.peer_pulls import LATE_S, dial, know_of_all
 from tests.fakes.peer_rig import EMPTY, KEY, PeerRig, PeerSide, content, peer_rig
@@ -28,7 +28,7 @@ class Puller:
         self.connection: DataConnection = dial(side, "shm")
         self.seals = self.connection.client_seals(KEY)
         payload = pack_i32(indices)
-        self.connection.send(Head(Kind.GET, handle_of(KEY), length=len(payload)), self.seals, payload)
+        self.connection.send(Head(FrameKind.GET, handle_of(KEY), length=len(payload)), self.seals, payload)
 
     def shown(self, rig: PeerRig) -> range:
         """Pages of the next frame, for which the engine goes on."""
@@ -37,20 +37,20 @@ class Puller:
             frame = self.connection.receive()
             assert frame is not None
             head = self.connection.verify_head(frame, self.seals)
-            if head.kind is Kind.ALIVE:
+            if head.kind is FrameKind.ALIVE:
                 continue
-            assert head.kind is Kind.SHOWN
+            assert head.kind is FrameKind.SHOWN
             payload = bytearray(head.length)
             self.connection.receive_payload(frame, self.seals, memoryview(payload))
             return range(head.page, head.page + len(unpack_places(payload)))
 
     def taken(self, page: int) -> None:
-        self.connection.send(Head(Kind.TAKEN, handle_of(KEY), page), self.seals)
+        self.connection.send(Head(FrameKind.TAKEN, handle_of(KEY), page), self.seals)
 
     def ended(self) -> bool:
         """Whether nothing more comes but pages that were under way."""
         while (frame := self.connection.receive()) is not None:
-            if self.connection.verify_head(frame, self.seals).kind is not Kind.SHOWN:
+            if self.connection.verify_head(frame, self.seals).kind is not FrameKind.SHOWN:
                 return True
             self.connection.receive_payload(frame, self.seals, memoryview(bytearray(frame.head.length)))
         return True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire_common.credit import LogprobColumns
-from quire_worker.step import StepBatch, StepOutput, StepTiming
+from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 
 EMPTY = -7
 
@@ -55,7 +55,7 @@ class CountingRunner:
             if batch.sample[s]:
                 tokens.append(self._draw(batch, s, seen, nan=self.nan in row))
         token = np.array(tokens, np.int32)
-        return StepOutput(token, _logprobs(batch, token), StepTiming(1, 2, 3))
+        return StepOutput(token, _logprobs(batch, token), DeviceTiming(1, 2, 3))
 
     def read_page(self, page: int, /) -> bytes:
         return bytes(self.pages[page].data)

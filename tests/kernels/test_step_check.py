@@ -19,7 +19,7 @@ from quire_worker.arrays import Float32
 from quire_worker.cuda.cuda_device import _size_of
 from quire_worker.cuda.step_size import MOST_PADDED_ROWS, StepSize, graph_sizes, least_that_holds
 from quire_worker.engine.ports import StepOutcome
-from quire_worker.step import StepBatch, StepTiming
+from quire_worker.step import DeviceTiming, StepBatch
 from tests.gpu import steps
 from tests.gpu.check_model import CheckModel
 from tests.gpu.step_batches import StepBatches
@@ -71,7 +71,7 @@ def outcome(token: list[int], logprob: list[float]) -> StepOutcome:
         np.empty(0, np.int32),
         np.empty(0, np.float32),
     )
-    return StepOutcome(np.array(token, np.int32), np.zeros(count, np.uint8), {}, columns, StepTiming(0, 0, 0), 0)
+    return StepOutcome(np.array(token, np.int32), np.zeros(count, np.uint8), {}, columns, DeviceTiming(0, 0, 0), 0)
 
 
 def test_wrong_tokens_wrong_probabilities_and_nan_are_errors() -> None:

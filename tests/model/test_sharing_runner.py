@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from quire_worker.step import StepBatch, StepOutput, StepTiming
+from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 from quire_worker.threads import sharing_runner
 from quire_worker.threads.core_meter import CoreMeter
 from quire_worker.threads.share import Interval
@@ -27,7 +27,7 @@ class _Runner:
         threads = torch.get_num_threads()
         self.threads.append(threads)
         self.now_s += 0.01 * threads if len(self.threads) <= 5 else 0.004 / threads
-        return StepOutput(np.zeros(0, np.int32), None, StepTiming(0, 0, 0), {})
+        return StepOutput(np.zeros(0, np.int32), None, DeviceTiming(0, 0, 0), {})
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ import pkgutil
 from importlib import import_module
 
 import quire.v1
-from quire_common.kv_data.frame import Kind as DataKind
+from quire_common.kv_data.frame import FrameKind
 from quire_common.transport import MAX_MESSAGE_BYTES
 from quire_router.replicas.session_outgoing import MAX_BYTES as SESSION_BYTES
 from quire_scheduler.batching.admission import MAX_START_BYTES
@@ -14,7 +14,7 @@ from quire_scheduler.service.output_split import PIECE_BYTES
 from quire_scheduler.service.session import MOST_JOINED_BYTES
 from quire_worker.engine.report_bundle import MAX_BYTES as REPORT_BYTES
 from quire_worker.engine.step_schedule import MAX_SCORE_BYTES
-from quire_worker.kv_transfer.wire import Kind as AgentFrameKind
+from quire_worker.kv_transfer.wire import AgentFrameKind
 from tools import messages_table
 
 
@@ -40,7 +40,7 @@ def test_no_contract_is_left_out() -> None:
 
 
 def test_every_kind_of_frame_has_a_row() -> None:
-    assert set(messages_table.DATA_FRAMES) == set(DataKind)
+    assert set(messages_table.DATA_FRAMES) == set(FrameKind)
     assert set(messages_table.AGENT_FRAMES) == set(AgentFrameKind)
 
 

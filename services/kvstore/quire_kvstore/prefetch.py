@@ -73,7 +73,7 @@ class Prefetch:
 
 
 @dataclass(eq=False)
-class Load(PageJob):
+class PageLoad(PageJob):
     """A page on its way up, and the lookups that wait for it. `parent` is the hash before it; while a tier reads it,
     `view` is the memory for it, at `offset`."""
 

@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING, cast
 
 from quire_common.telemetry.logs import get_logger
-from quire_kvstore.prefetch import Load, Prefetch
+from quire_kvstore.prefetch import PageLoad, Prefetch
 from quire_kvstore.ram_tier import RAM
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class TierManager:
         self._tiers = tiers
         self._max_waiting = max_waiting
         self._waiting = 0
-        self._loading: dict[PageKey, Load] = {}
+        self._loading: dict[PageKey, PageLoad] = {}
         self._load_buffers: dict[int, int] = {}
         self.damaged_pages = 0
 
@@ -111,7 +111,7 @@ class TierManager:
 
     def allocate_buffer(self, job: PageJob, size: int) -> memoryview | None:
         """No other thread uses that memory until the page has arrived."""
-        load = cast("Load", job)
+        load = cast("PageLoad", job)
         with self._lock:
             if not load.wanted():
                 self._fail_load(load)
@@ -129,7 +129,7 @@ class TierManager:
             return load.view
 
     def on_page_read(self, job: PageJob) -> None:
-        load = cast("Load", job)
+        load = cast("PageLoad", job)
         with self._lock:
             offset, size = load.release_buffer()
             del self._load_buffers[offset]
@@ -149,7 +149,7 @@ class TierManager:
 
     def on_page_missed(self, job: PageJob) -> None:
         """The next tier may have it."""
-        load = cast("Load", job)
+        load = cast("PageLoad", job)
         with self._lock:
             if load.view is not None:
                 offset, _ = load.release_buffer()
@@ -184,7 +184,7 @@ class TierManager:
 
     def _start_loads(self, prefetch: Prefetch, *, load_missing: bool = True) -> None:
         """Look at as many keys as the window has room for."""
-        loads: dict[int, list[Load]] = {}
+        loads: dict[int, list[PageLoad]] = {}
         while prefetch.has_next:
             index = prefetch.cursor
             key = prefetch.keys[index]
@@ -199,7 +199,7 @@ class TierManager:
                 prefetch.outstanding += 1
             elif (number := self._find_tier(key, 0)) is not None:
                 parent = prefetch.keys[index - 1].hash if index else b""
-                load = Load(key, prefetch.stamp_ns - index, parent, number, [(prefetch, index)])
+                load = PageLoad(key, prefetch.stamp_ns - index, parent, number, [(prefetch, index)])
                 self._loading[key] = load
                 prefetch.outstanding += 1
                 loads.setdefault(number, []).append(load)
@@ -209,9 +209,9 @@ class TierManager:
             prefetch.cursor += 1
         for number, of_tier in loads.items():
             for refused in self._tiers[number].request_reads(of_tier):
-                self._try_next_tier(cast("Load", refused))
+                self._try_next_tier(cast("PageLoad", refused))
 
-    def _try_next_tier(self, load: Load) -> None:
+    def _try_next_tier(self, load: PageLoad) -> None:
         while load.wanted():
             number = self._find_tier(load.key, load.tier + 1)
             if number is None:
@@ -221,7 +221,7 @@ class TierManager:
                 return
         self._fail_load(load)
 
-    def _fail_load(self, load: Load) -> None:
+    def _fail_load(self, load: PageLoad) -> None:
         """Nobody has it, or nobody wants it."""
         if self._loading.get(load.key) is load:
             del self._loading[load.key]
@@ -230,7 +230,7 @@ class TierManager:
             prefetch.truncate(index)
         load.waiters.clear()
 
-    def _complete_load(self, load: Load, page: RamPage) -> None:
+    def _complete_load(self, load: PageLoad, page: RamPage) -> None:
         del self._loading[load.key]
         tier_name = self._tiers[load.tier].backend.name
         for prefetch, index in load.waiters:

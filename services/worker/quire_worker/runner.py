@@ -18,7 +18,7 @@ from quire_worker.arrays import Int64
 from quire_worker.kv.page_pool import PagePool, pages_to_zero
 from quire_worker.model.decoder import Decoder
 from quire_worker.sampling.columns import SamplingColumns
-from quire_worker.step import StepBatch, StepOutput, StepTiming
+from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 
 
 class ModelRunner:
@@ -44,7 +44,7 @@ class ModelRunner:
             forwarded = time.perf_counter_ns()
             token = self.decoder.ops.sample(logits, _columns(batch, sampled))
             logprobs = self.decoder.ops.logprobs(logits, token, batch.logprobs[sampled])
-        timing = StepTiming(
+        timing = DeviceTiming(
             prepare_us=(prepared - begin) // 1000,
             forward_us=(forwarded - prepared) // 1000,
             sample_us=(time.perf_counter_ns() - forwarded) // 1000,

@@ -94,7 +94,7 @@ class StepBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class StepTiming:
+class DeviceTiming:
     """Where a step's time went, in microseconds."""
 
     prepare_us: int
@@ -112,6 +112,6 @@ class StepOutput:
     are unharmed."""
     logprobs: LogprobColumns | None
     """None when no sampled sequence asked."""
-    timing: StepTiming
+    timing: DeviceTiming
     scores: Mapping[int, LogprobColumns] = field(default_factory=dict)
     """Sequence index -> logprobs of its PromptScores' tokens; `token_index` counts these."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind, Head
 from quire_common.kv_data.lease_key import handle_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def received(receiver: DataConnection) -> bytes:
 def framed(sender: DataConnection, payload: bytes) -> bytes:
     """A frame's bytes, as the sender would send them now."""
     seals = sender.client_seals(KEY)
-    covered = Head(Kind.PUT, handle_of(KEY), length=len(payload)).pack() + seals.outgoing.tag(1, payload)
+    covered = Head(FrameKind.PUT, handle_of(KEY), length=len(payload)).pack() + seals.outgoing.tag(1, payload)
     return covered + seals.outgoing.tag(0, covered) + payload
 
 
@@ -63,7 +63,7 @@ def test_payloads_of_all_sizes_arrive_in_a_row(size: int) -> None:
 
         def send() -> None:
             for payload in payloads:
-                sender.send(Head(Kind.PUT, handle_of(KEY), length=size), seals, payload)
+                sender.send(Head(FrameKind.PUT, handle_of(KEY), length=size), seals, payload)
 
         sending = threading.Thread(target=send)
         sending.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import FRAME_BYTES, HEAD_BYTES, MAX_PAYLOAD_BYTES, DataConnectionError, Head, Kind
+from quire_common.kv_data.frame import FRAME_BYTES, HEAD_BYTES, MAX_PAYLOAD_BYTES, DataConnectionError, FrameKind, Head
 from quire_common.kv_data.lease_key import connection_keys, handle_of
 from quire_common.kv_data.seal import Seal
 
@@ -87,12 +87,12 @@ def broken(call: Callable[[], object]) -> str:
 
 
 def test_what_is_sent_arrives(ends: Ends) -> None:
-    first = Head(Kind.PUT, HANDLE, 3, 1 << 40, 5, True, bytes(range(128)))
+    first = Head(FrameKind.PUT, HANDLE, 3, 1 << 40, 5, True, bytes(range(128)))
     ends.client.send(first, ends.seals, b"hello")
-    ends.client.send(Head(Kind.DAMAGED, HANDLE), ends.seals)
+    ends.client.send(Head(FrameKind.DAMAGED, HANDLE), ends.seals)
     assert ends.take() == (first, b"hello")
-    assert ends.take() == (Head(Kind.DAMAGED, HANDLE), b"")
-    ends.store.send(Head(Kind.END, HANDLE, 7), ends.store_seals)
+    assert ends.take() == (Head(FrameKind.DAMAGED, HANDLE), b"")
+    ends.store.send(Head(FrameKind.END, HANDLE, 7), ends.store_seals)
     frame = ends.client.receive()
     assert frame is not None and ends.client.verify_head(frame, ends.seals).page == 7
     ends.client.close()
@@ -101,35 +101,35 @@ def test_what_is_sent_arrives(ends: Ends) -> None:
 
 @pytest.mark.parametrize("place", [0, 4, 8, 16, 24, 39, 40, 100, HEAD_BYTES, HEAD_BYTES + 15, HEAD_BYTES + 16, -6])
 def test_a_changed_bit_anywhere_is_noticed(ends: Ends, place: int) -> None:
-    data = bytearray(ends.made(Head(Kind.PUT, HANDLE, 1, 0, 5), b"hello"))
+    data = bytearray(ends.made(Head(FrameKind.PUT, HANDLE, 1, 0, 5), b"hello"))
     data[place if place >= 0 else FRAME_BYTES - 1] ^= 1
     ends.raw.sendall(data)
     assert broken(ends.take) in ("forged", "garbage")
 
 
 def test_a_changed_payload_is_noticed(ends: Ends) -> None:
-    data = bytearray(ends.made(Head(Kind.PUT, HANDLE, 1, 0, 5), b"hello"))
+    data = bytearray(ends.made(Head(FrameKind.PUT, HANDLE, 1, 0, 5), b"hello"))
     data[-1] ^= 1
     ends.raw.sendall(data)
     assert broken(ends.take) == "forged"
 
 
 def test_frames_come_once_and_in_order(ends: Ends, make_ends: Callable[..., Ends]) -> None:
-    one, two = ends.made(Head(Kind.DAMAGED, HANDLE, 1)), ends.made(Head(Kind.DAMAGED, HANDLE, 2))
+    one, two = ends.made(Head(FrameKind.DAMAGED, HANDLE, 1)), ends.made(Head(FrameKind.DAMAGED, HANDLE, 2))
     ends.raw.sendall(two + one)
     assert broken(ends.take) == "forged"
     again = make_ends()
     again.raw.sendall(one)
     assert broken(again.take) == "forged", "and it is worth nothing on another connection"
     third = make_ends()
-    frame = third.made(Head(Kind.DAMAGED, HANDLE))
+    frame = third.made(Head(FrameKind.DAMAGED, HANDLE))
     third.raw.sendall(frame + frame)
     third.take()
     assert broken(third.take) == "forged"
 
 
 def test_a_frame_is_not_sent_back_as_an_answer(ends: Ends) -> None:
-    frame = ends.made(Head(Kind.DAMAGED, HANDLE))
+    frame = ends.made(Head(FrameKind.DAMAGED, HANDLE))
     ends.store.sock.sendall(frame)
     received = ends.client.receive()
     assert received is not None
@@ -137,7 +137,7 @@ def test_a_frame_is_not_sent_back_as_an_answer(ends: Ends) -> None:
 
 
 def test_another_leases_key_is_none(ends: Ends) -> None:
-    ends.client.send(Head(Kind.DAMAGED, HANDLE), ends.client.client_seals(OTHER))
+    ends.client.send(Head(FrameKind.DAMAGED, HANDLE), ends.client.client_seals(OTHER))
     assert broken(ends.take) == "forged"
 
 
@@ -156,7 +156,7 @@ def test_what_is_no_frame_is_told_by_its_head(ends: Ends, data: bytes, reason: s
 
 
 def test_half_a_frame_is_none(ends: Ends) -> None:
-    ends.raw.sendall(ends.made(Head(Kind.DAMAGED, HANDLE))[:100])
+    ends.raw.sendall(ends.made(Head(FrameKind.DAMAGED, HANDLE))[:100])
     ends.client.close()
     assert broken(ends.store.receive) in ("ended", "slow")
 
@@ -165,7 +165,7 @@ def test_who_drips_or_is_silent_is_not_waited_for(make_ends: Callable[..., Ends]
     ends = make_ends(timeout_s=0.2)
     assert broken(ends.store.receive) == "slow"
     stop = threading.Event()
-    frame = ends.made(Head(Kind.DAMAGED, HANDLE))
+    frame = ends.made(Head(FrameKind.DAMAGED, HANDLE))
 
     def drip() -> None:
         for place in range(len(frame)):
@@ -188,7 +188,7 @@ def test_who_does_not_read_is_not_waited_for(make_ends: Callable[..., Ends]) -> 
 
     def send_much() -> None:
         for _ in range(8):
-            ends.store.send(Head(Kind.PAGE, HANDLE, length=len(body)), ends.store_seals, body)
+            ends.store.send(Head(FrameKind.PAGE, HANDLE, length=len(body)), ends.store_seals, body)
 
     assert broken(send_much) == "slow"
 
@@ -196,7 +196,7 @@ def test_who_does_not_read_is_not_waited_for(make_ends: Callable[..., Ends]) -> 
 def test_descriptors_that_nobody_asked_for_are_closed(ends: Ends) -> None:
     before = open_files()
     fd = os.memfd_create("test")
-    ends.client.send(Head(Kind.LEND, HANDLE), ends.seals, fds=[fd, fd, fd])
+    ends.client.send(Head(FrameKind.LEND, HANDLE), ends.seals, fds=[fd, fd, fd])
     frame = ends.store.receive()
     assert frame is not None and len(frame.fds) <= 1
     frame.close_fds()

@@ -14,18 +14,26 @@ from quire_common.sequence import RequestContext
 from quire_worker.config import WorkerConfig
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
-from quire_worker.kv_transfer.wire import MAX_FRAME_BYTES, Frame, FrameReader, Kind, WireError, pack_move, unpack_move
+from quire_worker.kv_transfer.wire import (
+    MAX_FRAME_BYTES,
+    AgentFrameKind,
+    Frame,
+    FrameReader,
+    WireError,
+    pack_move,
+    unpack_move,
+)
 
 MOVE = PageMove(
     1 << 40, MoveKind.LOAD, 2, np.array([3, 4], np.int32), (b"a" * 32, b"b" * 32), b"lease",
     context=RequestContext("r1", 2, "tenant", traceparent="00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
 )  # fmt: skip
 FRAMES = [
-    Frame(Kind.READY),
-    Frame.of(Kind.FILLED, 7, 1 << 40, [0, 5, 1, 6]),
+    Frame(AgentFrameKind.READY),
+    Frame.of(AgentFrameKind.FILLED, 7, 1 << 40, [0, 5, 1, 6]),
     pack_move(MOVE, 3, 5, 12345),
-    Frame.of(Kind.RETURNED, 0, 0, []),
-    Frame(Kind.SETUP, payload=b"x" * 5000),
+    Frame.of(AgentFrameKind.RETURNED, 0, 0, []),
+    Frame(AgentFrameKind.SETUP, payload=b"x" * 5000),
 ]
 
 
@@ -68,13 +76,13 @@ def test_what_is_no_frame_is_said_to_be_none(data: bytes) -> None:
 
 def test_columns_of_a_wrong_length_are_refused() -> None:
     with pytest.raises(WireError):
-        Frame(Kind.RELEASED, payload=b"abc").numbers()
+        Frame(AgentFrameKind.RELEASED, payload=b"abc").numbers()
     with pytest.raises(WireError):
-        Frame.of(Kind.FILLED, 0, 0, [1, 2, 3]).pairs()
+        Frame.of(AgentFrameKind.FILLED, 0, 0, [1, 2, 3]).pairs()
     for numbers in ([], [1, 2]):
         with pytest.raises(WireError, match=f"{len(numbers)} numbers in KEPT"):
-            Frame.of(Kind.KEPT, 0, 0, numbers).number()
-    assert Frame.of(Kind.KEPT, 0, 0, [3]).number() == 3
+            Frame.of(AgentFrameKind.KEPT, 0, 0, numbers).number()
+    assert Frame.of(AgentFrameKind.KEPT, 0, 0, [3]).number() == 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from quire_worker.kv_transfer.job_queue import Job
 from quire_worker.kv_transfer.peers import pull_manager
 from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
 from quire_worker.kv_transfer.transports.data_link import DataLink
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 from tests.fakes.agent_rig import load
 
 WAIT_S = 10.0
@@ -107,7 +107,7 @@ def test_a_pull_that_gets_no_thread_lets_its_connection_go(
     monkeypatch.setattr(threading, "Thread", no_thread)
     given: Any = SimpleNamespace(setup=SimpleNamespace(page_bytes=4096, load_slots=range(4)), send=sent.append)
     pull_manager.PullManager(given).start_job(job)
-    assert [frame.kind for frame in sent] == [Kind.ENDED] and connection.sock.fileno() < 0
+    assert [frame.kind for frame in sent] == [AgentFrameKind.ENDED] and connection.sock.fileno() < 0
 
 
 def no_thread(**_: object) -> None:

@@ -21,7 +21,7 @@ from quire_worker.kv_transfer.peers.export import Export
 from quire_worker.kv_transfer.peers.export_registry import ENGINE_SILENT_S, ExportRegistry
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 from tests.fakes.agent_rig import NAMESPACE, PAGE_BYTES, digest
 
 KEY = b"k" * 32
@@ -53,11 +53,11 @@ class Rig:
         assert found is not None and found[1] is not None
         return found[1]
 
-    def told(self, kind: Kind) -> list[list[int]]:
+    def told(self, kind: AgentFrameKind) -> list[list[int]]:
         return [frame.numbers() for frame in self.said if frame.kind is kind]
 
     def released(self) -> list[int]:
-        return [slot for slots in self.told(Kind.RELEASED) for slot in slots]
+        return [slot for slots in self.told(AgentFrameKind.RELEASED) for slot in slots]
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_when_the_peer_has_all_it_is_told_once(rig: Rig) -> None:
     export = rig.put(1)
     rig.desk.finish_export(export)
     rig.desk.report_finished(export, "tcp")
-    assert [frame.move for frame in rig.said] == [1] and rig.told(Kind.ENDED) == [[6, 2]]
+    assert [frame.move for frame in rig.said] == [1] and rig.told(AgentFrameKind.ENDED) == [[6, 2]]
     with pytest.raises(NotFound):
         rig.desk.finish_export(export)
     assert len(rig.said) == 1
@@ -122,7 +122,7 @@ def test_a_new_run_ends_those_of_the_last_and_no_others(rig: Rig) -> None:
 def test_an_export_without_a_key_of_its_own_fails(rig: Rig, key: bytes) -> None:
     export = rig.put(1)
     rig.desk.start_job(Job(PageMove(2, MoveKind.EXPORT, 0, ids(1), (digest(1),), lease_key=key), 0, 0))
-    assert [frame.move for frame in rig.said] == [2] and rig.told(Kind.ENDED) == [[0, 0]]
+    assert [frame.move for frame in rig.said] == [2] and rig.told(AgentFrameKind.ENDED) == [[0, 0]]
     assert rig.desk.find_export(handle_of(KEY)) == (KEY, export)
 
 
@@ -131,7 +131,7 @@ def test_pages_are_asked_for_once_and_are_their_takers(rig: Rig) -> None:
     rig.desk.take_over(export, holder)
     rig.desk.request_pages(export, holder, [0, 1], 9)
     rig.desk.request_pages(export, holder, [1, 2], 9)
-    assert rig.told(Kind.WANTED) == [[0, 1], [2]]
+    assert rig.told(AgentFrameKind.WANTED) == [[0, 1], [2]]
     rig.desk.filled(0, 1, [(0, 8), (1, 9)])
     assert (export.take_slot(holder, 0, NOW), export.take_slot(holder, 1, NOW), export.take_slot(holder, 2, NOW)) == (
         8,
@@ -156,7 +156,7 @@ def test_who_comes_again_takes_over(rig: Rig) -> None:
     rig.desk.detach(export, first)
     rig.desk.request_pages(export, first, [5], 9)
     rig.desk.request_pages(export, second, [0, 1], 9)
-    assert rig.told(Kind.WANTED) == [[3, 4], [0, 1]]
+    assert rig.told(AgentFrameKind.WANTED) == [[3, 4], [0, 1]]
     rig.desk.filled(0, 1, [(0, 9)])
     assert export.take_slot(second, 0, NOW) == 9
 
@@ -173,7 +173,7 @@ def test_what_an_earlier_holder_asked_for_keeps_no_slot_from_the_next_one(rig: R
     rig.desk.filled(0, 1, [(0, 8)])
     assert export.take_slot(second, 0, NOW) == 8
     rig.desk.request_pages(export, second, [4], 9)
-    assert rig.told(Kind.WANTED) == [[4], [0], [4]]
+    assert rig.told(AgentFrameKind.WANTED) == [[4], [0], [4]]
 
 
 def test_pages_that_come_when_nobody_is_there_go_back(rig: Rig) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from bench.harness.plain_pages import PlainPageSink
-from quire_common.kv_data.frame import DataConnectionError, Kind, pack_places, unpack_places
+from quire_common.kv_data.frame import DataConnectionError, FrameKind, pack_places, unpack_places
 from quire_common.pages import HEADER_BYTES, copy_body
 from quire_common.sequence import RequestContext
 from quire_worker.kv_transfer.peers.peer_access import PeerAccess
@@ -43,15 +43,15 @@ class Peer:
     def set_time_budget(self, size: int) -> None:
         """There is always time."""
 
-    def send(self, kind: Kind, payload: bytes = b"", *, page: int = 0) -> None:
-        if kind is Kind.TAKEN:
+    def send(self, kind: FrameKind, payload: bytes = b"", *, page: int = 0) -> None:
+        if kind is FrameKind.TAKEN:
             self.taken.append(page - FIRST)
 
-    def receive_frame(self, *kinds: Kind) -> SimpleNamespace:
+    def receive_frame(self, *kinds: FrameKind) -> SimpleNamespace:
         if not self.frames:
-            return SimpleNamespace(head=SimpleNamespace(kind=Kind.END))
+            return SimpleNamespace(head=SimpleNamespace(kind=FrameKind.END))
         page, payload = self.frames[0]
-        return SimpleNamespace(head=SimpleNamespace(kind=Kind.SHOWN, page=page, length=len(payload)))
+        return SimpleNamespace(head=SimpleNamespace(kind=FrameKind.SHOWN, page=page, length=len(payload)))
 
     def receive_payload(self, frame: SimpleNamespace, into: memoryview) -> None:
         into[:] = self.frames.popleft()[1]
@@ -70,7 +70,9 @@ class Rig:
         access = PeerAccess(b"k" * 32, FIRST, None, "")
         transfer = PageTransfer(RUN, "uint8", PAGE_BYTES, access, RequestContext("r"))
         exchange = cast("Exchange", self.peer)
-        fetch_shared_pages(self.link, exchange, Kind.GET, transfer, self.sink, lambda _: nullcontext(self.copy), most=1)
+        fetch_shared_pages(
+            self.link, exchange, FrameKind.GET, transfer, self.sink, lambda _: nullcontext(self.copy), most=1
+        )
 
     def copy(self, place: int, header: bytes, room: memoryview) -> int:
         return copy_body(header, np.frombuffer(self.theirs.memory, np.uint8)[place : place + len(room)], room)

@@ -22,7 +22,7 @@ from quire_worker.kv_transfer.store_queue import StoreQueue
 from quire_worker.kv_transfer.transports.grpc_transport import GrpcTransport
 from quire_worker.kv_transfer.transports.transport import PageSink, PageSource
 from quire_worker.kv_transfer.transports.transport_selector import TransportSelector
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 from tests.fakes.agent_rig import NAMESPACE, PAGE_BYTES, WAIT_S, body, digest
 
 Spoil = Callable[[bytes], bytes]
@@ -217,7 +217,7 @@ def test_a_lane_goes_on_whatever_breaks(monkeypatch: pytest.MonkeyPatch) -> None
         lane.start_job(Job(a_load(1, move_id=2), 0, 0))
         frames = [sent.get(timeout=WAIT_S) for _ in range(3)]
         assert [(frame.kind, frame.move, frame.numbers()) for frame in frames] == [
-            (Kind.ENDED, 1, [0, 0]), (Kind.ARRIVED, 2, [0, 0]), (Kind.ENDED, 2, [1, 3]),
+            (AgentFrameKind.ENDED, 1, [0, 0]), (AgentFrameKind.ARRIVED, 2, [0, 0]), (AgentFrameKind.ENDED, 2, [1, 3]),
         ]  # fmt: skip
         assert bytes(ring.slot(0)) == body(1)
     finally:
@@ -248,11 +248,11 @@ def test_a_store_that_fails_gives_back_every_slot_also_of_pages_that_come_later(
         ring.slot(2)[:] = body(1)
         lane.filled(5, 1, [(0, 2), (1, 3)])
         released, ended = sent.get(timeout=WAIT_S), sent.get(timeout=WAIT_S)
-        assert (released.kind, sorted(released.numbers())) == (Kind.RELEASED, [2, 3])
-        assert (ended.kind, ended.generation, ended.numbers()) == (Kind.ENDED, 5, [0, 0])
+        assert (released.kind, sorted(released.numbers())) == (AgentFrameKind.RELEASED, [2, 3])
+        assert (ended.kind, ended.generation, ended.numbers()) == (AgentFrameKind.ENDED, 5, [0, 0])
         lane.filled(5, 1, [(2, 2)])
         late = sent.get(timeout=WAIT_S)
-        assert (late.kind, late.numbers()) == (Kind.RELEASED, [2])
+        assert (late.kind, late.numbers()) == (AgentFrameKind.RELEASED, [2])
     finally:
         lane.close()
         ring.close()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from quire_common.kv_data.frame import DataConnectionError, Head, Kind, pack_places
+from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head, pack_places
 from quire_common.pages import PageRun, copy_body, frame_page
 from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
 from quire_worker.kv_transfer.transports.transport import PageTransfer, TransportError
@@ -25,8 +25,8 @@ SIZE, PAGES = 4096, 5
 RUN = PageRun(b"n" * 32, 0, tuple(digest(page) for page in range(PAGES)))
 MEMORY = np.random.default_rng(0).integers(0, 256, PAGES * SIZE, dtype=np.uint8)
 Frame = tuple[Head, bytes]
-END: Frame = (Head(Kind.END, b""), b"")
-ALIVE: Frame = (Head(Kind.ALIVE, b""), b"")
+END: Frame = (Head(FrameKind.END, b""), b"")
+ALIVE: Frame = (Head(FrameKind.ALIVE, b""), b"")
 
 
 def body(page: int) -> np.ndarray:
@@ -36,7 +36,7 @@ def body(page: int) -> np.ndarray:
 def shown(page: int, place: int = -1) -> Frame:
     header = frame_page(RUN.key(page), "int32", body(page).data)
     payload = pack_places([((page if place < 0 else place) * SIZE, header)])
-    return Head(Kind.SHOWN, b"", page, length=len(payload)), payload
+    return Head(FrameKind.SHOWN, b"", page, length=len(payload)), payload
 
 
 class Exchange:
@@ -45,7 +45,7 @@ class Exchange:
     def __init__(self, *bursts: Sequence[Frame]) -> None:
         self.connection = self
         self._bursts = deque(deque(burst) for burst in bursts)
-        self.sent: list[tuple[Kind, int]] = []
+        self.sent: list[tuple[FrameKind, int]] = []
 
     def wait(self, timeout_s: float) -> bool:
         return bool(self._bursts[0])
@@ -53,7 +53,7 @@ class Exchange:
     def set_time_budget(self, size: int) -> None:
         assert size <= PAGES * SIZE
 
-    def receive_frame(self, *kinds: Kind) -> Any:
+    def receive_frame(self, *kinds: FrameKind) -> Any:
         if not self._bursts[0]:
             self._bursts.popleft()
         head, payload = self._bursts[0].popleft()
@@ -63,7 +63,7 @@ class Exchange:
     def receive_payload(self, frame: Any, into: memoryview) -> None:
         into[:] = frame.payload
 
-    def send(self, kind: Kind, payload: bytes = b"", page: int = 0) -> None:
+    def send(self, kind: FrameKind, payload: bytes = b"", page: int = 0) -> None:
         self.sent.append((kind, page))
 
 
@@ -94,7 +94,7 @@ class Rig:
         link: Any = SimpleNamespace(close=self._close)
         nothing: Any = None
         transfer: Any = PageTransfer(RUN, "int32", SIZE, SimpleNamespace(first_index=0), nothing)
-        fetch_shared_pages(link, self.exchange, Kind.SHOW, transfer, self.sink, self._fetch, most)
+        fetch_shared_pages(link, self.exchange, FrameKind.SHOW, transfer, self.sink, self._fetch, most)
 
     @contextmanager
     def _fetch(self, places: Sequence[int]) -> Iterator[Copy]:
@@ -109,7 +109,7 @@ def test_what_is_shown_together_is_fetched_together_up_to_a_limit() -> None:
     rig = Rig([*map(shown, range(PAGES))], [END])
     rig.take(most=3)
     assert rig.fetched == [[0, 1, 2], [3, 4]]
-    assert rig.exchange.sent == [(Kind.SHOW, 0), *((Kind.TAKEN, page) for page in range(PAGES))]
+    assert rig.exchange.sent == [(FrameKind.SHOW, 0), *((FrameKind.TAKEN, page) for page in range(PAGES))]
     assert rig.sink.received_pages == PAGES and [*map(bytes, rig.sink.pages)] == [bytes(body(n)) for n in range(PAGES)]
 
 

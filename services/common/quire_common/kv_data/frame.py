@@ -74,7 +74,7 @@ class DataConnectionError(Exception):  # the connection's end, not an error of t
         self.reason = reason
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     GET = 1
     PUT = 2
     DAMAGED = 3
@@ -99,7 +99,7 @@ class Kind(enum.IntEnum):
 class Head:
     """`last`: the page's last part."""
 
-    kind: Kind
+    kind: FrameKind
     handle: bytes
     page: int = 0
     offset: int = 0
@@ -121,10 +121,10 @@ class Head:
             raise DataConnectionError("garbage", f"no frame: kind {kind}, flags {flags}")
         if length > MAX_PAYLOAD_BYTES:
             raise DataConnectionError("oversized", f"a frame of {length} bytes; the most is {MAX_PAYLOAD_BYTES}")
-        return cls(Kind(kind), handle, page, offset, length, bool(flags), page_header)
+        return cls(FrameKind(kind), handle, page, offset, length, bool(flags), page_header)
 
 
-_KINDS = frozenset(Kind)
+_KINDS = frozenset(FrameKind)
 
 
 def pack_places(places: Sequence[tuple[int, bytes]]) -> bytes:

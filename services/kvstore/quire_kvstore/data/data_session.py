@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32
 from quire_common.errors import QuireError, Unsupported
-from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind, Head
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.client_memory import ClientMemory
@@ -48,15 +48,17 @@ class DataSession:
         self._put_error: QuireError | None = None
         self.authenticated = False
         self.busy = False
-        self._handlers: dict[Kind, Callable[[ReceivedFrame, Seals, bytes], None]] = {Kind.DAMAGED: self._verify_page}
+        self._handlers: dict[FrameKind, Callable[[ReceivedFrame, Seals, bytes], None]] = {
+            FrameKind.DAMAGED: self._verify_page
+        }
         if connection.local:
             self._handlers |= {
-                Kind.MAP: self._send_arena_fd,
-                Kind.LEND: self._attach_memory,
-                Kind.TAKE: self._copy_from_client,
+                FrameKind.MAP: self._send_arena_fd,
+                FrameKind.LEND: self._attach_memory,
+                FrameKind.TAKE: self._copy_from_client,
             }
         else:
-            self._handlers |= {Kind.GET: self._get, Kind.PUT: self._put}
+            self._handlers |= {FrameKind.GET: self._get, FrameKind.PUT: self._put}
 
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
@@ -126,7 +128,7 @@ class DataSession:
                 for start in range(0, len(body), BODY_BYTES):
                     part = body[start : start + BODY_BYTES]
                     last = start + len(part) == len(body)
-                    head = Head(Kind.PAGE, frame.head.handle, index, start, len(part), last, header)
+                    head = Head(FrameKind.PAGE, frame.head.handle, index, start, len(part), last, header)
                     self._connection.send(head, seals, part)
                 self._metrics.bytes_out.inc(len(framed))
             if time.monotonic() > deadline:
@@ -147,7 +149,7 @@ class DataSession:
                     self._connection.receive_payload(frame, seals, buffer.view[prefix:])
                 self._metrics.bytes_in.inc(prefix + head.length)
                 if head.last:
-                    self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
+                    self._connection.send(Head(FrameKind.TAKEN, head.handle, head.page), seals)
                 return
         except QuireError as error:
             self._put_error = error
@@ -164,7 +166,7 @@ class DataSession:
         fd = self._store.shareable_fd()
         if fd is None:
             raise Unsupported("NO_SHARED_MEMORY", "The arena cannot be sealed.", "Use the data port.")
-        self._connection.send(Head(Kind.END, frame.head.handle), seals, fds=[fd])
+        self._connection.send(Head(FrameKind.END, frame.head.handle), seals, fds=[fd])
 
     def _attach_memory(self, frame: ReceivedFrame, seals: Seals, lease: bytes) -> None:
         if len(frame.fds) != 1:
@@ -182,11 +184,11 @@ class DataSession:
             buffer.view[:HEADER_BYTES] = head.page_header
             buffer.checksum = client_memory.copy(head.offset, head.page_header, buffer.view[HEADER_BYTES:])
             self._metrics.bytes_in.inc(len(buffer.view))
-        self._connection.send(Head(Kind.TAKEN, head.handle, head.page), seals)
+        self._connection.send(Head(FrameKind.TAKEN, head.handle, head.page), seals)
 
     def _end(self, head: Head, seals: Seals, page: int) -> None:
-        self._connection.send(Head(Kind.END, head.handle, page), seals)
+        self._connection.send(Head(FrameKind.END, head.handle, page), seals)
 
     def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
         code = error.code.encode()
-        self._connection.send(Head(Kind.REFUSED, head.handle, head.page, length=len(code)), seals, code)
+        self._connection.send(Head(FrameKind.REFUSED, head.handle, head.page, length=len(code)), seals, code)

@@ -33,7 +33,7 @@ from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import STEP_TIMEOUT_S
 from quire_worker.engine.step_runner import failed_samples
 from quire_worker.ops.triton.fresh_attention import LEAST_TOKENS, Fresh
-from quire_worker.step import StepTiming
+from quire_worker.step import DeviceTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -306,7 +306,7 @@ class CudaDevice:
             finish=finish,
             failed=failed,
             logprobs=in_flight.extras.logprob_columns(token),
-            timing=StepTiming(prepare_us=in_flight.prepare_us, forward_us=forward_us, sample_us=0),
+            timing=DeviceTiming(prepare_us=in_flight.prepare_us, forward_us=forward_us, sample_us=0),
             wait_us=wait_us,
             scores=in_flight.extras.score_columns(),
         )

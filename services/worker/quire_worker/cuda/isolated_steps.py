@@ -20,7 +20,7 @@ from quire_worker.cuda.memory import STEP_FIX
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.step_runner import as_slot_error
-from quire_worker.step import StepTiming
+from quire_worker.step import DeviceTiming
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
-_NO_TIME = StepTiming(0, 0, 0)
+_NO_TIME = DeviceTiming(0, 0, 0)
 
 
 def run_isolated(
@@ -90,7 +90,9 @@ def _joined(outcomes: list[StepOutcome]) -> StepOutcome:
         finish=np.concatenate([each.finish for each in outcomes]),
         failed={sequence: each.failed[0] for sequence, each in enumerate(outcomes) if each.failed},
         logprobs=_joined_logprobs({n: each.logprobs for n, each in enumerate(outcomes) if each.logprobs is not None}),
-        timing=StepTiming(*(sum(getattr(each, f.name) for each in timings) for f in dataclasses.fields(StepTiming))),
+        timing=DeviceTiming(
+            *(sum(getattr(each, f.name) for each in timings) for f in dataclasses.fields(DeviceTiming))
+        ),
         wait_us=outcomes[0].wait_us,
         scores={sequence: each.scores[0] for sequence, each in enumerate(outcomes) if each.scores},
     )

@@ -30,7 +30,7 @@ class StepOutcome:
     failed: dict[int, QuireError]
     logprobs: LogprobColumns | None
     """`token_index` is the sequence."""
-    timing: step.StepTiming
+    timing: step.DeviceTiming
     wait_us: int
     """How long the device had nothing to do before."""
     scores: Mapping[int, LogprobColumns] = field(default_factory=dict)

@@ -19,7 +19,7 @@ from quire_common.telemetry.logs import get_logger
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.step_builder import select_sequences
 from quire_worker.engine.stop_rule import finish_codes
-from quire_worker.step import StepOutput, StepTiming
+from quire_worker.step import DeviceTiming, StepOutput
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32, Int64
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from quire_worker.step import StepBatch
 
 log = get_logger(__name__)
-_NO_TIME = StepTiming(0, 0, 0)
+_NO_TIME = DeviceTiming(0, 0, 0)
 # As StepOutput.token has it.
 _NOTHING_LEFT = -2
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.telemetry import metrics
 from quire_common.telemetry.logs import get_logger
-from quire_worker.kv_transfer.wire import Frame, FrameReader, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, FrameReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -214,10 +214,10 @@ class AgentLink:
                     return "it hangs"
                 unanswered += 1
                 next_ping_s = time.monotonic() + timeouts.ping_s
-                self.send(self._incarnation, Frame(Kind.PING))
+                self.send(self._incarnation, Frame(AgentFrameKind.PING))
 
     def _queue_frames(self, frames: Sequence[Frame]) -> None:
-        passed = [frame for frame in frames if frame.kind not in (Kind.READY, Kind.PONG)]
+        passed = [frame for frame in frames if frame.kind not in (AgentFrameKind.READY, AgentFrameKind.PONG)]
         if passed:
             self._inbox.extend(passed)
             self._on_frames()

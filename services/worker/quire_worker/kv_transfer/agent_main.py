@@ -25,7 +25,7 @@ from quire_worker.kv_transfer.handlers import AgentContext
 from quire_worker.kv_transfer.job_queue import Job
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
-from quire_worker.kv_transfer.wire import Frame, FrameReader, Kind, WireError, unpack_move
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, FrameReader, WireError, unpack_move
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +62,7 @@ class AgentMain:
 
     def serve(self, frames: Iterator[Frame]) -> None:
         """Until the frames end."""
-        self._send(Frame(Kind.READY))
+        self._send(Frame(AgentFrameKind.READY))
         for frame in frames:
             self._heard_s = time.monotonic()
             self._handle_frame(frame)
@@ -72,26 +72,26 @@ class AgentMain:
     def _handle_frame(self, frame: Frame) -> None:
         load_handler, store_handler, direct_handler = self._handlers
         match frame.kind:
-            case Kind.MOVE:
+            case AgentFrameKind.MOVE:
                 move, submitted_ns = unpack_move(frame)
                 handler = load_handler if move.kind in POOL_FILLING else store_handler
                 handler.start_job(Job(move, frame.generation, submitted_ns))
-            case Kind.FILLED:
+            case AgentFrameKind.FILLED:
                 store_handler.filled(frame.generation, frame.move, frame.pairs())
-            case Kind.RETURNED:
+            case AgentFrameKind.RETURNED:
                 load_handler.return_slots(frame.numbers())
-            case Kind.CANCEL:
+            case AgentFrameKind.CANCEL:
                 load_handler.cancel_before(frame.generation)
                 store_handler.cancel_before(frame.generation)
-            case Kind.CUT:
+            case AgentFrameKind.CUT:
                 load_handler.cancel_job(frame.move)
                 store_handler.cancel_job(frame.move)
-            case Kind.OFFERED if direct_handler is not None:
+            case AgentFrameKind.OFFERED if direct_handler is not None:
                 direct_handler.offered(frame.move, frame.number())
-            case Kind.FETCHED if direct_handler is not None:
+            case AgentFrameKind.FETCHED if direct_handler is not None:
                 direct_handler.fetched(frame.move, frame.number())
-            case Kind.PING:
-                self._send(Frame(Kind.PONG))
+            case AgentFrameKind.PING:
+                self._send(Frame(AgentFrameKind.PONG))
             case _:
                 raise WireError(f"{frame.kind.name} is none of the engine's")
 
@@ -141,7 +141,7 @@ def _serve(sock: socket.socket, ring_fd: int, listeners: tuple[int, ...], make_h
     first = next(frames, None)
     if first is None:
         return
-    if first.kind != Kind.SETUP:
+    if first.kind != AgentFrameKind.SETUP:
         raise WireError(f"{first.kind.name} before SETUP")
     setup = AgentSetup.from_json(first.payload)
     setup_logging("worker", setup.log_level, setup.log_format, instance=setup.instance)

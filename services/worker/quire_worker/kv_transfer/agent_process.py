@@ -24,7 +24,7 @@ from quire_worker.kv_transfer.open_move import OpenMove
 from quire_worker.kv_transfer.ring import Ring
 from quire_worker.kv_transfer.setup import AgentSetup
 from quire_worker.kv_transfer.transports.registry import Traffic, names
-from quire_worker.kv_transfer.wire import Frame, Kind, WireError, pack_move, transport_name
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, WireError, pack_move, transport_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -103,7 +103,9 @@ class AgentProcess:
         self._using = {name: using.labels(name) for name in names(Traffic.PEER if setup.peers else Traffic.STORE)}
         fds = {"--ring": ring.fd, **(inherited or {})}
         self._device_fetches = DeviceFetches(copier, self._tell_fetched, able=can_fetch)
-        self._link = AgentLink(command, Frame(Kind.SETUP, payload=setup.to_json()), fds, self._wake_once, timeouts)
+        self._link = AgentLink(
+            command, Frame(AgentFrameKind.SETUP, payload=setup.to_json()), fds, self._wake_once, timeouts
+        )
 
     @classmethod
     def start(
@@ -145,14 +147,14 @@ class AgentProcess:
         if number is not None:
             self._open[number].offered = pages
             if self._setup.shares_memory:
-                self._send(Frame.of(Kind.OFFERED, self._generation, number, [pages]))
+                self._send(Frame.of(AgentFrameKind.OFFERED, self._generation, number, [pages]))
 
     def end_move(self, move_id: int) -> None:
         number = self._number_of.get(move_id)
         if number is None:
             return
         opened = self._open[number]
-        self._send_cancellation(Frame(Kind.CUT, self._generation, number))
+        self._send_cancellation(Frame(AgentFrameKind.CUT, self._generation, number))
         opened.cut, opened.ended = True, 0
         opened.wanted.clear()
         dropped = [copy.slot for copy in self._received if copy.open is opened]
@@ -193,7 +195,7 @@ class AgentProcess:
         self._received.clear()
         self._copying.clear()
         self._device_fetches.drop()
-        self._send_cancellation(Frame(Kind.CANCEL, self._generation))
+        self._send_cancellation(Frame(AgentFrameKind.CANCEL, self._generation))
         self._return_slots(landed)
 
     def close(self) -> None:
@@ -212,13 +214,13 @@ class AgentProcess:
             self._give_up(f"it sends nonsense: {error}")
 
     def _handle_frame(self, frame: Frame) -> None:
-        if frame.kind == Kind.RELEASED:
+        if frame.kind == AgentFrameKind.RELEASED:
             self._free.extend(frame.numbers())
             return
         opened = self._open.get(frame.move) if frame.generation == self._generation else None
         if opened is not None and opened.cut:
             opened = None
-        if frame.kind == Kind.ARRIVED:
+        if frame.kind == AgentFrameKind.ARRIVED:
             pairs = frame.pairs()
             if opened is None:
                 self._return_slots([slot for _, slot in pairs])
@@ -228,20 +230,20 @@ class AgentProcess:
                     raise WireError(f"page {index} after {opened.in_ring} pages")
                 opened.in_ring += 1
                 self._received.append(_Copy(opened, index, slot))
-        elif frame.kind == Kind.WANTED:
+        elif frame.kind == AgentFrameKind.WANTED:
             if opened is not None:
                 indices = frame.numbers()
                 if opened.fills_pool or not all(0 <= index < len(opened.move.device_page) for index in indices):
                     raise WireError("it wants pages that the move has not")
                 opened.add_wanted(indices)
                 self._wanting[opened.number] = opened
-        elif frame.kind == Kind.FETCH:
+        elif frame.kind == AgentFrameKind.FETCH:
             if opened is not None:
                 self._device_fetches.begin(opened, frame.column())
-        elif frame.kind == Kind.KEPT:
+        elif frame.kind == AgentFrameKind.KEPT:
             if opened is not None:
                 self._device_fetches.keep(opened, frame.number())
-        elif frame.kind == Kind.ENDED:
+        elif frame.kind == AgentFrameKind.ENDED:
             pages, code = frame.numbers()
             if opened is not None:
                 self._count(opened.move.kind, pages, transport_name(code))
@@ -316,7 +318,7 @@ class AgentProcess:
             _, to_ring, copies = self._copying.popleft()
             if to_ring:
                 pairs = [number for copy in copies for number in (copy.index, copy.slot)]
-                self._send(Frame.of(Kind.FILLED, self._generation, copies[0].open.number, pairs))
+                self._send(Frame.of(AgentFrameKind.FILLED, self._generation, copies[0].open.number, pairs))
             else:
                 self._emptied_slots += [copy.slot for copy in copies]
             for copy in copies:
@@ -356,7 +358,7 @@ class AgentProcess:
         self._copying.clear()
 
     def _tell_fetched(self, opened: OpenMove, pages: int) -> None:
-        self._send(Frame.of(Kind.FETCHED, self._generation, opened.number, [pages]))
+        self._send(Frame.of(AgentFrameKind.FETCHED, self._generation, opened.number, [pages]))
 
     def _give_up(self, reason: str) -> None:
         self._link.give_up(self._incarnation, reason)
@@ -365,7 +367,7 @@ class AgentProcess:
         """These, and those that were emptied before."""
         slots, self._emptied_slots = [*self._emptied_slots, *slots], []
         if slots:
-            self._send(Frame.of(Kind.RETURNED, 0, 0, slots))
+            self._send(Frame.of(AgentFrameKind.RETURNED, 0, 0, slots))
 
     def _send_cancellation(self, frame: Frame) -> None:
         """Peers find nothing of what the frame ends from now on, before the process hears of it. Where there is no

@@ -19,7 +19,7 @@ from quire_common.kv_client import TransferCancelled
 from quire_common.sequence import context_to_pb
 from quire_common.telemetry.logs import get_logger
 from quire_common.telemetry.tracing import extract, record_span
-from quire_worker.kv_transfer.wire import Frame, Kind, transport_code
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame, transport_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -143,7 +143,7 @@ class JobQueue(ABC):
 
 def ended_frame(job: Job, pages: int, transport: str) -> Frame:
     """The last word about a job."""
-    return Frame.of(Kind.ENDED, job.generation, job.number, [pages, transport_code(transport)])
+    return Frame.of(AgentFrameKind.ENDED, job.generation, job.number, [pages, transport_code(transport)])
 
 
 def trace_move(job: Job, pages: int) -> None:

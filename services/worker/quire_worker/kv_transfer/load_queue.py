@@ -6,7 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
 from quire_worker.kv_transfer.job_queue import Job, JobQueue
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -58,7 +58,7 @@ class LoadQueue(JobQueue):
         """The engine drops what is of an earlier generation and returns its slots: no need to look
         again."""
         if self._waiting:
-            self._send(Frame.of(Kind.ARRIVED, job.generation, job.number, self._waiting))
+            self._send(Frame.of(AgentFrameKind.ARRIVED, job.generation, job.number, self._waiting))
             self._waiting = []
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_worker.kv_transfer.job_queue import Job, JobQueue
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,7 +35,7 @@ class StoreQueue(JobQueue):
 
     def request_pages(self, job: Job, indices: Sequence[int]) -> None:
         """The engine is to put these into the ring."""
-        self._send(Frame.of(Kind.WANTED, job.generation, job.number, indices))
+        self._send(Frame.of(AgentFrameKind.WANTED, job.generation, job.number, indices))
 
     def is_filled(self, index: int) -> bool:
         """Whether a page is there."""
@@ -72,7 +72,7 @@ class StoreQueue(JobQueue):
 
     def _release(self, slots: Sequence[int]) -> None:
         if slots:
-            self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
+            self._send(Frame.of(AgentFrameKind.RELEASED, 0, 0, slots))
 
 
 class RingPageSource:

@@ -31,7 +31,7 @@ _TRANSPORTS = ("", *dict.fromkeys(entry.name for entry in TRANSPORTS))
 _SUBMITTED = struct.Struct("<q")
 
 
-class Kind(enum.IntEnum):
+class AgentFrameKind(enum.IntEnum):
     """What a frame says. A slot belongs to one side at a time; the frames that name it hand it over."""
 
     # from the engine
@@ -80,13 +80,13 @@ class WireError(Exception):  # says what it is; the process at the other end is 
 class Frame:
     """One message."""
 
-    kind: Kind
+    kind: AgentFrameKind
     generation: int = 0
     move: int = 0
     payload: bytes = b""
 
     @classmethod
-    def of(cls, kind: Kind, generation: int, move: int, numbers: Sequence[int] | Int32) -> Frame:
+    def of(cls, kind: AgentFrameKind, generation: int, move: int, numbers: Sequence[int] | Int32) -> Frame:
         """A frame of an int32 column."""
         return cls(kind, generation, move, pack_i32(numbers))
 
@@ -158,7 +158,9 @@ def transport_name(code: int) -> str:
 
 def pack_move(move: PageMove, generation: int, number: int, submitted_ns: int) -> Frame:
     """A MOVE, which has its number for an id; `submitted_ns` is `time.time_ns()`, where its span begins."""
-    return Frame(Kind.MOVE, generation, number, _SUBMITTED.pack(submitted_ns) + encode_move(replace(move, id=number)))
+    return Frame(
+        AgentFrameKind.MOVE, generation, number, _SUBMITTED.pack(submitted_ns) + encode_move(replace(move, id=number))
+    )
 
 
 def unpack_move(frame: Frame) -> tuple[PageMove, int]:
@@ -170,6 +172,6 @@ def unpack_move(frame: Frame) -> tuple[PageMove, int]:
 def _frame(data: bytes) -> Frame:
     kind, generation, move = _HEAD.unpack_from(data)
     try:
-        return Frame(Kind(kind), generation, move, data[_HEAD.size :])
+        return Frame(AgentFrameKind(kind), generation, move, data[_HEAD.size :])
     except ValueError:
         raise WireError(f"a frame of kind {kind}") from None

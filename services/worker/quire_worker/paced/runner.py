@@ -17,7 +17,7 @@ from quire_worker.paced.answer import forbidden
 from quire_worker.paced.faults import StepFaults
 from quire_worker.paced.hashing import contributions, draws, keys, probes, redraw, tokens_of
 from quire_worker.paced.pacer import Pacer
-from quire_worker.step import StepOutput, StepTiming
+from quire_worker.step import DeviceTiming, StepOutput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -68,7 +68,7 @@ class PacedRunner:
         if step_ns:
             self._pacer.wait_until(self._pacer.end_of_step(batch.formed_ns, step_ns))
         ended = time.perf_counter_ns()
-        return StepOutput(token, logprobs, StepTiming((computed - began) // 1000, (ended - computed) // 1000, 0))
+        return StepOutput(token, logprobs, DeviceTiming((computed - began) // 1000, (ended - computed) // 1000, 0))
 
     def _compute(self, batch: StepBatch) -> tuple[Int32, LogprobColumns | None]:
         last = self._advance(batch)

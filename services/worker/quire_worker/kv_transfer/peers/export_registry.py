@@ -11,7 +11,7 @@ from quire_common.kv_data.lease_key import KEY_BYTES, NO_KEY
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.job_queue import ended_frame, trace_move
 from quire_worker.kv_transfer.peers.export import Export, export_ended
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -118,7 +118,7 @@ class ExportRegistry:
         """Have the engine put the first of these pages into the ring, at most so many, each once it is filled."""
         new = export.request_pages(holder, indices[:most], self.several if len(indices) > most else 1)
         if new:
-            self._send(Frame.of(Kind.WANTED, export.job.generation, export.job.number, new))
+            self._send(Frame.of(AgentFrameKind.WANTED, export.job.generation, export.job.number, new))
 
     def detach(self, export: Export, holder: Holder) -> None:
         self.release(export.detach(holder))
@@ -126,7 +126,7 @@ class ExportRegistry:
     def release(self, slots: Sequence[int]) -> None:
         """Slots are the engine's again."""
         if slots:
-            self._send(Frame.of(Kind.RELEASED, 0, 0, slots))
+            self._send(Frame.of(AgentFrameKind.RELEASED, 0, 0, slots))
 
     def finish_export(self, export: Export) -> None:
         """The peer has all that it wants; raises NotFound where the export has ended meanwhile. `report_finished`

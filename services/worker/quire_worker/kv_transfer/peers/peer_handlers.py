@@ -27,10 +27,10 @@ def peer_handlers(context: AgentContext) -> TransferHandlers:
     port = PeerPort(context, exports)
     if context.setup.peer_grpc:
         serve_peers(context.setup, port)
-    return TransferHandlers(pulls, exports, PeerMemory(exports, pulls))
+    return TransferHandlers(pulls, exports, PoolToPool(exports, pulls))
 
 
-class PeerMemory:
+class PoolToPool:
     """Implements DirectHandler."""
 
     def __init__(self, exports: ExportRegistry, pulls: PullManager) -> None:

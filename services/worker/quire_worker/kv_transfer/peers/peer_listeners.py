@@ -17,15 +17,7 @@ from quire_common.credit import MoveKind, RankAddress
 from quire_common.errors import ConfigError
 from quire_common.kv_data.seal import AVAILABLE
 from quire_common.telemetry.logs import get_logger
-from quire_worker.kv_transfer.peers.peer_access import (
-    CUDA_IPC,
-    GRPC,
-    SHM,
-    SOCKET_PREFIX,
-    TCP,
-    boot_id,
-    neighbourhood,
-)
+from quire_worker.kv_transfer.peers.peer_access import CUDA_IPC, GRPC, SHM, SOCKET_PREFIX, TCP, boot_id, neighbourhood
 from quire_worker.kv_transfer.setup import PEER_KINDS
 from quire_worker.kv_transfer.transports.registry import AUTO, PeerSocket, missing_package, peer_sockets
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, QuireError, Unavailable
-from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Head, Kind, pack_places
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind, Head, pack_places
 from quire_common.kv_data.lease_key import NO_KEY
 from quire_common.pages import frame_page
 from quire_common.telemetry.logs import get_logger
@@ -58,20 +58,20 @@ class PeerSession:
         self._dtype = context.setup.dtype
         self._page_s = PAGE_S + context.setup.page_bytes / FLOOR_BYTES_PER_S
         self.authenticated = False
-        self._handlers: dict[Kind, Callable[[ReceivedFrame, Seals, Export], None]] = {Kind.DONE: self._done}
+        self._handlers: dict[FrameKind, Callable[[ReceivedFrame, Seals, Export], None]] = {FrameKind.DONE: self._done}
         if connection.local:
-            self._handlers |= {Kind.MAP: self._map, Kind.GET: self._show}
+            self._handlers |= {FrameKind.MAP: self._map, FrameKind.GET: self._show}
         else:
-            self._handlers |= {Kind.GET: self._get}
+            self._handlers |= {FrameKind.GET: self._get}
         if context.setup.shares_memory:
-            self._handlers |= {Kind.LOCATE: self._locate}
+            self._handlers |= {FrameKind.LOCATE: self._locate}
         self._transport = self._page_transport = transport
         self._agents = context.nixl
         self._held = contextlib.ExitStack()
         # Whose places the peer was told last: it may have read there, and waits to hear that the lease stood meanwhile.
         self._placed: Export | None = None
         if context.nixl is not None:
-            self._handlers |= {Kind.AGENT: self._send_agent_metadata, Kind.SHOW: self._show}
+            self._handlers |= {FrameKind.AGENT: self._send_agent_metadata, FrameKind.SHOW: self._show}
 
     def run(self) -> None:
         """Until the peer ends, or does what it must not."""
@@ -146,7 +146,7 @@ class PeerSession:
         finally:
             self._release(emptied)
             self._exports.detach(export, self)
-        self._connection.send(Head(Kind.END, handle), seals)
+        self._connection.send(Head(FrameKind.END, handle), seals)
 
     def _map(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """The ring, to be read and not to be written."""
@@ -155,7 +155,7 @@ class PeerSession:
         except OSError as error:
             raise DataConnectionError("bad_memory", f"the ring cannot be shared: {error}") from error
         try:
-            self._connection.send(Head(Kind.END, frame.head.handle), seals, fds=[fd])
+            self._connection.send(Head(FrameKind.END, frame.head.handle), seals, fds=[fd])
         finally:
             os.close(fd)
 
@@ -167,7 +167,7 @@ class PeerSession:
         self._until(lambda: 1 if agents.await_begun(ALIVE_S) else None, handle, seals)
         payload = pack_agent(self._held.enter_context(agents.using()))
         self._page_transport = PeerNixl.name
-        self._connection.send(Head(Kind.PLACED, handle, length=len(payload)), seals, payload)
+        self._connection.send(Head(FrameKind.PLACED, handle, length=len(payload)), seals, payload)
 
     def _show(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """Each page's place in the ring as soon as it is there, with those of the next that are there as well; a slot
@@ -204,7 +204,7 @@ class PeerSession:
         finally:
             self._release([*emptied, *(slot for _, slot in waiting)])
             self._exports.detach(export, self)
-        self._connection.send(Head(Kind.END, handle), seals)
+        self._connection.send(Head(FrameKind.END, handle), seals)
 
     def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
         places = []
@@ -213,7 +213,7 @@ class PeerSession:
                 header = frame_page(export.run.key(index), self._dtype, body)
             places.append((self._ring.offset_of(slot), header))
         payload = pack_places(places)
-        self._connection.send(Head(Kind.SHOWN, export.handle, shared[0][0], length=len(payload)), seals, payload)
+        self._connection.send(Head(FrameKind.SHOWN, export.handle, shared[0][0], length=len(payload)), seals, payload)
 
     def _release(self, slots: list[int], *, soon: bool = False) -> None:
         """Slots are the engine's again: all of them; where more come `soon`, once they are several."""
@@ -229,7 +229,7 @@ class PeerSession:
         frame.close_fds()
         head = self._connection.verify_head(frame, seals)
         first, last = waiting[0][0], waiting[-1][0]
-        if head.kind is not Kind.TAKEN or not first <= head.page <= last:
+        if head.kind is not FrameKind.TAKEN or not first <= head.page <= last:
             raise DataConnectionError(
                 "garbage", f"{head.kind.name} of page {head.page} where {first} to {last} are shown"
             )
@@ -253,7 +253,7 @@ class PeerSession:
             self._exports.detach(export, self)
         places = pack_i32(export.job.move.device_page[first : min(filled, first + _MOST_PLACES)])
         self._placed = export
-        self._connection.send(Head(Kind.PLACED, handle, first, length=len(places)), seals, places)
+        self._connection.send(Head(FrameKind.PLACED, handle, first, length=len(places)), seals, places)
 
     def _indices(self, frame: ReceivedFrame, seals: Seals, export: Export) -> list[int]:
         asked = bytearray(frame.head.length)
@@ -277,7 +277,7 @@ class PeerSession:
                 raise Unavailable("WORKER_SILENT", "The worker gives no sign of life.", "Compute the pages.")
             if self._connection.wait(0):
                 raise DataConnectionError("ended", "the peer has gone, or asks for too much at once")
-            self._connection.send(Head(Kind.ALIVE, handle), seals)
+            self._connection.send(Head(FrameKind.ALIVE, handle), seals)
         return found
 
     def _send_page(self, export: Export, index: int, slot: int, seals: Seals) -> None:
@@ -288,7 +288,7 @@ class PeerSession:
                 with body[start : start + BODY_BYTES] as part:
                     last = start + len(part) == len(body)
                     self._connection.send(
-                        Head(Kind.PAGE, export.handle, index, start, len(part), last, header), seals, part
+                        Head(FrameKind.PAGE, export.handle, index, start, len(part), last, header), seals, part
                     )
                 if time.monotonic() > deadline:
                     raise DataConnectionError("slow", "the peer takes too long over a page")
@@ -298,11 +298,11 @@ class PeerSession:
         self._placed = None
         self._exports.finish_export(export)
         try:
-            self._connection.send(Head(Kind.END, frame.head.handle), seals)
+            self._connection.send(Head(FrameKind.END, frame.head.handle), seals)
         finally:
             self._exports.report_finished(export, self._page_transport)
             self._page_transport = self._transport  # what comes next on this connection may take another way
 
     def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
         code = error.code.encode()
-        self._connection.send(Head(Kind.REFUSED, head.handle, head.page, length=len(code)), seals, code)
+        self._connection.send(Head(FrameKind.REFUSED, head.handle, head.page, length=len(code)), seals, code)

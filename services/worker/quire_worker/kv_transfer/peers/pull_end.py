@@ -15,7 +15,7 @@ import numpy as np
 
 from quire_common.kv_client import TransferCancelled
 from quire_worker.kv_transfer.transports.transport import TransportError
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,7 +63,7 @@ class PoolPageSink:
         wanted = np.concatenate((np.array([self.reached], np.int32), places))
         with self._changed:
             self._answer = None
-            self._send(Frame.of(Kind.FETCH, self._job.generation, self._job.number, wanted))
+            self._send(Frame.of(AgentFrameKind.FETCH, self._job.generation, self._job.number, wanted))
             self._changed.wait_for(lambda: self._is_cancelled() or self._answer is not None)
             if self._is_cancelled():
                 raise TransferCancelled
@@ -88,7 +88,7 @@ class PoolPageSink:
     def _tell(self, kept: int) -> None:
         if self._fetched:
             self._fetched = 0
-            self._send(Frame.of(Kind.KEPT, self._job.generation, self._job.number, [kept]))
+            self._send(Frame.of(AgentFrameKind.KEPT, self._job.generation, self._job.number, [kept]))
 
     def fetched(self, pages: int) -> None:
         """The engine answers."""

@@ -13,7 +13,7 @@ from quire_worker.kv_transfer.peers.connection_pool import ConnectionPool
 from quire_worker.kv_transfer.peers.pull import Pull
 from quire_worker.kv_transfer.transports.fallback import PEER_RULES, FallbackPolicy
 from quire_worker.kv_transfer.transports.shared_map_cache import SharedMapCache
-from quire_worker.kv_transfer.wire import Frame, Kind
+from quire_worker.kv_transfer.wire import AgentFrameKind, Frame
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,7 +96,7 @@ class PullManager:
     def _deliver(self, pull: Pull) -> None:
         """Called by the pull's thread alone."""
         if pull.undelivered:
-            self._send(Frame.of(Kind.ARRIVED, pull.job.generation, pull.job.number, pull.undelivered))
+            self._send(Frame.of(AgentFrameKind.ARRIVED, pull.job.generation, pull.job.number, pull.undelivered))
             pull.undelivered = []
 
     def _cancel_where(self, which: Callable[[Pull], bool]) -> None:

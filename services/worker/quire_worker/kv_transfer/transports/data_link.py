@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from quire_common.errors import NotFound
 from quire_common.kv_client import TransferCancelled
 from quire_common.kv_data.connection import DataConnection
-from quire_common.kv_data.frame import DataConnectionError, Head, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head
 from quire_common.kv_data.lease_key import NO_KEY, handle_of
 from quire_common.pages import PageCorrupt
 from quire_worker.kv_transfer.transports.transport import TransportError
@@ -61,7 +61,7 @@ class Exchange:
 
     def send(
         self,
-        kind: Kind,
+        kind: FrameKind,
         payload: memoryview | bytes = b"",
         *,
         page: int = 0,
@@ -76,7 +76,7 @@ class Exchange:
         self.connection.send(head, self.seals, payload, fds)
         self._spent_since(started)
 
-    def receive_frame(self, *kinds: Kind) -> ReceivedFrame:
+    def receive_frame(self, *kinds: FrameKind) -> ReceivedFrame:
         """The next head, genuine and of one of these kinds; raises NotFound where the other side refuses."""
         started = self._in_time()
         frame = self.connection.receive()
@@ -85,7 +85,7 @@ class Exchange:
             raise DataConnectionError("ended", "the other side has ended the connection")
         try:
             head = self._verify_head(frame)
-            if head.kind is Kind.REFUSED:
+            if head.kind is FrameKind.REFUSED:
                 self._refused(frame)
             if head.kind not in kinds:
                 raise DataConnectionError("garbage", f"{head.kind.name} is no answer to this")
@@ -103,7 +103,7 @@ class Exchange:
     def _verify_head(self, frame: ReceivedFrame) -> Head:
         """A refusal counts, too, that was made without a key: nothing comes of it that the connection's end would not
         bring about."""
-        if frame.head.kind is Kind.REFUSED:
+        if frame.head.kind is FrameKind.REFUSED:
             with contextlib.suppress(DataConnectionError):
                 return self.connection.verify_head(frame, self.seals)
             self.seals = self.connection.client_seals(NO_KEY)

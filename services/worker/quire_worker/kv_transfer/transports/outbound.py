@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind
 from quire_common.pages import frame_page
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def send_pages(
 
 def _settle(exchange: Exchange, waiting: deque[int], page_source: PageSource) -> None:
     """The store has the page that it was sent first."""
-    frame = exchange.receive_frame(Kind.TAKEN)
+    frame = exchange.receive_frame(FrameKind.TAKEN)
     if frame.head.page != waiting[0]:
         raise DataConnectionError("garbage", f"page {frame.head.page} was taken before {waiting[0]}")
     page_source.release_page(waiting.popleft())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind
 from quire_common.pages import PageCorrupt, check_parts
 
 if TYPE_CHECKING:
@@ -30,6 +30,6 @@ def receive_parts(
         came += head.length
         if head.last:
             break
-        frame = exchange.receive_frame(Kind.PAGE)
+        frame = exchange.receive_frame(FrameKind.PAGE)
     check_parts(head.page_header, room[:came], transfer.run.key(index), transfer.dtype, transfer.page_bytes)
     sink.commit_page()

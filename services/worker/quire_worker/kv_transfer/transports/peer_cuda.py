@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.columns import i32
-from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind
 
 if TYPE_CHECKING:
     from quire_worker.arrays import Int32
@@ -42,8 +42,8 @@ class PeerCuda:
             with self._link.exchange(address, access.key) as exchange:
                 while self._pool_sink.reached < len(transfer.run):
                     self._pool_sink.fetch(self._located(exchange, transfer))
-                exchange.send(Kind.DONE)
-                exchange.receive_frame(Kind.END)
+                exchange.send(FrameKind.DONE)
+                exchange.receive_frame(FrameKind.END)
                 self._pool_sink.keep_last()
         finally:
             self._pool_sink.drop()
@@ -54,12 +54,12 @@ class PeerCuda:
     def _located(self, exchange: Exchange, transfer: PageTransfer[PeerAccess]) -> Int32:
         """Where the next pages lie; at least one. Any answer shows that the lease stood until now."""
         first = transfer.access.first_index + self._pool_sink.reached
-        exchange.send(Kind.LOCATE, page=first)
+        exchange.send(FrameKind.LOCATE, page=first)
         while True:
             exchange.set_time_budget(transfer.page_bytes)
-            frame = exchange.receive_frame(Kind.PLACED, Kind.ALIVE)
+            frame = exchange.receive_frame(FrameKind.PLACED, FrameKind.ALIVE)
             self._pool_sink.keep()
-            if frame.head.kind is Kind.PLACED:
+            if frame.head.kind is FrameKind.PLACED:
                 break
         payload = bytearray(frame.head.length)
         if payload:

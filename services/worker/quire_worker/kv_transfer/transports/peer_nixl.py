@@ -10,7 +10,7 @@ import contextlib
 import struct
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind
 from quire_common.pages import copy_body
 from quire_worker.kv_transfer.transports.peer_tcp import next_but_alive
 from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
@@ -61,16 +61,16 @@ class PeerNixl:
         with self._link.exchange(transfer.access.tcp, transfer.access.key) as exchange:
             if sink.received_pages < len(transfer.run):
                 self._fetch(exchange, agent, transfer, sink)
-            exchange.send(Kind.DONE)
-            exchange.receive_frame(Kind.END)
+            exchange.send(FrameKind.DONE)
+            exchange.receive_frame(FrameKind.END)
 
     def close(self) -> None:
         self._link.close()
         self._held.close()
 
     def _fetch(self, exchange: Exchange, agent: NixlAgent, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        exchange.send(Kind.AGENT)
-        frame = next_but_alive(exchange, transfer.page_bytes, Kind.PLACED)
+        exchange.send(FrameKind.AGENT)
+        frame = next_but_alive(exchange, transfer.page_bytes, FrameKind.PLACED)
         told = bytearray(frame.head.length)
         if len(told) <= _BASE.size:
             raise DataConnectionError("garbage", "there is no agent")
@@ -84,7 +84,7 @@ class PeerNixl:
                     came = dict(zip(places, areas, strict=True))
                     yield lambda place, header, room: copy_body(header, came[place], room)
 
-            fetch_shared_pages(self._link, exchange, Kind.SHOW, transfer, sink, fetch, most=_AT_ONCE)
+            fetch_shared_pages(self._link, exchange, FrameKind.SHOW, transfer, sink, fetch, most=_AT_ONCE)
 
 
 def pack_agent(agent: NixlAgent) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind
 from quire_worker.kv_transfer.transports.shared_pages import fetch_shared_pages
 
 if TYPE_CHECKING:
@@ -43,16 +43,18 @@ class PeerShm:
         with self._link.exchange(access.socket, access.key) as exchange:
             if sink.received_pages < len(transfer.run):
                 self._fetch(exchange, transfer, sink)
-            exchange.send(Kind.DONE)
-            exchange.receive_frame(Kind.END)
+            exchange.send(FrameKind.DONE)
+            exchange.receive_frame(FrameKind.END)
 
     def close(self) -> None:
         self._link.close()
 
     def _fetch(self, exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
-        exchange.send(Kind.MAP)
-        frame = exchange.receive_frame(Kind.END)
+        exchange.send(FrameKind.MAP)
+        frame = exchange.receive_frame(FrameKind.END)
         if not frame.fds:
             raise DataConnectionError("garbage", "no descriptor came")
         with self._maps.using(frame.fds.pop()) as ring:
-            fetch_shared_pages(self._link, exchange, Kind.GET, transfer, sink, lambda _: nullcontext(ring.copy), most=1)
+            fetch_shared_pages(
+                self._link, exchange, FrameKind.GET, transfer, sink, lambda _: nullcontext(ring.copy), most=1
+            )

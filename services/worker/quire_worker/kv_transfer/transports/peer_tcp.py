@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.columns import pack_i32
-from quire_common.kv_data.frame import Kind
+from quire_common.kv_data.frame import FrameKind
 from quire_worker.kv_transfer.transports.page_parts import receive_parts
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def fetch_all(link: DataLink, address: Address, transfer: PageTransfer[PeerAcces
     with link.exchange(address, transfer.access.key) as exchange:
         if sink.received_pages < len(transfer.run):
             first = transfer.access.first_index
-            exchange.send(Kind.GET, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
+            exchange.send(FrameKind.GET, pack_i32(range(first + sink.received_pages, first + len(transfer.run))))
             while sink.received_pages < len(transfer.run):
                 _receive_page(exchange, transfer, sink)
-            exchange.receive_frame(Kind.END)
-        exchange.send(Kind.DONE)
-        exchange.receive_frame(Kind.END)
+            exchange.receive_frame(FrameKind.END)
+        exchange.send(FrameKind.DONE)
+        exchange.receive_frame(FrameKind.END)
 
 
 def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: PageSink) -> None:
@@ -64,11 +64,11 @@ def _receive_page(exchange: Exchange, transfer: PageTransfer[PeerAccess], sink: 
     receive_parts(exchange, frame, transfer.access.first_index + sink.received_pages, transfer, sink)
 
 
-def next_but_alive(exchange: Exchange, page_bytes: int, kind: Kind = Kind.PAGE) -> ReceivedFrame:
+def next_but_alive(exchange: Exchange, page_bytes: int, kind: FrameKind = FrameKind.PAGE) -> ReceivedFrame:
     """The next frame of the kind, however long it takes to be filled, as long as the peer gives signs of life. From
     here on there is time for a page of so many bytes."""
     while True:
         exchange.set_time_budget(page_bytes)
-        frame = exchange.receive_frame(kind, Kind.ALIVE)
+        frame = exchange.receive_frame(kind, FrameKind.ALIVE)
         if frame.head.kind is kind:
             return frame

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from quire_common.columns import pack_i32
-from quire_common.kv_data.frame import DataConnectionError, Kind, unpack_places
+from quire_common.kv_data.frame import DataConnectionError, FrameKind, unpack_places
 from quire_common.pages import PageCorrupt, check_parts
 from quire_worker.kv_transfer.transports.peer_tcp import SOON_S, next_but_alive
 from quire_worker.kv_transfer.transports.transport import TransportError
@@ -42,7 +42,7 @@ class _SharedPage:
 def fetch_shared_pages(
     link: DataLink,
     exchange: Exchange,
-    kind: Kind,
+    kind: FrameKind,
     transfer: PageTransfer[PeerAccess],
     sink: PageSink,
     fetch: Fetch,
@@ -58,7 +58,7 @@ def fetch_shared_pages(
             shared = _receive_shared(exchange, transfer, sink, most)
             with fetch([each.place for each in shared]) as copy:
                 _take_pages(exchange, shared, transfer, sink, copy)
-        exchange.receive_frame(Kind.END)
+        exchange.receive_frame(FrameKind.END)
     except PageCorrupt as error:
         link.close()
         raise TransportError(str(error)) from error
@@ -74,7 +74,7 @@ def _receive_shared(
             break
         if not shared and not exchange.connection.wait(SOON_S):
             sink.flush()
-        frame = next_but_alive(exchange, transfer.page_bytes * (len(shared) + 1), Kind.SHOWN)
+        frame = next_but_alive(exchange, transfer.page_bytes * (len(shared) + 1), FrameKind.SHOWN)
         payload = bytearray(frame.head.length)
         if payload:
             exchange.receive_payload(frame, memoryview(payload))
@@ -99,6 +99,6 @@ def _take_pages(
             each.header, room, transfer.run.key(sink.received_pages), transfer.dtype, transfer.page_bytes, checksum
         )
         if each.last or time.monotonic() - told_s > LONG_S:
-            exchange.send(Kind.TAKEN, page=each.page)
+            exchange.send(FrameKind.TAKEN, page=each.page)
             told_s = time.monotonic()
         sink.commit_page()

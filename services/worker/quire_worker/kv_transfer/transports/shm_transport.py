@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from quire_common.errors import NotFound
-from quire_common.kv_data.frame import DataConnectionError, Kind
+from quire_common.kv_data.frame import DataConnectionError, FrameKind
 from quire_common.pages import PageCorrupt, check_parts
 from quire_worker.kv_transfer.transports.arena_map import ArenaMap, PageReplaced
 from quire_worker.kv_transfer.transports.data_link import DataLink, connect
@@ -64,8 +64,8 @@ class ShmTransport:
             except PageReplaced:
                 raise
             except PageCorrupt:
-                exchange.send(Kind.DAMAGED, page=sink.received_pages)
-                exchange.receive_frame(Kind.END)
+                exchange.send(FrameKind.DAMAGED, page=sink.received_pages)
+                exchange.receive_frame(FrameKind.END)
                 raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
@@ -75,7 +75,7 @@ class ShmTransport:
                 self._lend(exchange, page_source.fd)
 
                 def put(index: int, header: bytes, body: memoryview) -> None:
-                    exchange.send(Kind.TAKE, page=index, offset=page_source.page_offset(index), page_header=header)
+                    exchange.send(FrameKind.TAKE, page=index, offset=page_source.page_offset(index), page_header=header)
 
                 send_pages(exchange, transfer, page_source, put)
         except NotFound:
@@ -93,8 +93,8 @@ class ShmTransport:
         if self._arena is None or self._arena.closed or not self._arena.came_over(exchange.connection.sock):
             if self._arena is not None:
                 self._arena.close()
-            exchange.send(Kind.MAP)
-            frame = exchange.receive_frame(Kind.END)
+            exchange.send(FrameKind.MAP)
+            frame = exchange.receive_frame(FrameKind.END)
             if not frame.fds:
                 raise DataConnectionError("garbage", "no descriptor came")
             self._arena = ArenaMap(frame.fds.pop(), exchange.connection.sock)
@@ -103,6 +103,6 @@ class ShmTransport:
     def _lend(self, exchange: Exchange, fd: int) -> None:
         """The ring, once for each connection."""
         if self._lent_to is not exchange.connection:
-            exchange.send(Kind.LEND, fds=[fd])
-            exchange.receive_frame(Kind.END)
+            exchange.send(FrameKind.LEND, fds=[fd])
+            exchange.receive_frame(FrameKind.END)
             self._lent_to = exchange.connection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from quire_common.columns import pack_i32
 from quire_common.config import split_address
 from quire_common.errors import ConfigError, NotFound
-from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, Kind
+from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind
 from quire_common.pages import PageCorrupt
 from quire_worker.kv_transfer.transports.data_link import DataLink, connect
 from quire_worker.kv_transfer.transports.outbound import send_pages
@@ -47,15 +47,15 @@ class TcpTransport:
         size = (len(transfer.run) - sink.received_pages) * transfer.page_bytes
         try:
             with self._fetching.exchange(address, transfer.access.key, size) as exchange:
-                exchange.send(Kind.GET, pack_i32(range(sink.received_pages, len(transfer.run))))
+                exchange.send(FrameKind.GET, pack_i32(range(sink.received_pages, len(transfer.run))))
                 while sink.received_pages < len(transfer.run):
-                    receive_parts(exchange, exchange.receive_frame(Kind.PAGE), sink.received_pages, transfer, sink)
-                exchange.receive_frame(Kind.END)
+                    receive_parts(exchange, exchange.receive_frame(FrameKind.PAGE), sink.received_pages, transfer, sink)
+                exchange.receive_frame(FrameKind.END)
         except PageCorrupt:
             self._fetching.close()  # with all that was still to come
             with self._fetching.exchange(address, transfer.access.key) as exchange:
-                exchange.send(Kind.DAMAGED, page=sink.received_pages)
-                exchange.receive_frame(Kind.END)
+                exchange.send(FrameKind.DAMAGED, page=sink.received_pages)
+                exchange.receive_frame(FrameKind.END)
             raise
 
     def send(self, transfer: PageTransfer[LeaseAccess], page_source: PageSource) -> None:
@@ -68,7 +68,7 @@ class TcpTransport:
                     for start in range(0, len(body), BODY_BYTES):
                         part = body[start : start + BODY_BYTES]
                         last = start + len(part) == len(body)
-                        exchange.send(Kind.PUT, part, page=index, offset=start, last=last, page_header=header)
+                        exchange.send(FrameKind.PUT, part, page=index, offset=start, last=last, page_header=header)
 
                 send_pages(exchange, transfer, page_source, put)
         except NotFound:
