@@ -20,7 +20,7 @@ from quire_worker.engine.engine import Engine
 from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.engine.step_runner import StepRunner
-from quire_worker.step import StepBatch, StepOutput, StepTiming
+from quire_worker.step import DeviceTiming, StepBatch, StepOutput
 
 PAGE_SIZE, CONTEXT, PROMPT = 16, 2048, 100
 
@@ -29,7 +29,7 @@ class NullRunner:
     """Draws token 5 for everybody, in no time."""
 
     def run(self, batch: StepBatch) -> StepOutput:
-        return StepOutput(np.full(np.count_nonzero(batch.sample), 5, np.int32), None, StepTiming(0, 0, 0))
+        return StepOutput(np.full(np.count_nonzero(batch.sample), 5, np.int32), None, DeviceTiming(0, 0, 0))
 
 
 class TimedDevice:

@@ -32,7 +32,7 @@ def worst_choice(runner: ModelRunner, sequence: Sequence, tokens: list[int]) -> 
 @torch.inference_mode()
 def all_logits(runner: ModelRunner, tokens: list[int]) -> Float32:
     """[len(tokens), V], computed from nothing on pages of its own."""
-    size, count = runner.pool.group.page_size, len(tokens)
+    size, count = runner.pool.page_size, len(tokens)
     one = np.zeros(1, np.int32)
     batch = StepBatch(
         np.array(tokens, np.int64), one + count, one, np.arange(1, -(-count // size) + 1, dtype=np.int32)[None, :],

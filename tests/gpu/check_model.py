@@ -72,7 +72,7 @@ class CheckModel:
             there.destination(each).copy_(plain.destination(each))
         shape = HeadShape.of(spec)
         (group,) = kv_groups(spec, self.page_size, "float32")
-        pool = PagePool(group, num_pages)
+        pool = PagePool(group, self.page_size, num_pages)
         with torch.inference_mode():
             ops = TorchOps(shape, self.page_size)
             self.runner = ModelRunner(Decoder(spec, plain, ops, spec.max_positions), pool)

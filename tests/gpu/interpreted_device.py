@@ -25,7 +25,7 @@ from quire_worker.engine.ports import StepOutcome
 from quire_worker.engine.spec import EngineSpec
 from quire_worker.engine.step_runner import failed_samples
 from quire_worker.model.decoder import Decoder
-from quire_worker.step import StepBatch, StepTiming
+from quire_worker.step import DeviceTiming, StepBatch
 
 _WORDS = 1 << 20
 _PADDING = 1
@@ -88,7 +88,7 @@ class InterpretedDevice:
             token[list(failed)] = -1
             finish[list(failed)] = Finish.ERROR
         logprobs, scores = extras.logprob_columns(token), extras.score_columns()
-        return StepOutcome(token, finish, failed, logprobs, StepTiming(0, 0, 0), 0, scores)
+        return StepOutcome(token, finish, failed, logprobs, DeviceTiming(0, 0, 0), 0, scores)
 
     def prepare(self) -> bool:
         """There is nothing to do ahead."""

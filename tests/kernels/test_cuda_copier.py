@@ -11,7 +11,7 @@ import torch
 from quire_common.errors import InvalidArgument
 from quire_worker.cuda.cuda_copier import CudaCopier
 from quire_worker.cuda.cuda_pages import CudaPages
-from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.kv.page_geometry import kv_group
 from quire_worker.kv_transfer.ring import Ring
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU: there is nothing to copy from")
@@ -19,8 +19,8 @@ WAIT_S = 20.0
 
 
 def test_pages_go_to_the_ring_and_back() -> None:
-    group = KvGroup("full", "full", 6, 4, 128, "bfloat16", 64)
-    pages = CudaPages(group, 16 * group.page_bytes, torch.device("cuda"))
+    group = kv_group(6, 4, 128, "bfloat16", 64)
+    pages = CudaPages(group, 64, 16 * group.page_bytes, torch.device("cuda"))
     pages.tensor.normal_()
     wanted = pages.tensor.clone()
     ring = Ring.create(pages.page_bytes, 4)

@@ -27,12 +27,13 @@ from quire_common.credit import MoveKind, PageMove
 from quire_common.credit.hello import RankAddress
 from quire_worker.cuda.cuda_copier import CudaCopier
 from quire_worker.cuda.cuda_pages import CudaPages
-from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.kv.page_geometry import kv_group
 from quire_worker.kv_transfer.copier import Copier
 from quire_worker.kv_transfer.peers.peer_access import host_id
 from quire_worker.kv_transfer.ring import Ring
 
-GROUP = KvGroup("full", "full", layers=8, kv_heads=8, head_dim=128, dtype="bfloat16", page_size=64)
+PAGE_SIZE = 64
+GROUP = kv_group(layers=8, kv_heads=8, head_dim=128, dtype="bfloat16", page_size=PAGE_SIZE)
 # Each by what a ticket would name.
 WAYS = {"cuda_ipc": ("cuda_ipc", "shm", "tcp"), "shm": ("shm",), "tcp": ("tcp",)}
 # The fewer milliseconds, the more of them. Odd: one pull is in the middle.
@@ -48,7 +49,7 @@ class Side:
         memory = b"stand-in" + host_id()
         make: Callable[[Ring], Copier] = partial(HostStandIn, GROUP.page_bytes / _LINK_BYTES_PER_S)
         if torch.cuda.is_available():
-            self.pool = CudaPages(GROUP, (pages + 1) * GROUP.page_bytes, torch.device("cuda"))
+            self.pool = CudaPages(GROUP, PAGE_SIZE, (pages + 1) * GROUP.page_bytes, torch.device("cuda"))
             memory, make = self.pool.descriptor(), partial(CudaCopier, self.pool)
         self.copiers: list[WatchedCopier] = []
 

@@ -15,8 +15,9 @@ from typing import Any, Literal
 import torch
 import xxhash
 
+from quire_common.credit import PageGeometry
 from quire_common.errors import ConfigError, Unsupported
-from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
+from quire_worker.kv.page_geometry import kv_groups, page_geometry
 from quire_worker.kv.page_pool import PagePool
 from quire_worker.model.arch_spec import ArchSpec
 from quire_worker.model.architectures import find_family
@@ -148,7 +149,7 @@ def load_model(
     digest = source.fill(store, options, progress)
     (group,) = kv_groups(spec, options.page_size, _KV_DTYPE)
     progress("pages", 0, options.kv_cache_bytes)
-    pool = PagePool.of_bytes(group, options.kv_cache_bytes)
+    pool = PagePool.of_bytes(group, options.page_size, options.kv_cache_bytes)
     progress("pages", options.kv_cache_bytes, options.kv_cache_bytes)
     progress("kernels", 0, 0)
     with torch.inference_mode():

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from quire_common.credit import KvGroup, ModelInfo, PageGeometry
+from quire_common.credit import ModelInfo
 from quire_common.errors import ConfigError
 from quire_common.logits_processors import capabilities_of
 from quire_worker.replica import ServedModel, from_host, on_host
@@ -135,11 +135,7 @@ def _load_on_gpu(
 
 def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, processors: Iterable[str] = ()) -> ModelInfo:
     """The contract's words for a loaded model, and for the logits processors beside it."""
-    facts, geometry = loaded.facts, loaded.geometry
-    groups = tuple(
-        KvGroup(g.name, g.page_bytes, g.layout, g.dtype, g.layers, g.kv_heads, g.head_dim, g.window)
-        for g in geometry.groups
-    )
+    facts = loaded.facts
     return ModelInfo(
         name=name,
         architecture=facts.architecture,
@@ -147,7 +143,7 @@ def model_info(name: str, loaded: loading.LoadedModel | LoadedCudaModel, process
         vocab_size=facts.vocab_size,
         eos_token_ids=facts.eos_token_ids,
         digest=facts.digest,
-        pages=PageGeometry(geometry.page_size, groups, geometry.namespace),
+        pages=loaded.geometry,
         parameters=facts.parameters,
         weights_version=facts.digest.hex()[:16],
         capabilities=facts.capabilities + capabilities_of(processors),

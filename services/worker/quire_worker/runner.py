@@ -63,7 +63,7 @@ class ModelRunner:
         rows = _padded(batch.token.size, ops.row_multiple)
         token = torch.zeros(rows, dtype=torch.int64)
         token[: batch.token.size] = torch.from_numpy(batch.token)
-        self.pool.zero_pages(pages_to_zero(batch.position, batch.count, batch.page_table, self.pool.group.page_size))
+        self.pool.zero_pages(pages_to_zero(batch.position, batch.count, batch.page_table, self.pool.page_size))
         plan = ops.plan(self.pool.tensor, rows, batch.position, batch.count, batch.page_table)
         prepared = time.perf_counter_ns()
         return self.decoder.forward(token, self.pool.tensor, plan), prepared

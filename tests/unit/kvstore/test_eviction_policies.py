@@ -10,8 +10,7 @@ import pytest
 from quire_common.errors import ConfigError
 from quire_common.pages import PageKey
 from quire_kvstore.eviction import POLICIES, EvictionPolicy, make_policy
-from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
-from tests.unit.kvstore.pages import Clock, chain
+from tests.unit.kvstore.pages import chain
 
 KEYS = chain("k", 400).keys()
 
@@ -132,20 +131,3 @@ def test_sizes_of_all_kinds_and_ghosts_within_bounds(name: str) -> None:
     ghosts = [getattr(policy, attribute) for attribute in ("_recent_ghosts", "_frequent_ghosts") if name == "arc"]
     assert all(queue.total_bytes == sum(queue.values()) <= 1000 for queue in ghosts)
     assert all(not set(a) & set(b) for a, b in pairwise([*ghosts, sizes]))
-
-
-def test_a_breaker_opens_tries_once_and_closes() -> None:
-    clock = Clock()
-    breaker = CircuitBreaker(1.0, clock=clock)
-    assert breaker.closed and breaker.allow()
-    assert breaker.failed() and not breaker.failed(), "news the first time"
-    assert not breaker.closed and not breaker.allow()
-    clock.now_s += 1.0
-    assert breaker.allow() and not breaker.allow(), "one probe"
-    assert not breaker.failed()
-    clock.now_s += 0.5
-    assert not breaker.allow()
-    clock.now_s += 0.5
-    assert breaker.allow() and breaker.succeeded() and not breaker.succeeded()
-    assert breaker.closed
-    assert CircuitBreaker(1.0, is_open=True, clock=clock).allow(), "the first probe is at once"

@@ -11,10 +11,10 @@ import errno
 import time
 from typing import TYPE_CHECKING
 
+from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.aligned import whole_blocks
 from quire_kvstore.tiers.backend import TierCounts
-from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
 from quire_kvstore.tiers.disk_files import DiskFiles, ScanFigures
 from quire_kvstore.tiers.disk_index import DiskIndex
 
@@ -49,8 +49,8 @@ class DiskBackend:
         self._files = DiskFiles(root)
         self._path = str(root)
         self._index = DiskIndex(capacity_bytes, policy)
-        self._open_breaker = CircuitBreaker(retry_s)
-        self._write_breaker = CircuitBreaker(retry_s)
+        self._open_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1)
+        self._write_breaker = CircuitBreaker(retry_s, retry_s, max_failures=1)
         self._keep_free_bytes = keep_free_bytes
         self._is_open = False
 
@@ -87,7 +87,7 @@ class DiskBackend:
 
     def open(self) -> None:
         """Claim the folder, and find the pages that are there."""
-        if self._is_open or not self._open_breaker.allow():
+        if self._is_open or not self._open_breaker.try_now():
             return
         started, figures = time.monotonic(), ScanFigures()
         try:
@@ -162,7 +162,7 @@ class DiskBackend:
     def _write(self, job: PageJob, framed: memoryview) -> bool:
         if job.key in self._index:
             return True
-        if not self._is_open or not self._write_breaker.allow():
+        if not self._is_open or not self._write_breaker.try_now():
             return False
         victims = self._index.begin_write(job.key, len(framed))
         if victims is None:

@@ -15,10 +15,10 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING
 
+from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.tiers.backend import TierCounts
-from quire_kvstore.tiers.circuit_breaker import CircuitBreaker
 from quire_kvstore.tiers.redis_address import RedisAddress
 from quire_kvstore.tiers.redis_connection import ErrorReply, RedisConnection, RedisConnectionLost
 
@@ -61,7 +61,7 @@ class RedisBackend:
         self._ttl = b"%d" % ttl_s
         self._timeout_s = timeout_s
         self._max_value_bytes = HEADER_BYTES + max_page_bytes
-        self._breaker = CircuitBreaker(retry_s, is_open=True)
+        self._breaker = CircuitBreaker(retry_s, retry_s, max_failures=1, is_open=True)
         self._local = threading.local()
         self._lock = threading.Lock()
         self._connections: set[RedisConnection] = set()
@@ -94,7 +94,7 @@ class RedisBackend:
         """The probe of the half-open breaker, and what was left to be deleted while it was open."""
         if self._breaker.closed and self._pending_deletes:
             self._flush_deletes()
-        if self._breaker.closed or not self._breaker.allow():
+        if self._breaker.closed or not self._breaker.try_now():
             return
         try:
             self._generation += 1

@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.credit import MoveKind
 from quire_scheduler.core.invariant import require
 from quire_scheduler.core.request import State
-from quire_scheduler.kv.circuit_breaker import CircuitBreaker
 from quire_scheduler.kv.offload import Offload
 from quire_scheduler.kv.page_identity import most_hits
 from quire_scheduler.kv.page_moves import Move
@@ -123,7 +123,7 @@ class KvTraffic:
         self._stats = stats
         self.watched_boot_id = 0
         """The kvstore's life that answered last, where it can be watched; 0: none, or it cannot."""
-        self._breaker = CircuitBreaker()
+        self._breaker = CircuitBreaker(clock=lambda: self._now)
         self._now = 0.0
         self._effects = Effects()
         # By uid, of requests that have not ended.
@@ -152,7 +152,7 @@ class KvTraffic:
             and request.sequence.reads_cache
             and request.prompt_len >= self._min_tokens
             and most_hits(request, self._page_size) > local
-            and self._breaker.allows(self._now)
+            and self._breaker.can_try()
             and not self.offload.doubts(request.hashes[local:])
         )
 
@@ -169,7 +169,7 @@ class KvTraffic:
 
     def ask(self, request: Request, local: int) -> None:
         """Look up what follows the local pages."""
-        self._breaker.asked(self._now)
+        self._breaker.begin_try()
         search = self._searches.setdefault(request.uid, _Search())
         search.lookups, search.first_page, search.due = search.lookups + 1, local, False
         hashes = self._asked(request)
@@ -179,10 +179,10 @@ class KvTraffic:
     def answered(self, request: Request | None, result: LookupResult) -> None:
         """The kvstore answered, or did not in time; the request may have left meanwhile."""
         if result.failed:
-            self._breaker.failed(self._now)
+            self._breaker.failed()
             self._stats.lookup_failed()
         else:
-            self._breaker.worked()
+            self._breaker.succeeded()
             self.watched_boot_id = result.boot_id if result.watched else 0
             self._cost.looked_up(result.us)
         if request is None or not result.pages:

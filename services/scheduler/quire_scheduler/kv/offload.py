@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, NamedTuple
 
+from quire_common.circuit_breaker import CircuitBreaker
 from quire_common.credit import MoveKind
 from quire_common.sequence import RequestContext
 from quire_scheduler.config import OFF, ON_EVICT, SELECTIVE
 from quire_scheduler.core.invariant import require
-from quire_scheduler.kv.circuit_breaker import CircuitBreaker
 from quire_scheduler.kv.page_moves import Move
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Offload:
         self._names = names
         self._moves = moves
         self._cache = cache
-        self._breaker = CircuitBreaker()
+        self._breaker = CircuitBreaker(clock=lambda: self._now)
         self._stats = stats
         self._now = 0.0
         # By uid: leading pages of a request's run that the kvstore was offered, where there are any.
@@ -180,9 +180,9 @@ class Offload:
             # Not after one that had no room: it would be tried again and again while nothing else happens.
             self._crowded, self._looked_at = False, [-self._window] * self._pools.groups
         if arrived:
-            self._breaker.worked()
+            self._breaker.succeeded()
         else:
-            self._breaker.failed(now)
+            self._breaker.failed()
         self._stats.stored(arrived, len(move.hashes) - arrived)
         self.forget(move.hashes[arrived:])
 
@@ -250,7 +250,7 @@ class Offload:
         """How many more pages may be on their way. Where it is tried whether stores work again, no more than one move
         carries: its pages, and the parent of the first."""
         moves, pools = self._moves, self._pools
-        if moves.stores + pools.groups > self._max_stores or not self._breaker.allows(self._now):
+        if moves.stores + pools.groups > self._max_stores or not self._breaker.can_try():
             return 0
         most = max(pools.capacity // share, min(_LEAST_SHARE, pools.capacity // _SWAP_SHARE))
         if not self._breaker.closed:
@@ -265,7 +265,7 @@ class Offload:
         self._store(_Chain(tables, tuple(request.hashes[first:end])), request, first)
 
     def _store(self, chain: _Chain, request: Request | None, first: int) -> None:
-        self._breaker.asked(self._now)
+        self._breaker.begin_try()
         context = _NOBODY if request is None else request.context
         for start in range(0, len(chain.hashes), _MOVE_PAGES):
             cut = slice(max(start - 1, 0), start + _MOVE_PAGES)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire_common.credit import KvGroup
 from quire_common.errors import ConfigError, InvalidArgument, QuireError
 from quire_common.telemetry.logs import get_logger
 from quire_worker.arrays import Int32
 from quire_worker.cuda.driver import cuda_driver
 from quire_worker.cuda.ipc_memory import IpcMemory
-from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.kv.page_geometry import page_shape
 
 log = get_logger(__name__)
 _DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
@@ -19,7 +20,7 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float8_e4m3fn": torch.float8_e4m3fn}
 class CudaPages:
     """[pages, kv_head, layer, 2, token, dim]; page 0 is the dummy page. Called from the model thread."""
 
-    def __init__(self, group: KvGroup, capacity_bytes: int, device: torch.device) -> None:
+    def __init__(self, group: KvGroup, page_size: int, capacity_bytes: int, device: torch.device) -> None:
         self.page_bytes = group.page_bytes
         self.num_pages = capacity_bytes // group.page_bytes
         if self.num_pages < 2:
@@ -29,7 +30,8 @@ class CudaPages:
                 "Give the KV cache more memory, or lower --block-size.",
                 param="kv_cache_memory_bytes",
             )
-        self.tensor = torch.zeros((self.num_pages, *group.page_shape), dtype=_DTYPES[group.dtype], device=device)
+        shape = (self.num_pages, *page_shape(group, page_size))
+        self.tensor = torch.zeros(shape, dtype=_DTYPES[group.dtype], device=device)
         self._rows = self.tensor.view(self.num_pages, -1).view(torch.uint8)
 
     @property

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from quire_common.credit import PageGeometry
 from quire_worker.cuda.cuda_model import CudaModel
 from quire_worker.cuda.cuda_pages import CudaPages
 from quire_worker.cuda.kernel_limits import check_kernels
 from quire_worker.cuda.memory import kv_cache_bytes, naming_out_of_memory, step_bytes
 from quire_worker.cuda.step_size import MOST_CHUNKS
-from quire_worker.kv.page_geometry import PageGeometry, kv_groups, page_geometry
+from quire_worker.kv.page_geometry import kv_groups, page_geometry
 from quire_worker.loading import LoadOptions, ModelFacts, Progress, read_source
 from quire_worker.model.decoder import Decoder
 from quire_worker.ops.backends import backend_on
@@ -80,7 +81,7 @@ def load_cuda_model(
         "Lower --kv-cache-memory-bytes, or --gpu-memory-utilization.",
         "kv_cache_memory_bytes",
     ):
-        pages = CudaPages(group, capacity, device)
+        pages = CudaPages(group, options.page_size, capacity, device)
     progress("pages", capacity, capacity)
     gemm_configs = gemm_configs_for(torch.cuda.get_device_name(device), batch_invariant=cuda.batch_invariant)
     ops = TritonOps(HeadShape.of(spec), device, gemm_configs)

@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from quire_common.credit import KvGroup
 from quire_common.errors import ConfigError, InvalidArgument
 from quire_worker.arrays import Int32
-from quire_worker.kv.page_geometry import KvGroup
+from quire_worker.kv.page_geometry import page_shape
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 DUMMY_PAGE = 0
@@ -28,24 +29,24 @@ class PagePool:
     is zeroed when a sequence enters it. So what lies behind a mask can never spoil another request (0 x NaN is NaN).
     """
 
-    def __init__(self, group: KvGroup, num_pages: int) -> None:
+    def __init__(self, group: KvGroup, page_size: int, num_pages: int) -> None:
         if num_pages < 2:
             raise ConfigError(
                 "KV_CACHE_TOO_SMALL",
                 f"The KV cache holds {max(0, num_pages)} pages of {group.page_bytes} bytes; at least 2 are needed.",
                 "Raise --kv-cache-memory-bytes or lower --block-size.",
             )
-        self.group = group
+        self.page_size = page_size
         self.num_pages = num_pages
         self.page_bytes = group.page_bytes
-        self.tensor: Tensor = _zeros((num_pages, *group.page_shape), _DTYPES[group.dtype])
+        self.tensor: Tensor = _zeros((num_pages, *page_shape(group, page_size)), _DTYPES[group.dtype])
         # The same memory as bytes; a view, so moves copy once.
         self._bytes = self.tensor.view(-1).view(torch.uint8).numpy().data
 
     @classmethod
-    def of_bytes(cls, group: KvGroup, capacity_bytes: int) -> PagePool:
+    def of_bytes(cls, group: KvGroup, page_size: int, capacity_bytes: int) -> PagePool:
         """As many pages as fit into `capacity_bytes`, the dummy page included."""
-        return cls(group, capacity_bytes // group.page_bytes)
+        return cls(group, page_size, capacity_bytes // group.page_bytes)
 
     def read_page(self, page: int) -> memoryview:
         """A read-only view of a page's bytes, of the live page, not a copy."""

@@ -1,0 +1,80 @@
+"""CircuitBreaker: stops calls to something that fails, and lets one call through after a pause."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class CircuitBreaker:
+    """Opens after `max_failures` in a row. After each pause one caller, the probe, may try: where it fails, the pause
+    doubles, up to `max_pause_s`. Knows nothing of what fails. Thread-safe."""
+
+    def __init__(
+        self,
+        first_pause_s: float = 1.0,
+        max_pause_s: float = 30.0,
+        *,
+        max_failures: int = 3,
+        is_open: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`is_open`: it begins open, with its first pause over."""
+        self._first_pause_s = self._pause_s = first_pause_s
+        self._max_pause_s = max_pause_s
+        self._max_failures = max_failures
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures = max_failures if is_open else 0
+        self._retry_at_s = clock() if is_open else 0.0
+        self._is_probing = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether all is well, as far as is known."""
+        return self._failures < self._max_failures
+
+    def can_try(self) -> bool:
+        """Whether to try now."""
+        return self.closed or self._clock() >= self._retry_at_s
+
+    def begin_try(self) -> None:
+        """Somebody tries: while it is open, nobody else is to before another pause."""
+        with self._lock:
+            self._begin_try()
+
+    def try_now(self) -> bool:
+        """`can_try`, and where it says so `begin_try`: while it is open, True once a pause."""
+        with self._lock:
+            can_try = self.can_try()
+            if can_try:
+                self._begin_try()
+            return can_try
+
+    def succeeded(self) -> bool:
+        """A try went well; returns whether the breaker was open."""
+        with self._lock:
+            was_open = not self.closed
+            self._failures, self._pause_s, self._is_probing = 0, self._first_pause_s, False
+            return was_open
+
+    def failed(self) -> bool:
+        """A try did not; returns whether the breaker was closed. Tries that began before it opened make no pause
+        longer."""
+        with self._lock:
+            was_closed = self.closed
+            self._failures += 1
+            if self._is_probing:
+                self._pause_s = min(2 * self._pause_s, self._max_pause_s)
+            if self._is_probing or self._failures == self._max_failures:
+                self._retry_at_s = self._clock() + self._pause_s
+            self._is_probing = False
+            return was_closed
+
+    def _begin_try(self) -> None:
+        if not self.closed:
+            self._retry_at_s, self._is_probing = self._clock() + self._pause_s, True
