@@ -12,7 +12,8 @@ import numpy as np
 from quire_common.errors import QuireError
 from quire_common.finish import FinishReason
 from quire_common.sequence import RequestContext
-from quire_scheduler.disaggregation.handover import Handover, KvTransfer
+from quire_common.ticket import KvTransfer
+from quire_scheduler.disaggregation.handover import Handover
 from tests.exactness.clients import LOST, Heard
 from tests.exactness.virtual_time import DelayLine
 

@@ -12,12 +12,12 @@ from quire_common.credit import Grant, Report
 from quire_common.errors import QuireError
 from quire_common.finish import FinishReason
 from quire_common.sequence import RequestContext, Sampling, Sequence, Stop
-from quire_common.ticket import Ticket
+from quire_common.ticket import KvTransfer, Ticket
 from quire_scheduler.batching.grant_policy import GrantPolicy
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.outputs import FinishedNote, PulledNote, SessionOutputs
 from quire_scheduler.core.scheduler import Scheduler
-from quire_scheduler.disaggregation.handover import NO_TRANSFER, Handover, KvTransfer
+from quire_scheduler.disaggregation.handover import NO_TRANSFER, Handover
 from quire_scheduler.kv.kv_traffic import Lookup, LookupResult
 from tests.fakes.fake_worker import FakeWorker, make_hello
 

@@ -10,10 +10,9 @@ import numpy as np
 from quire_common.credit import MoveKind, PageMove, Start
 from quire_common.finish import FinishReason
 from quire_common.sequence import Sequence
-from quire_common.ticket import Ticket
+from quire_common.ticket import KvTransfer, Ticket
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.request import State
-from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import FakeWorker, make_hello, with_address
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

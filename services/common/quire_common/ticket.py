@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.credit.hello import KvGroup
+    from quire_common.errors import QuireError
     from quire_common.pages import PageExtras
 
 HASH_BYTES = 32
@@ -69,6 +70,28 @@ class Ticket:
     def tokens(self) -> int:
         """Positions whose KV the pages hold."""
         return len(self.page_hashes) * self.geometry.page_size + self.tail_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class KvTransfer:
+    """What a Submit says of the request's pages. `lease_ms` 0: the scheduler's own. `refusal`: there was a ticket,
+    which is of no use."""
+
+    prefill_only: bool = False
+    ticket: Ticket | None = None
+    await_handover: bool = False
+    lease_ms: int = 0
+    refusal: QuireError | None = None
+
+    def check(self) -> None:
+        """Raise InvalidArgument where one request should be both sides."""
+        if self.prefill_only and (self.ticket or self.refusal or self.await_handover):
+            raise InvalidArgument(
+                "BAD_TRANSFER",
+                "The request is to be prefilled here alone, and to take over what another side prefilled.",
+                "Submit it to each side with what that side does.",
+                param="transfer",
+            )
 
 
 def tail_handle(tokens: NDArray[np.int32], extras: PageExtras, parent: bytes, first: int) -> bytes:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quire_common.ticket import KvTransfer
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.request import State
-from quire_scheduler.disaggregation.handover import NO_TRANSFER, KvTransfer
+from quire_scheduler.disaggregation.handover import NO_TRANSFER
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import a_sequence
 from tests.fakes.split_rig import DECODE, PREFILL, other_ids, prefilled, pulls, split_sides, state_of

@@ -12,10 +12,9 @@ from quire_common.credit import PageGeometry, ShardRange
 from quire_common.errors import Unavailable
 from quire_common.finish import FinishReason
 from quire_common.pages import chain_hashes
-from quire_common.ticket import Ticket
+from quire_common.ticket import KvTransfer, Ticket
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.core.request import State
-from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.fakes.split_rig import DECODE, PREFILL, Split, other_ids, prefilled, pulls, split_sides, starts, state_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from quire_common.ticket import KvTransfer
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.fakes.split_rig import DECODE, prefilled, split_sides

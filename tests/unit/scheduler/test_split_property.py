@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from quire_common.errors import Unavailable
 from quire_common.finish import FinishReason
 from quire_common.sequence import Sequence
+from quire_common.ticket import KvTransfer
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.disaggregation.handover import NO_TRANSFER, KvTransfer
+from quire_scheduler.disaggregation.handover import NO_TRANSFER
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed, with_address
 from tests.fakes.scheduler_rig import Rig, a_sequence
 from tests.fakes.split_rig import DECODE

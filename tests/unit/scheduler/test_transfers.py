@@ -9,9 +9,8 @@ from quire_common.credit import MoveKind, PageMove
 from quire_common.errors import InvalidArgument
 from quire_common.finish import FinishReason
 from quire_common.pages import chain_hashes
-from quire_common.ticket import Ticket
+from quire_common.ticket import KvTransfer, Ticket
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.disaggregation.handover import KvTransfer
 from tests.fakes.fake_worker import FakeWorker, make_hello, undisturbed, with_address
 from tests.fakes.scheduler_rig import Rig, a_sequence
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.ticket import KvTransfer
 from quire_router.kv_transfer.transfer import Transfer
 from quire_router.replicas.session import Session
 from quire_router.sequences.delta import LENGTH, HopTiming
-from quire_router.sequences.kv_route import KvOffer, KvTransfer, host_and_port
+from quire_router.sequences.kv_route import KvOffer, host_and_port
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

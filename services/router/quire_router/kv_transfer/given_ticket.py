@@ -10,10 +10,10 @@ from quire_router.sequences.delta import ERROR
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from quire_common.ticket import Ticket
+    from quire_common.ticket import KvTransfer, Ticket
     from quire_router.kv_transfer.transfer import Transfer
     from quire_router.sequences.delta import HopTiming
-    from quire_router.sequences.kv_route import KvTransfer, PulledPages
+    from quire_router.sequences.kv_route import PulledPages
 
 
 class GivenTicket:

@@ -12,11 +12,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from quire_common.ticket import KvTransfer
 from quire_router import metrics
 from quire_router.kv_transfer.pulling import Pulling
 from quire_router.kv_transfer.reservation import Reservation
 from quire_router.sequences.delta import ERROR, HopTiming
-from quire_router.sequences.kv_route import KvTransfer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from quire_common.ticket import KvTransfer
 from quire_router import metrics
 from quire_router.sequences.delta import HopTiming
-from quire_router.sequences.kv_route import KvTransfer
 
 if TYPE_CHECKING:
     from quire_router.kv_transfer.transfer import Transfer

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from quire_router.sequences.kv_route import KvTransfer
+from quire_common.ticket import KvTransfer
 
 if TYPE_CHECKING:
     from quire_common.errors import QuireError

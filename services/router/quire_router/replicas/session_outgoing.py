@@ -26,8 +26,7 @@ if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext
     from quire_common.sequence import Sequence as TokenSequence
-    from quire_common.ticket import Ticket
-    from quire_router.sequences.kv_route import KvTransfer
+    from quire_common.ticket import KvTransfer, Ticket
 
 # About 2 ms of the router's event loop and 5 ms of the scheduler's, which also checks the values. A larger submit has a
 # message of its own.

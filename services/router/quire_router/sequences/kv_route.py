@@ -12,18 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from quire_common.errors import QuireError
-    from quire_common.ticket import Ticket
+    from quire_common.ticket import KvTransfer, Ticket
     from quire_router.sequences.delta import HopTiming
-
-
-@dataclass(frozen=True, slots=True)
-class KvTransfer:
-    """What a Submit says of pages; see the contract. `lease_ms` 0: the scheduler's own."""
-
-    prefill_only: bool = False
-    ticket: Ticket | None = None
-    await_handover: bool = False
-    lease_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,11 @@ from quire_router.sequences.delta import ERROR, LENGTH, REPETITION, STOP, Delta,
 if TYPE_CHECKING:
     from quire_common.errors import QuireError
     from quire_common.sequence import RequestContext, Sequence
+    from quire_common.ticket import KvTransfer
     from quire_router.placement.load_reservation import LoadReservation
     from quire_router.sequences.delta_queue import DeltaQueue
     from quire_router.sequences.job import GenerateJob, Resume
-    from quire_router.sequences.kv_route import KvOffer, KvRoute, KvTransfer, PulledPages
+    from quire_router.sequences.kv_route import KvOffer, KvRoute, PulledPages
     from quire_router.sequences.migration_history import MigrationHistory
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from quire_common.sequence import RequestContext, Sequence
-    from quire_scheduler.disaggregation.handover import KvTransfer
+    from quire_common.ticket import KvTransfer
 
 
 class State(enum.Enum):

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-    from quire_scheduler.disaggregation.handover import KvTransfer
+    from quire_common.ticket import KvTransfer
 
 PREFILL, DECODE, BOTH = ROLES = ("prefill", "decode", "both")
 _RETRY_S = 1.0

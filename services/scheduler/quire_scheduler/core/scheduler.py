@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 
     from quire_common.credit import Grant, Report, WorkerHello
     from quire_common.sequence import RequestContext, Sequence
-    from quire_common.ticket import Ticket
+    from quire_common.ticket import KvTransfer, Ticket
     from quire_scheduler.batching.grant_policy import GrantPolicy
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.core.lifecycle import Ended
     from quire_scheduler.core.outputs import SessionOutputs
     from quire_scheduler.core.stats import Stats
-    from quire_scheduler.disaggregation.handover import Handover, KvTransfer
+    from quire_scheduler.disaggregation.handover import Handover
     from quire_scheduler.kv.kv_traffic import Effects, LookupResult
     from quire_scheduler.kv.page_names import PageNames
 

@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from quire_common.credit import Grant, ModelInfo, Report, WorkerHello
     from quire_common.sequence import RequestContext
     from quire_common.sequence import Sequence as TokenSequence
-    from quire_common.ticket import Ticket
+    from quire_common.ticket import KvTransfer, Ticket
     from quire_scheduler.config import SchedulerConfig
     from quire_scheduler.core.outputs import SessionOutputs
     from quire_scheduler.core.request import Request
-    from quire_scheduler.disaggregation.handover import Handover, KvTransfer
+    from quire_scheduler.disaggregation.handover import Handover
     from quire_scheduler.kv.kv_traffic import Lookup
     from quire_scheduler.service.output_sink import OutputSink
 

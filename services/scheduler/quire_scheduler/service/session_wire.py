@@ -9,8 +9,8 @@ from quire_common.columns import i32
 from quire_common.credit.logprobs import logprobs_to_pb
 from quire_common.credit.prompt_logprobs import prompt_logprobs_to_pb
 from quire_common.errors import InvalidArgument, to_message
-from quire_common.ticket import Ticket, ticket_from_pb, ticket_to_pb
-from quire_scheduler.disaggregation.handover import Handover, KvTransfer
+from quire_common.ticket import KvTransfer, Ticket, ticket_from_pb, ticket_to_pb
+from quire_scheduler.disaggregation.handover import Handover
 
 if TYPE_CHECKING:
     from quire_scheduler.core.outputs import FinishedNote, SessionOutputs
