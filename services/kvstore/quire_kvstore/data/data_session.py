@@ -1,9 +1,4 @@
-"""DataSession: one data connection, from its greeting to its end, on a thread of its own.
-
-Nothing that comes in changes anything before it is known to be made with the key of a living lease, but for the time
-and the thread that it takes, and both are bounded. What is no frame, or not genuine, ends the connection; what the
-store refuses (NOT_FOUND and the like) is told, and the connection goes on.
-"""
+"""DataSession: one data connection of a kvstore's client."""
 
 from __future__ import annotations
 
@@ -13,13 +8,12 @@ from typing import TYPE_CHECKING
 from quire_common.columns import i32
 from quire_common.errors import QuireError, Unsupported
 from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind, Head
+from quire_common.kv_data.served_session import ServedSession
 from quire_common.pages import HEADER_BYTES
 from quire_common.telemetry.logs import get_logger
 from quire_kvstore.data.client_memory import ClientMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from quire_common.kv_data.connection import DataConnection, ReceivedFrame
     from quire_common.kv_data.seal import Seals
     from quire_kvstore.config import KvstoreConfig
@@ -31,26 +25,23 @@ log = get_logger(__name__)
 _MAX_SEALS = 64
 
 
-class DataSession:
-    """`run` is the thread. `proven`: it has shown the key of a lease. `busy`: it is not waiting for a request."""
+class DataSession(ServedSession[bytes]):
+    """A lease is its name. What the store refuses (NOT_FOUND and the like) is told, and the connection goes on."""
+
+    goes_on_refused = True
 
     def __init__(
         self, connection: DataConnection, store: PageStore, metrics: DataMetrics, config: KvstoreConfig
     ) -> None:
-        self._connection = connection
+        super().__init__(connection, config.data_idle_s)
         self._store = store
         self._metrics = metrics
-        self._idle_s = config.data_idle_s
         self._transfer_s = config.transfer_timeout_s
         self._max_lent_bytes = config.max_lent_bytes
         self._seals: dict[bytes, Seals] = {}
         self._client_memory: ClientMemory | None = None
         self._put_error: QuireError | None = None
-        self.authenticated = False
-        self.busy = False
-        self._handlers: dict[FrameKind, Callable[[ReceivedFrame, Seals, bytes], None]] = {
-            FrameKind.DAMAGED: self._verify_page
-        }
+        self._handlers[FrameKind.DAMAGED] = self._verify_page
         if connection.local:
             self._handlers |= {
                 FrameKind.MAP: self._send_arena_fd,
@@ -60,48 +51,16 @@ class DataSession:
         else:
             self._handlers |= {FrameKind.GET: self._get, FrameKind.PUT: self._put}
 
-    def run(self) -> None:
-        """Until the peer ends, or does what it must not."""
-        try:
-            self._connection.server_handshake()
-            while self._next():
-                pass
-        except DataConnectionError as error:
-            if error.reason != "ended":
-                self._metrics.refused(error.reason)
-                log.warning("a data connection was ended", reason=error.reason, cause=str(error))
-        finally:
-            self._connection.close()
-            if self._client_memory is not None:
-                self._client_memory.close()
+    def _on_broken(self, error: DataConnectionError) -> None:
+        self._metrics.refused(error.reason)
+        log.warning("a data connection was ended", reason=error.reason, cause=str(error))
 
-    def stop(self) -> None:
-        """End it, from another thread."""
-        self._connection.shut_down()
-
-    def _next(self) -> bool:
-        self.busy = False
-        if self.authenticated and not self._connection.wait(self._idle_s):
-            return False
-        frame = self._connection.receive()
-        if frame is None:
-            return False
-        self.busy = True
-        try:
-            seals, lease = self._admit(frame)
-            handler = self._handlers.get(frame.head.kind)
-            if handler is None:
-                raise DataConnectionError("garbage", f"{frame.head.kind.name} is none of this path's")
-            try:
-                handler(frame, seals, lease)
-            except QuireError as error:
-                self._refuse(frame.head, seals, error)
-        finally:
-            frame.close_fds()
-        return True
+    def _on_end(self) -> None:
+        if self._client_memory is not None:
+            self._client_memory.close()
 
     def _admit(self, frame: ReceivedFrame) -> tuple[Seals, bytes]:
-        """Whose frame it is. Also of a lease that has ended, where it was known here before: it is told so."""
+        """Also of a lease that has ended, where it was known here before: the store refuses it by name."""
         handle = frame.head.handle
         found = self._store.lease_key_of(handle)
         seals = self._seals.get(handle)
@@ -109,8 +68,7 @@ class DataSession:
             if found is None:
                 raise DataConnectionError("unknown_lease", "no lease has this handle")
             seals = self._connection.server_seals(found[1])
-        self._connection.verify_head(frame, seals)
-        self.authenticated = True
+        self._verify(frame, seals)
         if handle not in self._seals:
             if len(self._seals) >= _MAX_SEALS:
                 del self._seals[next(iter(self._seals))]
@@ -185,10 +143,3 @@ class DataSession:
             buffer.checksum = client_memory.copy(head.offset, head.page_header, buffer.view[HEADER_BYTES:])
             self._metrics.bytes_in.inc(len(buffer.view))
         self._connection.send(Head(FrameKind.TAKEN, head.handle, head.page), seals)
-
-    def _end(self, head: Head, seals: Seals, page: int) -> None:
-        self._connection.send(Head(FrameKind.END, head.handle, page), seals)
-
-    def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
-        code = error.code.encode()
-        self._connection.send(Head(FrameKind.REFUSED, head.handle, head.page, length=len(code)), seals, code)

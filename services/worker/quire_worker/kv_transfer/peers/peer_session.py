@@ -1,8 +1,5 @@
-"""PeerSession: one connection of a peer that pulls, from its greeting to its end, on a thread of its own.
-
-Nothing that comes in changes anything before it is known to be made with the key of an export. What is no frame, or
-not genuine, ends the connection; that a lease is unknown or has ended is told. A peer that does not read holds its
-pages' slots for a bounded time.
+"""PeerSession: one connection of a peer that pulls. A peer that does not read holds its pages' slots for a bounded
+time.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from typing import TYPE_CHECKING
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument, QuireError, Unavailable
 from quire_common.kv_data.frame import BODY_BYTES, DataConnectionError, FrameKind, Head, pack_places
-from quire_common.kv_data.lease_key import NO_KEY
+from quire_common.kv_data.served_session import ServedSession
 from quire_common.pages import frame_page
 from quire_common.telemetry.logs import get_logger
 from quire_worker.kv_transfer.peers.export import export_ended, export_unknown
@@ -46,19 +43,20 @@ SOON_S = 5e-3
 _MOST_PLACES = 4096
 
 
-class PeerSession:
-    """`run` is the thread. `authenticated`: it has shown the key of an export. `transport`: how the peer came in."""
+class PeerSession(ServedSession["Export"]):
+    """A lease is an export's; a refusal ends the connection. `transport`: how the peer came in."""
+
+    goes_on_refused = False
 
     def __init__(
         self, connection: DataConnection, exports: ExportRegistry, context: AgentContext, transport: str
     ) -> None:
-        self._connection = connection
+        super().__init__(connection, IDLE_S)
         self._exports = exports
         self._ring = context.ring
         self._dtype = context.setup.dtype
         self._page_s = PAGE_S + context.setup.page_bytes / FLOOR_BYTES_PER_S
-        self.authenticated = False
-        self._handlers: dict[FrameKind, Callable[[ReceivedFrame, Seals, Export], None]] = {FrameKind.DONE: self._done}
+        self._handlers[FrameKind.DONE] = self._done
         if connection.local:
             self._handlers |= {FrameKind.MAP: self._map, FrameKind.GET: self._show}
         else:
@@ -73,57 +71,20 @@ class PeerSession:
         if context.nixl is not None:
             self._handlers |= {FrameKind.AGENT: self._send_agent_metadata, FrameKind.SHOW: self._show}
 
-    def run(self) -> None:
-        """Until the peer ends, or does what it must not."""
-        try:
-            self._connection.server_handshake()
-            while self._next():
-                pass
-        except DataConnectionError as error:
-            if error.reason != "ended":
-                log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
-        finally:
-            self._held.close()
-            self._connection.close()
+    def _on_broken(self, error: DataConnectionError) -> None:
+        log.warning("a peer's connection was ended", reason=error.reason, cause=str(error))
 
-    def stop(self) -> None:
-        """End it, from another thread."""
-        self._connection.shut_down()
+    def _on_end(self) -> None:
+        self._held.close()
 
-    def _next(self) -> bool:
-        if self.authenticated and not self._connection.wait(IDLE_S):
-            return False
-        frame = self._connection.receive()
-        if frame is None:
-            return False
-        try:
-            return self._answer(frame)
-        finally:
-            frame.close_fds()
-
-    def _answer(self, frame: ReceivedFrame) -> bool:
-        """Whether the connection goes on."""
-        head = frame.head
-        found = self._exports.find_export(head.handle)
+    def _admit(self, frame: ReceivedFrame) -> tuple[Seals, Export | QuireError]:
+        found = self._exports.find_export(frame.head.handle)
         if found is None:
-            # There is no key to make a frame with: this one is made with none, and proves nothing.
-            self._refuse(head, self._connection.server_seals(NO_KEY), export_unknown())
-            return False
+            raise export_unknown()
         key, export = found
         seals = self._connection.server_seals(key)
-        self._connection.verify_head(frame, seals)
-        self.authenticated = True
-        try:
-            if export is None or self._is_another(export):
-                raise export_ended()
-            handler = self._handlers.get(head.kind)
-            if handler is None:
-                raise DataConnectionError("garbage", f"{head.kind.name} is none of this path's")
-            handler(frame, seals, export)
-        except QuireError as error:
-            self._refuse(head, seals, error)
-            return False
-        return True
+        self._verify(frame, seals)
+        return seals, export_ended() if export is None or self._is_another(export) else export
 
     def _is_another(self, export: Export) -> bool:
         """Whether the peer was told places of an export of this lease that has ended since, before it was exported
@@ -146,7 +107,7 @@ class PeerSession:
         finally:
             self._release(emptied)
             self._exports.detach(export, self)
-        self._connection.send(Head(FrameKind.END, handle), seals)
+        self._end(frame.head, seals)
 
     def _map(self, frame: ReceivedFrame, seals: Seals, export: Export) -> None:
         """The ring, to be read and not to be written."""
@@ -204,7 +165,7 @@ class PeerSession:
         finally:
             self._release([*emptied, *(slot for _, slot in waiting)])
             self._exports.detach(export, self)
-        self._connection.send(Head(FrameKind.END, handle), seals)
+        self._end(frame.head, seals)
 
     def _send_page_locations(self, export: Export, shared: list[tuple[int, int]], seals: Seals) -> None:
         places = []
@@ -298,11 +259,7 @@ class PeerSession:
         self._placed = None
         self._exports.finish_export(export)
         try:
-            self._connection.send(Head(FrameKind.END, frame.head.handle), seals)
+            self._end(frame.head, seals)
         finally:
             self._exports.report_finished(export, self._page_transport)
             self._page_transport = self._transport  # what comes next on this connection may take another way
-
-    def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
-        code = error.code.encode()
-        self._connection.send(Head(FrameKind.REFUSED, head.handle, head.page, length=len(code)), seals, code)

@@ -1,0 +1,114 @@
+"""ServedSession: the serving end of a data connection, from its greeting to its end, on a thread of its own.
+
+Nothing that comes in changes anything before it is known to be made with the key of a lease, but for the time and the
+thread that it takes, and both are bounded. What is no frame, or not genuine, ends the connection. Knows nothing of what
+a lease gives access to.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from quire_common.errors import QuireError
+from quire_common.kv_data.frame import DataConnectionError, FrameKind, Head
+from quire_common.kv_data.lease_key import NO_KEY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from quire_common.kv_data.connection import DataConnection, ReceivedFrame
+    from quire_common.kv_data.seal import Seals
+
+L = TypeVar("L")
+
+
+class ServedSession(ABC, Generic[L]):
+    """`run` is the thread. `authenticated`: it has shown the key of a lease. `busy`: it is not waiting for a request.
+    `goes_on_refused`: a refusal of a request does not end the connection."""
+
+    goes_on_refused: bool
+
+    def __init__(self, connection: DataConnection, idle_s: float) -> None:
+        """`idle_s`: a session that is authenticated may take so long before it asks for something else."""
+        self._connection = connection
+        self._idle_s = idle_s
+        self.authenticated = False
+        self.busy = False
+        self._handlers: dict[FrameKind, Callable[[ReceivedFrame, Seals, L], None]] = {}
+        """What answers which requests. Handlers may raise QuireError, which is a refusal, and DataConnectionError."""
+
+    def run(self) -> None:
+        """Until the peer ends, or does what it must not."""
+        try:
+            self._connection.server_handshake()
+            while self._serve_next():
+                pass
+        except DataConnectionError as error:
+            if error.reason != "ended":
+                self._on_broken(error)
+        finally:
+            self._connection.close()
+            self._on_end()
+
+    def stop(self) -> None:
+        """End it, from another thread."""
+        self._connection.shut_down()
+
+    @abstractmethod
+    def _admit(self, frame: ReceivedFrame) -> tuple[Seals, L | QuireError]:
+        """The seals of a frame that is genuine (see `_verify`), and its lease, or why it is refused. Raises QuireError
+        where the lease was never known, and DataConnectionError."""
+
+    @abstractmethod
+    def _on_broken(self, error: DataConnectionError) -> None:
+        """The connection ends by a fault."""
+
+    def _on_end(self) -> None:
+        """The connection has ended."""
+
+    def _verify(self, frame: ReceivedFrame, seals: Seals) -> None:
+        """Raises DataConnectionError unless the frame was made with these seals' key."""
+        self._connection.verify_head(frame, seals)
+        self.authenticated = True
+
+    def _end(self, head: Head, seals: Seals, page: int = 0) -> None:
+        """The answer's last frame."""
+        self._connection.send(Head(FrameKind.END, head.handle, page), seals)
+
+    def _serve_next(self) -> bool:
+        """One request; whether the connection goes on."""
+        self.busy = False
+        if self.authenticated and not self._connection.wait(self._idle_s):
+            return False
+        frame = self._connection.receive()
+        if frame is None:
+            return False
+        self.busy = True
+        try:
+            return self._answer(frame)
+        finally:
+            frame.close_fds()
+
+    def _answer(self, frame: ReceivedFrame) -> bool:
+        try:
+            seals, lease = self._admit(frame)
+        except QuireError as error:
+            # There is no key to make a frame with: this one is made with none, and proves nothing.
+            self._refuse(frame.head, self._connection.server_seals(NO_KEY), error)
+            return False
+        try:
+            if isinstance(lease, QuireError):
+                raise lease
+            handler = self._handlers.get(frame.head.kind)
+            if handler is None:
+                raise DataConnectionError("garbage", f"{frame.head.kind.name} is none of this path's")
+            handler(frame, seals, lease)
+        except QuireError as error:
+            self._refuse(frame.head, seals, error)
+            return self.goes_on_refused
+        return True
+
+    def _refuse(self, head: Head, seals: Seals, error: QuireError) -> None:
+        code = error.code.encode()
+        self._connection.send(Head(FrameKind.REFUSED, head.handle, head.page, length=len(code)), seals, code)
