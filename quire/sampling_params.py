@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quire.errors import InvalidArgument, Unsupported
+from quire.request_parameters import NUMBERS, Parameter
 
 _MAX_U32 = 2**32 - 1
 _MAX_U64 = 2**64 - 1
@@ -109,17 +110,8 @@ class SamplingParams:
         _integer("n", self.n, 1, _MAX_U32)
         if self.best_of is not None:
             _integer("best_of", self.best_of, self.n, _MAX_U32)
-        _number("temperature", self.temperature, 0, math.inf)
-        _number("top_p", self.top_p, 0, 1)
-        if self.top_p == 0:
-            raise _bad("top_p", self.top_p, "more than 0 and at most 1")
-        _integer("top_k", self.top_k, -1, 2**31 - 1)
-        _number("min_p", self.min_p, 0, 1)
-        _number("presence_penalty", self.presence_penalty, -2, 2)
-        _number("frequency_penalty", self.frequency_penalty, -2, 2)
-        _number("repetition_penalty", self.repetition_penalty, 0, math.inf)
-        if self.repetition_penalty == 0:
-            raise _bad("repetition_penalty", self.repetition_penalty, "more than 0")
+        for parameter in NUMBERS:
+            _check_number(parameter, getattr(self, parameter.name))
         if self.seed is not None:
             _integer("seed", self.seed, -1, _MAX_U64)
         if self.max_tokens is not None:
@@ -172,6 +164,16 @@ class SamplingParams:
 
 def _bad(name: str, value: object, wanted: str) -> InvalidArgument:
     return InvalidArgument("BAD_SAMPLING_PARAM", f"{name} is {value!r}.", f"{name} must be {wanted}.", param=name)
+
+
+def _check_number(parameter: Parameter, value: object) -> None:
+    name, low, high = parameter.name, parameter.low, parameter.high if parameter.client_checks_high else math.inf
+    if parameter.kind == "int":
+        _integer(name, value, int(low), int(high))
+    else:
+        _number(name, value, low, high)
+    if parameter.above_low and value == low:
+        raise _bad(name, value, f"more than {low}" if high == math.inf else f"more than {low} and at most {high}")
 
 
 def _integer(name: str, value: object, low: int, high: int) -> None:

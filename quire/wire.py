@@ -15,6 +15,7 @@ from quire import errors
 from quire.columns import pack_i32, unpack_i32
 from quire.outputs import Delta, HopTiming, Logprob, ModelCard, TokenLogprobs, Usage
 from quire.prompts import ChatPrompt, Prompt, cache_salt_of, normalise
+from quire.request_parameters import NUMBERS
 from quire.sampling_params import BeamSearchParams, SamplingParams
 from quire.v1 import common_pb2, inference_pb2
 
@@ -192,13 +193,7 @@ def _from_message(message: common_pb2.RequestError, request_id: str) -> errors.Q
 
 def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
     message = common_pb2.SamplingParams(
-        temperature=params.temperature,
-        top_k=max(params.top_k, 0),
-        top_p=params.top_p,
-        min_p=params.min_p,
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty,
+        **_numbers(params),
         logit_bias=dict(params.logit_bias or {}),
         allowed_token_ids=pack_i32(params.allowed_token_ids or (), "allowed_token_ids"),
         logits_processors=params.logits_processors or (),
@@ -210,6 +205,13 @@ def _sampling(params: SamplingParams) -> common_pb2.SamplingParams:
     if params.prompt_logprobs is not None:
         message.prompt_logprobs = params.prompt_logprobs
     return message
+
+
+def _numbers(params: SamplingParams) -> dict[str, Any]:
+    """Numbers by name; what routers need not be told is left out, and a negative top_k means none."""
+    asked = ((each, getattr(params, each.name)) for each in NUMBERS)
+    told = ((each, value) for each, value in asked if each.always_sent or value != each.default)
+    return {each.name: max(value, 0) if each.kind == "int" else value for each, value in told}
 
 
 def _chat(prompt: ChatPrompt) -> inference_pb2.Chat:

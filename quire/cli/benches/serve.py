@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.cli.benches.results import stamp
+from quire.request_parameters import BENCH_FLAGS
 
 HELP = "load on a running server: throughput, TTFT, TPOT, ITL"
 _DEFAULT_VOCABULARY = 32000
@@ -48,8 +49,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--seed", type=int, default=0, metavar="N", help="of prompts and arrivals")
     what.add_argument("--ignore-eos", action="store_true", help="every answer has its full length")
     what.add_argument("--temperature", type=float, default=0.0, metavar="T", help="(default: %(default)s)")
-    for name, kind in (("top-p", float), ("top-k", int), ("min-p", float), ("repetition-penalty", float)):
-        what.add_argument(f"--{name}", type=kind, metavar="X")
+    for parameter in BENCH_FLAGS:
+        flag = "--" + parameter.name.replace("_", "-")
+        what.add_argument(flag, type=int if parameter.kind == "int" else float, metavar="X")
     what.add_argument("--logprobs", type=int, metavar="N", help="ask for logprobs")
     what.add_argument("--extra-body", type=json.loads, default={}, metavar="JSON", help="fields of every request")
     load = parser.add_argument_group("load")

@@ -11,8 +11,9 @@ from quire.bench.serving_report import METRICS, ReportOptions
 from quire.bench.target import ALIASES, BACKENDS, Target
 from quire.cli.connection import api_key
 from quire.errors import FailedPrecondition, InvalidArgument
+from quire.request_parameters import BENCH_FLAGS
 
-_SAMPLING = ("top_p", "top_k", "min_p", "repetition_penalty", "logprobs")
+_SAMPLING = (*(each.name for each in BENCH_FLAGS), "logprobs")
 
 
 def make_options(args: argparse.Namespace) -> ReportOptions:

@@ -16,17 +16,15 @@ from weakref import WeakValueDictionary
 from quire.v1 import common_pb2 as pb
 from quire_common.columns import i32, pack_i32
 from quire_common.errors import InvalidArgument
+from quire_common.request_parameters import BY_NAME, PENALTIES, NumberCodec
 
 # Bounds that keep a Grant of several hundred starts far below what gRPC carries.
-MAX_BIASES = 1024
-MAX_ALLOWED_TOKENS = 16_384
+MAX_BIASES = BY_NAME["logit_bias"].max_items
+MAX_ALLOWED_TOKENS = BY_NAME["allowed_token_ids"].max_items
 MAX_BAD_WORDS = 1024
 MAX_BAD_WORD_TOKENS = 16_384
 MAX_BIAS = 100.0
-MAX_PENALTY = 2.0
-# The least float32 that is held in full: below it a GPU computes with 0.
-MIN_REPETITION_PENALTY = 2.0**-126
-MAX_REPETITION_PENALTY = 3.4028234663852886e38
+_PENALTIES: Final = NumberCodec(PENALTIES)
 
 
 @dataclass(slots=True)
@@ -68,16 +66,8 @@ class LogitControls:
 
 
 NEUTRAL = LogitControls()
-_FIELDS: Final = frozenset(
-    (
-        "presence_penalty",
-        "frequency_penalty",
-        "repetition_penalty",
-        "logit_bias",
-        "allowed_token_ids",
-        "bad_words_ids",
-    )
-)
+# Texts of bad words reach engines as tokens.
+_FIELDS: Final = frozenset((*(each.name for each in PENALTIES), "logit_bias", "allowed_token_ids", "bad_words_ids"))
 _OTHER_FIELDS: Final = tuple(each.name for each in pb.SamplingParams.DESCRIPTOR.fields if each.name not in _FIELDS)
 # By their bytes; an entry goes with the last sequence that holds its controls.
 _SHARED: Final[WeakValueDictionary[bytes, LogitControls]] = WeakValueDictionary()
@@ -99,9 +89,8 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
     """Wire to domain, not checked yet; None where nothing is asked. Equal lists are one object while any sequence
     holds it."""
     if not (message.logit_bias or message.allowed_token_ids or message.bad_words_ids):
-        repeats = message.HasField("repetition_penalty") and message.repetition_penalty != 1.0
         # Most sequences ask for nothing: no object is made to be compared.
-        return _read(message) if repeats or message.presence_penalty or message.frequency_penalty else None
+        return _read(message) if _PENALTIES.asks(message) else None
     alone = pb.SamplingParams()
     alone.CopyFrom(message)
     for name in _OTHER_FIELDS:
@@ -116,9 +105,7 @@ def controls_from_pb(message: pb.SamplingParams) -> LogitControls | None:
 
 
 def _write(controls: LogitControls, message: pb.SamplingParams) -> None:
-    message.presence_penalty = controls.presence_penalty
-    message.frequency_penalty = controls.frequency_penalty
-    message.repetition_penalty = controls.repetition_penalty
+    _PENALTIES.into_pb(controls, message)
     for token, bias in controls.logit_bias:
         message.logit_bias[token] = bias
     message.allowed_token_ids = pack_i32(controls.allowed_token_ids)
@@ -127,9 +114,7 @@ def _write(controls: LogitControls, message: pb.SamplingParams) -> None:
 
 def _read(message: pb.SamplingParams) -> LogitControls:
     return LogitControls(
-        presence_penalty=message.presence_penalty,
-        frequency_penalty=message.frequency_penalty,
-        repetition_penalty=message.repetition_penalty if message.HasField("repetition_penalty") else 1.0,
+        **_PENALTIES.from_pb(message),
         logit_bias=tuple(sorted(message.logit_bias.items())),
         allowed_token_ids=tuple(i32(message.allowed_token_ids, "allowed_token_ids").tolist()),
         bad_words=tuple(tuple(i32(word, "bad_words_ids").tolist()) for word in message.bad_words_ids),
@@ -155,23 +140,7 @@ def check_controls(controls: LogitControls) -> None:
 
 
 def _check(controls: LogitControls) -> None:
-    penalties = (
-        ("presence_penalty", abs(controls.presence_penalty) <= MAX_PENALTY, "from -2 to 2"),
-        ("frequency_penalty", abs(controls.frequency_penalty) <= MAX_PENALTY, "from -2 to 2"),
-        (
-            "repetition_penalty",
-            MIN_REPETITION_PENALTY <= controls.repetition_penalty <= MAX_REPETITION_PENALTY,
-            f"above 0, from {MIN_REPETITION_PENALTY:.2g} to {MAX_REPETITION_PENALTY:.2g}",
-        ),
-    )
-    for name, good, range_text in penalties:
-        if not good:
-            raise InvalidArgument(
-                "BAD_SAMPLING_PARAMETER",
-                f"{name} is {getattr(controls, name)}.",
-                f"Choose a value {range_text}.",
-                param=name,
-            )
+    _PENALTIES.check(controls)
     for token, bias in controls.logit_bias:
         if not abs(bias) <= MAX_BIAS:
             raise InvalidArgument(

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from quire_common.errors import InvalidArgument, TooLarge
+from quire_common.request_parameters import BY_NAME
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-MAX_PROCESSORS = 16
-MAX_NAME_CHARS = 256
+MAX_PROCESSORS = BY_NAME["logits_processors"].max_items
+MAX_NAME_CHARS = int(BY_NAME["logits_processors"].high)
 _CAPABILITY = "logits_processor:"
 
 

@@ -17,15 +17,17 @@ from quire_common.logit_controls import LogitControls, check_controls, controls_
 from quire_common.logits_processors import check_names
 from quire_common.pages import PageExtras
 from quire_common.repetition import RepetitionDetection, repetition_from_pb, repetition_to_pb
+from quire_common.request_parameters import BY_NAME, DRAW_NUMBERS, NumberCodec
 from quire_common.thinking import ThinkingBudget, thinking_from_pb, thinking_to_pb
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 # Bounds that keep a Grant of several hundred starts, and a Report of as many rows, far below what gRPC carries.
-MAX_STOP_TOKEN_IDS = 1024
+MAX_STOP_TOKEN_IDS = BY_NAME["stop_token_ids"].max_items
 MAX_LOGPROBS = 256
 MAX_TEXT_CHARS = 4096
+_NUMBERS = NumberCodec(DRAW_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +160,7 @@ def sequence_into_pb(sequence: Sequence, message: pb.SequenceSpec) -> None:
 
 
 def _sampling_into_pb(sampling: Sampling, message: pb.SamplingParams) -> None:
-    message.temperature = sampling.temperature
-    message.top_k = sampling.top_k
-    message.top_p = sampling.top_p
-    message.min_p = sampling.min_p
+    _NUMBERS.into_pb(sampling, message)
     message.seed = sampling.seed
     message.sample = sampling.sample
     if sampling.logprobs >= 0:
@@ -200,10 +199,7 @@ def sequence_from_pb(message: pb.SequenceSpec) -> Sequence:
 def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
     """Wire to domain; raises InvalidArgument naming the parameter."""
     sampling = Sampling(
-        temperature=message.temperature,
-        top_k=max(message.top_k, 0),
-        top_p=message.top_p if message.HasField("top_p") else 1.0,
-        min_p=message.min_p,
+        **_NUMBERS.from_pb(message),
         seed=message.seed,
         sample=message.sample,
         logprobs=message.logprobs if message.HasField("logprobs") else -1,
@@ -217,13 +213,6 @@ def sampling_from_pb(message: pb.SamplingParams) -> Sampling:
 
 def check_sampling(sampling: Sampling) -> None:
     """Raise InvalidArgument for a value outside its range; NaN is outside every range."""
-    checks = (
-        ("temperature", 0.0 <= sampling.temperature <= 100.0, "between 0 and 100"),
-        ("top_p", 0.0 < sampling.top_p <= 1.0, "above 0 and at most 1"),
-        ("min_p", 0.0 <= sampling.min_p <= 1.0, "between 0 and 1"),
-        ("top_k", 0 <= sampling.top_k < 2**31, "0 or -1 (all), or positive"),
-        ("seed", 0 <= sampling.seed < 2**64, "an unsigned 64-bit integer"),
-    )
     for name, asked in (("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)):
         if asked > MAX_LOGPROBS:
             raise TooLarge(
@@ -232,12 +221,14 @@ def check_sampling(sampling: Sampling) -> None:
                 "Ask for fewer.",
                 param=name,
             )
-    for name, good, range_text in checks:
-        if not good:
-            value = getattr(sampling, name)
-            raise InvalidArgument(
-                "BAD_SAMPLING_PARAMETER", f"{name} is {value}.", f"Choose a value {range_text}.", param=name
-            )
+    _NUMBERS.check(sampling)
+    if not 0 <= sampling.seed < 2**64:
+        raise InvalidArgument(
+            "BAD_SAMPLING_PARAMETER",
+            f"seed is {sampling.seed}.",
+            "Choose a value an unsigned 64-bit integer.",
+            param="seed",
+        )
     if sampling.controls is not None:
         check_controls(sampling.controls)
     check_names(sampling.processors)

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from quire_common.logit_controls import MAX_ALLOWED_TOKENS, MAX_BIASES, MAX_REPETITION_PENALTY
-from quire_common.logits_processors import MAX_NAME_CHARS, MAX_PROCESSORS
 from quire_common.repetition import MAX_PATTERN_COUNT, MAX_PATTERN_SIZE
+from quire_common.request_parameters import BY_NAME, PARAMETERS, Parameter
 from quire_router.front.parameters.fields import MAX_INT32, Field
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-MAX_STOP_STRINGS = 64
 # The tokenizer's own bounds: a request that it would refuse is refused here, where the status can still be told.
-MAX_STOP_CHARS = 512
-MAX_STOP_IDS = 1024
+MAX_STOP_STRINGS, MAX_STOP_CHARS = BY_NAME["stop"].max_items, int(BY_NAME["stop"].high)
+MAX_STOP_IDS = BY_NAME["stop_token_ids"].max_items
 # Each is encoded twice (see requests/encoder.py), and a tokenizer takes 1,024 texts at once.
-MAX_BAD_WORDS = 512
-MAX_BAD_WORD_CHARS = 256
-MAX_LENGTH_PENALTY = 10
+MAX_BAD_WORDS, MAX_BAD_WORD_CHARS = BY_NAME["bad_words"].max_items, int(BY_NAME["bad_words"].high)
+MAX_LENGTH_PENALTY = int(BY_NAME["length_penalty"].high)
 # Thirty days: whatever a client sends, a deadline is a number that messages between services can carry.
 MAX_TIMEOUT_S = 30 * 86_400
 MAX_MESSAGES = 10_000
@@ -39,37 +36,20 @@ def _later(*neutral: object) -> Field:
 
 _HINT = Field("any")
 
+
+def _field(parameter: Parameter) -> Field:
+    """What bodies may have of a parameter."""
+    return Field(
+        parameter.kind, parameter.default, low=parameter.low, high=parameter.high, max_items=parameter.max_items
+    )
+
+
 SAMPLING: Mapping[str, Field] = {
+    # Each route has a `logprobs` of its own.
+    **{each.name: _field(each) for each in PARAMETERS if each.name != "logprobs"},
     "model": Field("string", "", max_items=MAX_ID_CHARS),
-    "max_tokens": Field("int", low=1, high=MAX_INT32),
-    "min_tokens": Field("int", 0, low=0, high=MAX_INT32),
-    "temperature": Field("number", 1.0, low=0, high=100),
-    "top_p": Field("number", 1.0, low=0, high=1),
-    "top_k": Field("int", 0, low=-1, high=MAX_INT32),
-    "min_p": Field("number", 0.0, low=0, high=1),
-    "prompt_logprobs": Field("int", low=0, high=MAX_INT32),
-    "seed": Field("int", low=-(2**63), high=2**64 - 1),
-    "presence_penalty": Field("number", 0.0, low=-2, high=2),
-    "frequency_penalty": Field("number", 0.0, low=-2, high=2),
-    "repetition_penalty": Field("number", 1.0, low=0, high=MAX_REPETITION_PENALTY),
-    "logit_bias": Field("biases", low=0, high=MAX_INT32, max_items=MAX_BIASES),
-    "allowed_token_ids": Field("ints", low=0, high=MAX_INT32, max_items=MAX_ALLOWED_TOKENS),
-    "bad_words": Field("strings", (), high=MAX_BAD_WORD_CHARS, max_items=MAX_BAD_WORDS),
-    "n": Field("int", 1, low=1, high=MAX_INT32),
-    "stop": Field("strings", (), high=MAX_STOP_CHARS, max_items=MAX_STOP_STRINGS),
-    "stop_token_ids": Field("ints", (), low=0, high=MAX_INT32, max_items=MAX_STOP_IDS),
-    "include_stop_str_in_output": Field("bool", False),
-    "ignore_eos": Field("bool", False),
-    "repetition_detection": Field("object"),
-    "logits_processors": Field("strings", (), high=MAX_NAME_CHARS, max_items=MAX_PROCESSORS),
-    "thinking_token_budget": Field("int", low=-1, high=MAX_INT32),
-    "truncate_prompt_tokens": Field("int", low=-1, high=MAX_INT32),
-    "use_beam_search": Field("bool", False),
-    "length_penalty": Field("number", 1.0, low=-MAX_LENGTH_PENALTY, high=MAX_LENGTH_PENALTY),
     # Ours: seconds from arrival.
     "timeout_s": Field("number", low=0, high=MAX_TIMEOUT_S),
-    "skip_special_tokens": Field("bool", True),
-    "spaces_between_special_tokens": Field("bool", True),
     "stream": Field("bool", False),
     "stream_options": Field("object"),
     "priority": Field("int", 0, low=-MAX_INT32, high=MAX_INT32),
@@ -96,13 +76,19 @@ SAMPLING: Mapping[str, Field] = {
     "guided_grammar": _later(),
 }
 
+
+def _taken_by(route: str) -> dict[str, Field]:
+    """Parameters that a route takes beside completions, chat and generate."""
+    return {each.name: SAMPLING[each.name] for each in PARAMETERS if route in each.also_in}
+
+
 COMPLETION: Mapping[str, Field] = {
     **SAMPLING,
     "prompt": Field("any"),
     # 0: the prompt alone, for echo and its logprobs.
     "max_tokens": Field("int", low=0, high=MAX_INT32),
     "echo": Field("bool", False),
-    "logprobs": Field("int", low=0, high=MAX_INT32),
+    "logprobs": _field(BY_NAME["logprobs"]),
     "add_special_tokens": Field("bool", True),
     "best_of": Field("int", low=1, high=MAX_INT32),
     "suffix": _later(""),
@@ -156,7 +142,7 @@ SAMPLING_PARAMS: Mapping[str, Field] = {
         "kv_transfer_params",
     )
 } | {
-    "logprobs": Field("int", low=0, high=MAX_INT32),
+    "logprobs": _field(BY_NAME["logprobs"]),
     "detokenize": _HINT,
     "extra_args": Field("object"),
     "output_kind": _later(),
@@ -237,9 +223,7 @@ MESSAGES: Mapping[str, Field] = {
     "max_tokens": Field("int", low=1, high=MAX_INT32),
     "stop_sequences": SAMPLING["stop"],
     "stream": SAMPLING["stream"],
-    "temperature": SAMPLING["temperature"],
-    "top_p": SAMPLING["top_p"],
-    "top_k": SAMPLING["top_k"],
+    **_taken_by("messages"),
     "metadata": _HINT,
     "service_tier": _HINT,
     "inference_geo": _HINT,
@@ -248,24 +232,14 @@ MESSAGES: Mapping[str, Field] = {
 
 # OpenAI's Responses API.
 RESPONSES: Mapping[str, Field] = {
+    **_taken_by("responses"),
     **{
         name: SAMPLING[name]
         for name in (
             "model",
-            "temperature",
-            "top_p",
-            "top_k",
-            "min_p",
-            "seed",
-            "stop",
-            "presence_penalty",
-            "frequency_penalty",
-            "repetition_penalty",
             "priority",
             "request_id",
             "cache_salt",
-            "ignore_eos",
-            "min_tokens",
             "stream",
             "timeout_s",
             "user",

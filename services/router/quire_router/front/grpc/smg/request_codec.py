@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import NEUTRAL, LogitControls
+from quire_common.request_parameters import DRAW_NUMBERS, PENALTIES, Parameter
 from quire_common.sequence import Sampling, unsupported
 from quire_router.front.parameters.tables import MAX_STOP_CHARS, MAX_STOP_IDS, MAX_STOP_STRINGS
 from quire_router.requests.pipeline import check_logprobs
 from quire_router.sequences.job import GenerateJob, TextOptions, TextPrompt, TokenPrompt, Wants
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from smg_grpc_proto.generated import vllm_engine_pb2 as vb
 
     from quire_router.front.parameters.request_limits import Limits
@@ -52,10 +55,7 @@ def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
         prompts=(_prompt(request),),
         n=n,
         sampling=Sampling(
-            temperature=params.temperature if params.HasField("temperature") else 1.0,
-            top_k=params.top_k,
-            top_p=params.top_p or 1.0,
-            min_p=params.min_p,
+            **_numbers(params, DRAW_NUMBERS),
             logprobs=logprobs,
             prompt_logprobs=prompt_logprobs,
             controls=_controls(params),
@@ -76,11 +76,21 @@ def parse_generate(request: vb.GenerateRequest, limits: Limits) -> GenerateJob:
     )
 
 
+def _numbers(params: vb.SamplingParams, parameters: Iterable[Parameter]) -> dict[str, Any]:
+    """Those that vLLM's message has, by our names, which are vLLM's."""
+    found = {}
+    for name, default in ((each.name, each.default) for each in parameters):
+        field = params.DESCRIPTOR.fields_by_name.get(name)
+        if field is not None:
+            value = getattr(params, name)
+            said = params.HasField(name) if field.has_presence else value
+            found[name] = value if said else default
+    return found
+
+
 def _controls(params: vb.SamplingParams) -> LogitControls | None:
     controls = LogitControls(
-        presence_penalty=params.presence_penalty,
-        frequency_penalty=params.frequency_penalty,
-        repetition_penalty=params.repetition_penalty or 1.0,
+        **_numbers(params, PENALTIES),
         logit_bias=tuple(sorted(params.logit_bias.items())),
     )
     return None if controls == NEUTRAL else controls

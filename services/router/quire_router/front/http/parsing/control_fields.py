@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 from quire_common.errors import InvalidArgument
 from quire_common.logit_controls import MAX_BIAS, NEUTRAL, LogitControls
 from quire_common.repetition import RepetitionDetection, check_repetition
+from quire_common.request_parameters import PENALTIES, NumberCodec
 from quire_router.front.parameters.fields import check_fields
 from quire_router.front.parameters.tables import REPETITION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_PENALTIES = NumberCodec(PENALTIES)
+
 
 def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
     """Of checked fields; None where nothing is asked. `bad_words` are texts, and come to it when they are encoded."""
-    if values["repetition_penalty"] == 0:
-        raise InvalidArgument(
-            "OUT_OF_RANGE", "repetition_penalty is 0.", "Choose a value above 0; 1 is none.", param="repetition_penalty"
-        )
     allowed = values["allowed_token_ids"]
     if allowed is not None and not allowed:
         raise InvalidArgument(
@@ -30,9 +29,7 @@ def controls_of(values: Mapping[str, Any]) -> LogitControls | None:
             param="allowed_token_ids",
         )
     found = LogitControls(
-        presence_penalty=values["presence_penalty"],
-        frequency_penalty=values["frequency_penalty"],
-        repetition_penalty=values["repetition_penalty"],
+        **_PENALTIES.from_fields(values),
         logit_bias=tuple((token, max(-MAX_BIAS, min(bias, MAX_BIAS))) for token, bias in values["logit_bias"] or ()),
         allowed_token_ids=allowed or (),
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from quire_common.errors import InvalidArgument
+from quire_common.request_parameters import DRAW_NUMBERS, NumberCodec, check_fields_above_low
 from quire_common.sequence import Sampling
 from quire_router.front.http.parsing.control_fields import controls_of, repetition_of
 from quire_router.front.http.parsing.kv_transfer_fields import check_export, with_kv_transfer
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from quire_router.front.parameters.request_limits import Limits
+
+_NUMBERS = NumberCodec(DRAW_NUMBERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +106,7 @@ def job_request(
         raise InvalidArgument(
             "OUT_OF_RANGE", f"n is {values['n']}.", f"Choose a value from 1 to {limits.max_n}.", param="n"
         )
-    if values["top_p"] == 0:
-        raise InvalidArgument(
-            "OUT_OF_RANGE", "top_p is 0.", "Choose a value above 0; temperature 0 is greedy.", param="top_p"
-        )
+    check_fields_above_low(values)
     stream = values["stream"]
     scored = "prompt_logprobs" if prompt_logprobs >= 0 else "echo" if echo and logprobs >= 0 else ""
     if stream and scored:
@@ -127,10 +127,7 @@ def job_request(
         prompts=prompts,
         n=values["n"],
         sampling=Sampling(
-            temperature=values["temperature"],
-            top_k=max(0, values["top_k"]),
-            top_p=values["top_p"],
-            min_p=values["min_p"],
+            **_NUMBERS.from_fields(values),
             logprobs=logprobs,
             controls=controls_of(values),
             processors=values["logits_processors"],

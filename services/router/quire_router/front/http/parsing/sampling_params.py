@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from quire_common.logit_controls import NEUTRAL
+from quire_common.request_parameters import LIMITS, PENALTIES
 from quire_common.sequence import unsupported
 from quire_router.front.http.parsing.parse import ParsedRequest, job_request
 from quire_router.front.http.parsing.prompts import required, token_prompt
@@ -54,15 +55,11 @@ def sampling_params_of(job: GenerateJob, max_tokens: int) -> dict[str, Any]:
         "max_tokens": (max_tokens, None),
         "min_tokens": (job.min_tokens, 0),
         "temperature": (sampling.temperature, None),
-        "top_p": (sampling.top_p, 1.0),
-        "top_k": (sampling.top_k, 0),
-        "min_p": (sampling.min_p, 0.0),
+        **{each.name: (getattr(sampling, each.name), each.default) for each in LIMITS},
         "seed": (job.seed, None),
         "logprobs": (sampling.logprobs, -1),
         "prompt_logprobs": (job.wants.prompt_logprobs, -1),
-        "presence_penalty": (controls.presence_penalty, 0.0),
-        "frequency_penalty": (controls.frequency_penalty, 0.0),
-        "repetition_penalty": (controls.repetition_penalty, 1.0),
+        **{each.name: (getattr(controls, each.name), each.default) for each in PENALTIES},
         "logit_bias": ({str(token): bias for token, bias in controls.logit_bias}, {}),
         "allowed_token_ids": (list(controls.allowed_token_ids), []),
         "bad_words": (list(job.bad_words), []),
